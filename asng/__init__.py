@@ -1,0 +1,30 @@
+"""asng: architecture search and mixed optimization by adaptive stochastic natural gradients."""
+
+from asng.asktell import Best, Candidate
+from asng.baselines import SNG, Adam
+from asng.families import CategoricalFamily, Custom, Family, Joint, NormalFamily, family_of
+from asng.optimizer import ASNG, Result, minimize, rank_utilities
+from asng.space import Categorical, Integer, Normal, Real
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ASNG",
+    "SNG",
+    "Adam",
+    "Best",
+    "Candidate",
+    "Categorical",
+    "CategoricalFamily",
+    "Custom",
+    "Family",
+    "Integer",
+    "Joint",
+    "Normal",
+    "NormalFamily",
+    "Real",
+    "Result",
+    "family_of",
+    "minimize",
+    "rank_utilities",
+]

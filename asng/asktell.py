@@ -1,0 +1,211 @@
+"""Ask and tell: drawing candidates, checking what comes back, keeping and restoring the state.
+
+A method derives from `AskTell` and adds its state and its update; nothing is overridden.
+"""
+
+import math
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asng.families import family_of
+from asng.space import Array, Space, Variable
+
+Seed = int | np.random.SeedSequence | None
+
+
+@dataclass(slots=True, eq=False)
+class Candidate:
+    """One draw: evaluate `values`, and tell the loss. `x` is the raw draw, in the order of the space."""
+
+    values: dict[str, Any]
+    x: Array
+
+
+class Best(NamedTuple):
+    """The lowest finite loss told so far."""
+
+    values: dict[str, Any]
+    loss: float
+
+
+class AskTell(ABC):
+    """What ASNG and its baselines share: drawing, checking, bookkeeping.
+
+    A method sets `_state`, a tuple of arrays that begins with theta, and gives its `_update`.
+    """
+
+    _state: Any
+
+    def __init__(
+        self,
+        space: Mapping[str, Variable],
+        *,
+        samples: int,
+        mirrored: bool,
+        initial: Mapping[str, Any] | None,
+        seed: Seed,
+    ) -> None:
+        self._space = Space(space)
+        self._family = family_of(space, mirrored=mirrored)
+        self._samples = count(samples, "samples", least=2)
+        self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": bool(mirrored)}
+        self._generator = _generator(seed)
+        self._best: tuple[Array, float] | None = None
+        self._start = self._theta_of(initial or {})
+
+    def _theta_of(self, initial: Mapping[str, Any]) -> Array:
+        parameters = self._family.describe(self._family.initial())
+        for name, prior in initial.items():
+            if name not in self._space.names:
+                raise ValueError(f"initial names {name!r}, which is not in the space: {', '.join(self._space.names)}")
+            index = self._space.names.index(name)
+            try:
+                parameters[index] = self._space.variables[index].raw_prior(prior)
+            except ValueError as error:
+                raise ValueError(f"initial[{name!r}]: {error}") from None
+        return self._family.project(self._family.encode(parameters))
+
+    @abstractmethod
+    def _update(self, x: Array, losses: Array) -> Any:
+        """The state after learning from draws x (lambda, variables) and their losses (lambda,)."""
+
+    def ask(self, n: int | None = None) -> list[Candidate]:
+        """Draw n candidates (by default `samples`); as often as wanted, nothing is left pending."""
+        x = self._family.sample(self._state[0], self._samples if n is None else count(n, "n", least=1), self._generator)
+        x.flags.writeable = False
+        return [Candidate(values, row) for values, row in zip(self._space.decode(x), x, strict=True)]
+
+    def tell(self, candidates: Iterable[Candidate], losses: Iterable[Any]) -> None:
+        """Learn from two or more candidates of any earlier ask; lower losses are better."""
+        drawn = [candidate.x for candidate in candidates]
+        numbers = [_loss(loss) for loss in losses]
+        if len(drawn) != len(numbers):
+            raise ValueError(f"got {len(drawn)} candidates and {len(numbers)} losses; tell one loss for each candidate")
+        if len(drawn) < 2:
+            raise ValueError(f"got {len(drawn)} candidates; a ranking needs at least two, so ask for more before telling")
+        x = self._stacked(drawn)
+        self._state = self._update(x, np.array(numbers))
+        for row, loss in zip(drawn, numbers, strict=True):
+            if math.isfinite(loss) and (self._best is None or loss < self._best[1]):
+                self._best = (row, loss)
+
+    def _stacked(self, drawn: list[Array]) -> Array:
+        for row in drawn:
+            if row.shape != (self._family.variables,):
+                raise ValueError(
+                    f"a candidate of {row.size} variables was told to a space of {self._family.variables}; "
+                    "tell candidates that this optimizer's ask returned"
+                )
+        return np.array(drawn)
+
+    def mode(self) -> dict[str, Any]:
+        """The most likely values: the largest probability, or the mean, of each variable."""
+        return self._space.decode(self._family.mode(self.theta)[None])[0]
+
+    @property
+    def best(self) -> Best | None:
+        """The values with the lowest finite loss told so far, or None."""
+        if self._best is None:
+            return None
+        x, loss = self._best
+        return Best(self._space.decode(x[None])[0], loss)
+
+    def distribution(self) -> dict[str, Any]:
+        """Per variable: the probabilities of its choices, or Normal(mean, std); fit for `initial`."""
+        rows = zip(self._space.names, self._space.variables, self._family.describe(self.theta), strict=True)
+        return {name: variable.readable(parameters) for name, variable, parameters in rows}
+
+    @property
+    def theta(self) -> Array:
+        """The parameters of the distribution (size,), read-only."""
+        return read_only(self._state[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that later asks and tells depend on, as plain values that JSON can hold."""
+        best = None if self._best is None else {"x": self._best[0].tolist(), "loss": self._best[1]}
+        return {
+            "space": self._space.describe(),
+            "settings": dict(self._settings),
+            "state": {name: np.asarray(value).tolist() for name, value in self._state._asdict().items()},
+            "generator": self._generator.bit_generator.state,
+            "best": best,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()`, bit for bit; raises ValueError, changing nothing, if it is another's."""
+        self._state, self._generator, self._best = _loaded(state, self.state_dict(), self._state)
+
+
+def positive(value: Any, name: str, *, above: float = 0.0, finite: bool = True) -> float:
+    """A setting as a float above a bound, or a ValueError that names it."""
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} must be a number, got {value!r}") from None
+    if not number > above or (finite and not math.isfinite(number)):
+        raise ValueError(f"{name} must be above {above:g}{' and finite' if finite else ''}, got {value!r}")
+    return number
+
+
+def count(value: Any, name: str, *, least: int) -> int:
+    """A whole number of at least `least`, or a ValueError that names it."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
+    if number < least:
+        raise ValueError(f"{name} must be at least {least}, got {number}")
+    return number
+
+
+def _generator(seed: Seed) -> np.random.Generator:
+    try:
+        return np.random.Generator(np.random.PCG64(seed))
+    except (TypeError, ValueError):
+        raise ValueError(f"seed must be a whole number >= 0, a SeedSequence or None, got {seed!r}") from None
+
+
+def _loss(loss: Any) -> float:
+    try:
+        return float(loss)
+    except OverflowError:  # an int beyond float64
+        return math.inf
+    except (TypeError, ValueError):
+        raise ValueError(f"losses must convert to float, got {loss!r}") from None
+
+
+def read_only(array: Array) -> Array:
+    view = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def _loaded(state: Mapping[str, Any], mine: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
+    """State, generator and best of a saved dict, checked against `mine`, the one saved from here."""
+    if not isinstance(state, Mapping) or set(state) != set(mine):
+        raise ValueError(f"a state holds {', '.join(mine)}; this is not one: {str(state)[:80]}")
+    for what in ("space", "settings"):
+        theirs = state[what]
+        if theirs != mine[what]:
+            names = [k for k in {**mine[what], **theirs} if theirs.get(k) != mine[what].get(k)]
+            shown = "; ".join(f"{k}: {theirs.get(k)} there, {mine[what].get(k)} here" for k in names[:3])
+            raise ValueError(f"the state is of another {what[:-1] if what == 'settings' else what} ({shown})")
+    try:
+        arrays = {k: np.array(state["state"][k], dtype=float)[()] for k in current._fields}
+        generator = np.random.Generator(np.random.PCG64())
+        generator.bit_generator.state = state["generator"]
+        saved = state["best"]
+        best = None if saved is None else (np.array(saved["x"], dtype=float), float(saved["loss"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"the state is damaged: {error!r}") from None
+    for name, old in current._asdict().items():
+        if np.shape(arrays[name]) != np.shape(old) or not np.isfinite(arrays[name]).all():
+            raise ValueError(f"the state is damaged: {name} has to be {np.size(old)} finite numbers")
+    return type(current)(**arrays), generator, best

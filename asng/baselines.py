@@ -1,0 +1,101 @@
+"""The methods that the paper compares ASNG with: same family, same ask and tell, no adaptation of delta."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asng.asktell import AskTell, Seed, positive
+from asng.families import Family
+from asng.optimizer import column, moved, natural_gradient
+from asng.space import Array, Variable
+
+
+class PlainState(NamedTuple):
+    """SNG remembers theta alone."""
+
+    theta: Array
+
+
+def plain_update(family: Family, state: PlainState, x: Array, losses: Array, *, delta: Any) -> PlainState:
+    """Equation 10 with a constant radius: theta <- Proj(theta + delta G / |v|)."""
+    gradient, _, scale = natural_gradient(family, state.theta, x, losses)
+    return PlainState(moved(family, state.theta, gradient * column(delta * scale), scale))
+
+
+class AdamState(NamedTuple):
+    """Theta and the moments of Adam, with the number of updates behind them."""
+
+    theta: Array
+    first: Array
+    second: Array
+    updates: Any
+
+
+def adam_start(theta: Array) -> AdamState:
+    """The state before the first update."""
+    return AdamState(theta, np.zeros_like(theta), np.zeros_like(theta), np.zeros(theta.shape[:-1])[()])
+
+
+def adam_update(
+    family: Family, state: AdamState, x: Array, losses: Array, *, rate: Any, betas: tuple[float, float] = (0.9, 0.999)
+) -> AdamState:
+    """Adam with the normalised natural gradient as its gradient (section 3.1), on all entries of theta."""
+    gradient, _, scale = natural_gradient(family, state.theta, x, losses)
+    step, learns = gradient * column(scale), np.asarray(scale > 0)
+    updates = state.updates + learns
+    learning = learns[..., None]
+    first = np.where(learning, betas[0] * state.first + (1 - betas[0]) * step, state.first)
+    second = np.where(learning, betas[1] * state.second + (1 - betas[1]) * step * step, state.second)
+    started = column(np.maximum(updates, 1))
+    unbiased = first / (1 - betas[0] ** started), second / (1 - betas[1] ** started)
+    change = column(rate) * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-8)
+    return AdamState(moved(family, state.theta, change, scale), first, second, updates)
+
+
+class SNG(AskTell):
+    """Stochastic natural gradient with a constant trust-region radius `delta`, by default 1/n_theta."""
+
+    _state: PlainState
+
+    def __init__(
+        self,
+        space: Mapping[str, Variable],
+        *,
+        delta: float | None = None,
+        samples: int = 2,
+        mirrored: bool = True,
+        initial: Mapping[str, Any] | None = None,
+        seed: Seed = None,
+    ) -> None:
+        super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
+        self._delta = positive(1 / max(self._family.dimension, 1) if delta is None else delta, "delta")
+        self._settings |= {"delta": self._delta}
+        self._state = PlainState(self._start)
+
+    def _update(self, x: Array, losses: Array) -> PlainState:
+        return plain_update(self._family, self._state, x, losses, delta=self._delta)
+
+
+class Adam(AskTell):
+    """Adam on theta with step size `rate`, by default 1/n_theta, and the usual moments."""
+
+    _state: AdamState
+
+    def __init__(
+        self,
+        space: Mapping[str, Variable],
+        *,
+        rate: float | None = None,
+        samples: int = 2,
+        mirrored: bool = True,
+        initial: Mapping[str, Any] | None = None,
+        seed: Seed = None,
+    ) -> None:
+        super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
+        self._rate = positive(1 / max(self._family.dimension, 1) if rate is None else rate, "rate")
+        self._settings |= {"rate": self._rate}
+        self._state = adam_start(self._start)
+
+    def _update(self, x: Array, losses: Array) -> AdamState:
+        return adam_update(self._family, self._state, x, losses, rate=self._rate)

@@ -1,0 +1,306 @@
+"""Exponential families in expectation parameters: the distributions that ASNG moves.
+
+Every family is chosen such that E[statistics(x)] = theta. The natural gradient of the
+log-likelihood is then statistics(x) - theta for all of them (paper, section 2.1), and an update
+needs only the four things that `Family` asks for: draw, statistics, a root of the Fisher
+information, and the projection into the allowed set. Families have no state: every method takes
+theta, and every array may have leading batch axes, written `...` below.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from asng.space import Array, Categorical, Integer, Normal, Real, Variable
+
+SQRT2 = math.sqrt(2)
+STD_MIN_INTEGER = 0.25  # supplement C
+STD_MIN_REAL = 1e-3  # of the range
+
+
+class Family(ABC):
+    """An exponential family. Bring your own by writing these methods; `Custom` puts it into a space.
+
+    size        length of theta, of statistics and of gradients
+    dimension   free parameters among them (n_theta): smaller where theta is redundant
+    variables   numbers in one draw
+    """
+
+    size: int
+    dimension: int
+    variables: int
+
+    @abstractmethod
+    def initial(self) -> Array:
+        """Theta (size,) of maximal entropy in the allowed set."""
+
+    @abstractmethod
+    def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
+        """Draw n raw samples: theta (..., size) to x (..., n, variables)."""
+
+    @abstractmethod
+    def statistics(self, x: Array) -> Array:
+        """Sufficient statistics T: x (..., variables) to (..., size), with expectation theta."""
+
+    @abstractmethod
+    def whiten(self, theta: Array, gradient: Array) -> Array:
+        """A^T gradient, where A A^T = F(theta) is the Fisher information; (..., size) each."""
+
+    @abstractmethod
+    def project(self, theta: Array) -> Array:
+        """The nearest allowed theta, on the family's own terms; (..., size)."""
+
+    @abstractmethod
+    def mode(self, theta: Array) -> Array:
+        """The most likely raw draw: theta (..., size) to x (..., variables)."""
+
+    @abstractmethod
+    def describe(self, theta: Array) -> list[Any]:
+        """Per variable, what a person would call its parameters; theta (size,)."""
+
+    @abstractmethod
+    def encode(self, parameters: Sequence[Any]) -> Array:
+        """The opposite of `describe`: theta (size,), not yet projected."""
+
+
+class CategoricalFamily(Family):
+    """Independent categorical variables with counts[i] choices each (supplement B).
+
+    theta holds all probabilities, one variable after another. The last one of each variable is
+    redundant, and what the paper computes for j < m_i is kept at zero there.
+    """
+
+    def __init__(self, counts: Sequence[int]) -> None:
+        m = np.array(counts, dtype=np.intp)
+        if m.ndim != 1 or not m.size or m.min() < 1:
+            raise ValueError(f"counts must be a list of numbers of choices >= 1, got {counts!r}")
+        free = m[m > 1]
+        self.variables, self.size, self.dimension = len(m), int(m.sum()), int((free - 1).sum())
+        self._counts = m
+        self._starts = np.cumsum(m) - m
+        self._owner = np.repeat(np.arange(len(m)), m)  # the variable that an entry of theta belongs to
+        self._last_of_owner = (np.cumsum(m) - 1)[self._owner]
+        self._category = (np.arange(self.size) - self._starts[self._owner]).astype(float)
+        last = self._last_of_owner == np.arange(self.size)
+        self._free = np.where(last, 0.0, 1.0)
+        self._before = np.where(last, -np.inf, self._owner)  # sum of theta over the variables before
+        smallest = self._smallest(m, len(free))
+        self._smallest_entry = smallest[self._owner]
+        self._room = 1 - m * smallest
+
+    @staticmethod
+    def _smallest(m: np.ndarray[Any, np.dtype[np.intp]], n: int) -> Array:
+        """theta_min per variable: the paper's 1/(n_c (m_i - 1)) where that leaves room to move."""
+        paper = 1 / np.maximum(n * (m - 1), 1)
+        smallest = np.where(n * (m - 1) > m, paper, 1 / (2 * m))
+        return np.where(m > 1, smallest, 0.0)
+
+    def initial(self) -> Array:
+        return 1 / self._counts[self._owner]
+
+    def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
+        uniform = generator.random((*theta.shape[:-1], n, self.variables))
+        # The number of cumulative sums <= r; the last sum counts as infinite, so at most m_i - 1.
+        sums = np.add.accumulate(theta, -1) - self._before
+        below = uniform.take(self._owner, -1) >= sums[..., None, :]
+        return np.add.reduceat(below, self._starts, -1, dtype=float)
+
+    def statistics(self, x: Array) -> Array:
+        return (x.take(self._owner, -1) == self._category).astype(float)
+
+    def whiten(self, theta: Array, gradient: Array) -> Array:
+        # v_ij = G_ij / sqrt(th_ij) + sqrt(th_ij) sum_{k<m} G_ik / (th_im + sqrt(th_im)), where the
+        # sum over k < m is -G_im because the entries of a variable sum to zero.
+        root = np.sqrt(theta)
+        ratio = (gradient / (theta + root)).take(self._last_of_owner, -1)
+        return (gradient / root - root * ratio) * self._free
+
+    def project(self, theta: Array) -> Array:
+        # Supplement C in terms of the excess over theta_min, which sums to 1 - m theta_min.
+        excess = np.maximum(theta, self._smallest_entry) - self._smallest_entry
+        scale = self._room / np.add.reduceat(excess, self._starts, -1)
+        return self._smallest_entry + excess * scale.take(self._owner, -1)
+
+    def mode(self, theta: Array) -> Array:
+        largest = np.maximum.reduceat(theta, self._starts, -1).take(self._owner, -1)
+        first = np.where(theta == largest, self._category, np.inf)
+        return np.minimum.reduceat(first, self._starts, -1)
+
+    def describe(self, theta: Array) -> list[Any]:
+        return [row.copy() for row in np.split(theta, self._starts[1:])]
+
+    def encode(self, parameters: Sequence[Any]) -> Array:
+        return np.concatenate([np.asarray(p, dtype=float) for p in parameters])
+
+
+class NormalFamily(Family):
+    """Independent Gaussians with means in [low, high] and bounded deviations (supplements B and C).
+
+    theta holds all means, then all mean^2 + std^2. With `mirrored`, draws come in pairs mean + d,
+    mean - d.
+    """
+
+    def __init__(self, low: Sequence[float], high: Sequence[float], std_min: Sequence[float], *, mirrored: bool) -> None:
+        self._low, self._high = np.array(low, dtype=float), np.array(high, dtype=float)
+        self._var_min, self._var_max = np.square(std_min, dtype=float), np.square((self._high - self._low) / 2)
+        if not (self._low < self._high).all() or not (self._var_min <= self._var_max).all():
+            raise ValueError(f"bounds and std_min must leave room, got {low!r}, {high!r} and {std_min!r}")
+        self.variables, self.size, self.dimension = len(self._low), 2 * len(self._low), 2 * len(self._low)
+        self._mirrored = mirrored
+
+    def initial(self) -> Array:
+        mean = (self._low + self._high) / 2
+        return np.concatenate((mean, mean * mean + self._var_max))
+
+    def _mean_and_var(self, theta: Array) -> tuple[Array, Array]:
+        mean = theta[..., : self.variables]
+        # The bound holds already; it guards against cancellation where the mean is huge.
+        return mean, np.maximum(theta[..., self.variables :] - mean * mean, self._var_min)
+
+    def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
+        mean, var = self._mean_and_var(theta)
+        mean, std = mean[..., None, :], np.sqrt(var)[..., None, :]
+        if not self._mirrored:
+            return mean + std * generator.standard_normal((*theta.shape[:-1], n, self.variables))
+        offset = std * generator.standard_normal((*theta.shape[:-1], (n + 1) // 2, self.variables))
+        x = np.empty((*theta.shape[:-1], n, self.variables))
+        x[..., 0::2, :] = mean + offset
+        x[..., 1::2, :] = mean - offset[..., : n // 2, :]
+        return x
+
+    def statistics(self, x: Array) -> Array:
+        return np.concatenate((x, x * x), -1)
+
+    def whiten(self, theta: Array, gradient: Array) -> Array:
+        # (a, q) is the gradient in terms of mean and variance; (a/std, q/(sqrt2 var)) is a root of F
+        # times the gradient. Turned by the angle atan2(2 mean, 1 + sqrt2 std) it is the symmetric root.
+        mean, var = self._mean_and_var(theta)
+        a, b = gradient[..., : self.variables], gradient[..., self.variables :]
+        std, twice = np.sqrt(var), mean + mean
+        first, second = a / std, (b - twice * a) / (SQRT2 * var)
+        along = 1 + SQRT2 * std
+        length = np.hypot(twice, along)
+        return np.concatenate(
+            ((along * first - twice * second) / length, (twice * first + along * second) / length), -1
+        )
+
+    def project(self, theta: Array) -> Array:
+        mean = np.minimum(np.maximum(theta[..., : self.variables], self._low), self._high)
+        square = mean * mean
+        second = np.maximum(theta[..., self.variables :], square + self._var_min)
+        return np.concatenate((mean, np.minimum(second, square + self._var_max)), -1)
+
+    def mode(self, theta: Array) -> Array:
+        return theta[..., : self.variables].copy()
+
+    def describe(self, theta: Array) -> list[Any]:
+        mean, var = self._mean_and_var(theta)
+        return [Normal(m, s) for m, s in zip(mean.tolist(), np.sqrt(var).tolist(), strict=True)]
+
+    def encode(self, parameters: Sequence[Any]) -> Array:
+        mean, std = np.array(parameters, dtype=float).T
+        return np.concatenate((mean, mean * mean + std * std))
+
+
+class Joint(Family):
+    """Independent families side by side: `parts` pairs each with its columns of x.
+
+    theta is the concatenation of the parts' thetas.
+    """
+
+    def __init__(self, parts: Sequence[tuple[Family, Sequence[int]]]) -> None:
+        self._parts: list[tuple[Family, np.ndarray[Any, np.dtype[np.intp]], slice]] = []
+        end = 0
+        for family, columns in parts:
+            if len(columns) != family.variables:
+                raise ValueError(f"{family!r} draws {family.variables} numbers, got the columns {list(columns)}")
+            start, end = end, end + family.size
+            self._parts.append((family, np.array(columns, dtype=np.intp), slice(start, end)))
+        self.size = end
+        self.dimension = sum(family.dimension for family, _ in parts)
+        self.variables = sum(family.variables for family, _ in parts)
+        every = [column for _, columns in parts for column in columns]
+        self._order = np.argsort(every)  # where the number of each column stands behind the others' parts
+        if sorted(every) != list(range(self.variables)):
+            raise ValueError("the columns of the parts must cover 0, 1, 2, ... once each")
+
+    def initial(self) -> Array:
+        return np.concatenate([family.initial() for family, _, _ in self._parts])
+
+    def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
+        draws = [family.sample(theta[..., own], n, generator) for family, _, own in self._parts]
+        return np.concatenate(draws, -1).take(self._order, -1)
+
+    def statistics(self, x: Array) -> Array:
+        return np.concatenate([family.statistics(x.take(columns, -1)) for family, columns, _ in self._parts], -1)
+
+    def whiten(self, theta: Array, gradient: Array) -> Array:
+        return np.concatenate([f.whiten(theta[..., own], gradient[..., own]) for f, _, own in self._parts], -1)
+
+    def project(self, theta: Array) -> Array:
+        return np.concatenate([family.project(theta[..., own]) for family, _, own in self._parts], -1)
+
+    def mode(self, theta: Array) -> Array:
+        modes = [family.mode(theta[..., own]) for family, _, own in self._parts]
+        return np.concatenate(modes, -1).take(self._order, -1)
+
+    def describe(self, theta: Array) -> list[Any]:
+        parameters: list[Any] = [None] * self.variables
+        for family, columns, own in self._parts:
+            for column, value in zip(columns.tolist(), family.describe(theta[own]), strict=True):
+                parameters[column] = value
+        return parameters
+
+    def encode(self, parameters: Sequence[Any]) -> Array:
+        return np.concatenate([f.encode([parameters[c] for c in columns]) for f, columns, _ in self._parts])
+
+
+@dataclass(frozen=True)
+class Custom:
+    """A variable of a family of your own that draws one number; `decode` makes a value of it."""
+
+    family: Family
+    decode: Callable[[float], Any] = float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.family, Family) or self.family.variables != 1:
+            raise ValueError(f"Custom takes a Family that draws one number, got {self.family!r}")
+
+    def raw_prior(self, prior: Any) -> Any:
+        self.family.encode([prior])  # raises where the family cannot take it
+        return prior
+
+    def readable(self, parameters: Any) -> Any:
+        return parameters
+
+
+def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family:
+    """The family for a space: one for all categoricals, one for all numbers, one for each Custom."""
+    categorical: dict[int, int] = {}
+    numeric: dict[int, tuple[float, float, float]] = {}
+    parts: list[tuple[Family, Sequence[int]]] = []
+    for column, variable in enumerate(space.values()):
+        match variable:
+            case Categorical():
+                categorical[column] = len(variable.choices)
+            case Integer():
+                numeric[column] = (variable.low, variable.high, STD_MIN_INTEGER)
+            case Real():
+                numeric[column] = (-1.0, 1.0, 2 * STD_MIN_REAL)
+            case Custom():
+                parts.append((variable.family, [column]))
+            case _:
+                raise ValueError(f"no family for {variable!r}; wrap your own in asng.Custom")
+    if numeric:
+        low, high, std_min = zip(*numeric.values(), strict=True)
+        parts.insert(0, (NormalFamily(low, high, std_min, mirrored=mirrored), list(numeric)))
+    if categorical:
+        parts.insert(0, (CategoricalFamily(list(categorical.values())), list(categorical)))
+    if len(parts) == 1:
+        return parts[0][0]
+    return Joint(parts)
+

@@ -1,0 +1,263 @@
+"""The variables of a search space: immutable, checked when they are made, decoded from raw draws.
+
+A raw draw is one number per variable: the index of a choice, an integer before rounding, or a
+real on the scale where its range is [-1, 1] (after the logarithm, where asked for).
+"""
+
+import math
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+EXACT = 2**53  # the largest integers that float64 holds without gaps
+
+
+class Normal(NamedTuple):
+    """The distribution of an integer or real variable, in the user's units.
+
+    For a log-scaled real, `mean` is the median and `std` that of the natural logarithm.
+    """
+
+    mean: float
+    std: float
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """One of several choices without order: names, layers, sizes, any objects.
+
+    >>> Categorical(["conv", "pool"])
+    Categorical(choices=('conv', 'pool'))
+    """
+
+    choices: Sequence[Any]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.choices, str) or not hasattr(self.choices, "__iter__"):
+            raise ValueError(f"choices must be a list, got {self.choices!r}; write [{self.choices!r}, ...]")
+        choices = tuple(self.choices)
+        if not choices:
+            raise ValueError("choices is empty; a categorical variable needs at least one choice")
+        repeated = _first_repeated(choices)
+        if repeated is not None:
+            raise ValueError(f"choice {repeated[0]!r} is repeated in {choices!r}; name each choice once")
+        object.__setattr__(self, "choices", choices)
+
+    def decode(self, x: float) -> Any:
+        return self.choices[int(x)]
+
+    def raw_prior(self, prior: Any) -> Array:
+        """Check the probabilities that a user gave, one per choice."""
+        probabilities = _numbers(prior, "probabilities")
+        if probabilities.shape != (len(self.choices),):
+            raise ValueError(f"{prior!r} has to hold one probability for each of the {len(self.choices)} choices")
+        if not (probabilities >= 0).all() or not math.isclose(probabilities.sum(), 1, abs_tol=1e-6):
+            raise ValueError(f"probabilities {prior!r} must be >= 0 and sum to 1, not {probabilities.sum():g}")
+        return probabilities
+
+    def readable(self, parameters: Any) -> Array:
+        return np.array(parameters)
+
+
+@dataclass(frozen=True)
+class Integer:
+    """An integer from `low` to `high`, both included.
+
+    >>> Integer(64, 256).decode(100.5)
+    100
+    """
+
+    low: int
+    high: int
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            try:
+                if isinstance(value, (bool, np.bool_)):
+                    raise TypeError
+                object.__setattr__(self, name, operator.index(value))
+            except TypeError:
+                raise ValueError(f"{name} must be an integer, got {value!r}; for real numbers use Real") from None
+        _check_ordered(self.low, self.high)
+        if max(abs(self.low), abs(self.high)) > EXACT:
+            raise ValueError(f"bounds beyond 2**53 are not exact in float64, got {self.low} and {self.high}")
+
+    def decode(self, x: float) -> int:
+        return round(min(max(x, self.low), self.high))  # half to even
+
+    def raw_prior(self, prior: Any) -> Normal:
+        """Check the (mean, std) that a user gave."""
+        mean, std = _mean_and_std(prior, self.low, self.high)
+        return Normal(mean, std)
+
+    def readable(self, parameters: Any) -> Normal:
+        return Normal(float(parameters[0]), float(parameters[1]))
+
+
+@dataclass(frozen=True)
+class Real:
+    """A real number from `low` to `high`; with `log=True` searched on the logarithm's scale.
+
+    >>> Real(1e-4, 1e-2, log=True).decode(0.0)
+    0.001
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    centre: float = field(init=False, repr=False, compare=False)  # of the range, on the scale searched
+    half: float = field(init=False, repr=False, compare=False)  # its half width there
+
+    def __post_init__(self) -> None:
+        for name in ("low", "high"):
+            value = getattr(self, name)
+            try:
+                object.__setattr__(self, name, float(value))
+            except (TypeError, ValueError):
+                raise ValueError(f"{name} must be a number, got {value!r}") from None
+        _check_ordered(self.low, self.high)
+        if not isinstance(self.log, (bool, np.bool_)):
+            raise ValueError(f"log must be True or False, got {self.log!r}")
+        if self.log and self.low <= 0:
+            raise ValueError(f"low must be above 0 on a logarithmic scale, got {self.low}; raise it or drop log=True")
+        low, high = self._scaled(self.low), self._scaled(self.high)
+        if not math.isfinite(high - low) or not low < low + (high - low) / 2 < high:
+            raise ValueError(f"the range from {self.low} to {self.high} is too wide or too narrow for float64")
+        object.__setattr__(self, "centre", low + (high - low) / 2)
+        object.__setattr__(self, "half", (high - low) / 2)
+
+    def decode(self, x: float) -> float:
+        scaled = min(self.centre + self.half * x, self._scaled(self.high))  # so that exp cannot overflow
+        return min(max(math.exp(scaled) if self.log else scaled, self.low), self.high)
+
+    def raw_prior(self, prior: Any) -> Normal:
+        """Check the (mean, std) that a user gave, and bring it to the scale of raw draws."""
+        mean, std = _mean_and_std(prior, self.low, self.high)
+        return Normal((self._scaled(mean) - self.centre) / self.half, std / self.half)
+
+    def readable(self, parameters: Any) -> Normal:
+        mean, std = parameters
+        return Normal(self.decode(float(mean)), float(std) * self.half)
+
+    def _scaled(self, value: float) -> float:
+        return math.log(value) if self.log else value
+
+
+class Variable(Protocol):
+    """What a space needs of a variable; the three above have it, and so does `asng.Custom`."""
+
+    def decode(self, x: float) -> Any:
+        """The value that is evaluated for a raw draw."""
+
+    def raw_prior(self, prior: Any) -> Any:
+        """The family's parameters for those that a user gave; raises ValueError."""
+
+    def readable(self, parameters: Any) -> Any:
+        """The opposite: the family's parameters in the user's units."""
+
+
+class Space:
+    """Names and variables in order, compiled so that many draws are decoded at once."""
+
+    def __init__(self, variables: Mapping[str, Variable]) -> None:
+        if not isinstance(variables, Mapping):
+            raise ValueError(f"a space is a dict of names and variables, got {variables!r}")
+        if not variables:
+            raise ValueError('the space is empty; give it at least one variable, as in {"op": Categorical([...])}')
+        for name, variable in variables.items():
+            if not isinstance(name, str):
+                raise ValueError(f"names of variables must be strings, got {name!r}")
+            if isinstance(variable, type) or not hasattr(variable, "raw_prior"):
+                raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
+        self.names = tuple(variables)
+        self.variables = tuple(variables.values())
+        self._compile()
+
+    def _compile(self) -> None:
+        kinds: dict[type, list[int]] = {Categorical: [], Integer: []}
+        others: list[int] = []
+        for column, variable in enumerate(self.variables):
+            kinds.get(type(variable), others).append(column)
+        self._categorical, self._integer = (np.array(columns, dtype=np.intp) for columns in kinds.values())
+        self._others = others
+        order = [*kinds[Categorical], *kinds[Integer], *others]
+        # Decoded kind by kind; this puts a row back into the order of the space.
+        self._in_order = operator.itemgetter(*np.argsort(order).tolist()) if len(order) > 1 else tuple
+        choices: list[Any] = [self.variables[c].choices for c in kinds[Categorical]]  # type: ignore[attr-defined]
+        self._choices = np.empty(sum(map(len, choices)), dtype=object)
+        self._choices[:] = [choice for row in choices for choice in row]
+        self._starts = np.cumsum([0, *map(len, choices)])[:-1]
+        integers: list[Any] = [self.variables[c] for c in kinds[Integer]]
+        self._low = np.array([v.low for v in integers], dtype=float)
+        self._high = np.array([v.high for v in integers], dtype=float)
+
+    def decode(self, x: Array) -> list[dict[str, Any]]:
+        """Raw draws (n, variables) to n dicts of plain values, in the order of the space."""
+        names = self.names
+        if self._categorical.size == len(names):
+            rows = self._choices.take(x.astype(np.intp) + self._starts).tolist()
+            return [dict(zip(names, row)) for row in rows]  # noqa: B905 (strict costs time in every ask)
+        choices = self._choices.take(x.take(self._categorical, -1).astype(np.intp) + self._starts)
+        clipped = np.minimum(np.maximum(x.take(self._integer, -1), self._low), self._high)
+        integers = np.rint(clipped).astype(np.int64)
+        rest = [[self.variables[c].decode(row[c]) for c in self._others] for row in x.tolist()] if self._others else []
+        grouped = zip(choices.tolist(), integers.tolist(), rest or [[]] * len(x), strict=True)
+        return [dict(zip(names, self._in_order(c + i + r))) for c, i, r in grouped]  # noqa: B905
+
+    def describe(self) -> dict[str, str]:
+        """Names and variables as text that is equal for equal spaces, also in another process."""
+        return {
+            name: re.sub(r" at 0x[0-9a-fA-F]+", "", repr(variable))
+            for name, variable in zip(self.names, self.variables, strict=True)
+        }
+
+
+def _first_repeated(choices: tuple[Any, ...]) -> tuple[Any] | None:
+    try:
+        seen: Any = set()
+        for choice in choices:
+            if choice in seen:
+                return (choice,)
+            seen.add(choice)
+    except TypeError:  # unhashable choices, such as lists: compare them pair by pair
+        for position, choice in enumerate(choices):
+            if any(choice is other or bool(np.all(choice == other)) for other in choices[:position]):
+                return (choice,)
+    return None
+
+
+def _check_ordered(low: float, high: float) -> None:
+    if not (math.isfinite(low) and math.isfinite(high)):
+        raise ValueError(f"bounds must be finite, got low={low} and high={high}")
+    if not low < high:
+        raise ValueError(f"low < high must hold, got low={low} and high={high}; swap them or fix the value outside")
+
+
+def _numbers(prior: Any, what: str) -> Array:
+    try:
+        numbers = np.array(prior, dtype=float)
+    except (TypeError, ValueError):
+        raise ValueError(f"{what} must be numbers, got {prior!r}") from None
+    if not np.isfinite(numbers).all():
+        raise ValueError(f"{what} must be finite, got {prior!r}")
+    return numbers
+
+
+def _mean_and_std(prior: Any, low: float, high: float) -> tuple[float, float]:
+    numbers = _numbers(prior, "mean and standard deviation")
+    if numbers.shape != (2,):
+        raise ValueError(f"a prior for a number is (mean, std), got {prior!r}")
+    mean, std = numbers.tolist()
+    if not low <= mean <= high:
+        raise ValueError(f"mean {mean:g} lies outside [{low:g}, {high:g}]")
+    if not std > 0:
+        raise ValueError(f"std must be above 0, got {std:g}")
+    return mean, std
