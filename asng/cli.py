@@ -1,0 +1,1 @@
+"""The command line: `asng EXPERIMENT [VERB] [flags]`. Only this module prints."""

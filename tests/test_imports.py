@@ -1,0 +1,119 @@
+"""Rooms import only downward, and the core is light to import."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "asng"
+
+# From top to bottom: a room may import those that stand below it, and itself.
+CHAIN = ["cli", "experiments", "nas", "baselines", "optimizer", "asktell", "families", "space"]
+MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
+MAY_IMPORT["cli"] |= {"report", "runs", "integrations", "asng"}
+MAY_IMPORT["experiments"] |= {"runs"}
+MAY_IMPORT["integrations"] = {"integrations", *CHAIN[3:]}
+MAY_IMPORT["report"] = {"report", "runs"}
+MAY_IMPORT["runs"] = {"runs"}
+MAY_IMPORT["asng"] = {"asng", *CHAIN[3:]}  # the package itself: the public names of the core
+MAY_IMPORT["__main__"] = {"cli"}
+
+CORE = {"asng", *CHAIN[3:]}
+THIRD_PARTY = {room: {"numpy"} for room in CORE} | {
+    "nas": {"numpy", "torch"},
+    "runs": set(),
+    "report": {"numpy", "matplotlib", "jinja2"},
+}
+
+
+def room_of(module: str) -> str:
+    """The part of the package that a dotted name belongs to; "asng" for the package itself."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 and is_room(parts[1]) else "asng"
+
+
+def is_room(name: str) -> bool:
+    return name in MAY_IMPORT
+
+
+def imported(source: str) -> set[str]:
+    """All modules that a source text imports, anywhere in it, as dotted names."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports are absolute"
+            # `from asng import runs` may name a module as well as a value
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def violations(room: str, source: str) -> list[str]:
+    """What a source text in a room imports although it must not."""
+    wrong = []
+    for name in sorted(imported(source)):
+        top = name.split(".")[0]
+        if top == "asng":
+            if room_of(name) not in MAY_IMPORT[room]:
+                wrong.append(f"{room} imports {name}, which is not below it")
+        elif top not in sys.stdlib_module_names and top not in THIRD_PARTY.get(room, {top}):
+            wrong.append(f"{room} imports {name}, which it has to do without")
+    return wrong
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_a_module_imports_only_what_is_below_it(path):
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    room = "asng" if parts == ("__init__",) else parts[0]
+    assert room in MAY_IMPORT, f"{room} has no place among the rooms yet; give it one above"
+    assert violations(room, path.read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("space", "from asng.families import Family"),
+        ("families", "import asng.optimizer"),
+        ("families", "def late():\n    from asng import optimizer"),
+        ("optimizer", "from asng.baselines import SNG"),
+        ("optimizer", "from asng import ASNG"),
+        ("optimizer", "import torch"),
+        ("families", "from scipy.special import gamma"),
+        ("nas", "from asng.experiments import toy"),
+        ("nas", "from asng.runs import Run"),
+        ("experiments", "from asng.cli import main"),
+        ("runs", "import numpy as np"),
+        ("report", "import torch.nn as nn"),
+    ],
+)
+def test_the_check_sees_a_room_that_reaches_upward(room, source):
+    assert len(violations(room, source)) == 1
+
+
+@pytest.mark.parametrize(
+    ("room", "source"),
+    [
+        ("cli", "from asng.experiments import toy\nimport tyro"),
+        ("experiments", "from asng.optimizer import adaptive_update\nfrom asng import runs"),
+        ("nas", "import torch\nimport numpy as np"),
+        ("optimizer", "import math\nimport numpy as np\nfrom asng.space import Space"),
+    ],
+)
+def test_the_check_lets_pass_what_points_downward(room, source):
+    assert violations(room, source) == []
+
+
+def test_import_asng_loads_nothing_but_numpy():
+    program = """
+import sys
+import numpy.random  # with the helpers of its compiled parts
+before = set(sys.modules)
+import asng
+loaded = {name.split(".")[0] for name in set(sys.modules) - before}
+print(*sorted(loaded - set(sys.stdlib_module_names) - {"asng", "numpy"}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
