@@ -1,1 +1,152 @@
-"""The command line: `asng EXPERIMENT [VERB] [flags]`. Only this module prints."""
+"""The command line: `asng EXPERIMENT [VERB] [flags]`. Only this module prints.
+
+Flags come from the settings of each experiment, so that there is one place where they are written.
+"""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from inspect import cleandoc
+from pathlib import Path
+from typing import Annotated, Any
+
+from asng.experiments import toy
+
+try:
+    import tyro
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+    from rich.table import Table
+except ImportError as error:
+    sys.exit(f"The command line needs more than the optimizer ({error}); install it with: pip install 'asng[nas]'")
+
+INTERRUPTED = 130  # what a shell reports for Ctrl-C
+WRONG_INPUT = 2
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The paper's toy problem: how the initial step size decides over success, for ASNG, SNG and Adam.
+
+    Writes results.jsonl, summary.json, toy.png and toy.svg into a folder. Ctrl-C keeps what is
+    finished; the same command continues.
+
+    Examples:
+      asng toy --quick                          a look, in less than a minute
+      asng toy                                  the whole sweep of the paper
+      asng toy --runs 20 --rates 0.05 --out runs/small
+      asng toy --quick --alphas 1.1 1.5 3       quick, but with several values of alpha
+    """
+
+    settings: Annotated[toy.Settings, tyro.conf.arg(name="")] = field(default_factory=toy.Settings)
+    quick: bool = False
+    """A coarser sweep: changes the defaults of the other flags, and can be combined with them."""
+    out: Path | None = None
+    """Folder of the run; runs/toy, or runs/toy-quick with --quick."""
+
+
+def run_toy(arguments: Sequence[str]) -> None:
+    """`asng toy`."""
+    quick = "--quick" in arguments  # seen before parsing, since it decides over the defaults of other flags
+    command = tyro.cli(
+        Toy,
+        prog="asng toy",
+        description=cleandoc(Toy.__doc__ or ""),
+        args=arguments,
+        default=Toy(toy.QUICK if quick else toy.Settings()),
+        config=(tyro.conf.FlagCreatePairsOff,),
+    )
+    folder = command.out or Path("runs/toy-quick" if quick else "runs/toy")
+    console = Console()
+    with progress_bar(console, "toy problem", folder) as progress:
+        summary = toy.run(command.settings, folder, progress)
+    console.print(toy_table(summary))
+    console.print(f"Picture: {folder / 'toy.png'}", soft_wrap=True)
+
+
+def toy_table(summary: dict[str, Any]) -> Table:
+    """For each method, the initial step sizes that reach the target, and the best of them."""
+    table = Table(title=f"Initial step sizes that reach the target within {summary['iterations']:,} iterations")
+    table.add_column("weights' rate", justify="right")
+    table.add_column("method")
+    table.add_column(f"all {summary['runs']} runs")
+    table.add_column("any run")
+    table.add_column("best median / success rate", justify="right")
+    table.add_column("at", justify="right")
+    for row in summary["ranges"]:
+        method = row["method"] if row["alpha"] is None else f"ASNG, alpha {row['alpha']:g}"
+        best = row["best"]
+        shown = ("never", "") if best is None else (f"{best['measure']:,.0f}", f"{best['step']:.1e}")
+        table.add_row(f"{row['rate']:g}", method, stretches(row["all"]), stretches(row["any"]), *shown)
+    return table
+
+
+def stretches(spans: list[tuple[float, float]]) -> str:
+    """Stretches of step sizes as text.
+
+    >>> stretches([(1.0, 0.01), (1e-5, 1e-5)])
+    '1.0e+00 to 1.0e-02, 1.0e-05'
+    """
+    return ", ".join(f"{a:.1e}" if a == b else f"{a:.1e} to {b:.1e}" for a, b in spans) or "none"
+
+
+@contextmanager
+def progress_bar(console: Console, title: str, folder: Path) -> Iterator[Callable[[float], None]]:
+    """A bar with the time left; without a terminal, a line for every tenth. Ctrl-C says how to continue."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    left = TimeRemainingColumn()
+    tenths = -1
+
+    with Progress(*columns, left, console=console, disable=not console.is_terminal, speed_estimate_period=600) as bar:
+        task = bar.add_task(title, total=1.0)
+
+        def progress(fraction: float) -> None:
+            nonlocal tenths
+            bar.update(task, completed=fraction)
+            if not console.is_terminal and int(fraction * 10) > tenths:
+                tenths = int(fraction * 10)
+                console.print(f"{title}: {tenths * 10} %")
+
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            bar.stop()
+            print(f"Interrupted. What is finished is in {folder}; the same command continues.", file=sys.stderr)
+            raise
+
+
+COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
+    "toy": (run_toy, "the paper's toy problem: robustness to the initial step size"),
+}
+
+
+def overview() -> str:
+    lines = [f"  asng {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
+    return "\n".join(["usage: asng EXPERIMENT [flags]", "", *lines, "", "asng EXPERIMENT --help says more."])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a command. Exit codes: 0 done, 2 wrong input, 130 interrupted."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(overview())
+        return
+    if arguments[0] not in COMMANDS:
+        print(f"asng: no experiment {arguments[0]!r}; there is {', '.join(COMMANDS)}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+    command, _ = COMMANDS[arguments[0]]
+    try:
+        command(arguments[1:])
+    except ValueError as error:
+        print(f"asng: {error}", file=sys.stderr)
+        sys.exit(WRONG_INPUT)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,341 @@
+"""The selective squared error function (paper, section 3.1 and supplement D.1): weights and choices together.
+
+    f(x, c) = sum_i (x_{i, c_i} - z_i)^2 + (c_i - 1) / K,    z ~ N(0, K^-2 I)
+
+Each iteration moves the weights x by a gradient step and the distribution of the choices c by one
+update of ASNG, SNG or Adam. All runs of a setting are rows of the same arrays.
+"""
+
+import math
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asng.baselines import PlainState, adam_start, adam_update, plain_update
+from asng.families import CategoricalFamily
+from asng.optimizer import adaptive_start, adaptive_update
+from asng.runs import Run, write_json
+from asng.space import Array
+
+METHODS = ("ASNG", "SNG", "Adam")
+SAMPLES = 2  # lambda, for the weights and for the distribution
+MOMENTUM = 0.9
+DEFAULT_ALPHA = 1.5
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The sweep; the defaults are the paper's, and the grid of step sizes shows where each method breaks."""
+
+    variables: int = 30
+    """Categorical variables (D)."""
+    choices: int = 5
+    """Choices of each variable (K)."""
+    runs: int = 100
+    """Independent runs of each setting."""
+    iterations: int = 100_000
+    """Iterations after which a run has failed; also the length of the cosine schedule."""
+    rates: tuple[float, ...] = (0.05, 0.0005)
+    """Learning rates of the weights (eps_x)."""
+    powers: tuple[float, ...] = tuple(k / 4 for k in range(13))
+    """The initial step size of the distribution is n_theta^-k for each of these k."""
+    alphas: tuple[float, ...] = (1.1, 1.25, 1.5, 2.0, 3.0)
+    """Values of ASNG's alpha; 1.5, the default, is always among them."""
+    seed: int = 1
+    """All random numbers follow from this."""
+    workers: int = 2
+    """Processes side by side; the results do not depend on it."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"variables": 2, "choices": 2, "runs": 1, "iterations": 1, "seed": 0, "workers": 1}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("rates", "powers", "alphas"):
+            values = getattr(self, name)
+            if not values or len(set(values)) < len(values) or not all(map(math.isfinite, values)):
+                raise ValueError(f"{name} must be one or more different finite numbers, got {values}")
+        if min(self.rates) <= 0:
+            raise ValueError(f"rates must be above 0, got {self.rates}")
+        if min(self.alphas) <= 1:
+            raise ValueError(f"alphas must be above 1, got {self.alphas}")
+
+
+# Coarser, for a look in less than a minute: the same problem and methods, fewer runs, a shorter schedule.
+QUICK = Settings(runs=10, iterations=20_000, rates=(0.05,), powers=(0.0, 0.5, 1.0, 1.5, 2.0, 2.5), alphas=(1.5,))
+
+
+class Setting(NamedTuple):
+    """One point of the sweep, and the unit of work."""
+
+    method: str
+    rate: float
+    power: float
+    alpha: float | None  # ASNG only
+
+
+def settings_of(sweep: Settings) -> list[Setting]:
+    """All points of a sweep, in the order of the report."""
+    alphas = [DEFAULT_ALPHA, *(a for a in sweep.alphas if a != DEFAULT_ALPHA)]
+    kinds = [("ASNG", alpha) for alpha in alphas] + [("SNG", None), ("Adam", None)]
+    return [Setting(m, rate, power, alpha) for rate in sweep.rates for m, alpha in kinds for power in sweep.powers]
+
+
+def simulate(
+    sweep: Settings, setting: Setting, tick: Callable[[float], None] = lambda fraction: None
+) -> list[int | None]:
+    """Per run, the iteration that first drew the target, or None. `tick` hears how far it is, now and then."""
+    variables, choices, runs = sweep.variables, sweep.choices, sweep.runs
+    family = CategoricalFamily([choices] * variables)
+    generator = np.random.default_rng(_seed(sweep, setting))
+    start, update = _method(setting, family.dimension**-setting.power)
+    state = start(family, np.tile(family.initial(), (runs, 1)))
+    x = generator.standard_normal((runs, family.size))
+    velocity = np.zeros_like(x)
+    first_entry = np.arange(runs * variables).reshape(runs, 1, variables) * choices  # of each variable, in flat x
+    running, reached = np.arange(runs), np.zeros(runs, dtype=int)
+    for iteration in range(sweep.iterations):
+        if iteration % 64 == 0:
+            tick(iteration / sweep.iterations)
+        rate = setting.rate * (1 + math.cos(math.pi * iteration / sweep.iterations)) / 2
+        # The samples of both steps come from the same theta.
+        c = family.sample(state.theta, 2 * SAMPLES, generator)
+        z = generator.standard_normal((len(x), 2, variables)) * (1 / choices)
+        entries = c.astype(np.intp) + first_entry[: len(x)]
+        penalties = c.sum(-1) * (1 / choices)
+
+        chosen = x.take(entries[:, :SAMPLES])
+        values_before = np.vecdot(chosen, chosen) + penalties[:, :SAMPLES]
+        _descend(x, velocity, entries[:, :SAMPLES], chosen - z[:, :1], rate)
+
+        chosen = x.take(entries[:, SAMPLES:])
+        values = np.vecdot(chosen, chosen) + penalties[:, SAMPLES:]
+        # f less |z|^2, which the samples share: the ranking is the same.
+        losses = values - 2 * np.vecdot(chosen, z[:, 1:])
+        state = update(family, state, c[:, SAMPLES:], losses)
+
+        # NaN compares false, so it is never a success.
+        found = (np.minimum(values_before, values) < 1 / choices).any(-1)
+        if found.any():
+            reached[running[found]] = iteration + 1
+            left = ~found
+            running, x, velocity = running[left], x[left], velocity[left]
+            state = type(state)(*(part[left] for part in state))
+            if not len(running):
+                break
+    return [int(i) or None for i in reached]
+
+
+def _descend(x: Array, velocity: Array, entries: Any, errors: Array, rate: float) -> None:
+    """Momentum on all of x; the mean over the samples of the gradient 2 (x - z) reaches the chosen entries."""
+    velocity *= MOMENTUM
+    flat = velocity.reshape(-1)
+    for sample in range(SAMPLES):  # one by one, since two samples may choose the same entry
+        flat[entries[:, sample]] += errors[:, sample] * (2 / SAMPLES)
+    x -= rate * velocity
+
+
+def _seed(sweep: Settings, setting: Setting) -> np.random.SeedSequence:
+    """Depends on what a setting is, not on its place in the sweep or the worker that it falls to."""
+    return np.random.SeedSequence([sweep.seed, *repr(tuple(setting)).encode()])
+
+
+def _method(setting: Setting, step: float) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The start and the update of a method whose initial step size is given."""
+    match setting.method:
+        case "ASNG":
+            options: dict[str, Any] = {"alpha": setting.alpha, "delta_init": step, "delta_max": math.inf}
+            return partial(adaptive_start, delta_init=step), partial(adaptive_update, **options)
+        case "SNG":
+            return lambda family, theta: PlainState(theta), partial(plain_update, delta=step)
+        case "Adam":
+            return lambda family, theta: adam_start(theta), partial(adam_update, rate=step)
+    raise ValueError(f"no method {setting.method!r}; there are {', '.join(METHODS)}")
+
+
+# The sweep: settings side by side, finished ones kept in the folder of the run.
+
+
+def run(sweep: Settings, folder: Path, progress: Callable[[float], None] = lambda fraction: None) -> dict[str, Any]:
+    """Do what the folder does not hold yet, then write `summary.json` and the figures; returns the summary.
+
+    `progress` hears the finished fraction of the sweep several times a second. Ctrl-C (KeyboardInterrupt)
+    ends it at once; called again, it continues, and ends with the same results.
+    """
+    config = {"experiment": "toy", **asdict(sweep)}
+    del config["workers"]  # does not change the results
+    kept = Run(folder, config)
+    reached = {Setting(*record["setting"]): record["iterations"] for record in kept.results()}
+    settings = settings_of(sweep)
+    missing = [setting for setting in settings if setting not in reached]
+    # Long and short settings mixed, so that the first ones tell how long the rest will take.
+    np.random.default_rng(0).shuffle(missing)
+    done = len(settings) - len(missing)
+    with closing(_side_by_side(sweep, missing, lambda n: progress((done + n) / len(settings)))) as finished:
+        for setting, iterations in finished:
+            kept.append({"setting": setting, "iterations": iterations})
+            reached[setting] = iterations
+    summary = summarise(sweep, reached)
+    write_json(kept.folder / "summary.json", summary)
+    draw(summary, kept.folder)
+    return summary
+
+
+def _side_by_side(
+    sweep: Settings, settings: list[Setting], progress: Callable[[float], None]
+) -> Generator[tuple[Setting, list[int | None]], None, None]:
+    """Simulate settings in worker processes; `progress` hears how many are done, with parts of the running ones."""
+    context = get_context("spawn")
+    parts = context.RawArray("d", len(settings))  # how far each setting is
+    stop = context.RawValue("b", 0)
+    workers = max(1, min(sweep.workers, len(settings)))
+    executor = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(parts, stop))
+    try:
+        with _children_quiet():
+            futures = {executor.submit(_work, sweep, setting, i): setting for i, setting in enumerate(settings)}
+        progress(0)
+        while futures:
+            finished, _ = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
+            for future in finished:
+                yield futures.pop(future), future.result()
+            progress(sum(parts))
+    finally:
+        stop.value = 1
+        executor.shutdown(cancel_futures=True)
+
+
+@contextmanager
+def _children_quiet() -> Iterator[None]:
+    """Processes started meanwhile use one thread for linear algebra each, and leave Ctrl-C to the parent."""
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+    before = {name: os.environ[name] for name in names if name in os.environ}
+    os.environ.update(dict.fromkeys(names, "1"))
+    # Inherited from the first moment on; only the main thread may set it.
+    main = threading.current_thread() is threading.main_thread()
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    try:
+        yield
+    finally:
+        for name in names:
+            del os.environ[name]
+        os.environ.update(before)
+        if main:
+            signal.signal(signal.SIGINT, handler)
+
+
+_shared: tuple[Any, Any]  # in a worker: the parts done and the flag to stop
+
+
+def _start_worker(parts: Any, stop: Any) -> None:
+    global _shared  # noqa: PLW0603 (the one way into a worker for what cannot be sent with its tasks)
+    _shared = parts, stop
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+class Stopped(Exception):
+    """The parent wants its workers back."""
+
+
+def _work(sweep: Settings, setting: Setting, index: int) -> list[int | None]:
+    parts, stop = _shared
+
+    def tick(fraction: float) -> None:
+        if stop.value:
+            raise Stopped
+        parts[index] = fraction
+
+    reached = simulate(sweep, setting, tick)
+    parts[index] = 1.0
+    return reached
+
+
+# The report.
+
+
+def summarise(sweep: Settings, reached: dict[Setting, list[int | None]]) -> dict[str, Any]:
+    """All settings with the paper's measure, and for each method and learning rate how far its step sizes reach."""
+    dimension = sweep.variables * (sweep.choices - 1)
+    points = [_point(setting, dimension**-setting.power, reached[setting]) for setting in settings_of(sweep)]
+    lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for point in points:
+        lines.setdefault((point["rate"], point["method"], point["alpha"]), []).append(point)
+    ranges = [
+        {
+            "rate": rate,
+            "method": method,
+            "alpha": alpha,
+            "all": _spans(line, lambda point: point["successes"] == sweep.runs),
+            "any": _spans(line, lambda point: point["successes"] > 0),
+            "best": min((p for p in line if p["measure"]), key=lambda point: point["measure"], default=None),
+        }
+        for (rate, method, alpha), line in lines.items()
+    ]
+    return {"runs": sweep.runs, "iterations": sweep.iterations, "ranges": ranges, "points": points}
+
+
+def _point(setting: Setting, step: float, reached: list[int | None]) -> dict[str, Any]:
+    successful = [iteration for iteration in reached if iteration is not None]
+    median = float(np.median(successful)) if successful else None
+    measure = None if median is None else median * len(reached) / len(successful)
+    return setting._asdict() | {"step": step, "successes": len(successful), "median": median, "measure": measure}
+
+
+def _spans(line: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[tuple[float, float]]:
+    """The step sizes where something holds, as stretches of neighbours on the grid: (largest, smallest)."""
+    spans: list[tuple[float, float]] = []
+    before = False
+    for point in sorted(line, key=lambda point: -point["step"]):
+        now = holds(point)
+        if now:
+            spans = [*spans[:-1], (spans[-1][0], point["step"])] if before else [*spans, (point["step"], point["step"])]
+        before = now
+    return spans
+
+
+# Okabe and Ito's colours, which the colour-blind can tell apart; markers say the same again.
+LOOKS = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v")]
+
+
+def draw(summary: dict[str, Any], folder: Path) -> None:
+    """`toy.png` and `toy.svg`: the methods above, ASNG's alphas below, one column per learning rate."""
+    import matplotlib as mpl  # here, so that workers need not load it
+    from matplotlib.figure import Figure
+
+    rates = list(dict.fromkeys(point["rate"] for point in summary["points"]))
+    alphas = sorted({point["alpha"] for point in summary["points"] if point["alpha"]})
+    methods = [(method, DEFAULT_ALPHA if method == "ASNG" else None, method) for method in METHODS]
+    rows = [methods, [("ASNG", alpha, f"ASNG, alpha = {alpha:g}") for alpha in alphas]][: 2 if len(alphas) > 1 else 1]
+    figure = Figure(figsize=(4.6 * len(rates) + 0.4, 3.6 * len(rows) + 0.3), layout="constrained")
+    grid = figure.subplots(len(rows), len(rates), sharex=True, sharey=True, squeeze=False)
+    for axes_row, lines in zip(grid, rows, strict=True):
+        for axes, rate in zip(axes_row, rates, strict=True):
+            for (method, alpha, label), (colour, marker) in zip(lines, LOOKS * len(lines), strict=False):
+                line = [p for p in summary["points"] if (p["rate"], p["method"], p["alpha"]) == (rate, method, alpha)]
+                measures = [math.nan if p["measure"] is None else p["measure"] for p in line]  # a gap: never reached
+                axes.loglog([p["step"] for p in line], measures, color=colour, marker=marker, markersize=4, label=label)
+            axes.set_title(f"learning rate of the weights {rate:g}", fontsize="medium")
+            axes.grid(alpha=0.3)
+        axes_row[0].set_ylabel("median iterations / success rate")
+        axes_row[0].legend(fontsize="small")
+    for axes in grid[-1]:
+        axes.set_xlabel("initial step size of the distribution")
+    with mpl.rc_context({"svg.hashsalt": "asng"}):  # the same results give the same files
+        figure.savefig(folder / "toy.png", dpi=150, metadata={"Software": None})
+        figure.savefig(folder / "toy.svg", metadata={"Date": None})

@@ -1,0 +1,78 @@
+"""A run as a folder: `config.json` says what it is, `results.jsonl` holds what is finished, line by line.
+
+Whatever is written is either there completely or not at all: files are renamed into place, and a
+line torn by a crash is dropped when the folder is opened again.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+CONFIG = "config.json"
+RESULTS = "results.jsonl"
+
+
+class Run:
+    """A folder for one configuration; opened again with the same one, it goes on with what is there."""
+
+    def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
+        self.folder = Path(folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise ValueError(f"{self.folder} is a file; a run needs a folder")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if (self.folder / CONFIG).exists():
+            self._check(json.loads(json.dumps(config)))
+        else:
+            write_json(self.folder / CONFIG, config)
+        self._drop_torn_line()
+
+    def _check(self, config: dict[str, Any]) -> None:
+        try:
+            there = json.loads((self.folder / CONFIG).read_text())
+            names = [name for name in {**there, **config} if there.get(name) != config.get(name)]
+        except (json.JSONDecodeError, TypeError) as error:
+            raise ValueError(f"{self.folder / CONFIG} is damaged ({error}); delete the folder or use another") from None
+        if names:
+            shown = "; ".join(f"{name}: {there.get(name)} there, {config.get(name)} here" for name in names)
+            raise ValueError(
+                f"{self.folder} holds a run of another configuration ({shown}); use another folder, or delete this one"
+            )
+
+    def _drop_torn_line(self) -> None:
+        path = self.folder / RESULTS
+        if path.exists():
+            content = path.read_bytes()
+            complete = content.rfind(b"\n") + 1
+            if complete < len(content):
+                os.truncate(path, complete)
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Keep a finished piece of the run; it is on the disk when this returns."""
+        with open(self.folder / RESULTS, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def results(self) -> list[dict[str, Any]]:
+        """The finished pieces, in the order in which they were finished."""
+        path = self.folder / RESULTS
+        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        try:
+            return [json.loads(line) for line in lines]
+        except json.JSONDecodeError as error:
+            raise ValueError(
+                f"{path} is damaged ({error}); delete the folder, or the line if you can spare it"
+            ) from None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file such that it is never seen half written."""
+    temporary = path.with_name(path.name + ".new")
+    with open(temporary, "w", encoding="utf-8") as file:
+        json.dump(data, file, indent=2, allow_nan=False)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
