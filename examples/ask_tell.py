@@ -1,0 +1,27 @@
+"""A black box of mixed variables: ask for candidates, evaluate them any way you like, tell the losses."""
+
+import math
+
+import asng
+
+
+def loss(activation, layers, rate):
+    """Stands for a training run; it is best with gelu, 5 layers and a rate of 0.001."""
+    return {"relu": 1.0, "tanh": 2.0, "gelu": 0.0}[activation] + abs(layers - 5) / 3 + abs(math.log10(rate) + 3)
+
+
+optimizer = asng.ASNG(
+    {
+        "activation": asng.Categorical(["relu", "tanh", "gelu"]),
+        "layers": asng.Integer(1, 12),
+        "rate": asng.Real(1e-5, 1e-1, log=True),
+    },
+    samples=8,
+    seed=0,
+)
+for _ in range(150):
+    candidates = optimizer.ask()
+    optimizer.tell(candidates, [loss(**candidate.values) for candidate in candidates])
+
+print("most likely:", optimizer.mode())
+print("best so far:", optimizer.best)
