@@ -90,6 +90,7 @@ def settings_of(sweep: Settings) -> list[Setting]:
     return [Setting(m, rate, power, alpha) for rate in sweep.rates for m, alpha in kinds for power in sweep.powers]
 
 
+@np.errstate(over="ignore", invalid="ignore")  # weights that diverge fail, quietly
 def simulate(
     sweep: Settings, setting: Setting, tick: Callable[[float], None] = lambda fraction: None
 ) -> list[int | None]:

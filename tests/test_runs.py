@@ -1,0 +1,76 @@
+"""A run as a folder: what is written stays, what is torn goes, and another configuration is refused."""
+
+import json
+
+import pytest
+
+from asng.runs import Run, write_json
+
+CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
+
+
+def test_a_run_opened_again_holds_what_was_appended(tmp_path):
+    run = Run(tmp_path / "some" / "folder", CONFIG)
+    assert run.results() == []
+    run.append({"a": 1})
+    run.append({"b": [None, 2.5]})
+    assert Run(tmp_path / "some" / "folder", CONFIG).results() == [{"a": 1}, {"b": [None, 2.5]}]
+
+
+@pytest.mark.parametrize("torn", ["{", '{"b": 2}', '{"b": "\\u00e4'])
+def test_a_torn_last_line_is_dropped_and_the_next_one_stands_alone(tmp_path, torn):
+    Run(tmp_path, CONFIG).append({"a": 1})
+    with open(tmp_path / "results.jsonl", "a") as file:
+        file.write(torn)
+    run = Run(tmp_path, CONFIG)
+    assert run.results() == [{"a": 1}]
+    run.append({"c": 3})
+    assert Run(tmp_path, CONFIG).results() == [{"a": 1}, {"c": 3}]
+
+
+def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_file(tmp_path):
+    run = Run(tmp_path, CONFIG)
+    (tmp_path / "results.jsonl").write_text('{"a": 1}\n{"b\n{"c": 3}\n')
+    with pytest.raises(ValueError, match=r"results\.jsonl is damaged"):
+        run.results()
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({**CONFIG, "seed": 2}, "seed: 1 there, 2 here"),
+        ({**CONFIG, "rates": (0.1,)}, r"rates: \[0.05, 0.0005\] there, \[0.1\] here"),
+        ({**CONFIG, "new": True}, "new: None there, True here"),
+        ({"experiment": "toy"}, "seed: 1 there, None here"),
+    ],
+)
+def test_another_configuration_is_refused_with_what_differs_and_the_cure(tmp_path, other, message):
+    Run(tmp_path, CONFIG).append({"a": 1})
+    with pytest.raises(ValueError, match=message) as refused:
+        Run(tmp_path, other)
+    assert "use another folder, or delete this one" in str(refused.value)
+    assert Run(tmp_path, CONFIG).results() == [{"a": 1}]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", "3"])
+def test_a_damaged_configuration_is_an_error_that_names_the_file(tmp_path, content):
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json is damaged"):
+        Run(tmp_path, CONFIG)
+
+
+def test_a_file_is_not_a_folder(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match="is a file"):
+        Run(tmp_path / "file", CONFIG)
+
+
+def test_json_files_change_completely_or_not_at_all(tmp_path):
+    path = tmp_path / "summary.json"
+    write_json(path, {"a": 1})
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_json(path, {"a": 2, "b": float("nan")})
+    assert json.loads(path.read_text()) == {"a": 1}
+    write_json(path, {"a": 3})
+    assert json.loads(path.read_text()) == {"a": 3}
+    assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
