@@ -1,0 +1,488 @@
+"""What ask and tell cost per evaluation, beside cmaes, nevergrad and optuna, and how that cost grows.
+
+    python benchmarks/ask_tell.py --out runs/ask_tell          about five minutes
+    python benchmarks/ask_tell.py --out runs/ask_tell --quick  a smoke run; its numbers mean little
+
+How it is measured. One core: process time, BLAS held to one thread. Every run optimises a real loss
+of the values from the start of a search, so converged distributions and skipped updates occur as in
+use. The clock is read before and after each ask, each reading of the values and each tell; the loss
+runs outside. What the clock itself costs is measured in the same run and taken off. Libraries take
+turns within each repetition; the table shows the median over the repetitions and the smallest.
+
+What is counted. asng: ask, with the dict of values of every candidate, and tell. The others: ask and
+tell alone, which favours them; what it costs to get a dict of values out of them stands in a column of
+its own. lambda is the population size of cmaes. nevergrad and optuna have none: they are asked lambda
+times, then told lambda times (nevergrad knows of it as num_workers). Both take milliseconds, so they
+get fewer evaluations; optuna's cost also grows with the trials behind it. Variables with one choice
+are left out for the others: cmaes refuses them.
+"""
+# ruff: noqa: E402
+
+import os
+
+for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"):
+    os.environ[_name] = "1"  # read when NumPy is loaded, hence before everything else
+
+import argparse
+import gc
+import importlib
+import importlib.metadata
+import json
+import math
+import platform
+import resource
+import statistics
+import sys
+import time
+import tracemalloc
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import asng
+
+Space = dict[str, Any]
+clock = time.process_time
+
+
+# Spaces -------------------------------------------------------------------------------------------
+
+
+def categorical_space(variables: int = 40, choices: int = 5) -> Space:
+    return {f"v{i}": asng.Categorical(range(choices)) for i in range(variables)}
+
+
+def classification_space() -> Space:
+    """Two kinds of cells, five nodes each with two inputs and two operations: n_theta = 140."""
+    space: Space = {}
+    for cell in ("normal", "reduction"):
+        for node in range(5):
+            for name, count in (("in1", 2 + node), ("in2", 2 + node), ("op1", 5), ("op2", 5)):
+                space[f"{cell}{node}{name}"] = asng.Categorical(range(count))
+    return space
+
+
+def mixed_space() -> Space:
+    """Twenty layers with skip, connection, kernel index and channels, and the output: n_theta = 174."""
+    space: Space = {}
+    for layer in range(1, 21):
+        space[f"skip{layer}"] = asng.Categorical([False, True])
+        space[f"connection{layer}"] = asng.Categorical(range(min(layer, 5)))
+        space[f"kernel{layer}"] = asng.Integer(1, 3)
+        space[f"channels{layer}"] = asng.Integer(64, 256)
+    return space | {"connection21": asng.Categorical(range(5))}
+
+
+SPACES: dict[str, Callable[[], Space]] = {
+    "40 categorical of 5": categorical_space,
+    "classification": classification_space,
+    "mixed": mixed_space,
+}
+
+
+def loss(values: dict[str, Any]) -> float:
+    """Lowest at the low end of every variable; real enough for a search to converge on it."""
+    return float(sum(values.values()))
+
+
+# The libraries: each adapter asks for n candidates, reads their values, tells their losses ----------
+
+
+class WithAsng:
+    package, label, evaluations = "asng", "asng", 4000
+
+    def __init__(self, space: Space, samples: int, seed: int) -> None:
+        self.optimizer = asng.ASNG(space, samples=samples, seed=seed)
+        self.ask, self.tell = self.optimizer.ask, self.optimizer.tell
+
+    def values(self, candidates: Any) -> list[dict[str, Any]]:
+        return [candidate.values for candidate in candidates]
+
+
+class WithCmaes:
+    package, label, evaluations = "cmaes", "cmaes CatCMAwM", 2000
+
+    def __init__(self, space: Space, samples: int, seed: int) -> None:
+        from cmaes import CatCMAwM
+
+        space = _with_choice(space)
+        self.categorical = {k: v.choices for k, v in space.items() if isinstance(v, asng.Categorical)}
+        integers = {k: list(range(v.low, v.high + 1)) for k, v in space.items() if isinstance(v, asng.Integer)}
+        self.names, self.samples = list(integers), samples
+        self.optimizer = CatCMAwM(
+            z_space=list(integers.values()) or None,
+            c_space=[len(c) for c in self.categorical.values()],
+            population_size=samples,
+            seed=seed,
+        )
+
+    def ask(self) -> Any:
+        return [self.optimizer.ask() for _ in range(self.samples)]
+
+    def values(self, candidates: Any) -> list[dict[str, Any]]:
+        rows = []
+        for solution in candidates:
+            chosen = zip(self.categorical.items(), solution.c.argmax(1).tolist(), strict=True)
+            row = {name: choices[k] for (name, choices), k in chosen}
+            if self.names:
+                row.update(zip(self.names, solution.z.tolist(), strict=True))
+            rows.append(row)
+        return rows
+
+    def tell(self, candidates: Any, losses: list[float]) -> None:
+        self.optimizer.tell(list(zip(candidates, losses, strict=True)))
+
+
+class WithNevergrad:
+    package, label, evaluations = "nevergrad", "nevergrad DiscreteOnePlusOne", 96
+
+    def __init__(self, space: Space, samples: int, seed: int) -> None:
+        import nevergrad
+
+        def parameter(variable: Any) -> Any:
+            if isinstance(variable, asng.Categorical):
+                return nevergrad.p.Choice(list(variable.choices))
+            return nevergrad.p.Scalar(lower=variable.low, upper=variable.high).set_integer_casting()
+
+        space = {name: parameter(variable) for name, variable in _with_choice(space).items()}
+        instrumentation = nevergrad.p.Instrumentation(**space)
+        instrumentation.random_state.seed(seed)
+        self.samples = samples
+        self.optimizer = nevergrad.optimizers.DiscreteOnePlusOne(
+            parametrization=instrumentation, budget=10**6, num_workers=samples
+        )
+
+    def ask(self) -> Any:
+        return [self.optimizer.ask() for _ in range(self.samples)]
+
+    def values(self, candidates: Any) -> list[dict[str, Any]]:
+        return [candidate.kwargs for candidate in candidates]
+
+    def tell(self, candidates: Any, losses: list[float]) -> None:
+        for candidate, number in zip(candidates, losses, strict=True):
+            self.optimizer.tell(candidate, number)
+
+
+class WithOptuna:
+    package, label, evaluations = "optuna", "optuna TPE", 96
+
+    def __init__(self, space: Space, samples: int, seed: int) -> None:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self.samples = samples
+        self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
+        self.distributions = {
+            name: optuna.distributions.CategoricalDistribution(v.choices)
+            if isinstance(v, asng.Categorical)
+            else optuna.distributions.IntDistribution(v.low, v.high)
+            for name, v in _with_choice(space).items()
+        }
+
+    def ask(self) -> Any:
+        return [self.study.ask(self.distributions) for _ in range(self.samples)]
+
+    def values(self, candidates: Any) -> list[dict[str, Any]]:
+        return [trial.params for trial in candidates]
+
+    def tell(self, candidates: Any, losses: list[float]) -> None:
+        for trial, number in zip(candidates, losses, strict=True):
+            self.study.tell(trial, number)
+
+
+LIBRARIES: tuple[Any, ...] = (WithAsng, WithCmaes, WithNevergrad, WithOptuna)
+
+
+def _with_choice(space: Space) -> Space:
+    return {k: v for k, v in space.items() if not isinstance(v, asng.Categorical) or len(v.choices) > 1}
+
+
+# Measuring ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Microseconds of process time per evaluation."""
+
+    ask: float
+    values: float
+    tell: float
+
+
+def clock_cost(reads: int = 20_000) -> float:
+    """Seconds that reading the clock adds to what lies between two readings."""
+    start = clock()
+    for _ in range(reads):
+        clock()
+    return (clock() - start) / reads
+
+
+def measure(library: Any, space: Space, samples: int, evaluations: int, seed: int) -> Cost:
+    """One search of so many evaluations from its start; the losses are evaluated off the clock."""
+    adapter = library(space, samples, seed)
+    ask, values, tell, overhead = adapter.ask, adapter.values, adapter.tell, clock_cost()
+    asking = reading = telling = 0.0
+    rounds = math.ceil(evaluations / samples)
+    gc.collect()
+    for _ in range(rounds):
+        start = clock()
+        candidates = ask()
+        asked = clock()
+        rows = values(candidates)
+        read = clock()
+        losses = [loss(row) for row in rows]
+        before = clock()
+        tell(candidates, losses)
+        after = clock()
+        asking += asked - start
+        reading += read - asked
+        telling += after - before
+    unit = 1e6 / (rounds * samples)
+    return Cost(*((seconds - rounds * overhead) * unit for seconds in (asking, reading, telling)))
+
+
+def compare(libraries: list[Any], repeats: int, share: float) -> list[dict[str, Any]]:
+    """Every library on every space for lambda 2 and 16, taking turns within each repetition."""
+    settings = [(name, samples) for name in SPACES for samples in (2, 16)]
+    costs: dict[tuple[str, int, str], list[Cost]] = {}
+    for library in libraries:  # imports and first calls stay out of the measured runs
+        measure(library, categorical_space(4), 2, 20, seed=0)
+    for repeat in range(repeats):
+        for name, samples in settings:
+            for library in libraries:
+                evaluations = max(32, int(library.evaluations * share))
+                cost = measure(library, SPACES[name](), samples, evaluations, seed=repeat)
+                costs.setdefault((name, samples, library.label), []).append(cost)
+    return [
+        {"space": name, "samples": samples, "library": label, "runs": len(runs), **_summary(label, runs)}
+        for (name, samples, label), runs in costs.items()
+    ]
+
+
+def _summary(label: str, runs: list[Cost]) -> dict[str, float]:
+    # asng hands out dicts: whatever reading them costs is part of its price.
+    total = [run.ask + run.tell + (run.values if label == "asng" else 0.0) for run in runs]
+    return {
+        "median_us": statistics.median(total),
+        "min_us": min(total),
+        **{f"{part}_us": statistics.median(asdict(run)[part] for run in runs) for part in ("ask", "tell", "values")},
+    }
+
+
+def growth(sizes: list[int], repeats: int, share: float) -> dict[str, Any]:
+    """asng at lambda 2 on more and more categorical variables of five; the smallest of the repetitions."""
+    runs: dict[int, list[float]] = {size: [] for size in sizes}
+    for repeat in range(repeats):
+        for size in sizes:
+            evaluations = max(20, int(share * min(2000, 400_000 / size)))
+            cost = measure(WithAsng, categorical_space(size), 2, evaluations, seed=repeat)
+            runs[size].append(cost.ask + cost.values + cost.tell)
+    rows = [
+        {"variables": size, "us": min(us), "median_us": statistics.median(us), "us_per_variable": min(us) / size}
+        for size, us in runs.items()
+    ]
+    large = [row for row in rows if row["variables"] >= 1000]
+    return {"rows": rows, "exponent": _exponent(rows), "exponent_from_1000": _exponent(large)}
+
+
+def _exponent(rows: list[dict[str, Any]]) -> float:
+    """The power of the number of variables that the cost grows with: the slope of the logarithms."""
+    x, y = (np.log([row[key] for row in rows]) for key in ("variables", "us"))
+    return float(np.polyfit(x, y, 1)[0])
+
+
+def tells(total: int, blocks: int = 10) -> dict[str, Any]:
+    """One long run: time and memory block by block; then memory that Python holds, exactly."""
+    adapter = WithAsng(categorical_space(), 2, seed=0)
+    rows = []
+    for block in range(1, blocks + 1):
+        parts = [_seconds(adapter, total // blocks // 20) for _ in range(20)]
+        # The median over short parts, since other processes disturb some of them.
+        rows.append({"tells": block * total // blocks, "us": statistics.median(parts) * 1e6 / 2, "rss_kib": _rss()})
+    first, last = (statistics.median(row["us"] for row in part) for part in (rows[1:4], rows[-3:]))
+    traced, told = _traced(max(100, total // 20))
+    return {"rows": rows, "time_ratio": last / first, "traced_bytes": traced, "traced_tells": told}
+
+
+def _seconds(adapter: WithAsng, rounds: int) -> float:
+    """Seconds of one ask and tell, the loss included: it costs the same in every block."""
+    start = clock()
+    for _ in range(rounds):
+        candidates = adapter.ask()
+        adapter.tell(candidates, [loss(candidate.values) for candidate in candidates])
+    return (clock() - start) / rounds
+
+
+def _traced(rounds: int) -> tuple[int, int]:
+    """Bytes that one run holds more after so many tells than after a tenth of them."""
+    adapter = WithAsng(categorical_space(), 2, seed=1)
+    tracemalloc.start()
+    held = []
+    for part in (rounds // 10, rounds - rounds // 10):
+        _seconds(adapter, part)
+        gc.collect()
+        held.append(tracemalloc.get_traced_memory()[0])
+    tracemalloc.stop()
+    return held[1] - held[0], rounds
+
+
+def _rss() -> int:
+    """KiB of memory this process has resident now; where that is unknown, the most it ever had."""
+    statm = Path("/proc/self/statm")
+    if statm.exists():
+        return int(statm.read_text().split()[1]) * resource.getpagesize() // 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+# Targets ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Target:
+    name: str
+    limit: float
+    measured: float | None  # None where a library is missing
+    met: bool | None
+
+
+def targets(comparison: list[dict[str, Any]], grown: dict[str, Any], told: dict[str, Any]) -> list[Target]:
+    cost = {(row["space"], row["samples"], row["library"]): row["median_us"] for row in comparison}
+    first = cost["40 categorical of 5", 2, "asng"]
+    theirs = cost.get(("40 categorical of 5", 2, WithCmaes.label))
+    wanted = [
+        ("40 categorical of 5, lambda 2: µs per evaluation", 16.0, first),
+        ("the same, as a share of CatCMAwM's", 1 / 3, None if theirs is None else first / theirs),
+        ("mixed, lambda 2: µs per evaluation", 35.0, cost["mixed", 2, "asng"]),
+        ("growth from 1,000 to 10,000 variables: exponent", 1.1, grown["exponent_from_1000"]),
+        ("time of the last tells over the first", 1.1, told["time_ratio"]),
+        ("bytes held more after the tells", 4096.0, float(told["traced_bytes"])),
+    ]
+    return [Target(name, limit, got, None if got is None else got <= limit) for name, limit, got in wanted]
+
+
+# Report -------------------------------------------------------------------------------------------
+
+
+def machine() -> dict[str, Any]:
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        names = [
+            line.split(":", 1)[1].strip() for line in info.read_text().splitlines() if line.startswith("model name")
+        ]
+        cpu = names[0] if names else cpu
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "load": os.getloadavg()[0],
+    }
+
+
+def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
+    """A table by rich where it is installed, in plain columns elsewhere."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        widths = [max(len(row[i]) for row in [columns, *rows]) for i in range(len(columns))]
+        print(f"\n{title}")
+        for row in [columns, *rows]:
+            print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+        return
+    shown = Table(title=title, title_justify="left")
+    for position, column in enumerate(columns):
+        shown.add_column(column, justify="left" if position == 0 else "right")
+    for row in rows:
+        shown.add_row(*row)
+    Console(width=max(120, Console().width)).print(shown)
+
+
+def show(result: dict[str, Any]) -> None:
+    compared = [
+        [r["space"], str(r["samples"]), r["library"], *(f"{r[k]:,.1f}" for k in ("median_us", "min_us", "values_us"))]
+        for r in result["comparison"]
+    ]
+    columns = ["space", "lambda", "library", "ask + tell, median", "min", "reading values"]
+    table("µs of process time per evaluation", columns, compared)
+    grown = result["growth"]
+    rows = [[f"{r['variables']:,}", f"{r['us']:,.1f}", f"{r['us_per_variable']:.3f}"] for r in grown["rows"]]
+    table("Growth: asng, lambda 2, categorical variables of 5", ["variables", "µs", "µs per variable"], rows)
+    print(f"fitted exponent {grown['exponent']:.2f}, from 1,000 variables on {grown['exponent_from_1000']:.2f}")
+    rows = [[f"{r['tells']:,}", f"{r['us']:.1f}", f"{r['rss_kib']:,}"] for r in result["tells"]["rows"]]
+    table("One long run: asng, 40 variables, lambda 2", ["tells", "µs, loss included", "KiB resident"], rows)
+    rows = [
+        [
+            t["name"],
+            f"{t['limit']:.4g}",
+            _or_missing(t["measured"]),
+            {True: "met", False: "MISSED", None: "-"}[t["met"]],
+        ]
+        for t in result["targets"]
+    ]
+    table("Targets", ["target", "at most", "measured", ""], rows)
+
+
+def _or_missing(number: float | None) -> str:
+    return "not measured" if number is None else f"{number:.4g}"
+
+
+def installed(wanted: list[str]) -> tuple[list[Any], dict[str, str], list[str]]:
+    """The wanted libraries that can be imported, their versions, and the names of those that cannot."""
+    found, versions, missing = [], {"asng": asng.__version__}, []
+    for library in LIBRARIES:
+        if library.package not in wanted:
+            continue
+        try:
+            importlib.import_module(library.package)
+        except ImportError:
+            missing.append(library.package)
+            continue
+        found.append(library)
+        if library is not WithAsng:
+            versions[library.package] = importlib.metadata.version(library.package)
+    return found, versions, missing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/ask_tell"), help="folder for ask_tell.json")
+    parser.add_argument("--quick", action="store_true", help="a smoke run of seconds")
+    parser.add_argument("--only", nargs="+", choices=[x.package for x in LIBRARIES], help="compare fewer libraries")
+    settings = parser.parse_args()
+    warnings.simplefilter("ignore")  # the other libraries' own, for instance a division by zero at lambda 2
+    wanted = settings.only or [library.package for library in LIBRARIES]
+    libraries, versions, missing = installed(["asng", *wanted])
+    for name in missing:
+        print(f"{name} is not installed and left out; to compare with it: pip install 'asng[bench]'", file=sys.stderr)
+    share, repeats = (0.01, 1) if settings.quick else (1.0, 5)
+    about = machine()
+    print(", ".join(f"{key} {value}" for key, value in {**about, **versions}.items()))
+    comparison = compare(libraries, repeats, share)
+    grown = growth([10, 30, 100, 300, 1000, 3000, 10_000], repeats, share)
+    told = tells(2_000 if settings.quick else 200_000)
+    result = {
+        "machine": about,
+        "versions": versions,
+        "missing": missing,
+        "quick": settings.quick,
+        "comparison": comparison,
+        "growth": grown,
+        "tells": told,
+        "targets": [asdict(target) for target in targets(comparison, grown, told)],
+    }
+    settings.out.mkdir(parents=True, exist_ok=True)
+    path = settings.out / "ask_tell.json"
+    path.write_text(json.dumps(result, indent=2, allow_nan=False) + "\n")
+    show(result)
+    print(f"written to {path}")
+
+
+if __name__ == "__main__":
+    main()

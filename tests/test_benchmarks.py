@@ -1,0 +1,75 @@
+"""The benchmark runs in its quick form, with whatever libraries are there, and writes what it measured."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[1] / "benchmarks" / "ask_tell.py"
+
+
+def result_of(folder, *arguments, blocked=()):
+    """Run the script; `blocked` libraries look as if they were not installed."""
+    program = (
+        f"import runpy, sys; sys.path[:0] = {[str(SCRIPT.parents[1]), *filter(None, sys.path)]!r}\n"
+        f"sys.modules.update(dict.fromkeys({list(blocked)!r}))\n"
+        f"sys.argv = {['ask_tell.py', '--quick', '--out', str(folder), *arguments]!r}\n"
+        f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder, check=False)
+    assert not done.returncode, done.stderr
+    return json.loads((folder / "ask_tell.json").read_text()), done.stdout, done.stderr
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    return result_of(tmp_path_factory.mktemp("quick"), "--only", "asng")
+
+
+def test_every_space_is_measured_for_both_sizes(measured):
+    result, _, _ = measured
+    settings = {(row["space"], row["samples"], row["library"]) for row in result["comparison"]}
+    spaces = ["40 categorical of 5", "classification", "mixed"]
+    assert settings == {(space, samples, "asng") for space in spaces for samples in (2, 16)}
+    for row in result["comparison"]:
+        assert 0 < row["min_us"] <= row["median_us"] < math.inf
+
+
+def test_growth_and_long_run_are_measured(measured):
+    result, _, _ = measured
+    assert [row["variables"] for row in result["growth"]["rows"]] == [10, 30, 100, 300, 1000, 3000, 10_000]
+    assert math.isfinite(result["growth"]["exponent"])
+    assert len(result["tells"]["rows"]) == 10
+    assert all(row["us"] > 0 and row["rss_kib"] > 0 for row in result["tells"]["rows"])
+
+
+def test_targets_stand_beside_what_was_measured(measured):
+    result, printed, _ = measured
+    limits = [target["limit"] for target in result["targets"]]
+    assert limits[:3] == [16.0, pytest.approx(1 / 3), 35.0]
+    for target in result["targets"]:
+        expected = None if target["measured"] is None else target["measured"] <= target["limit"]
+        assert target["met"] is expected
+        assert target["name"][:20] in printed
+    assert result["targets"][1]["met"] is None  # nobody to compare with
+
+
+def test_machine_and_versions_are_kept(measured):
+    result, printed, _ = measured
+    assert {"cpu", "cores", "python", "numpy"} <= set(result["machine"])
+    assert result["machine"]["cpu"] in printed
+    assert "asng" in result["versions"]
+    assert result["quick"] is True
+
+
+def test_missing_libraries_and_a_missing_rich_are_left_out(tmp_path):
+    result, printed, complaints = result_of(tmp_path, blocked=["cmaes", "nevergrad", "optuna", "rich", "rich.console"])
+    assert result["missing"] == ["cmaes", "nevergrad", "optuna"]
+    assert {row["library"] for row in result["comparison"]} == {"asng"}
+    for name in result["missing"]:
+        assert f"{name} is not installed" in complaints
+    assert "pip install 'asng[bench]'" in complaints
+    assert "40 categorical of 5" in printed
