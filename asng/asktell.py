@@ -71,37 +71,28 @@ class AskTell(ABC):
         return self._family.project(self._family.encode(parameters))
 
     @abstractmethod
-    def _update(self, x: Array, losses: Array) -> Any:
+    def _update(self, x: Array, losses: list[float]) -> Any:
         """The state after learning from draws x (lambda, variables) and their losses (lambda,)."""
 
     def ask(self, n: int | None = None) -> list[Candidate]:
         """Draw n candidates (by default `samples`); as often as wanted, nothing is left pending."""
         x = self._family.sample(self._state[0], self._samples if n is None else count(n, "n", least=1), self._generator)
         x.flags.writeable = False
-        return [Candidate(values, row) for values, row in zip(self._space.decode(x), x, strict=True)]
+        return list(map(Candidate, self._space.decode(x), x))
 
     def tell(self, candidates: Iterable[Candidate], losses: Iterable[Any]) -> None:
         """Learn from two or more candidates of any earlier ask; lower losses are better."""
         drawn = [candidate.x for candidate in candidates]
-        numbers = [_loss(loss) for loss in losses]
-        if len(drawn) != len(numbers):
-            raise ValueError(f"got {len(drawn)} candidates and {len(numbers)} losses; tell one loss for each candidate")
-        if len(drawn) < 2:
-            raise ValueError(f"got {len(drawn)} candidates; a ranking needs at least two, so ask for more before telling")
-        x = self._stacked(drawn)
-        self._state = self._update(x, np.array(numbers))
-        for row, loss in zip(drawn, numbers, strict=True):
-            if math.isfinite(loss) and (self._best is None or loss < self._best[1]):
-                self._best = (row, loss)
-
-    def _stacked(self, drawn: list[Array]) -> Array:
-        for row in drawn:
-            if row.shape != (self._family.variables,):
-                raise ValueError(
-                    f"a candidate of {row.size} variables was told to a space of {self._family.variables}; "
-                    "tell candidates that this optimizer's ask returned"
-                )
-        return np.array(drawn)
+        numbers = _floats(losses)
+        n = len(drawn)
+        if n != len(numbers):
+            raise ValueError(f"got {n} candidates and {len(numbers)} losses; tell one loss for each candidate")
+        if n < 2:
+            raise ValueError(f"got {n} candidates; a ranking needs at least two, so ask for more before telling")
+        self._state = self._update(_stacked(drawn, self._family.variables), numbers)
+        lowest = min(numbers)
+        if lowest < math.inf and (self._best is None or lowest < self._best[1]):
+            self._best = (drawn[numbers.index(lowest)], lowest)
 
     def mode(self) -> dict[str, Any]:
         """The most likely values: the largest probability, or the mean, of each variable."""
@@ -172,13 +163,32 @@ def _generator(seed: Seed) -> np.random.Generator:
         raise ValueError(f"seed must be a whole number >= 0, a SeedSequence or None, got {seed!r}") from None
 
 
-def _loss(loss: Any) -> float:
+def _floats(losses: Iterable[Any]) -> list[float]:
+    """Losses as floats, with infinity for all that are not finite."""
+    numbers = []
+    for loss in losses:
+        try:
+            number = float(loss)
+        except OverflowError:  # an int beyond float64
+            number = math.inf
+        except (TypeError, ValueError):
+            raise ValueError(f"losses must convert to float, got {loss!r}") from None
+        numbers.append(number if math.isfinite(number) else math.inf)
+    return numbers
+
+
+def _stacked(drawn: list[Array], width: int) -> Array:
     try:
-        return float(loss)
-    except OverflowError:  # an int beyond float64
-        return math.inf
-    except (TypeError, ValueError):
-        raise ValueError(f"losses must convert to float, got {loss!r}") from None
+        x = np.array(drawn)
+        if x.shape == (len(drawn), width):
+            return x
+    except ValueError:  # of unequal lengths
+        pass
+    wrong = next(row for row in drawn if np.shape(row) != (width,))
+    raise ValueError(
+        f"a candidate with {np.size(wrong)} numbers was told to a space of {width} variables; "
+        "tell candidates that this optimizer's ask returned"
+    )
 
 
 def read_only(array: Array) -> Array:
@@ -187,18 +197,18 @@ def read_only(array: Array) -> Array:
     return view
 
 
-def _loaded(state: Mapping[str, Any], mine: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
+def _loaded(state: Any, mine: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
     """State, generator and best of a saved dict, checked against `mine`, the one saved from here."""
     if not isinstance(state, Mapping) or set(state) != set(mine):
         raise ValueError(f"a state holds {', '.join(mine)}; this is not one: {str(state)[:80]}")
     for what in ("space", "settings"):
-        theirs = state[what]
-        if theirs != mine[what]:
-            names = [k for k in {**mine[what], **theirs} if theirs.get(k) != mine[what].get(k)]
-            shown = "; ".join(f"{k}: {theirs.get(k)} there, {mine[what].get(k)} here" for k in names[:3])
-            raise ValueError(f"the state is of another {what[:-1] if what == 'settings' else what} ({shown})")
+        if state[what] != mine[what]:
+            raise ValueError(
+                f"the state is of an optimizer with another {what} ({_difference(state[what], mine[what])}); "
+                "make this one in the same way before loading"
+            )
     try:
-        arrays = {k: np.array(state["state"][k], dtype=float)[()] for k in current._fields}
+        arrays = {name: np.array(state["state"][name], dtype=float) for name in current._fields}
         generator = np.random.Generator(np.random.PCG64())
         generator.bit_generator.state = state["generator"]
         saved = state["best"]
@@ -206,6 +216,18 @@ def _loaded(state: Mapping[str, Any], mine: dict[str, Any], current: Any) -> tup
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"the state is damaged: {error!r}") from None
     for name, old in current._asdict().items():
-        if np.shape(arrays[name]) != np.shape(old) or not np.isfinite(arrays[name]).all():
+        if arrays[name].shape != np.shape(old) or not np.isfinite(arrays[name]).all():
             raise ValueError(f"the state is damaged: {name} has to be {np.size(old)} finite numbers")
-    return type(current)(**arrays), generator, best
+    if best is not None and (best[0].shape != (len(mine["space"]),) or not np.isfinite([*best[0], best[1]]).all()):
+        raise ValueError(f"the state is damaged: best has to be {len(mine['space'])} finite numbers and a loss")
+    return type(current)(*(a if a.ndim else float(a) for a in arrays.values())), generator, best
+
+
+def _difference(there: Any, here: Any) -> str:
+    """What differs first between two lists of pairs or two dicts."""
+    try:
+        there, here = dict(there), dict(here)
+        name = next(name for name in {**here, **there} if there.get(name) != here.get(name))
+        return f"{name}: {there.get(name)} there, {here.get(name)} here"
+    except (TypeError, ValueError, StopIteration):
+        return "in another order or damaged"

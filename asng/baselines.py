@@ -7,7 +7,7 @@ import numpy as np
 
 from asng.asktell import AskTell, Seed, positive
 from asng.families import Family
-from asng.optimizer import column, moved, natural_gradient
+from asng.optimizer import Losses, column, moved, natural_gradient
 from asng.space import Array, Variable
 
 
@@ -17,7 +17,7 @@ class PlainState(NamedTuple):
     theta: Array
 
 
-def plain_update(family: Family, state: PlainState, x: Array, losses: Array, *, delta: Any) -> PlainState:
+def plain_update(family: Family, state: PlainState, x: Array, losses: Losses, *, delta: Any) -> PlainState:
     """Equation 10 with a constant radius: theta <- Proj(theta + delta G / |v|)."""
     gradient, _, scale = natural_gradient(family, state.theta, x, losses)
     return PlainState(moved(family, state.theta, gradient * column(delta * scale), scale))
@@ -38,7 +38,7 @@ def adam_start(theta: Array) -> AdamState:
 
 
 def adam_update(
-    family: Family, state: AdamState, x: Array, losses: Array, *, rate: Any, betas: tuple[float, float] = (0.9, 0.999)
+    family: Family, state: AdamState, x: Array, losses: Losses, *, rate: Any, betas: tuple[float, float] = (0.9, 0.999)
 ) -> AdamState:
     """Adam with the normalised natural gradient as its gradient (section 3.1), on all entries of theta."""
     gradient, _, scale = natural_gradient(family, state.theta, x, losses)
@@ -73,7 +73,7 @@ class SNG(AskTell):
         self._settings |= {"delta": self._delta}
         self._state = PlainState(self._start)
 
-    def _update(self, x: Array, losses: Array) -> PlainState:
+    def _update(self, x: Array, losses: list[float]) -> PlainState:
         return plain_update(self._family, self._state, x, losses, delta=self._delta)
 
 
@@ -97,5 +97,5 @@ class Adam(AskTell):
         self._settings |= {"rate": self._rate}
         self._state = adam_start(self._start)
 
-    def _update(self, x: Array, losses: Array) -> AdamState:
+    def _update(self, x: Array, losses: list[float]) -> AdamState:
         return adam_update(self._family, self._state, x, losses, rate=self._rate)

@@ -5,16 +5,18 @@ runs. The classes hold one run and check what comes from outside.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import AskTell, Candidate, Seed, count, positive, read_only
+from asng.asktell import AskTell, Seed, count, positive, read_only
 from asng.families import Family
-from asng.space import Array, Variable
+from asng.space import Array, Categorical, Space, Variable
+
+Losses = Array | Sequence[float]
 
 
 @cache
@@ -27,86 +29,67 @@ def _slot_sums(n: int) -> Array:
     return np.concatenate([[0.0], np.cumsum(slots)])
 
 
-def rank_utilities(losses: Array) -> Array:
+# What a tie, a better first and a better second of two losses come to: the default lambda, looked up.
+_PAIRS = (np.zeros(2), np.array([1.0, -1.0]), np.array([-1.0, 1.0]))
+
+
+def rank_utilities(losses: Losses) -> Array:
     """Utilities u of losses (..., lambda): 1 for the best quarter, -1 for the worst, 0 between.
 
     Equal losses share the mean of their slots. Losses that are not finite are worst, and equal.
 
-    >>> rank_utilities(np.array([0.3, 0.1, np.nan, 0.2, 0.2]))
-    array([-0.5,  1. , -1. ,  0.5,  0. ])
+    >>> rank_utilities([0.3, 0.1, math.nan, 0.2, 0.2])
+    array([-1. ,  1. , -1. ,  0.5,  0.5])
     """
-    if losses.shape == (2,):  # the default; most of the time of a small problem would go here
-        first, second = (loss if math.isfinite(loss) else math.inf for loss in losses.tolist())
-        better = float((first < second) - (first > second))
-        return np.array([better, -better])
-    losses = np.where(np.isfinite(losses), losses, np.inf)
-    mine, others = losses[..., :, None], losses[..., None, :]
-    ahead, up_to_equal = (others < mine).sum(-1), (others <= mine).sum(-1)
-    sums = _slot_sums(losses.shape[-1])
-    return (sums.take(up_to_equal) - sums.take(ahead)) / (up_to_equal - ahead)
+    if isinstance(losses, list) and len(losses) == 2:
+        first = losses[0] if math.isfinite(losses[0]) else math.inf
+        second = losses[1] if math.isfinite(losses[1]) else math.inf
+        return _PAIRS[(first < second) - (first > second)]
+    finite = np.where(np.isfinite(losses), losses, np.inf)
+    mine, others = finite[..., :, None], finite[..., None, :]
+    better, up_to_equal = (others < mine).sum(-1), (others <= mine).sum(-1)
+    sums = _slot_sums(finite.shape[-1])
+    utilities: Array = (sums.take(up_to_equal) - sums.take(better)) / (up_to_equal - better)
+    return utilities
 
 
-class Direction(NamedTuple):
-    """The natural gradient estimate and what normalises it."""
+def natural_gradient(family: Family, theta: Array, x: Array, losses: Losses) -> tuple[Array, Array, Any]:
+    """The natural gradient estimated (equation 9) from draws x (..., lambda, variables) and their losses.
 
-    gradient: Array  # lambda G (..., size)
-    white: Array  # v = A^T gradient (..., size), where F = A A^T
-    scale: Any  # 1 / |v| (...,), and 0 where there is nothing to learn
-
-
-def natural_gradient(family: Family, theta: Array, x: Array, losses: Array) -> Direction:
-    """Estimate the direction (equation 9) from draws x (..., lambda, variables) and their losses.
-
-    The factor 1 / lambda is left out: it cancels when the length is normalised.
+    Returns G and v = A^T G, where A A^T = F, both (..., size) and the caller's to overwrite, and
+    1 / |v| (...,), which is 0 where there is nothing to learn. The factor 1 / lambda of G is left
+    out: it cancels when the length is normalised.
     """
-    statistics = family.statistics(x)
-    utilities = rank_utilities(losses)
-    if x.shape[-2] == 2:  # one draw less the other: identical draws cancel exactly
-        gradient = _combined(utilities, statistics)
-    else:
+    statistics, utilities = family.statistics(x), rank_utilities(losses)
+    many = x.shape[-2] > 2
+    if many:
         # The utilities sum to zero, so theta cancels, as does any constant: with the first draw as
-        # that constant, identical draws give zero, and rounded shares of ties next to zero.
-        gradient = _combined(utilities, statistics - statistics[..., :1, :])
-        gradient[np.abs(gradient) < 1e-12] = 0.0
+        # that constant, identical draws give exactly zero. Two of them do so anyway.
+        statistics = statistics - statistics[..., :1, :]
+    one_run = theta.ndim == 1  # for which NumPy's general products cost twice the simple ones
+    gradient = utilities.dot(statistics) if one_run else np.vecmat(utilities, statistics)
+    if many:
+        gradient[np.abs(gradient) < 1e-12] = 0.0  # rounded shares of ties
     white = family.whiten(theta, gradient)
-    return Direction(gradient, white, _inverse_root(_squared(white)))
+    if one_run:
+        squared = white.dot(white)
+        return gradient, white, 1 / math.sqrt(squared) if squared > 0 else 0.0
+    length = np.sqrt(np.vecdot(white, white))
+    return gradient, white, np.divide(1, length, out=np.zeros_like(length), where=length > 0)
 
 
 def moved(family: Family, theta: Array, change: Array, scale: Any) -> Array:
     """Proj(theta + change) where a run learns, and the same theta to the bit where it does not."""
-    projected = family.project(theta + change)
-    if isinstance(scale, np.ndarray):
-        return np.where(scale[..., None] > 0, projected, theta)
-    return projected if scale else theta
-
-
-# One run holds plain floats, stacked runs arrays (...,). NumPy's general operations cost one small
-# run several times its arithmetic, so each of these has a quick way for it.
+    change += theta
+    projected = family.project(change)
+    if isinstance(scale, float):
+        return projected if scale else theta
+    return np.where(scale[..., None] > 0, projected, theta)
 
 
 def column(value: Any) -> Any:
-    """One number per run (...,), ready to multiply (..., size)."""
-    return value[..., None] if isinstance(value, np.ndarray) else value
-
-
-def _combined(weights: Array, rows: Array) -> Array:
-    return weights.dot(rows) if rows.ndim == 2 else np.vecmat(weights, rows)
-
-
-def _squared(vector: Array) -> Any:
-    return vector.dot(vector) if vector.ndim == 1 else np.vecdot(vector, vector)
-
-
-def _inverse_root(squared: Any) -> Any:
-    if isinstance(squared, np.ndarray):
-        return np.divide(1, np.sqrt(squared), out=np.zeros_like(squared), where=squared > 0)
-    return 1 / math.sqrt(squared) if squared > 0 else 0.0
-
-
-def _clipped(value: Any, low: Any, high: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return np.minimum(np.maximum(value, low), high)
-    return min(max(value, low), high)
+    """One number per run, a float or (...,), ready to multiply (..., size)."""
+    return value if isinstance(value, float) else value[..., None]
 
 
 class AdaptiveState(NamedTuple):
@@ -118,29 +101,33 @@ class AdaptiveState(NamedTuple):
     divisor: Any  # Delta, (...,): the step size delta is delta_init / divisor
 
 
-def adaptive_start(theta: Array, dimension: int, delta_init: Any) -> AdaptiveState:
+def adaptive_start(family: Family, theta: Array, delta_init: Any) -> AdaptiveState:
     """The state before the first update."""
-    zero = np.zeros(theta.shape[:-1])[()]
-    divisor = zero + np.maximum(1.0, delta_init / math.sqrt(max(dimension, 1)))
+    zero = np.zeros(theta.shape[:-1]) if theta.ndim > 1 else 0.0
+    divisor = zero + np.maximum(1.0, delta_init / family.root_dimension)
     return AdaptiveState(theta, np.zeros_like(theta), zero, divisor)
 
 
 def adaptive_update(
-    family: Family, state: AdaptiveState, x: Array, losses: Array, *, alpha: Any, delta_init: Any, delta_max: Any
+    family: Family, state: AdaptiveState, x: Array, losses: Losses, *, alpha: Any, delta_init: Any, delta_max: Any
 ) -> AdaptiveState:
     """One update of Algorithm 1, lines 3 and 5 to 8; runs with nothing to learn stay as they are."""
     gradient, white, scale = natural_gradient(family, state.theta, x, losses)
-    delta = delta_init / state.divisor
-    theta = moved(family, state.theta, gradient * column(delta * scale), scale)
-    root = math.sqrt(max(family.dimension, 1))
-    beta = delta / root * (scale > 0)
+    delta, least = delta_init / state.divisor, delta_init / family.root_dimension
+    beta = delta / family.root_dimension * (scale > 0)
     gain = beta * (2 - beta)
-    path = state.path * column(1 - beta) + white * column(gain**0.5 * scale)
+    gradient *= column(delta * scale)
+    theta = moved(family, state.theta, gradient, scale)
+    path = state.path * column(1 - beta)
+    white *= column(gain**0.5 * scale)
+    path += white
     gamma = (1 - beta) ** 2 * state.gamma + gain
-    divisor = state.divisor * np.exp(beta * (gamma - _squared(path) / alpha))
+    squared = path.dot(path) if path.ndim == 1 else np.vecdot(path, path)
+    divisor = state.divisor * np.exp(beta * (gamma - squared / alpha))
     # Beyond the paper: beta <= 1, without which the step size runs away for small delta_init.
-    divisor = _clipped(divisor, delta_init / root, delta_max)
-    return AdaptiveState(theta, path, gamma, divisor)
+    if isinstance(divisor, float):
+        return AdaptiveState(theta, path, gamma, min(max(float(divisor), least), delta_max))
+    return AdaptiveState(theta, path, gamma, np.minimum(np.maximum(divisor, least), delta_max))
 
 
 class ASNG(AskTell):
@@ -182,11 +169,11 @@ class ASNG(AskTell):
         super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
         largest = None if math.isinf(self._delta_max) else self._delta_max  # JSON has no infinity
         self._settings |= {"alpha": self._alpha, "delta_init": self._delta_init, "delta_max": largest}
-        self._state = adaptive_start(self._start, self._family.dimension, self._delta_init)
+        self._state = adaptive_start(self._family, self._start, self._delta_init)
         if self._delta_max < self._state.divisor:
             raise ValueError(f"delta_max must be at least {self._state.divisor:g} here, got {delta_max}; leave it out")
 
-    def _update(self, x: Array, losses: Array) -> AdaptiveState:
+    def _update(self, x: Array, losses: list[float]) -> AdaptiveState:
         return adaptive_update(
             self._family,
             self._state,
@@ -235,19 +222,23 @@ def minimize(
 ) -> Result:
     """Minimise f over a space in a given number of evaluations; an executor evaluates side by side.
 
-    Ctrl-C ends it early with the result so far.
+    `samples` candidates are compared at a time: by default 2 among choices alone, and 8 where there
+    are numbers, whose spread two mirrored draws could only shrink. Ctrl-C ends it early with the
+    result so far.
 
     >>> import asng
-    >>> asng.minimize(lambda v: (v["x"] - 2) ** 2, {"x": asng.Integer(-50, 50)}, evaluations=200, seed=0).mode
-    {'x': 2}
+    >>> space = {"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}
+    >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=400, seed=0).mode
+    {'op': 'mul', 'n': 7}
     """
     left = count(evaluations, "evaluations", least=2)
-    size = 2 if samples is None else samples
-    optimizer = ASNG(space, samples=size, initial=initial, seed=seed)
+    if samples is None:
+        samples = 2 if all(isinstance(variable, Categorical) for variable in Space(space).variables) else 8
+    optimizer = ASNG(space, samples=samples, initial=initial, seed=seed)
     evaluate = map if executor is None else executor.map
     try:
         while left:
-            n = left if left <= size + 1 else size  # a ranking needs two, so none is left alone
+            n = left if left <= samples + 1 else samples  # a ranking needs two, so none is left alone
             candidates = optimizer.ask(n)
             optimizer.tell(candidates, list(evaluate(f, [c.values for c in candidates])))
             left -= n

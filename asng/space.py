@@ -106,7 +106,7 @@ class Integer:
 class Real:
     """A real number from `low` to `high`; with `log=True` searched on the logarithm's scale.
 
-    >>> Real(1e-4, 1e-2, log=True).decode(0.0)
+    >>> round(Real(1e-4, 1e-2, log=True).decode(0.0), 9)
     0.001
     """
 
@@ -195,29 +195,35 @@ class Space:
         self._choices = np.empty(sum(map(len, choices)), dtype=object)
         self._choices[:] = [choice for row in choices for choice in row]
         self._starts = np.cumsum([0, *map(len, choices)])[:-1]
+        self._starts_of_two = np.tile(self._starts, (2, 1))  # broadcasting would cost more than adding
         integers: list[Any] = [self.variables[c] for c in kinds[Integer]]
-        self._low = np.array([v.low for v in integers], dtype=float)
-        self._high = np.array([v.high for v in integers], dtype=float)
+        self._bounds = np.array([[v.low for v in integers], [v.high for v in integers]], dtype=float)
+        self._bounds_of_two = np.repeat(self._bounds[:, None], 2, axis=1)
 
     def decode(self, x: Array) -> list[dict[str, Any]]:
         """Raw draws (n, variables) to n dicts of plain values, in the order of the space."""
         names = self.names
+        two = len(x) == 2
+        starts = self._starts_of_two if two else self._starts
         if self._categorical.size == len(names):
-            rows = self._choices.take(x.astype(np.intp) + self._starts).tolist()
+            rows = self._choices.take(x.astype(np.intp) + starts).tolist()
             return [dict(zip(names, row)) for row in rows]  # noqa: B905 (strict costs time in every ask)
-        choices = self._choices.take(x.take(self._categorical, -1).astype(np.intp) + self._starts)
-        clipped = np.minimum(np.maximum(x.take(self._integer, -1), self._low), self._high)
-        integers = np.rint(clipped).astype(np.int64)
-        rest = [[self.variables[c].decode(row[c]) for c in self._others] for row in x.tolist()] if self._others else []
-        grouped = zip(choices.tolist(), integers.tolist(), rest or [[]] * len(x), strict=True)
-        return [dict(zip(names, self._in_order(c + i + r))) for c, i, r in grouped]  # noqa: B905
+        rows = self._choices.take(x.take(self._categorical, -1).astype(np.intp) + starts).tolist()
+        if self._integer.size:
+            low, high = self._bounds_of_two if two else self._bounds
+            numbers = np.minimum(np.maximum(x.take(self._integer, -1), low), high)
+            integers = np.rint(numbers, out=numbers).astype(np.int64).tolist()
+            rows = [row + more for row, more in zip(rows, integers, strict=True)]
+        if self._others:
+            for row, numbers in zip(rows, x.tolist(), strict=True):
+                row += [self.variables[c].decode(numbers[c]) for c in self._others]
+        in_order = self._in_order
+        return [dict(zip(names, in_order(row))) for row in rows]  # noqa: B905
 
-    def describe(self) -> dict[str, str]:
-        """Names and variables as text that is equal for equal spaces, also in another process."""
-        return {
-            name: re.sub(r" at 0x[0-9a-fA-F]+", "", repr(variable))
-            for name, variable in zip(self.names, self.variables, strict=True)
-        }
+    def describe(self) -> list[list[str]]:
+        """Names and variables in order, as text that is equal for equal spaces, also in another process."""
+        pairs = zip(self.names, self.variables, strict=True)
+        return [[name, re.sub(r" at 0x[0-9a-fA-F]+", "", repr(variable))] for name, variable in pairs]
 
 
 def _first_repeated(choices: tuple[Any, ...]) -> tuple[Any] | None:
