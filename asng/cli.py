@@ -15,6 +15,7 @@ from asng.experiments import toy
 
 try:
     import tyro
+    from rich import box
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -74,17 +75,21 @@ def run_toy(arguments: Sequence[str]) -> None:
 
 def toy_table(summary: dict[str, Any]) -> Table:
     """For each method, the initial step sizes that reach the target, and the best of them."""
-    table = Table(title=f"Initial step sizes that reach the target within {summary['iterations']:,} iterations")
-    table.add_column("weights' rate", justify="right")
-    table.add_column("method")
-    table.add_column(f"all {summary['runs']} runs")
-    table.add_column("any run")
-    table.add_column("best median / success rate", justify="right")
+    table = Table(
+        title=f"Initial step sizes that reach the target within {summary['iterations']:,} iterations",
+        caption="rate: of the weights; best: lowest median iterations / success rate",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("rate", justify="right")
+    for name in ("method", f"all {summary['runs']} runs", "any run"):
+        table.add_column(name)
+    table.add_column("best", justify="right")
     table.add_column("at", justify="right")
     for row in summary["ranges"]:
-        method = row["method"] if row["alpha"] is None else f"ASNG, alpha {row['alpha']:g}"
+        method = row["method"] if row["alpha"] in (None, toy.DEFAULT_ALPHA) else f"ASNG alpha {row['alpha']:g}"
         best = row["best"]
-        shown = ("never", "") if best is None else (f"{best['measure']:,.0f}", f"{best['step']:.1e}")
+        shown = ("", "") if best is None else (f"{best['measure']:,.0f}", f"{best['step']:.2g}")
         table.add_row(f"{row['rate']:g}", method, stretches(row["all"]), stretches(row["any"]), *shown)
     return table
 
@@ -93,9 +98,9 @@ def stretches(spans: list[tuple[float, float]]) -> str:
     """Stretches of step sizes as text.
 
     >>> stretches([(1.0, 0.01), (1e-5, 1e-5)])
-    '1.0e+00 to 1.0e-02, 1.0e-05'
+    '1 to 0.01, 1e-05'
     """
-    return ", ".join(f"{a:.1e}" if a == b else f"{a:.1e} to {b:.1e}" for a, b in spans) or "none"
+    return ", ".join(f"{a:.2g}" if a == b else f"{a:.2g} to {b:.2g}" for a, b in spans) or "none"
 
 
 @contextmanager
