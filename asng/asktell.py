@@ -56,10 +56,12 @@ class AskTell(ABC):
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": bool(mirrored)}
         self._generator = _generator(seed)
         self._best: tuple[Array, float] | None = None
-        self._start = self._theta_of(initial or {})
+        self._start = self._theta_of({} if initial is None else initial)
 
     def _theta_of(self, initial: Mapping[str, Any]) -> Array:
         parameters = self._family.describe(self._family.initial())
+        if not isinstance(initial, Mapping):
+            raise ValueError(f"initial must be a dict of names and priors, got {initial!r}")
         for name, prior in initial.items():
             if name not in self._space.names:
                 raise ValueError(f"initial names {name!r}, which is not in the space: {', '.join(self._space.names)}")
@@ -69,6 +71,10 @@ class AskTell(ABC):
             except ValueError as error:
                 raise ValueError(f"initial[{name!r}]: {error}") from None
         return self._family.project(self._family.encode(parameters))
+
+    @abstractmethod
+    def _impossible(self, state: Any) -> str | None:
+        """The name of a part of a loaded state, besides theta, that no run of this method leads to."""
 
     @abstractmethod
     def _update(self, x: Array, losses: list[float]) -> Any:
@@ -82,8 +88,7 @@ class AskTell(ABC):
 
     def tell(self, candidates: Iterable[Candidate], losses: Iterable[Any]) -> None:
         """Learn from two or more candidates of any earlier ask; lower losses are better."""
-        drawn = [candidate.x for candidate in candidates]
-        numbers = _floats(losses)
+        drawn, numbers = _drawn(candidates), _floats(losses)
         n = len(drawn)
         if n != len(numbers):
             raise ValueError(f"got {n} candidates and {len(numbers)} losses; tell one loss for each candidate")
@@ -129,7 +134,14 @@ class AskTell(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`, bit for bit; raises ValueError, changing nothing, if it is another's."""
-        self._state, self._generator, self._best = _loaded(state, self.state_dict(), self._state)
+        new, generator, best = _loaded(state, self.state_dict(), self._state)
+        allowed = np.allclose(self._family.project(new.theta), new.theta, rtol=1e-9, atol=0)
+        wrong = self._impossible(new) if allowed else "theta"
+        if wrong is not None:
+            raise ValueError(f"the state is damaged: no run leads to its {wrong}, {getattr(new, wrong)}")
+        if best is not None and not (self._space.holds(best[0]) and math.isfinite(best[1])):
+            raise ValueError("the state is damaged: its best is no point of the space")
+        self._state, self._generator, self._best = new, generator, best
 
 
 def positive(value: Any, name: str, *, above: float = 0.0, finite: bool = True) -> float:
@@ -163,8 +175,17 @@ def _generator(seed: Seed) -> np.random.Generator:
         raise ValueError(f"seed must be a whole number >= 0, a SeedSequence or None, got {seed!r}") from None
 
 
+def _drawn(candidates: Iterable[Candidate]) -> list[Array]:
+    try:
+        return [candidate.x for candidate in candidates]
+    except (AttributeError, TypeError):
+        raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidates!r}") from None
+
+
 def _floats(losses: Iterable[Any]) -> list[float]:
     """Losses as floats, with infinity for all that are not finite."""
+    if not isinstance(losses, Iterable):
+        raise ValueError(f"tell takes a list of losses, one for each candidate, got {losses!r}")
     numbers = []
     for loss in losses:
         try:
@@ -213,13 +234,11 @@ def _loaded(state: Any, mine: dict[str, Any], current: Any) -> tuple[Any, np.ran
         generator.bit_generator.state = state["generator"]
         saved = state["best"]
         best = None if saved is None else (np.array(saved["x"], dtype=float), float(saved["loss"]))
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"the state is damaged: {error!r}") from None
     for name, old in current._asdict().items():
         if arrays[name].shape != np.shape(old) or not np.isfinite(arrays[name]).all():
             raise ValueError(f"the state is damaged: {name} has to be {np.size(old)} finite numbers")
-    if best is not None and (best[0].shape != (len(mine["space"]),) or not np.isfinite([*best[0], best[1]]).all()):
-        raise ValueError(f"the state is damaged: best has to be {len(mine['space'])} finite numbers and a loss")
     return type(current)(*(a if a.ndim else float(a) for a in arrays.values())), generator, best
 
 

@@ -73,6 +73,9 @@ class SNG(AskTell):
         self._settings |= {"delta": self._delta}
         self._state = PlainState(self._start)
 
+    def _impossible(self, state: PlainState) -> None:
+        return None  # theta is all there is
+
     def _update(self, x: Array, losses: list[float]) -> PlainState:
         return plain_update(self._family, self._state, x, losses, delta=self._delta)
 
@@ -96,6 +99,11 @@ class Adam(AskTell):
         self._rate = positive(1 / max(self._family.dimension, 1) if rate is None else rate, "rate")
         self._settings |= {"rate": self._rate}
         self._state = adam_start(self._start)
+
+    def _impossible(self, state: AdamState) -> str | None:
+        if not (state.second >= 0).all():
+            return "second"
+        return None if state.updates >= 0 else "updates"
 
     def _update(self, x: Array, losses: list[float]) -> AdamState:
         return adam_update(self._family, self._state, x, losses, rate=self._rate)

@@ -293,15 +293,18 @@ class Joint(Family):
 
 
 @dataclass(frozen=True)
-class Custom:
-    """A variable of a family of your own that draws one number; `decode` makes a value of it."""
+class Custom(Variable):
+    """A variable of a family of your own that draws one number; `value` makes what is evaluated of it."""
 
     family: Family
-    decode: Callable[[float], Any] = float
+    value: Callable[[float], Any] = float
 
     def __post_init__(self) -> None:
         if not isinstance(self.family, Family) or self.family.variables != 1:
             raise ValueError(f"Custom takes a Family that draws one number, got {self.family!r}")
+
+    def decode(self, x: float) -> Any:
+        return self.value(x)
 
     def raw_prior(self, prior: Any) -> Any:
         self.family.encode([prior])  # raises where the family cannot take it

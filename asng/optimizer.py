@@ -44,7 +44,7 @@ def rank_utilities(losses: Losses) -> Array:
     if isinstance(losses, list) and len(losses) == 2:
         first = losses[0] if math.isfinite(losses[0]) else math.inf
         second = losses[1] if math.isfinite(losses[1]) else math.inf
-        return _PAIRS[(first < second) - (first > second)]
+        return _PAIRS[(first < second) - (first > second)].copy()
     finite = np.where(np.isfinite(losses), losses, np.inf)
     mine, others = finite[..., :, None], finite[..., None, :]
     better, up_to_equal = (others < mine).sum(-1), (others <= mine).sum(-1)
@@ -56,7 +56,7 @@ def rank_utilities(losses: Losses) -> Array:
 def natural_gradient(family: Family, theta: Array, x: Array, losses: Losses) -> tuple[Array, Array, Any]:
     """The natural gradient estimated (equation 9) from draws x (..., lambda, variables) and their losses.
 
-    Returns G and v = A^T G, where A A^T = F, both (..., size) and the caller's to overwrite, and
+    Returns G, the caller's to overwrite, and v = A^T G, where A A^T = F, both (..., size), and
     1 / |v| (...,), which is 0 where there is nothing to learn. The factor 1 / lambda of G is left
     out: it cancels when the length is normalised.
     """
@@ -116,11 +116,10 @@ def adaptive_update(
     delta, least = delta_init / state.divisor, delta_init / family.root_dimension
     beta = delta / family.root_dimension * (scale > 0)
     gain = beta * (2 - beta)
+    path = state.path * column(1 - beta)
+    path += white * column(gain**0.5 * scale)
     gradient *= column(delta * scale)
     theta = moved(family, state.theta, gradient, scale)
-    path = state.path * column(1 - beta)
-    white *= column(gain**0.5 * scale)
-    path += white
     gamma = (1 - beta) ** 2 * state.gamma + gain
     squared = path.dot(path) if path.ndim == 1 else np.vecdot(path, path)
     divisor = state.divisor * np.exp(beta * (gamma - squared / alpha))
@@ -172,6 +171,12 @@ class ASNG(AskTell):
         self._state = adaptive_start(self._family, self._start, self._delta_init)
         if self._delta_max < self._state.divisor:
             raise ValueError(f"delta_max must be at least {self._state.divisor:g} here, got {delta_max}; leave it out")
+
+    def _impossible(self, state: AdaptiveState) -> str | None:
+        least = self._delta_init / self._family.root_dimension
+        if not least * (1 - 1e-9) <= state.divisor <= self._delta_max:
+            return "divisor"
+        return None if 0 <= state.gamma <= 1 + 1e-9 else "gamma"
 
     def _update(self, x: Array, losses: list[float]) -> AdaptiveState:
         return adaptive_update(

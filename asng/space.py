@@ -7,9 +7,10 @@ real on the scale where its range is [-1, 1] (after the logarithm, where asked f
 import math
 import operator
 import re
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +30,24 @@ class Normal(NamedTuple):
     std: float
 
 
+class Variable(ABC):
+    """What a space needs of a variable."""
+
+    @abstractmethod
+    def decode(self, x: float) -> Any:
+        """The value that is evaluated for a raw draw."""
+
+    @abstractmethod
+    def raw_prior(self, prior: Any) -> Any:
+        """The family's parameters for those that a user gave; raises ValueError."""
+
+    @abstractmethod
+    def readable(self, parameters: Any) -> Any:
+        """The opposite: the family's parameters in the user's units."""
+
+
 @dataclass(frozen=True)
-class Categorical:
+class Categorical(Variable):
     """One of several choices without order: names, layers, sizes, any objects.
 
     >>> Categorical(["conv", "pool"])
@@ -40,9 +57,12 @@ class Categorical:
     choices: Sequence[Any]
 
     def __post_init__(self) -> None:
-        if isinstance(self.choices, str) or not hasattr(self.choices, "__iter__"):
-            raise ValueError(f"choices must be a list, got {self.choices!r}; write [{self.choices!r}, ...]")
-        choices = tuple(self.choices)
+        given = self.choices
+        if isinstance(given, (Set, Mapping)):
+            raise ValueError(f"choices must be a list, got {given!r}, which has no order to go by; make a list of it")
+        if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, np.ndarray)):
+            raise ValueError(f"choices must be a list, got {given!r}; write [{given!r}, ...]")
+        choices = tuple(choice.item() if isinstance(choice, np.generic) else choice for choice in given)
         if not choices:
             raise ValueError("choices is empty; a categorical variable needs at least one choice")
         repeated = _first_repeated(choices)
@@ -67,7 +87,7 @@ class Categorical:
 
 
 @dataclass(frozen=True)
-class Integer:
+class Integer(Variable):
     """An integer from `low` to `high`, both included.
 
     >>> Integer(64, 256).decode(100.5)
@@ -86,9 +106,16 @@ class Integer:
                 object.__setattr__(self, name, operator.index(value))
             except TypeError:
                 raise ValueError(f"{name} must be an integer, got {value!r}; for real numbers use Real") from None
+        largest, width = max(abs(self.low), abs(self.high)), self.high - self.low
+        if largest > EXACT:
+            raise ValueError(f"bounds beyond 2**53 are not exact in float64, got low={self.low} and high={self.high}")
         _check_ordered(self.low, self.high)
-        if max(abs(self.low), abs(self.high)) > EXACT:
-            raise ValueError(f"bounds beyond 2**53 are not exact in float64, got {self.low} and {self.high}")
+        # E[x^2] is kept to 53 bits, so a deviation below 2**-26 of the bounds is lost.
+        if largest * 2**-26 > max(0.25, width / 1000):
+            raise ValueError(
+                f"the range from {self.low} to {self.high} is too narrow for its distance from 0; "
+                f"search Integer(0, {width}) and add {self.low}"
+            )
 
     def decode(self, x: float) -> int:
         return round(min(max(x, self.low), self.high))  # half to even
@@ -103,7 +130,7 @@ class Integer:
 
 
 @dataclass(frozen=True)
-class Real:
+class Real(Variable):
     """A real number from `low` to `high`; with `log=True` searched on the logarithm's scale.
 
     >>> round(Real(1e-4, 1e-2, log=True).decode(0.0), 9)
@@ -121,6 +148,8 @@ class Real:
             value = getattr(self, name)
             try:
                 object.__setattr__(self, name, float(value))
+            except OverflowError:
+                raise ValueError(f"bounds must be finite in float64, got {name}={str(value)[:20]}...") from None
             except (TypeError, ValueError):
                 raise ValueError(f"{name} must be a number, got {value!r}") from None
         _check_ordered(self.low, self.high)
@@ -135,6 +164,8 @@ class Real:
         object.__setattr__(self, "half", (high - low) / 2)
 
     def decode(self, x: float) -> float:
+        if not -1 < x < 1:
+            return self.low if x < 0 else self.high
         scaled = min(self.centre + self.half * x, self._scaled(self.high))  # so that exp cannot overflow
         return min(max(math.exp(scaled) if self.log else scaled, self.low), self.high)
 
@@ -149,19 +180,6 @@ class Real:
 
     def _scaled(self, value: float) -> float:
         return math.log(value) if self.log else value
-
-
-class Variable(Protocol):
-    """What a space needs of a variable; the three above have it, and so does `asng.Custom`."""
-
-    def decode(self, x: float) -> Any:
-        """The value that is evaluated for a raw draw."""
-
-    def raw_prior(self, prior: Any) -> Any:
-        """The family's parameters for those that a user gave; raises ValueError."""
-
-    def readable(self, parameters: Any) -> Any:
-        """The opposite: the family's parameters in the user's units."""
 
 
 class Space:
@@ -212,13 +230,21 @@ class Space:
         if self._integer.size:
             low, high = self._bounds_of_two if two else self._bounds
             numbers = np.minimum(np.maximum(x.take(self._integer, -1), low), high)
-            integers = np.rint(numbers, out=numbers).astype(np.int64).tolist()
-            rows = [row + more for row, more in zip(rows, integers, strict=True)]
+            for row, integers in zip(rows, np.rint(numbers).astype(np.int64).tolist(), strict=True):
+                row.extend(integers)
         if self._others:
-            for row, numbers in zip(rows, x.tolist(), strict=True):
-                row += [self.variables[c].decode(numbers[c]) for c in self._others]
+            for row, draw in zip(rows, x.tolist(), strict=True):
+                row.extend(self.variables[c].decode(draw[c]) for c in self._others)
         in_order = self._in_order
         return [dict(zip(names, in_order(row))) for row in rows]  # noqa: B905
+
+    def holds(self, x: Array) -> bool:
+        """Whether a row of numbers can have been drawn."""
+        if x.shape != (len(self.names),) or not np.isfinite(x).all():
+            return False
+        counts = np.diff([*self._starts, len(self._choices)])
+        index = x.take(self._categorical)
+        return bool((index == np.rint(index)).all() and (index >= 0).all() and (index < counts).all())
 
     def describe(self) -> list[list[str]]:
         """Names and variables in order, as text that is equal for equal spaces, also in another process."""
@@ -235,9 +261,18 @@ def _first_repeated(choices: tuple[Any, ...]) -> tuple[Any] | None:
             seen.add(choice)
     except TypeError:  # unhashable choices, such as lists: compare them pair by pair
         for position, choice in enumerate(choices):
-            if any(choice is other or bool(np.all(choice == other)) for other in choices[:position]):
+            if any(_equal(choice, other) for other in choices[:position]):
                 return (choice,)
     return None
+
+
+def _equal(first: Any, second: Any) -> bool:
+    if first is second:
+        return True
+    try:
+        return bool(np.array_equal(first, second)) if hasattr(first, "shape") else bool(first == second)
+    except (TypeError, ValueError):  # they cannot be compared, so they are not the same
+        return False
 
 
 def _check_ordered(low: float, high: float) -> None:

@@ -51,7 +51,7 @@ def loss(values):
 
 
 if __name__ == "__main__":
-    papers = asng.Custom(Poisson(0.5, 50), decode=int)  # decode: from a raw draw to the value to evaluate
+    papers = asng.Custom(Poisson(0.5, 50), value=int)  # value: from a raw draw to the value to evaluate
     places = asng.Categorical(["kiosk", "station"])
     result = asng.minimize(loss, {"place": places, "papers": papers}, evaluations=1000, seed=0)
     print(f"best: {result.values} with a profit of {-result.loss}")

@@ -56,7 +56,7 @@ def test_the_poisson_family_passes_every_check(poisson, check):
 
 def test_prior_knowledge_reaches_a_family_of_ones_own(poisson):
     space: dict[str, Any] = {
-        "n": asng.Custom(poisson.Poisson(0.5, 30), decode=int),
+        "n": asng.Custom(poisson.Poisson(0.5, 30), value=int),
         "kind": asng.Categorical(["a", "b"]),
     }
     assert asng.ASNG(space, initial={"n": 12.0}, seed=0).distribution()["n"] == 12
@@ -65,7 +65,7 @@ def test_prior_knowledge_reaches_a_family_of_ones_own(poisson):
 
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_the_poisson_example_is_solved_for_other_seeds_too(poisson, seed):
-    papers = asng.Custom(poisson.Poisson(0.5, 50), decode=int)
+    papers = asng.Custom(poisson.Poisson(0.5, 50), value=int)
     space: dict[str, Any] = {"place": asng.Categorical(["kiosk", "station"]), "papers": papers}
     result = asng.minimize(poisson.loss, space, evaluations=1000, seed=seed)
     assert result.values == {"place": "station", "papers": 18}

@@ -41,8 +41,9 @@ INF, NAN = math.inf, math.nan
         (lambda: Integer(1, NAN), "high must be an integer, got nan"),
         (lambda: Integer(5, 5), "low < high must hold, got low=5 and high=5; .*fix the value outside"),
         (lambda: Integer(9, 2), "low < high must hold, got low=9 and high=2; swap them"),
-        (lambda: Integer(0, 2**53 + 1), r"2\*\*53 .*got 0 and 9007199254740993"),
-        (lambda: Integer(-(2**53) - 1, 0), r"2\*\*53 .*got -9007199254740993 and 0"),
+        (lambda: Integer(10**9, 10**9 + 100), r"from 1000000000 to 1000000100 .*Integer\(0, 100\) and add 1000000000"),
+        (lambda: Integer(0, 2**53 + 1), r"2\*\*53 .*low=0 and high=9007199254740993"),
+        (lambda: Integer(-(2**53) - 1, 0), r"2\*\*53 .*low=-9007199254740993 and high=0"),
         (lambda: Real("a", 1), "low must be a number, got 'a'"),
         (lambda: Real(0, None), "high must be a number, got None"),
         (lambda: Real(0, INF), "must be finite, got low=0.0 and high=inf"),
@@ -88,14 +89,12 @@ def test_wrong_priors_raise_and_name_the_value(variable, prior, message):
         variable.raw_prior(prior)
 
 
-@pytest.mark.xfail(strict=True, raises=OverflowError, reason="OverflowError escapes where ValueError is promised")
 @pytest.mark.parametrize("make", [lambda: Integer(0, 10**400), lambda: Real(0, 10**400)])
 def test_bounds_beyond_any_float_raise_value_error(make):
     with pytest.raises(ValueError, match="high"):
         make()
 
 
-@pytest.mark.xfail(strict=True, raises=ValueError, reason="arrays are compared by broadcasting, not by equality")
 @pytest.mark.parametrize(
     "choices",
     [
@@ -110,7 +109,6 @@ def test_different_arrays_are_different_choices(choices):
     assert len(Categorical(choices).choices) == len(choices)
 
 
-@pytest.mark.xfail(strict=True, reason="a set is taken in an order that differs between processes")
 def test_a_set_has_no_order_and_is_refused():
     with pytest.raises(ValueError, match="order"):
         Categorical({"relu", "tanh"})
@@ -161,8 +159,8 @@ def test_integers_are_clipped_then_rounded_half_to_even(x, value):
 
 def test_integers_are_exact_up_to_2_to_the_53():
     for n in (2**53, 2**53 - 1, 2**53 - 4):
-        assert Integer(2**53 - 4, 2**53).decode(float(n)) == n
-        assert Space({"n": Integer(2**53 - 4, 2**53)}).decode(np.array([[float(n)]])) == [{"n": n}]
+        assert Integer(0, 2**53).decode(float(n)) == n
+        assert Space({"n": Integer(0, 2**53)}).decode(np.array([[float(n)]])) == [{"n": n}]
         assert Space({"n": Integer(-(2**53), 0)}).decode(np.array([[float(-n)]])) == [{"n": -n}]
 
 
@@ -201,7 +199,6 @@ def test_the_middle_of_a_range_over_600_orders_of_magnitude_is_one():
     assert Real(1e-300, 1e300, log=True).decode(0.0) == pytest.approx(1, rel=1e-12)
 
 
-@pytest.mark.xfail(strict=True, reason="exp(log(bound)) misses the bound by rounding where it falls inside the range")
 def test_log_reals_beyond_their_bounds_are_exactly_the_bounds():
     variable = Real(1e-300, 1e300, log=True)
     assert (variable.decode(-2.0), variable.decode(2.0)) == (1e-300, 1e300)
@@ -223,7 +220,6 @@ def test_choices_of_equal_lists_or_arrays_are_not_merged_into_one_array():
     assert Space({"row": Categorical([[1, 2]])}).decode(np.zeros((2, 1))) == [{"row": [1, 2]}] * 2
 
 
-@pytest.mark.xfail(strict=True, raises=TypeError, reason="NumPy scalars among choices stay NumPy scalars")
 def test_numpy_scalars_become_plain_values_that_json_can_hold():
     variables = {"width": Categorical(np.array([16, 32])), "rate": Categorical([np.float64(0.5)]), "n": Integer(1, 3)}
     values = Space(variables).decode(np.array([[1.0, 0.0, 2.0]]))[0]
@@ -234,9 +230,9 @@ def test_one_choice_is_a_constant():
     assert Space({"a": Categorical(["only"])}).decode(np.zeros((3, 1))) == [{"a": "only"}] * 3
 
 
-bounds = st.integers(-(2**53), 2**53 - 1)
+bounds = st.integers(-(2**23), 2**23)
 reals = st.floats(-1e300, 1e300)
-integers = st.tuples(bounds, st.integers(1, 1000)).map(lambda b: Integer(b[0], min(b[0] + b[1], 2**53)))
+integers = st.tuples(bounds, st.integers(1, 1000)).map(lambda b: Integer(b[0], b[0] + b[1]))
 linear = st.tuples(reals, reals).filter(lambda b: b[0] < b[1] and 1e-9 < b[1] - b[0] < 1e300).map(sorted)
 positive = st.tuples(st.floats(1e-300, 1e300), st.floats(1.1, 1e6)).map(lambda b: Real(b[0], b[0] * b[1], log=True))
 choices = st.lists(st.one_of(st.integers(), st.text(), st.none()), min_size=1, max_size=6, unique=True)
