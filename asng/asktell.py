@@ -184,10 +184,12 @@ def _drawn(candidates: Iterable[Candidate]) -> list[Array]:
 
 def _floats(losses: Iterable[Any]) -> list[float]:
     """Losses as floats, with infinity for all that are not finite."""
-    if not isinstance(losses, Iterable):
-        raise ValueError(f"tell takes a list of losses, one for each candidate, got {losses!r}")
+    try:
+        every = iter(losses)
+    except TypeError:
+        raise ValueError(f"tell takes a list of losses, one for each candidate, got {losses!r}") from None
     numbers = []
-    for loss in losses:
+    for loss in every:
         try:
             number = float(loss)
         except OverflowError:  # an int beyond float64

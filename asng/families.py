@@ -120,12 +120,23 @@ class CategoricalFamily(Family):
 
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
         uniform = generator.random((*theta.shape[:-1], n, self.variables))
-        # The number of cumulative sums <= r; the last sum counts as infinite, so at most m_i - 1.
+        # The number of cumulative sums <= r, without the last, so at most m_i - 1.
+        if self._ones is not None and theta.ndim > 1:
+            return self._counted(theta, uniform)
         sums = np.add.accumulate(theta, -1)
         sums -= self._before
         sums = np.array((sums, sums)) if n == 2 and theta.ndim == 1 else sums[..., None, :]
         below = uniform.take(self._owner, -1) >= sums
         return self._sums(below.astype(float))
+
+    def _counted(self, theta: Array, uniform: Array) -> Array:
+        """The same for many runs of variables that are alike, category by category."""
+        x, sums = np.zeros(uniform.shape), np.zeros((*theta.shape[:-1], self.variables))
+        choices = int(self._counts[0])
+        for category in range(choices - 1):
+            sums += theta[..., category::choices]
+            x += uniform >= sums[..., None, :]
+        return x
 
     def statistics(self, x: Array) -> Array:
         category = self._category_of_two if x.ndim == 2 and len(x) == 2 else self._category

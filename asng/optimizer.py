@@ -29,10 +29,6 @@ def _slot_sums(n: int) -> Array:
     return np.concatenate([[0.0], np.cumsum(slots)])
 
 
-# What a tie, a better first and a better second of two losses come to: the default lambda, looked up.
-_PAIRS = (np.zeros(2), np.array([1.0, -1.0]), np.array([-1.0, 1.0]))
-
-
 def rank_utilities(losses: Losses) -> Array:
     """Utilities u of losses (..., lambda): 1 for the best quarter, -1 for the worst, 0 between.
 
@@ -41,10 +37,6 @@ def rank_utilities(losses: Losses) -> Array:
     >>> rank_utilities([0.3, 0.1, math.nan, 0.2, 0.2])
     array([-1. ,  1. , -1. ,  0.5,  0.5])
     """
-    if isinstance(losses, list) and len(losses) == 2:
-        first = losses[0] if math.isfinite(losses[0]) else math.inf
-        second = losses[1] if math.isfinite(losses[1]) else math.inf
-        return _PAIRS[(first < second) - (first > second)].copy()
     finite = np.where(np.isfinite(losses), losses, np.inf)
     mine, others = finite[..., :, None], finite[..., None, :]
     better, up_to_equal = (others < mine).sum(-1), (others <= mine).sum(-1)
@@ -60,22 +52,32 @@ def natural_gradient(family: Family, theta: Array, x: Array, losses: Losses) -> 
     1 / |v| (...,), which is 0 where there is nothing to learn. The factor 1 / lambda of G is left
     out: it cancels when the length is normalised.
     """
-    statistics, utilities = family.statistics(x), rank_utilities(losses)
-    many = x.shape[-2] > 2
-    if many:
+    statistics = family.statistics(x)
+    if theta.ndim == 1 and len(x) == 2:
+        # The default, written out: NumPy's general operations would cost several times the arithmetic.
+        better, worse = _order(losses)
+        gradient = statistics[better] - statistics[worse]
+    else:
         # The utilities sum to zero, so theta cancels, as does any constant: with the first draw as
-        # that constant, identical draws give exactly zero. Two of them do so anyway.
-        statistics = statistics - statistics[..., :1, :]
-    one_run = theta.ndim == 1  # for which NumPy's general products cost twice the simple ones
-    gradient = utilities.dot(statistics) if one_run else np.vecmat(utilities, statistics)
-    if many:
-        gradient[np.abs(gradient) < 1e-12] = 0.0  # rounded shares of ties
+        # that constant, identical draws give zero, and rounded shares of ties next to zero.
+        gradient = np.vecmat(rank_utilities(losses), statistics - statistics[..., :1, :])
+        gradient[np.abs(gradient) < 1e-12] = 0.0
     white = family.whiten(theta, gradient)
-    if one_run:
+    if theta.ndim == 1:
         squared = white.dot(white)
         return gradient, white, 1 / math.sqrt(squared) if squared > 0 else 0.0
     length = np.sqrt(np.vecdot(white, white))
     return gradient, white, np.divide(1, length, out=np.zeros_like(length), where=length > 0)
+
+
+def _order(losses: Losses) -> tuple[int, int]:
+    """Which of two losses is better and which is worse; the first is both where they are equal."""
+    first, second = losses
+    if not math.isfinite(first):
+        first = math.inf
+    if not math.isfinite(second):
+        second = math.inf
+    return int(second < first), int(first < second)
 
 
 def moved(family: Family, theta: Array, change: Array, scale: Any) -> Array:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 EXACT = 2**53  # the largest integers that float64 holds without gaps
+TABLE = 4096  # the widest range of integers that is looked up
 
 
 class Normal(NamedTuple):
@@ -200,51 +201,52 @@ class Space:
         self._compile()
 
     def _compile(self) -> None:
-        kinds: dict[type, list[int]] = {Categorical: [], Integer: []}
-        others: list[int] = []
+        """Choices and small integers are looked up in one table; the other variables decode themselves."""
+        table: list[Any] = []
+        bounds = []  # of the raw draw, and the place in the table that belongs to 0
+        self._others = []
         for column, variable in enumerate(self.variables):
-            kinds.get(type(variable), others).append(column)
-        self._categorical, self._integer = (np.array(columns, dtype=np.intp) for columns in kinds.values())
-        self._others = others
-        order = [*kinds[Categorical], *kinds[Integer], *others]
-        # Decoded kind by kind; this puts a row back into the order of the space.
-        self._in_order = operator.itemgetter(*np.argsort(order).tolist()) if len(order) > 1 else tuple
-        choices: list[Any] = [self.variables[c].choices for c in kinds[Categorical]]  # type: ignore[attr-defined]
-        self._choices = np.empty(sum(map(len, choices)), dtype=object)
-        self._choices[:] = [choice for row in choices for choice in row]
-        self._starts = np.cumsum([0, *map(len, choices)])[:-1]
-        self._starts_of_two = np.tile(self._starts, (2, 1))  # broadcasting would cost more than adding
-        integers: list[Any] = [self.variables[c] for c in kinds[Integer]]
-        self._bounds = np.array([[v.low for v in integers], [v.high for v in integers]], dtype=float)
-        self._bounds_of_two = np.repeat(self._bounds[:, None], 2, axis=1)
+            match variable:
+                case Categorical():
+                    values, low = variable.choices, 0
+                case Integer() if variable.high - variable.low < TABLE and len(table) < 100 * TABLE:
+                    values, low = range(variable.low, variable.high + 1), variable.low
+                case _:
+                    self._others.append(column)
+                    values, low = (None,), 0
+            bounds.append((low, low + len(values) - 1, len(table) - low))
+            table.extend(values)
+        self._table = np.empty(len(table), dtype=object)
+        self._table[:] = table
+        one = np.array(bounds, dtype=float).T[:, None]
+        two = one.repeat(2, axis=1)  # NumPy takes longer to broadcast a small array than to compute with it
+        (self._low, self._high, self._start), (self._low_of_two, self._high_of_two, self._start_of_two) = one, two
+        self._choices_only = all(isinstance(variable, Categorical) for variable in self.variables)
 
     def decode(self, x: Array) -> list[dict[str, Any]]:
         """Raw draws (n, variables) to n dicts of plain values, in the order of the space."""
-        names = self.names
         two = len(x) == 2
-        starts = self._starts_of_two if two else self._starts
-        if self._categorical.size == len(names):
-            rows = self._choices.take(x.astype(np.intp) + starts).tolist()
-            return [dict(zip(names, row)) for row in rows]  # noqa: B905 (strict costs time in every ask)
-        rows = self._choices.take(x.take(self._categorical, -1).astype(np.intp) + starts).tolist()
-        if self._integer.size:
-            low, high = self._bounds_of_two if two else self._bounds
-            numbers = np.minimum(np.maximum(x.take(self._integer, -1), low), high)
-            for row, integers in zip(rows, np.rint(numbers).astype(np.int64).tolist(), strict=True):
-                row.extend(integers)
-        if self._others:
-            for row, draw in zip(rows, x.tolist(), strict=True):
-                row.extend(self.variables[c].decode(draw[c]) for c in self._others)
-        in_order = self._in_order
-        return [dict(zip(names, in_order(row))) for row in rows]  # noqa: B905
+        index = x
+        if not self._choices_only:
+            low, high = (self._low_of_two, self._high_of_two) if two else (self._low, self._high)
+            index = np.rint(np.minimum(np.maximum(x, low), high))  # half to even
+        places = (index + (self._start_of_two if two else self._start)).astype(np.intp)
+        rows = self._table.take(places).tolist()
+        for column in self._others:
+            decode = self.variables[column].decode
+            for row, number in zip(rows, x[:, column].tolist(), strict=True):
+                row[column] = decode(number)
+        names = self.names
+        return [dict(zip(names, row)) for row in rows]  # noqa: B905 (strict costs time in every ask)
 
     def holds(self, x: Array) -> bool:
         """Whether a row of numbers can have been drawn."""
         if x.shape != (len(self.names),) or not np.isfinite(x).all():
             return False
-        counts = np.diff([*self._starts, len(self._choices)])
-        index = x.take(self._categorical)
-        return bool((index == np.rint(index)).all() and (index >= 0).all() and (index < counts).all())
+        choices = [
+            (n, v.choices) for n, v in zip(x.tolist(), self.variables, strict=True) if isinstance(v, Categorical)
+        ]
+        return all(number in range(len(values)) for number, values in choices)
 
     def describe(self) -> list[list[str]]:
         """Names and variables in order, as text that is equal for equal spaces, also in another process."""
