@@ -1,6 +1,7 @@
 """ASNG against a slow reference written out from the formulas, on known answers, and at the edges."""
 # mypy: disable-error-code="union-attr"
 
+import contextlib
 import math
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -68,6 +69,7 @@ def inner(optimizer):
 )
 def test_best_quarter_gains_worst_quarter_loses_and_ties_share(losses, expected):
     np.testing.assert_array_equal(rank_utilities(np.array(losses, dtype=float)), expected)
+    np.testing.assert_array_equal(rank_utilities([float(loss) for loss in losses]), expected)
 
 
 few = st.sampled_from([0.0, -0.0, 1.0, 1.5, -2.0, 1e300, -1e-300, math.nan, math.inf, -math.inf])
@@ -76,6 +78,7 @@ few = st.sampled_from([0.0, -0.0, 1.0, 1.5, -2.0, 1e300, -1e-300, math.nan, math
 @given(st.lists(few | st.floats(width=16), min_size=2, max_size=40))
 def test_utilities_equal_the_obvious_version(losses):
     np.testing.assert_allclose(rank_utilities(np.array(losses)), slow_utilities(losses), rtol=0, atol=1e-15)
+    np.testing.assert_allclose(rank_utilities(losses), slow_utilities(losses), rtol=0, atol=1e-15)
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(2, 9), st.data())
@@ -100,6 +103,18 @@ def test_utilities_follow_their_losses_and_sum_to_zero(losses, random):
     utilities = rank_utilities(np.array(losses))
     np.testing.assert_array_equal(rank_utilities(np.array(losses)[order]), utilities[order])
     assert abs(utilities.sum()) < 1e-12
+
+
+@pytest.mark.parametrize("losses", [[1.0, 2.0], [2.0, 1.0], [1.0, 1.0], [1.0, 2.0, 3.0]])
+def test_utilities_belong_to_the_caller(losses):
+    first = rank_utilities(losses)
+    expected = first.copy()
+    with contextlib.suppress(ValueError):  # read-only is as good
+        first += 5.0
+    second = rank_utilities(losses).copy()
+    with contextlib.suppress(ValueError):
+        first -= 5.0  # so that a failure stays in this test
+    np.testing.assert_array_equal(second, expected)
 
 
 def test_utilities_leave_the_losses_alone():
@@ -184,6 +199,21 @@ def test_identical_draws_with_rounded_shares_of_ties_change_nothing():
     optimizer = run(ASNG(MIXED, samples=7, seed=0), 30)
     before, (candidate,) = inner(optimizer), optimizer.ask(1)
     optimizer.tell([candidate] * 7, [1, 1, 1, 2, 2, 2, 3])
+    assert inner(optimizer) == before
+
+
+@pytest.mark.parametrize(
+    ("losses", "chosen"),
+    [
+        ([2, 1, 2, 0, 1, 1], [0, 1, 1, 0, 1, 1]),
+        ([1, 0, 0, 2, 1, 0, 1], [1, 0, 1, 0, 1, 0, 0]),
+        ([1, 2, 2, 1, 2, 2, 2, 2], [0, 0, 0, 1, 1, 1, 1, 0]),
+    ],
+)
+def test_shares_that_cancel_up_to_rounding_change_nothing(losses, chosen):
+    optimizer = ASNG({"a": Categorical(range(2))}, seed=0)
+    before, draws = inner(optimizer), {c.values["a"]: c for c in optimizer.ask(50)}
+    optimizer.tell([draws[choice] for choice in chosen], losses)
     assert inner(optimizer) == before
 
 
@@ -473,6 +503,14 @@ def test_minimize_finds_the_answer_and_repeats_itself():
     assert inner(results[0].optimizer) == inner(results[1].optimizer)
 
 
+@pytest.mark.parametrize(("space", "samples"), [(LETTERS, 2), (LINE, 8), (BLEND, 8)], ids=["choices", "number", "both"])
+def test_minimize_compares_more_at_a_time_where_there_are_numbers(space, samples):
+    default = minimize(lambda v: len(str(v)), space, evaluations=50, seed=0)
+    assert inner(default.optimizer) == inner(
+        minimize(lambda v: len(str(v)), space, evaluations=50, samples=samples, seed=0).optimizer
+    )
+
+
 def test_minimize_starts_from_prior_knowledge():
     result = minimize(sphere, LINE, evaluations=2, initial={"n": (4, 0.25)}, seed=0)
     assert 3 <= result.values["n"] <= 5
@@ -495,7 +533,10 @@ def test_interrupt_returns_the_result_so_far():
             raise KeyboardInterrupt
         return sphere(values)
 
-    result = minimize(interrupted, LINE, evaluations=100, seed=0)
+    try:
+        result = minimize(interrupted, LINE, evaluations=100, samples=2, seed=0)
+    except KeyboardInterrupt:  # would end the whole test run
+        pytest.fail("the result so far is lost")
     assert result.evaluations == 6  # the pairs that were complete
     assert result.loss == min(map(sphere, seen[:6]))
 
