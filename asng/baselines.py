@@ -7,7 +7,7 @@ import numpy as np
 
 from asng.asktell import AskTell, Seed, positive
 from asng.families import Family
-from asng.optimizer import Losses, column, moved, natural_gradient
+from asng.optimizer import Losses, moved, natural_gradient
 from asng.space import Array, Variable
 
 
@@ -20,7 +20,7 @@ class PlainState(NamedTuple):
 def plain_update(family: Family, state: PlainState, x: Array, losses: Losses, *, delta: Any) -> PlainState:
     """Equation 10 with a constant radius: theta <- Proj(theta + delta G / |v|)."""
     gradient, _, scale = natural_gradient(family, state.theta, x, losses)
-    return PlainState(moved(family, state.theta, gradient * column(delta * scale), scale))
+    return PlainState(moved(family, state.theta, gradient * (delta * scale), scale))
 
 
 class AdamState(NamedTuple):
@@ -29,12 +29,13 @@ class AdamState(NamedTuple):
     theta: Array
     first: Array
     second: Array
-    updates: Any
+    updates: Any  # a float, or (..., 1)
 
 
 def adam_start(theta: Array) -> AdamState:
     """The state before the first update."""
-    return AdamState(theta, np.zeros_like(theta), np.zeros_like(theta), np.zeros(theta.shape[:-1])[()])
+    updates = np.zeros_like(theta[..., :1]) if theta.ndim > 1 else 0.0
+    return AdamState(theta, np.zeros_like(theta), np.zeros_like(theta), updates)
 
 
 def adam_update(
@@ -42,14 +43,13 @@ def adam_update(
 ) -> AdamState:
     """Adam with the normalised natural gradient as its gradient (section 3.1), on all entries of theta."""
     gradient, _, scale = natural_gradient(family, state.theta, x, losses)
-    step, learns = gradient * column(scale), np.asarray(scale > 0)
+    step, learns = gradient * scale, scale > 0
     updates = state.updates + learns
-    learning = learns[..., None]
-    first = np.where(learning, betas[0] * state.first + (1 - betas[0]) * step, state.first)
-    second = np.where(learning, betas[1] * state.second + (1 - betas[1]) * step * step, state.second)
-    started = column(np.maximum(updates, 1))
+    first = np.where(learns, betas[0] * state.first + (1 - betas[0]) * step, state.first)
+    second = np.where(learns, betas[1] * state.second + (1 - betas[1]) * step * step, state.second)
+    started = np.maximum(updates, 1)
     unbiased = first / (1 - betas[0] ** started), second / (1 - betas[1] ** started)
-    change = column(rate) * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-8)
+    change = rate * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-8)
     return AdamState(moved(family, state.theta, change, scale), first, second, updates)
 
 

@@ -49,8 +49,8 @@ def natural_gradient(family: Family, theta: Array, x: Array, losses: Losses) -> 
     """The natural gradient estimated (equation 9) from draws x (..., lambda, variables) and their losses.
 
     Returns G, the caller's to overwrite, and v = A^T G, where A A^T = F, both (..., size), and
-    1 / |v| (...,), which is 0 where there is nothing to learn. The factor 1 / lambda of G is left
-    out: it cancels when the length is normalised.
+    1 / |v|, which is 0 where there is nothing to learn: a float for one run, (..., 1) for many. The
+    factor 1 / lambda of G is left out: it cancels when the length is normalised.
     """
     statistics = family.statistics(x)
     if theta.ndim == 1 and len(x) == 2:
@@ -66,7 +66,7 @@ def natural_gradient(family: Family, theta: Array, x: Array, losses: Losses) -> 
     if theta.ndim == 1:
         squared = white.dot(white)
         return gradient, white, 1 / math.sqrt(squared) if squared > 0 else 0.0
-    length = np.sqrt(np.vecdot(white, white))
+    length = np.sqrt(np.vecdot(white, white))[..., None]
     return gradient, white, np.divide(1, length, out=np.zeros_like(length), where=length > 0)
 
 
@@ -86,12 +86,7 @@ def moved(family: Family, theta: Array, change: Array, scale: Any) -> Array:
     projected = family.project(change)
     if isinstance(scale, float):
         return projected if scale else theta
-    return np.where(scale[..., None] > 0, projected, theta)
-
-
-def column(value: Any) -> Any:
-    """One number per run, a float or (...,), ready to multiply (..., size)."""
-    return value if isinstance(value, float) else value[..., None]
+    return np.where(scale > 0, projected, theta)
 
 
 class AdaptiveState(NamedTuple):
@@ -99,15 +94,17 @@ class AdaptiveState(NamedTuple):
 
     theta: Array  # (..., size)
     path: Array  # s, (..., size)
-    gamma: Any  # (...,)
-    divisor: Any  # Delta, (...,): the step size delta is delta_init / divisor
+    gamma: Any  # a float, or (..., 1)
+    divisor: Any  # Delta, likewise: the step size delta is delta_init / divisor
 
 
 def adaptive_start(family: Family, theta: Array, delta_init: Any) -> AdaptiveState:
     """The state before the first update."""
-    zero = np.zeros(theta.shape[:-1]) if theta.ndim > 1 else 0.0
-    divisor = zero + np.maximum(1.0, delta_init / family.root_dimension)
-    return AdaptiveState(theta, np.zeros_like(theta), zero, divisor)
+    least = delta_init / family.root_dimension
+    if theta.ndim == 1:  # plain floats, here and from here on: quicker, and the same again when loaded
+        return AdaptiveState(theta, np.zeros_like(theta), 0.0, max(1.0, least))
+    zero = np.zeros_like(theta[..., :1])
+    return AdaptiveState(theta, np.zeros_like(theta), zero, zero + np.maximum(1.0, least))
 
 
 def adaptive_update(
@@ -115,19 +112,20 @@ def adaptive_update(
 ) -> AdaptiveState:
     """One update of Algorithm 1, lines 3 and 5 to 8; runs with nothing to learn stay as they are."""
     gradient, white, scale = natural_gradient(family, state.theta, x, losses)
-    delta, least = delta_init / state.divisor, delta_init / family.root_dimension
+    delta = delta_init / state.divisor
     beta = delta / family.root_dimension * (scale > 0)
     gain = beta * (2 - beta)
-    path = state.path * column(1 - beta)
-    path += white * column(gain**0.5 * scale)
-    gradient *= column(delta * scale)
-    theta = moved(family, state.theta, gradient, scale)
+    path = state.path * (1 - beta)
+    path += white * (gain**0.5 * scale)
     gamma = (1 - beta) ** 2 * state.gamma + gain
-    squared = path.dot(path) if path.ndim == 1 else np.vecdot(path, path)
-    divisor = state.divisor * np.exp(beta * (gamma - squared / alpha))
+    gradient *= delta * scale
+    theta = moved(family, state.theta, gradient, scale)
     # Beyond the paper: beta <= 1, without which the step size runs away for small delta_init.
-    if isinstance(divisor, float):
-        return AdaptiveState(theta, path, gamma, min(max(float(divisor), least), delta_max))
+    least = delta_init / family.root_dimension
+    if theta.ndim == 1:
+        divisor = state.divisor * math.exp(beta * (gamma - path.dot(path) / alpha))
+        return AdaptiveState(theta, path, gamma, min(max(divisor, least), delta_max))
+    divisor = state.divisor * np.exp(beta * (gamma - np.vecdot(path, path)[..., None] / alpha))
     return AdaptiveState(theta, path, gamma, np.minimum(np.maximum(divisor, least), delta_max))
 
 

@@ -198,6 +198,7 @@ class Space:
                 raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
         self.names = tuple(variables)
         self.variables = tuple(variables.values())
+        self._template: dict[str, Any] = dict.fromkeys(self.names)
         self._compile()
 
     def _compile(self) -> None:
@@ -236,8 +237,12 @@ class Space:
             decode = self.variables[column].decode
             for row, number in zip(rows, x[:, column].tolist(), strict=True):
                 row[column] = decode(number)
-        names = self.names
-        return [dict(zip(names, row)) for row in rows]  # noqa: B905 (strict costs time in every ask)
+        decoded = []
+        for row in rows:
+            values = self._template.copy()  # has its size already, so that it need not grow
+            values.update(zip(self.names, row))  # noqa: B905 (strict costs time in every ask)
+            decoded.append(values)
+        return decoded
 
     def holds(self, x: Array) -> bool:
         """Whether a row of numbers can have been drawn."""

@@ -94,7 +94,7 @@ def test_rows_of_one_array_are_single_runs(start, update, setting, space, sample
         losses = np.abs(x / (1 + np.abs(x)) - math.sin(step / 20)).sum(-1)
         skipped = generator.random(4) < 0.3
         losses[skipped] = math.nan
-        before, stacked = stacked, update(family, stacked, x, losses, **{setting: sizes})
+        before, stacked = stacked, update(family, stacked, x, losses, **{setting: sizes[:, None]})
         for row in range(4):
             single[row] = update(family, single[row], x[row], losses[row], **{setting: float(sizes[row])})
             for old, new, alone in zip(before, stacked, single[row], strict=True):

@@ -242,7 +242,7 @@ def test_rows_of_one_array_are_single_runs(space, samples):
     family, generator = family_of(space), np.random.default_rng(0)
     delta_init, alpha = np.array([[1.0, 0.1, 1e-3], [0.5, 100.0, 1.0]]), np.array([[1.5, 1.1, 3.0], [1.5, 1.5, 2.0]])
     theta = np.broadcast_to(family.initial(), (2, 3, family.size))
-    stacked = adaptive_start(family, theta, delta_init)
+    stacked = adaptive_start(family, theta, delta_init[..., None])
     single = {
         run: adaptive_start(family, family.initial(), float(delta_init[run])) for run in np.ndindex(delta_init.shape)
     }
@@ -253,7 +253,8 @@ def test_rows_of_one_array_are_single_runs(space, samples):
         losses[skipped] = 1.0
         before = stacked
         options = {"delta_max": 50.0}
-        stacked = adaptive_update(family, before, x, losses, alpha=alpha, delta_init=delta_init, **options)
+        per_run = {"alpha": alpha[..., None], "delta_init": delta_init[..., None]}
+        stacked = adaptive_update(family, before, x, losses, **per_run, **options)
         for run, state in single.items():
             setting = {"alpha": float(alpha[run]), "delta_init": float(delta_init[run]), **options}
             single[run] = adaptive_update(family, state, x[run], losses[run], **setting)

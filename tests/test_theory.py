@@ -246,7 +246,7 @@ def test_the_path_is_held_at_alpha_on_a_stationary_problem(alpha):
     theta = np.tile(family.initial(), (40_000, 1))
     x = family.sample(theta, 2, rng)
     _, white, scale = natural_gradient(family, theta, x, noisy(x, rng))
-    mean = (white * scale[:, None]).mean(0)
+    mean = (white * scale).mean(0)
     signal = mean @ mean - (1 - mean @ mean) / len(x)  # without the part that is there by chance
     assert betas.mean() == pytest.approx(2 * signal / (alpha - 1 + 2 * signal), rel=0.1)
 
