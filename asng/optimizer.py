@@ -59,9 +59,10 @@ def natural_gradient(family: Family, theta: Array, x: Array, losses: Losses) -> 
         gradient = statistics[better] - statistics[worse]
     else:
         # The utilities sum to zero, so theta cancels, as does any constant: with the first draw as
-        # that constant, identical draws give zero, and rounded shares of ties next to zero.
+        # that constant, identical draws give exactly zero.
         gradient = np.vecmat(rank_utilities(losses), statistics - statistics[..., :1, :])
-        gradient[np.abs(gradient) < 1e-12] = 0.0
+        if x.shape[-2] > 2:
+            gradient[np.abs(gradient) < 1e-12] = 0.0  # what is left of rounded shares of ties
     white = family.whiten(theta, gradient)
     if theta.ndim == 1:
         squared = white.dot(white)
