@@ -1,0 +1,1 @@
+"""One-shot search inside any PyTorch model: decisions, elastic layers, search, extraction."""
