@@ -264,6 +264,21 @@ def test_rows_of_one_array_are_single_runs(space, samples):
                     np.testing.assert_array_equal(new[run], old[run])
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_pair_with_a_loss_that_is_not_finite_learns_from_the_other(bad, position):
+    family = family_of(MIXED)
+    x = family.sample(family.initial(), 2, np.random.default_rng(0))
+    state = adaptive_start(family, family.initial(), 1.0)
+    updated = []
+    for worse in (bad, 9.0):
+        losses = [1.0, 1.0]
+        losses[position] = worse
+        updated.append(adaptive_update(family, state, x, losses, alpha=1.5, delta_init=1.0, delta_max=math.inf))
+    for left, right in zip(*updated, strict=True):
+        np.testing.assert_array_equal(left, right)
+
+
 def test_an_update_leaves_its_arguments_alone():
     family = family_of(MIXED)
     theta = family.initial()
