@@ -6,7 +6,7 @@ A method derives from `AskTell` and adds its state and its update; nothing is ov
 import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -77,8 +77,8 @@ class AskTell(ABC):
         """The name of a part of a loaded state, besides theta, that no run of this method leads to."""
 
     @abstractmethod
-    def _update(self, x: Array, losses: list[float]) -> Any:
-        """The state after learning from draws x (lambda, variables) and their losses (lambda,)."""
+    def _update(self, x: Array, losses: list[float], active: Array | None) -> Any:
+        """The state after learning from draws x (lambda, variables), their losses, and which variables count."""
 
     def ask(self, n: int | None = None) -> list[Candidate]:
         """Draw n candidates (by default `samples`); as often as wanted, nothing is left pending."""
@@ -86,18 +86,44 @@ class AskTell(ABC):
         x.flags.writeable = False
         return list(map(Candidate, self._space.decode(x), x))
 
-    def tell(self, candidates: Iterable[Candidate], losses: Iterable[Any]) -> None:
-        """Learn from two or more candidates of any earlier ask; lower losses are better."""
+    def tell(
+        self,
+        candidates: Iterable[Candidate],
+        losses: Iterable[Any],
+        *,
+        active: Iterable[Collection[str]] | None = None,
+    ) -> None:
+        """Learn from two or more candidates of any earlier ask; lower losses are better.
+
+        `active` names, per candidate, the variables that had an effect on its loss; the others are
+        left out of what is learnt from it. By default all count, as in the paper.
+        """
         drawn, numbers = _drawn(candidates), _floats(losses)
         n = len(drawn)
         if n != len(numbers):
             raise ValueError(f"got {n} candidates and {len(numbers)} losses; tell one loss for each candidate")
         if n < 2:
             raise ValueError(f"got {n} candidates; a ranking needs at least two, so ask for more before telling")
-        self._state = self._update(_stacked(drawn, self._family.variables), numbers)
+        mask = None if active is None else self._mask(active, n)
+        self._state = self._update(_stacked(drawn, self._family.variables), numbers, mask)
         lowest = min(numbers)
         if lowest < math.inf and (self._best is None or lowest < self._best[1]):
             self._best = (drawn[numbers.index(lowest)], lowest)
+
+    def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
+        every = [set(names) for names in active]
+        unknown = set().union(*every) - set(self._space.names)
+        if len(every) != n or unknown:
+            raise ValueError(
+                f"active holds the names of the active variables of each of the {n} candidates, "
+                f"got {len(every)} sets with the unknown names {sorted(unknown)}"
+            )
+        return np.array([[name in names for name in self._space.names] for names in every], dtype=float)
+
+    @property
+    def space(self) -> dict[str, Variable]:
+        """Names and variables, in order."""
+        return dict(zip(self._space.names, self._space.variables, strict=True))
 
     def mode(self) -> dict[str, Any]:
         """The most likely values: the largest probability, or the mean, of each variable."""

@@ -17,9 +17,11 @@ class PlainState(NamedTuple):
     theta: Array
 
 
-def plain_update(family: Family, state: PlainState, x: Array, losses: Losses, *, delta: Any) -> PlainState:
+def plain_update(
+    family: Family, state: PlainState, x: Array, losses: Losses, active: Array | None = None, *, delta: Any
+) -> PlainState:
     """Equation 10 with a constant radius: theta <- Proj(theta + delta G / |v|)."""
-    gradient, _, scale = natural_gradient(family, state.theta, x, losses)
+    gradient, _, scale = natural_gradient(family, state.theta, x, losses, active)
     return PlainState(moved(family, state.theta, gradient * (delta * scale), scale))
 
 
@@ -39,10 +41,17 @@ def adam_start(theta: Array) -> AdamState:
 
 
 def adam_update(
-    family: Family, state: AdamState, x: Array, losses: Losses, *, rate: Any, betas: tuple[float, float] = (0.9, 0.999)
+    family: Family,
+    state: AdamState,
+    x: Array,
+    losses: Losses,
+    active: Array | None = None,
+    *,
+    rate: Any,
+    betas: tuple[float, float] = (0.9, 0.999),
 ) -> AdamState:
     """Adam with the normalised natural gradient as its gradient (section 3.1), on all entries of theta."""
-    gradient, _, scale = natural_gradient(family, state.theta, x, losses)
+    gradient, _, scale = natural_gradient(family, state.theta, x, losses, active)
     step, learns = gradient * scale, scale > 0
     updates = state.updates + learns
     first = np.where(learns, betas[0] * state.first + (1 - betas[0]) * step, state.first)
@@ -76,8 +85,8 @@ class SNG(AskTell):
     def _impossible(self, state: PlainState) -> None:
         return None  # theta is all there is
 
-    def _update(self, x: Array, losses: list[float]) -> PlainState:
-        return plain_update(self._family, self._state, x, losses, delta=self._delta)
+    def _update(self, x: Array, losses: list[float], active: Array | None) -> PlainState:
+        return plain_update(self._family, self._state, x, losses, active, delta=self._delta)
 
 
 class Adam(AskTell):
@@ -105,5 +114,5 @@ class Adam(AskTell):
             return "second"
         return None if state.updates >= 0 else "updates"
 
-    def _update(self, x: Array, losses: list[float]) -> AdamState:
-        return adam_update(self._family, self._state, x, losses, rate=self._rate)
+    def _update(self, x: Array, losses: list[float], active: Array | None) -> AdamState:
+        return adam_update(self._family, self._state, x, losses, active, rate=self._rate)

@@ -41,6 +41,12 @@ class Family(ABC):
         """sqrt(n_theta), and 1 where nothing is free."""
         return math.sqrt(max(self.dimension, 1))
 
+    @cached_property
+    def owner(self) -> NDArray[np.intp]:
+        """The variable that each entry of theta belongs to (size,); families of several variables set it."""
+        assert self.variables == 1, "a family of several variables says which entries of theta are whose"
+        return np.zeros(self.size, dtype=np.intp)
+
     @abstractmethod
     def initial(self) -> Array:
         """Theta (size,) of maximal entropy in the allowed set."""
@@ -89,16 +95,16 @@ class CategoricalFamily(Family):
         self.variables, self.size, self.dimension = len(m), int(m.sum()), int((free - 1).sum())
         self._counts = m
         self._starts = np.cumsum(m) - m
-        self._owner = np.repeat(np.arange(len(m)), m)  # the variable that an entry of theta belongs to
-        self._last_of_owner = (np.cumsum(m) - 1)[self._owner]
-        self._category = (np.arange(self.size) - self._starts[self._owner]).astype(float)
+        self.owner = np.repeat(np.arange(len(m)), m)  # the variable that an entry of theta belongs to
+        self._last_of_owner = (np.cumsum(m) - 1)[self.owner]
+        self._category = (np.arange(self.size) - self._starts[self.owner]).astype(float)
         self._category_of_two = np.tile(self._category, (2, 1))  # broadcasting would cost more than comparing
         self._ones = np.ones(m[0]) if (m == m[0]).all() else None  # set where all variables are alike
         last = self._last_of_owner == np.arange(self.size)
         self._free = np.where(last, 0.0, 1.0)
-        self._before = np.where(last, -np.inf, self._owner)  # sum of theta over the variables before
+        self._before = np.where(last, -np.inf, self.owner)  # sum of theta over the variables before
         smallest = self._smallest(m, len(free))
-        self._smallest_entry = smallest[self._owner]
+        self._smallest_entry = smallest[self.owner]
         self._room = 1 - m * smallest
 
     @staticmethod
@@ -116,7 +122,7 @@ class CategoricalFamily(Family):
         return sums.reshape(*entries.shape[:-1], self.variables)
 
     def initial(self) -> Array:
-        return 1 / self._counts[self._owner]
+        return 1 / self._counts[self.owner]
 
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
         uniform = generator.random((*theta.shape[:-1], n, self.variables))
@@ -126,7 +132,7 @@ class CategoricalFamily(Family):
         sums = np.add.accumulate(theta, -1)
         sums -= self._before
         sums = np.array((sums, sums)) if n == 2 and theta.ndim == 1 else sums[..., None, :]
-        below = uniform.take(self._owner, -1) >= sums
+        below = uniform.take(self.owner, -1) >= sums
         return self._sums(below.astype(float))
 
     def _counted(self, theta: Array, uniform: Array) -> Array:
@@ -140,7 +146,7 @@ class CategoricalFamily(Family):
 
     def statistics(self, x: Array) -> Array:
         category = self._category_of_two if x.ndim == 2 and len(x) == 2 else self._category
-        chosen: NDArray[np.bool_] = x.take(self._owner, -1) == category
+        chosen: NDArray[np.bool_] = x.take(self.owner, -1) == category
         return chosen.astype(float)
 
     def whiten(self, theta: Array, gradient: Array) -> Array:
@@ -159,12 +165,12 @@ class CategoricalFamily(Family):
         excess = np.maximum(theta, self._smallest_entry)
         excess -= self._smallest_entry
         scale = self._room / self._sums(excess)
-        excess *= scale.take(self._owner, -1)
+        excess *= scale.take(self.owner, -1)
         excess += self._smallest_entry
         return excess
 
     def mode(self, theta: Array) -> Array:
-        largest = np.maximum.reduceat(theta, self._starts, -1).take(self._owner, -1)
+        largest = np.maximum.reduceat(theta, self._starts, -1).take(self.owner, -1)
         first = np.where(theta == largest, self._category, np.inf)
         return np.minimum.reduceat(first, self._starts, -1)
 
@@ -191,6 +197,7 @@ class NormalFamily(Family):
             raise ValueError(f"bounds and std_min must leave room, got {low!r}, {high!r} and {std_min!r}")
         self.variables, self.size, self.dimension = len(self._low), 2 * len(self._low), 2 * len(self._low)
         self._mirrored = mirrored
+        self.owner = np.tile(np.arange(self.variables), 2)
 
     def initial(self) -> Array:
         mean = (self._low + self._high) / 2
@@ -265,6 +272,7 @@ class Joint(Family):
             start, end = end, end + family.size
             self._parts.append((family, np.array(columns, dtype=np.intp), slice(start, end)))
         self.size = end
+        self.owner = np.concatenate([columns[family.owner] for family, columns, _ in self._parts])
         self.dimension = sum(family.dimension for family, _ in parts)
         self.variables = sum(family.variables for family, _ in parts)
         every = [column for _, columns in parts for column in columns]

@@ -45,15 +45,23 @@ def rank_utilities(losses: Losses) -> Array:
     return utilities
 
 
-def natural_gradient(family: Family, theta: Array, x: Array, losses: Losses) -> tuple[Array, Array, Any]:
+def natural_gradient(
+    family: Family, theta: Array, x: Array, losses: Losses, active: Array | None = None
+) -> tuple[Array, Array, Any]:
     """The natural gradient estimated (equation 9) from draws x (..., lambda, variables) and their losses.
+
+    Where `active` (..., lambda, variables) is 0, a variable is left out of the term of that draw.
 
     Returns G, the caller's to overwrite, and v = A^T G, where A A^T = F, both (..., size), and
     1 / |v|, which is 0 where there is nothing to learn: a float for one run, (..., 1) for many. The
     factor 1 / lambda of G is left out: it cancels when the length is normalised.
     """
     statistics = family.statistics(x)
-    if theta.ndim == 1 and len(x) == 2:
+    if active is not None:
+        weights = rank_utilities(losses)[..., None] * active.take(family.owner, -1)
+        gradient = (weights * (statistics - theta[..., None, :])).sum(-2)
+        gradient[np.abs(gradient) < 1e-12] = 0.0
+    elif theta.ndim == 1 and len(x) == 2:
         # The default, written out: NumPy's general operations would cost several times the arithmetic.
         better, worse = _order(losses)
         gradient = statistics[better] - statistics[worse]
@@ -109,10 +117,18 @@ def adaptive_start(family: Family, theta: Array, delta_init: Any) -> AdaptiveSta
 
 
 def adaptive_update(
-    family: Family, state: AdaptiveState, x: Array, losses: Losses, *, alpha: Any, delta_init: Any, delta_max: Any
+    family: Family,
+    state: AdaptiveState,
+    x: Array,
+    losses: Losses,
+    active: Array | None = None,
+    *,
+    alpha: Any,
+    delta_init: Any,
+    delta_max: Any,
 ) -> AdaptiveState:
     """One update of Algorithm 1, lines 3 and 5 to 8; runs with nothing to learn stay as they are."""
-    gradient, white, scale = natural_gradient(family, state.theta, x, losses)
+    gradient, white, scale = natural_gradient(family, state.theta, x, losses, active)
     delta = delta_init / state.divisor
     beta = delta / family.root_dimension * (scale > 0)
     gain = beta * (2 - beta)
@@ -179,12 +195,13 @@ class ASNG(AskTell):
             return "divisor"
         return None if 0 <= state.gamma <= 1 + 1e-9 else "gamma"
 
-    def _update(self, x: Array, losses: list[float]) -> AdaptiveState:
+    def _update(self, x: Array, losses: list[float], active: Array | None) -> AdaptiveState:
         return adaptive_update(
             self._family,
             self._state,
             x,
             losses,
+            active,
             alpha=self._alpha,
             delta_init=self._delta_init,
             delta_max=self._delta_max,
