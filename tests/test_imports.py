@@ -17,12 +17,16 @@ MAY_IMPORT["experiments"] |= {"runs"}
 MAY_IMPORT["integrations"] = {"integrations", *CHAIN[3:]}
 MAY_IMPORT["report"] = {"report", "runs"}
 MAY_IMPORT["runs"] = {"runs"}
+MAY_IMPORT["nas"] |= {"checkpoints"}
+MAY_IMPORT["experiments"] |= {"checkpoints"}
+MAY_IMPORT["checkpoints"] = {"checkpoints"}
 MAY_IMPORT["asng"] = {"asng", *CHAIN[3:]}  # the package itself: the public names of the core
 MAY_IMPORT["__main__"] = {"cli"}
 
 CORE = {"asng", *CHAIN[3:]}
 THIRD_PARTY = {room: {"numpy"} for room in CORE} | {
-    "nas": {"numpy", "torch"},
+    "nas": {"numpy", "torch", "rich"},
+    "checkpoints": {"torch"},
     "runs": set(),
     "report": {"numpy", "matplotlib", "jinja2"},
 }
