@@ -1,0 +1,279 @@
+"""What an architecture costs (parameters, FLOPs, measured latency) and how far that is outside of limits.
+
+A measure is any function `(model, values) -> number` of a model with decisions and an architecture.
+Those here work on a copy of what the values select, and leave the model as it was.
+"""
+
+import json
+import math
+import numbers
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, SupportsFloat
+
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from asng.nas.choices import Decision, Decisions, Values, _frozen, extract
+from asng.space import Categorical, Variable
+
+Measure = Callable[[nn.Module, Values], SupportsFloat]
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The most that a cost may be: `Limit(parameters, 100_000)`; the name is for messages."""
+
+    measure: Measure
+    at_most: float
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        if not callable(self.measure):
+            raise ValueError(f"a limit needs a function (model, values) -> number, got {self.measure!r}")
+        if not self.name:
+            object.__setattr__(self, "name", getattr(self.measure, "__name__", type(self.measure).__name__))
+        if not isinstance(self.at_most, numbers.Real) or not 0 < self.at_most < math.inf:
+            raise ValueError(f"the limit of {self.name} must be a number above 0, got {self.at_most!r}")
+
+
+class Costs:
+    """Costs of a model's architectures under limits, each measured once.
+
+    `known` holds what was measured: plain values that can be saved, and put back by `known.update`.
+    """
+
+    def __init__(self, model: nn.Module, limits: Sequence[Limit]) -> None:
+        self.model = model
+        self.limits = tuple(limits)
+        self.known: dict[str, tuple[float, ...]] = {}
+        self._decisions = Decisions(model)
+
+    def of(self, values: Values) -> tuple[float, ...]:
+        """What an architecture costs, one number per limit."""
+        key = self._key(values)
+        if key not in self.known:
+            self.known[key] = tuple(self._measured(limit, values) for limit in self.limits)
+        return self.known[key]
+
+    def excess(self, values: Values) -> float:
+        """How far an architecture is outside, relative to the limits and summed over them; 0 inside of all."""
+        pairs = zip(self.of(values), self.limits, strict=True)
+        return sum((max(0.0, cost / limit.at_most - 1) for cost, limit in pairs), 0.0)
+
+    def _measured(self, limit: Limit, values: Values) -> float:
+        with _untouched(self.model):
+            cost = limit.measure(self.model, values)
+        try:
+            number = float(cost)
+        except (TypeError, ValueError, RuntimeError):
+            raise ValueError(f"{limit.name} must be a number, got {cost!r} for {dict(values)}") from None
+        if not number >= 0:
+            raise ValueError(f"{limit.name} must be at least 0, got {number} for {dict(values)}")
+        return number
+
+    def _key(self, values: Values) -> str:
+        space = self._decisions.space
+        if values.keys() != space.keys():
+            self._decisions.select(values)  # says what is missing or unknown
+        return json.dumps([_place(variable, values[name]) for name, variable in space.items()], default=repr)
+
+
+def _place(variable: Variable, value: Any) -> Any:
+    """A value as JSON can hold it: choices by their number, since they may be anything."""
+    if isinstance(variable, Categorical):
+        for place, choice in enumerate(variable.choices):
+            if value is choice or (type(value) is type(choice) and value == choice):
+                return place
+        raise ValueError(f"{value!r} is outside of {variable}")
+    return value
+
+
+def parameters(model: nn.Module, values: Values) -> int:
+    """The number of parameters of the extracted network, what is shared counted once."""
+    with _untouched(model), torch.no_grad():
+        Decisions(model).select(values)
+        return sum(parameter.numel() for parameter in _frozen(model, {}).parameters())
+
+
+class Flops:
+    """The floating-point operations of one forward of the extracted network on the example inputs.
+
+    Counted by torch: two for each multiplication with addition in convolutions, matrix products and
+    attention, none for anything else. The example's batch counts in full.
+    """
+
+    def __init__(self, *inputs: Any) -> None:
+        self.inputs = _checked(inputs)
+
+    def __call__(self, model: nn.Module, values: Values) -> int:
+        with _untouched(model), torch.no_grad():
+            network = extract(model, values).eval()
+            inputs = _moved(self.inputs, _device_of(network))
+            with FlopCounterMode(display=False) as counter:
+                network(*inputs)
+        return int(counter.get_total_flops())
+
+
+class Latency:
+    """Median seconds of one forward of the extracted network on the example inputs, on a device.
+
+    The device is the one where the network will run, by default the one where it is trained. On the
+    CPU torch uses the threads that it is set to (`torch.set_num_threads`). Each new architecture runs
+    forward `warm_up + repeats` times; whatever else runs on the device disturbs the measurement.
+    """
+
+    def __init__(
+        self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warm_up: int = 3
+    ) -> None:
+        self.inputs = _checked(inputs)
+        self.device = None if device is None else torch.device(device)
+        if repeats < 1 or warm_up < 0:
+            raise ValueError(f"repeats must be at least 1 and warm_up 0, got {repeats} and {warm_up}")
+        self.repeats = repeats
+        self.warm_up = warm_up
+
+    def __call__(self, model: nn.Module, values: Values) -> float:
+        device = self.device or _device_of(model)
+        with _untouched(model, device), torch.no_grad():
+            network = extract(model, values).eval().to(device)
+            inputs = _moved(self.inputs, device)
+            for _ in range(self.warm_up):
+                network(*inputs)
+            return statistics.median(_seconds(network, inputs, device) for _ in range(self.repeats))
+
+
+def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:
+    """Seconds of one forward."""
+    match device.type:
+        case "cpu":
+            start = time.perf_counter()
+            network(*inputs)
+            return time.perf_counter() - start
+        case "cuda":
+            with torch.cuda.device(device):
+                event: Any = torch.cuda.Event
+                begin, end = event(enable_timing=True), event(enable_timing=True)
+                torch.cuda.synchronize()
+                begin.record()
+                network(*inputs)
+                end.record()
+                end.synchronize()
+                return float(begin.elapsed_time(end)) / 1000
+        case other:
+            raise ValueError(f"latency is measured on cpu or cuda, not on {other}; give a measure of your own")
+
+
+def recalibrate(
+    model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any] | None = None
+) -> None:
+    """Estimate the batch-norm statistics of a network anew, as plain averages over the batches.
+
+    An extracted network has those of the supernet, where they were averaged over many architectures.
+    Everything but the batch norms is in evaluation mode meanwhile. `forward(model, batch)` runs the
+    model; without it a batch is the input, or a tuple or list that starts with it. If anything fails,
+    the statistics stay as they were.
+    """
+    kinds = nn.modules.batchnorm._BatchNorm
+    norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]
+    if not norms:
+        raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
+    modes = [(module, module.training) for module in model.modules()]
+    momenta = [norm.momentum for norm in norms]
+    before = [[buffer.clone() for buffer in norm.buffers(recurse=False)] for norm in norms]
+    try:
+        model.eval()
+        for norm in norms:
+            norm.reset_running_stats()
+            norm.momentum = None  # torch's way to ask for a plain average
+            norm.train()
+        if not _run(model, batches, forward or _forward):
+            raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")
+        for norm, buffers in zip(norms, before, strict=True):
+            if norm.num_batches_tracked == 0:  # it does not run
+                _put_back(norm, buffers)
+    except BaseException:
+        for norm, buffers in zip(norms, before, strict=True):
+            _put_back(norm, buffers)
+        raise
+    finally:
+        for norm, momentum in zip(norms, momenta, strict=True):
+            norm.momentum = momentum
+        for module, training in modes:
+            module.training = training
+
+
+def _run(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]) -> int:
+    """Run forward on all batches; how many there were."""
+    count = 0
+    with torch.no_grad():
+        for batch in batches:
+            forward(model, batch)
+            count += 1
+    return count
+
+
+def _put_back(norm: nn.Module, buffers: Sequence[torch.Tensor]) -> None:
+    for buffer, old in zip(norm.buffers(recurse=False), buffers, strict=True):
+        buffer.copy_(old)
+
+
+def _forward(model: nn.Module, batch: Any) -> Any:
+    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+    return model(_moved(inputs, _device_of(model)))
+
+
+@contextmanager
+def _untouched(model: nn.Module, device: torch.device | None = None) -> Iterator[None]:
+    """Afterwards the model's selection and modes are as before, and so are torch's random numbers."""
+    modules = [(module, module.training) for module in model.modules()]
+    selected = [(module, module.selected) for module, _ in modules if isinstance(module, Decision)]
+    with torch.random.fork_rng(_cuda_devices(model, device)):
+        try:
+            yield
+        finally:
+            for decision, values in selected:
+                decision.__dict__["selected"] = values
+            for module, training in modules:
+                if module.training is not training:
+                    module.training = training
+
+
+def _cuda_devices(model: nn.Module, device: torch.device | None) -> list[int]:
+    """Where a model, and what is measured, may draw random numbers besides the CPU."""
+    cuda: Any = torch.cuda
+    devices = {tensor.device for tensor in model.parameters()} if cuda.is_initialized() else set()
+    devices |= {device} if device is not None else set()
+    return sorted({cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"})
+
+
+def _checked(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    if not inputs:
+        raise ValueError(
+            "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32)"
+        )
+    return inputs
+
+
+def _device_of(model: nn.Module) -> torch.device:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    """Tensors in tuples, lists and dicts on a device."""
+    match value:
+        case torch.Tensor():
+            return value.to(device)
+        case tuple() | list():
+            moved = [_moved(item, device) for item in value]
+            return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
+        case Mapping():
+            return {key: _moved(item, device) for key, item in value.items()}
+        case _:
+            return value
