@@ -6,61 +6,19 @@ runs.
 """
 
 import copy
-import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import islice
 from typing import Any
 
 from torch import nn
 
+from asng.nas.decision import Decision as Decision
+from asng.nas.decision import Sized, largest
 from asng.nas.plain import Constant, Item
-from asng.space import Categorical, Integer, Real
+from asng.space import Categorical, Integer, Real, Variable
 
-Variable = Categorical | Integer | Real
 Values = Mapping[str, Any]
-
-
-class Decision(nn.Module, ABC):
-    """A named variable inside a network; `value` is what is selected."""
-
-    def __init__(self, name: str, variable: Variable) -> None:
-        super().__init__()
-        if not isinstance(name, str) or not name:
-            raise ValueError(f"a decision needs a name, got {name!r}")
-        self.name = name
-        self.variable = variable
-        self.selected: tuple[Any, ...] = ()  # the value, once there is one
-
-    def choose(self, value: Any) -> None:
-        """Select a value, unchecked; `asng.nas.select` checks."""
-        self.__dict__["selected"] = (value,)  # past nn.Module's bookkeeping, which is slow
-
-    @property
-    def value(self) -> Any:
-        """The selected value."""
-        if not self.selected:
-            raise RuntimeError(f"decision {self.name!r} has no value yet; call asng.nas.select(model, values) first")
-        return self.selected[0]
-
-    @abstractmethod
-    def running(self) -> Iterable[nn.Module]:
-        """The modules inside that run under the selected value."""
-
-    @abstractmethod
-    def freeze(self) -> nn.Module:
-        """A module without this decision that does the same under the selected value."""
-
-    def extra_repr(self) -> str:
-        return f"{self.name!r}, {self.variable}"
-
-    def __mul__(self, factor: int) -> "Size":
-        return Size(self) * factor
-
-    def __add__(self, shift: int) -> "Size":
-        return Size(self) + shift
-
-    def __sub__(self, shift: int) -> "Size":
-        return Size(self) - shift
 
 
 class OneOf(Decision):
@@ -97,18 +55,18 @@ class Pick(Decision):
 
     def __init__(self, name: str, n: int) -> None:
         super().__init__(name, Categorical(range(n)))
+        self.n = n
 
     def forward(self, inputs: Sequence[Any]) -> Any:
-        n = len(self.variable.choices)  # type: ignore[union-attr]
-        if len(inputs) != n:
-            raise ValueError(f"Pick {self.name!r} chooses among {n} inputs, got {len(inputs)}")
+        if len(inputs) != self.n:
+            raise ValueError(f"Pick {self.name!r} chooses among {self.n} inputs, got {len(inputs)}")
         return inputs[self.value]
 
     def running(self) -> tuple[()]:
         return ()
 
     def freeze(self) -> Item:
-        return Item(self.value)
+        return Item(self.value).train(self.training)
 
 
 class Repeat(Decision):
@@ -126,10 +84,12 @@ class Repeat(Decision):
         return x
 
     def running(self) -> Iterator[nn.Module]:
-        return iter(self.blocks[: self.value])
+        return islice(self.blocks, self.value)
 
     def freeze(self) -> nn.Sequential:
-        return nn.Sequential(*self.running())
+        chain = nn.Sequential(*self.running())
+        chain.training = self.training  # not by train(), which would reach the blocks
+        return chain
 
 
 class Value(Decision):
@@ -143,7 +103,7 @@ class Value(Decision):
         return ()
 
     def freeze(self) -> Constant:
-        return Constant(self.value)
+        return Constant(self.value).train(self.training)
 
 
 class Width(Decision):
@@ -160,79 +120,38 @@ class Width(Decision):
             raise ValueError(f"Width {name!r} needs the largest width too, or a list of widths, got {low!r} alone")
         else:
             super().__init__(name, Integer(low, high))
-        least = min(Size(self).all())
-        if least < 1:
-            raise ValueError(f"widths are at least 1, got {least} in Width {name!r}")
+        largest(self, "a width")
 
     def running(self) -> tuple[()]:
         return ()
 
     def freeze(self) -> Constant:
-        return Constant(self.value)
-
-
-class Size:
-    """A whole number that follows a decision, scale * value + shift; or one that does not."""
-
-    def __init__(self, of: "Decision | Size | int", scale: int = 1, shift: int = 0) -> None:
-        self.decision: Decision | None = None
-        self.scale, self.shift = 0, shift
-        if isinstance(of, Size):
-            self.decision, self.scale, self.shift = of.decision, of.scale * scale, of.shift * scale + shift
-        elif isinstance(of, Decision):
-            self.decision, self.scale = of, scale
-            if any(not isinstance(value, int) for value in _possible(of.variable)):
-                raise ValueError(f"a size follows whole numbers, but {of.name!r} is {of.variable}")
-        else:
-            self.shift += of * scale
-
-    def __call__(self) -> int:
-        """The size under the selected value."""
-        return self.shift if self.decision is None else int(self.scale * self.decision.value + self.shift)
-
-    def all(self) -> list[int]:
-        """Every size there can be."""
-        if self.decision is None:
-            return [self.shift]
-        return [self.scale * value + self.shift for value in _possible(self.decision.variable)]
-
-    def __mul__(self, factor: int) -> "Size":
-        return Size(self, scale=factor)
-
-    def __add__(self, shift: int) -> "Size":
-        return Size(self, shift=shift)
-
-    def __sub__(self, shift: int) -> "Size":
-        return Size(self, shift=-shift)
-
-    def __repr__(self) -> str:
-        if self.decision is None:
-            return str(self.shift)
-        factor = "" if self.scale == 1 else f"{self.scale} * "
-        shift = "" if not self.shift else f" {'+' if self.shift > 0 else '-'} {abs(self.shift)}"
-        return f"{factor}{self.decision.name!r}{shift}"
-
-
-def _possible(variable: Variable) -> Sequence[Any]:
-    if isinstance(variable, Integer):
-        return range(variable.low, variable.high + 1)
-    return variable.choices if isinstance(variable, Categorical) else (math.nan,)
+        return Constant(self.value).train(self.training)
 
 
 class Decisions:
     """All decisions of a model, found once; select as often as wanted.
 
     Layers that are given sizes know their path in the model from here on, for messages.
+
+    >>> model = nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()]), Repeat("depth", [nn.ELU(), nn.ELU()]))
+    >>> decisions = Decisions(model)
+    >>> decisions.space
+    {'act': Categorical(choices=(0, 1)), 'depth': Integer(low=1, high=2)}
+    >>> decisions.select({"act": 1, "depth": 2})
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.space: dict[str, Variable] = {}
         self._of_name: dict[str, list[Decision]] = {}
+        self._given: dict[int, str] = {}
         paths: dict[str, str] = {}
         for path, module in model.named_modules():
             if isinstance(module, Decision):
                 self._declare(module, path, paths)
+            elif isinstance(module, Sized):
+                module.path, module.given = path, self._given
 
     def _declare(self, decision: Decision, path: str, paths: dict[str, str]) -> None:
         name = decision.name
@@ -262,34 +181,65 @@ class Decisions:
 
     def choose(self, values: Values) -> None:
         """Select values that are known to fit, as those of `ask` are."""
+        self._given.clear()
         for name, decisions in self._of_name.items():
             value = values[name]
             for decision in decisions:
                 decision.choose(value)
 
-    def active(self, values: Values) -> set[str]:
-        """The names whose decisions run, or are read, under these values; the others are without effect."""
+    @contextmanager
+    def selected(self, values: Values) -> Iterator[None]:
+        """Select values for a while; what was selected before comes back."""
+        before = [(decision, decision.selected) for same in self._of_name.values() for decision in same]
         self.select(values)
-        return {module.name for module in _running(self.model) if isinstance(module, Decision)}
+        try:
+            yield
+        finally:
+            for decision, value in before:
+                decision.__dict__["selected"] = value
+
+    def active(self, values: Values) -> set[str]:
+        """The names whose decisions run, or are read, under these values; the others are without effect.
+
+        A module of your own that does not run all its children says which it does in a method
+        `running()`.
+        """
+        with self.selected(values):
+            return {module.name for module in _running(self.model, set()) if isinstance(module, Decision)}
 
 
-def _running(module: nn.Module) -> Iterator[nn.Module]:
-    """A module and all inside that run under the selected values."""
-    yield module
-    for child in module.running() if isinstance(module, Decision) else module.children():
-        yield from _running(child)
+def _running(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
+    """A module and all inside that run under the selected values, each once."""
+    if module not in seen:
+        seen.add(module)
+        yield module
+        running = getattr(module, "running", None)
+        for child in running() if callable(running) else module.children():
+            yield from _running(child, seen)
 
 
 def _allows(variable: Variable, value: Any) -> bool:
     match variable:
         case Categorical():
             return any(
-                value is choice or (type(value) is type(choice) and value == choice) for choice in variable.choices
+                value is choice or (type(value) is type(choice) and _equal(value, choice))
+                for choice in variable.choices
             )
         case Integer():
             return isinstance(value, int) and not isinstance(value, bool) and variable.low <= value <= variable.high
         case Real():
-            return isinstance(value, (int, float)) and variable.low <= value <= variable.high
+            return (
+                isinstance(value, (int, float))
+                and not isinstance(value, bool)
+                and variable.low <= value <= variable.high
+            )
+        case _:
+            return True  # only a family of the user's own knows
+
+
+def _equal(value: Any, choice: Any) -> bool:
+    equal = value == choice
+    return bool(equal.all() if hasattr(equal, "all") else equal)
 
 
 def space_of(model: nn.Module) -> dict[str, Variable]:
@@ -307,26 +257,32 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
 
     The model may be another one with the same decisions, such as a deeper one to train from scratch.
     A module with a `freeze()` method is replaced by what that returns, from the outside in, while its
-    own decisions are still there.
+    own decisions are still there. The model stays as it is.
+
+    >>> extract(nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()])), {"act": 1})
+    Sequential(
+      (0): Tanh()
+    )
     """
-    select(model, values)
-    return copy.deepcopy(_frozen(model, {}))
+    with Decisions(model).selected(values):
+        return copy.deepcopy(_frozen(model, {}))
 
 
-def _frozen(module: nn.Module, done: dict[int, tuple[nn.Module, nn.Module]]) -> nn.Module:
+def _frozen(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
     """The module without decisions, made of the original's parameters; the original stays as it is."""
-    if id(module) not in done:
+    if module not in done:
         result = module
-        if any(isinstance(inner, Decision) for inner in module.modules()):
+        if any(isinstance(inner, (Decision, Sized)) for inner in module.modules()):
             replaced = _replaced(module)
             if replaced is not module:
                 result = _frozen(replaced, done)
             else:
                 result = copy.copy(module)
-                children = {name: child and _frozen(child, done) for name, child in module._modules.items()}
-                result.__dict__["_modules"] = children  # the original keeps its own
-        done[id(module)] = (module, result)  # the module too, so that its id stays taken
-    return done[id(module)][1]
+                children = module._modules.items()
+                frozen = {name: None if child is None else _frozen(child, done) for name, child in children}
+                result.__dict__["_modules"] = frozen  # the original keeps its own
+        done[module] = result
+    return done[module]
 
 
 def _replaced(module: nn.Module) -> nn.Module:

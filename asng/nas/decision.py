@@ -1,0 +1,197 @@
+"""What a decision is, whole numbers that follow one, and what layers of such sizes have in common."""
+
+import operator
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asng.space import Categorical, Integer, Variable
+
+
+class Decision(nn.Module, ABC):
+    """A named variable inside a network; `value` is what is selected."""
+
+    def __init__(self, name: str, variable: Variable) -> None:
+        super().__init__()
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"a decision needs a name, got {name!r}")
+        if not isinstance(variable, Variable):
+            raise ValueError(f"decision {name!r} needs a variable, such as asng.Integer(1, 3), got {variable!r}")
+        self.name = name
+        self.variable = variable
+        self.selected: tuple[Any, ...] = ()  # the value, once there is one
+
+    def choose(self, value: Any) -> None:
+        """Select a value, unchecked; `asng.nas.select` checks."""
+        self.__dict__["selected"] = (value,)  # past nn.Module's bookkeeping, which is slow
+
+    @property
+    def value(self) -> Any:
+        """The selected value."""
+        if not self.selected:
+            raise RuntimeError(
+                f"decision {self.name!r} has no value yet; call asng.nas.select(model, values) first, on a model "
+                "that holds it as an attribute or in an nn.ModuleList"
+            )
+        return self.selected[0]
+
+    @abstractmethod
+    def running(self) -> Iterable[nn.Module]:
+        """The modules inside that run under the selected value."""
+
+    @abstractmethod
+    def freeze(self) -> nn.Module:
+        """A module without this decision that does the same under the selected value."""
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, {self.variable}"
+
+    def __mul__(self, factor: int) -> "Size":
+        return Size(self) * factor
+
+    def __add__(self, shift: int) -> "Size":
+        return Size(self) + shift
+
+    def __sub__(self, shift: int) -> "Size":
+        return Size(self) - shift
+
+    __rmul__ = __mul__
+    __radd__ = __add__
+
+
+class Size:
+    """A whole number that follows a decision, scale * value + shift; or one that does not.
+
+    >>> Size(3) * 2 + 1
+    7
+    """
+
+    def __init__(self, of: "Decision | Size | int", scale: int = 1, shift: int = 0) -> None:
+        scale, shift = _whole(scale), _whole(shift)
+        self.decision: Decision | None = None
+        self.scale, self.shift = scale, shift
+        if isinstance(of, Size):
+            self.decision, self.scale, self.shift = of.decision, of.scale * scale, of.shift * scale + shift
+        elif isinstance(of, Decision):
+            self.decision = of
+            if not all(isinstance(value, int) for value in possible(of.variable)):
+                raise ValueError(f"a size follows whole numbers, but {of.name!r} is {of.variable}")
+        else:
+            self.scale, self.shift = 0, _whole(of) * scale + shift
+
+    def __call__(self) -> int:
+        """The size under the selected value."""
+        return self.shift if self.decision is None else int(self.scale * self.decision.value + self.shift)
+
+    def all(self) -> list[int]:
+        """Every size there can be, in the order of the decision's values."""
+        if self.decision is None:
+            return [self.shift]
+        return [self.scale * value + self.shift for value in possible(self.decision.variable)]
+
+    def follows(self, other: "Size") -> bool:
+        """Whether both follow the same decision, which its name says."""
+        return self.decision is not None and other.decision is not None and self.decision.name == other.decision.name
+
+    def __mul__(self, factor: int) -> "Size":
+        return Size(self, scale=factor)
+
+    def __add__(self, shift: int) -> "Size":
+        return Size(self, shift=shift)
+
+    def __sub__(self, shift: int) -> "Size":
+        return Size(self, shift=-_whole(shift))
+
+    __rmul__ = __mul__
+    __radd__ = __add__
+
+    def __repr__(self) -> str:
+        if self.decision is None:
+            return str(self.shift)
+        factor = "" if self.scale == 1 else f"{self.scale} * "
+        shift = "" if not self.shift else f" {'+' if self.shift > 0 else '-'} {abs(self.shift)}"
+        return f"{factor}{self.decision.name!r}{shift}"
+
+
+Sizable = Decision | Size | int
+
+
+def largest(of: Sizable, what: str) -> tuple[Size, int]:
+    """A size and the most it can be; raises ValueError where it can be less than 1."""
+    size = Size(of)
+    sizes = size.all()
+    if size.decision is not None and min(sizes) < 1:
+        raise ValueError(f"{what} must be at least 1, but {size} can be {min(sizes)}")
+    return size, max(sizes)
+
+
+def possible(variable: Variable) -> Sequence[Any]:
+    """All values of a variable; of one that has too many, only None."""
+    match variable:
+        case Integer():
+            return range(variable.low, variable.high + 1)
+        case Categorical():
+            return variable.choices
+        case _:
+            return (None,)
+
+
+def _whole(number: Any) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"a size is a whole number or follows a decision, got {number!r}") from None
+
+
+class Sized(nn.Module, ABC):
+    """A layer whose sizes follow decisions: torch's own at its largest, of which it uses a part.
+
+    It holds the decisions as submodules, by their roles. Once `asng.nas.select` or `Decisions` has
+    told the layers of a model their paths, they say which of them do not fit together.
+    """
+
+    path: str = ""
+    given: dict[int, str]  # channels -> path of the layer that last gave so many, shared by a model's layers
+
+    @abstractmethod
+    def needed(self) -> dict[str, Tensor | None]:
+        """The parts of its parameters and buffers that it uses under the selected values."""
+
+    @abstractmethod
+    def small(self) -> nn.Module:
+        """The plain layer of the selected sizes, on torch's device "meta", without numbers."""
+
+    def freeze(self) -> nn.Module:
+        """The plain torch layer that does the same under the selected values, with copies of the numbers."""
+        plain = self.small()
+        for name, part in self.needed().items():
+            if part is not None:
+                whole, copied = getattr(self, name), part.detach().clone()
+                is_parameter = isinstance(whole, nn.Parameter)
+                setattr(plain, name, nn.Parameter(copied, whole.requires_grad) if is_parameter else copied)
+        plain.training = self.training
+        return plain
+
+    def _follow(self, **roles: Size) -> None:
+        self.given = {}
+        for role, size in roles.items():
+            if size.decision is not None:
+                self.add_module(role, size.decision)
+
+    def _take(self, size: Size, x: Tensor, axis: int, unit: str = "channels") -> int:
+        """The size under the selected value, which the input must have on an axis."""
+        takes = size()
+        if x.dim() >= -axis and x.shape[axis] != takes:
+            got = int(x.shape[axis])
+            wanted = takes if size.decision is None else f"{size} = {takes}"
+            giver = f", which {self.given[got]} last gave" if got in self.given else ""
+            raise RuntimeError(f"{self.path or type(self).__name__} takes {wanted} {unit}, but got {got}{giver}")
+        return takes
+
+    def _give(self, channels: int, y: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling():
+            self.given[channels] = self.path
+        return y
