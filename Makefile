@@ -33,9 +33,9 @@ clean:
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(INSTALL) setuptools
-	$(INSTALL) --no-build-isolation --editable '.[nas,dev]'
+	$(INSTALL) --no-build-isolation --editable '.[nas,onnx,dev]'
 	touch $@
 
 .venv/installed-bench: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[nas,dev,bench]'
+	$(INSTALL) --no-build-isolation --editable '.[nas,onnx,dev,bench]'
 	touch $@

@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from asng.nas.choices import OneOf, Pick, Repeat, Value, extract, select
+from asng.nas.choices import OneOf, Pick, Repeat, Value, Width, extract, select
 from asng.nas.cost import Costs, Flops, Latency, Limit, parameters, recalibrate
+from asng.nas.elastic import Linear
+from asng.nas.norms import BatchNorm1d
 from asng.space import Categorical, Integer, Real
 
 IMAGES = torch.ones(2, 1, 6, 6)
@@ -115,6 +117,14 @@ def test_what_is_shared_counts_once():
 def test_flops_are_counted_on_the_example(values, flops):
     assert Flops(IMAGES)(Net(), values) == flops
     assert Flops(IMAGES.repeat(3, 1, 1, 1))(Net(), values) == 3 * flops
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_elastic_layers_cost_what_their_selected_part_costs(width):
+    units = Width("width", 1, 8)
+    net = nn.Sequential(Linear(5, units), BatchNorm1d(units), nn.ReLU(), Linear(units, 2))
+    assert parameters(net, {"width": width}) == 5 * width + width + 2 * width + 2 * width + 2
+    assert Flops(torch.zeros(4, 5))(net, {"width": width}) == 2 * 4 * (5 * width + 2 * width)
 
 
 @pytest.mark.parametrize("measure", [Flops, Latency])
@@ -242,11 +252,12 @@ def test_latency_on_another_device_than_the_one_trained_on(trained_on, runs_on):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_latency_on_cuda_waits_for_the_result():
-    net = OneOf("size", [nn.Linear(8192, 8192), nn.Sequential(*[nn.Linear(8192, 8192) for _ in range(50)])])
-    latency = Latency(torch.zeros(8192, 8192), device="cuda")
+    layers = [nn.Linear(2048, 2048) for _ in range(50)]
+    net = OneOf("size", [layers[0], nn.Sequential(*layers)])
+    latency = Latency(torch.zeros(8192, 2048), device="cuda")
     small, large = latency(net, {"size": 0}), latency(net, {"size": 1})
     assert 20 * small < large
-    assert small > 2 * 8192**3 / 2e15  # no device computes faster
+    assert small > 2 * 8192 * 2048**2 / 2e15  # no device computes faster
 
 
 def counting():

@@ -112,8 +112,9 @@ class Flops:
 
     def __call__(self, model: nn.Module, values: Values) -> int:
         with _untouched(model), torch.no_grad():
-            network = extract(model, values).eval()
-            inputs = _moved(self.inputs, _device_of(network))
+            device = _device_of(model)
+            network = extract(model, values).eval().to(device)
+            inputs = _moved(self.inputs, device)
             with FlopCounterMode(display=False) as counter:
                 network(*inputs)
         return int(counter.get_total_flops())
