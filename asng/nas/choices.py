@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from asng.nas.decision import Decision as Decision
@@ -66,7 +67,7 @@ class Pick(Decision):
         return ()
 
     def freeze(self) -> Item:
-        return Item(self.value).train(self.training)
+        return Item(self.value)
 
 
 class Repeat(Decision):
@@ -87,9 +88,7 @@ class Repeat(Decision):
         return islice(self.blocks, self.value)
 
     def freeze(self) -> nn.Sequential:
-        chain = nn.Sequential(*self.running())
-        chain.training = self.training  # not by train(), which would reach the blocks
-        return chain
+        return nn.Sequential(*self.running())
 
 
 class Value(Decision):
@@ -103,7 +102,7 @@ class Value(Decision):
         return ()
 
     def freeze(self) -> Constant:
-        return Constant(self.value).train(self.training)
+        return Constant(self.value)
 
 
 class Width(Decision):
@@ -126,7 +125,7 @@ class Width(Decision):
         return ()
 
     def freeze(self) -> Constant:
-        return Constant(self.value).train(self.training)
+        return Constant(self.value)
 
 
 class Decisions:
@@ -205,11 +204,12 @@ class Decisions:
         `running()`.
         """
         with self.selected(values):
-            return {module.name for module in _running(self.model, set()) if isinstance(module, Decision)}
+            return {module.name for module in _running(self.model) if isinstance(module, Decision)}
 
 
-def _running(module: nn.Module, seen: set[nn.Module]) -> Iterator[nn.Module]:
+def _running(module: nn.Module, seen: set[nn.Module] | None = None) -> Iterator[nn.Module]:
     """A module and all inside that run under the selected values, each once."""
+    seen = set() if seen is None else seen
     if module not in seen:
         seen.add(module)
         yield module
@@ -238,8 +238,7 @@ def _allows(variable: Variable, value: Any) -> bool:
 
 
 def _equal(value: Any, choice: Any) -> bool:
-    equal = value == choice
-    return bool(equal.all() if hasattr(equal, "all") else equal)
+    return np.array_equal(value, choice) if hasattr(choice, "shape") else bool(value == choice)
 
 
 def space_of(model: nn.Module) -> dict[str, Variable]:
@@ -293,4 +292,8 @@ def _replaced(module: nn.Module) -> nn.Module:
     replaced = freeze()
     if not isinstance(replaced, nn.Module):
         raise TypeError(f"freeze() of {type(module).__name__} must return a module, got {replaced!r}")
+    original = set(module.modules())
+    for inner in replaced.modules():
+        if inner not in original:
+            inner.training = module.training
     return replaced
