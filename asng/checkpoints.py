@@ -1,7 +1,8 @@
 """One checkpoint file, always whole: written aside, synced, renamed; the one before is kept beside it."""
 
 import os
-import pickle
+import shutil
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,11 @@ FORMAT = "asng checkpoint 1"
 
 
 def previous(path: Path) -> Path:
-    """Where the checkpoint before the newest one is kept."""
+    """Where the checkpoint before the newest one is kept.
+
+    >>> previous(Path("run/checkpoint.pt")).name
+    'checkpoint.previous.pt'
+    """
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
@@ -19,32 +24,55 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Put a state in place of the checkpoint at `path`; at every moment a whole one is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
     new, spare = path.with_name(path.name + ".new"), path.with_name(path.name + ".spare")
-    with open(new, "wb") as file:
-        torch.save({"format": FORMAT, "state": state}, file)
-        file.flush()
-        os.fsync(file.fileno())
-    if path.exists():
-        spare.unlink(missing_ok=True)
-        os.link(path, spare)  # a second name, so that neither rename leaves a gap
-        os.replace(spare, previous(path))
-    os.replace(new, path)
-    folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+        with open(new, "wb") as file:
+            torch.save({"format": FORMAT, "state": state}, file)
+            file.flush()
+            os.fsync(file.fileno())
+        if path.exists():
+            spare.unlink(missing_ok=True)
+            _second_name(path, spare)  # so that neither rename leaves a gap
+            os.replace(spare, previous(path))
+        os.replace(new, path)
+    except BaseException:
+        new.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
 
 
 def load(path: Path) -> dict[str, Any]:
     """The state at `path`, on the CPU; a ValueError says what is wrong and offers the one before."""
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        raise ValueError(f"{path} is damaged or no checkpoint ({_first_line(error)}){_offer(path)}") from None
+    with open(path, "rb") as file:
+        try:
+            with zipfile.ZipFile(file) as archive:  # torch itself does not notice changed weights
+                changed = archive.testzip()
+            if changed is not None:
+                raise ValueError(f"{changed} has changed since it was written")
+            file.seek(0)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except Exception as error:  # whatever a damaged file makes of its reader
+            raise ValueError(f"{path} is damaged or no checkpoint ({_first_line(error)}){_offer(path)}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
         raise ValueError(f"{path} is not a checkpoint of this version of asng{_offer(path)}")
     state: dict[str, Any] = content["state"]
     return state
+
+
+def _second_name(path: Path, name: Path) -> None:
+    try:
+        os.link(path, name)
+    except OSError:  # not every file system has links
+        shutil.copyfile(path, name)
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere folders cannot be opened
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)
 
 
 def _first_line(error: Exception) -> str:

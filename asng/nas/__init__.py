@@ -5,6 +5,8 @@ from asng.nas.choices import Decision, Decisions, OneOf, Pick, Repeat, Value, Wi
 from asng.nas.cost import Costs, Flops, Latency, Limit, parameters, recalibrate
 from asng.nas.elastic import Conv2d, ConvTranspose2d, Linear
 from asng.nas.norms import BatchNorm1d, BatchNorm2d, LayerNorm
+from asng.nas.oneshot import OneShot, Step
+from asng.nas.search import Found, found, search
 
 __all__ = [
     "BatchNorm1d",
@@ -15,19 +17,24 @@ __all__ = [
     "Decision",
     "Decisions",
     "Flops",
+    "Found",
     "Latency",
     "LayerNorm",
     "Limit",
     "Linear",
     "OneOf",
+    "OneShot",
     "Pick",
     "Repeat",
+    "Step",
     "Value",
     "Width",
     "extract",
+    "found",
     "from_json",
     "parameters",
     "recalibrate",
+    "search",
     "select",
     "space_of",
     "to_json",

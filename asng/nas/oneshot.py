@@ -4,6 +4,8 @@ Started by torchrun, the candidates are dealt out over the processes. All of the
 candidates and are told the same losses, so theta is equal everywhere without being sent.
 """
 
+import copy
+import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,13 +16,15 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from asng.asktell import AskTell, Candidate
-from asng.nas.choices import Decisions
+from asng.nas.choices import Decisions, _running
 from asng.nas.cost import Costs, Limit
+from asng.space import Categorical
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]
 
 TRIES = 16  # draws per candidate in search of one inside the limits
+BEHIND = 1e300  # told for candidates behind all with a finite loss; above any loss, and never mistaken for one
 
 
 @dataclass(frozen=True)
@@ -39,11 +43,20 @@ class OneShot:
     model       any module with decisions, on the device where it is trained
     optimizer   ASNG, or a baseline, over `space_of(model)`
     weights     any torch optimizer of the model's parameters
-    loss        (model, batch) -> scalar; runs the model as it is selected
+    loss        (model, batch) -> scalar tensor; runs the model as it is selected
     clip_norm   the largest norm of the gradient of the weights
     limits      hard limits on costs: candidates outside are never run, and ranked behind all inside
-    amp         torch.bfloat16 or torch.float16 for mixed precision
+    amp         torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients
     leave_out   leave variables without effect on a candidate out of its gradient (not the paper's way)
+
+    Both halves run the model in training mode, so batch norm uses the statistics of the batch. Its
+    running statistics mix those of all candidates and have no effect on the search: an extracted
+    network needs `recalibrate`. A gradient that is not finite leaves the weights as they are; losses
+    that are not finite are worst.
+
+    Several processes (torch.distributed, set up before) all have to pass the same batches. They begin
+    with the weights, the buffers and the state of the first. Each has the running statistics of the
+    candidates that it ran itself.
     """
 
     def __init__(
@@ -59,31 +72,52 @@ class OneShot:
         leave_out: bool = False,
     ) -> None:
         self.model, self.optimizer, self.weights = model, optimizer, weights
-        self._loss, self._clip_norm, self._leave_out = loss, clip_norm, leave_out
+        self._loss, self._leave_out, self._amp = loss, leave_out, amp
         self._decisions = Decisions(model)
-        if list(self._decisions.space.items()) != list(optimizer.space.items()):
-            raise ValueError("the optimizer searches another space than the model's; make it with space_of(model)")
         self._parameters = [p for group in weights.param_groups for p in group["params"]]
-        self._device = next(iter(self._parameters)).device
-        if amp not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"amp must be torch.bfloat16, torch.float16 or None, got {amp}")
-        self._amp = amp
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=amp is torch.float16)
-        self._costs = Costs(model, limits)
-        self._limited = bool(limits)
-        self._known: dict[str, float] = {}
+        self._check()
+        if clip_norm is not None and not clip_norm > 0:
+            raise ValueError(f"clip_norm must be above 0, or None for no clipping, got {clip_norm!r}")
+        self._clip_norm = math.inf if clip_norm is None else clip_norm
+        self.device = self._parameters[0].device
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp is torch.float16)
+        self.costs = Costs(model, limits)
         self._ranks, self._rank = (dist.get_world_size(), dist.get_rank()) if _distributed() else (1, 0)
         if self._ranks > 1:
             self._begin_alike()
 
+    def _check(self) -> None:
+        if not self._decisions.space:
+            raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
+        mine, theirs = list(self._decisions.space.items()), list(self.optimizer.space.items())
+        if mine != theirs:
+            differing = [name for name, _ in set(map(_shown, mine)) ^ set(map(_shown, theirs))]
+            what = f"they differ in {', '.join(map(repr, sorted(set(differing))[:5]))}" if differing else "by its order"
+            raise ValueError(
+                f"the optimizer searches another space than the model's ({what}); make it with space_of(model)"
+            )
+        held = {id(parameter) for parameter in self._parameters}
+        left = [name for name, p in self.model.named_parameters() if p.requires_grad and id(p) not in held]
+        if left:
+            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+            raise ValueError(
+                f"weights does not hold the model's parameters {', '.join(left[:3])}{more}; make it with "
+                "model.parameters(), or call requires_grad_(False) on those that stay as they are"
+            )
+        if self._amp not in (None, torch.bfloat16, torch.float16):
+            raise ValueError(f"amp must be torch.bfloat16, torch.float16 or None, got {self._amp}")
+
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """One iteration: all candidates of a half see the same batch."""
-        self.model.train()
+        if not self.model.training:
+            self.model.train()
         train = self._train(train_batch)
         candidates = self.optimizer.ask()
         excess = [self.excess(candidate.values) for candidate in candidates]
         inside = [candidate for candidate, far in zip(candidates, excess, strict=True) if not far]
-        losses, told = self._gathered(self._losses(inside, valid_batch), train)
+        with torch.no_grad():
+            valid = [self._run(candidate, valid_batch) if mine else None for candidate, mine in self._dealt(inside)]
+        losses, told = self._gathered(train, valid)
         after = iter(told)
         every = [None if far else next(after) for far in excess]
         self._tell(candidates, every, excess)
@@ -91,33 +125,33 @@ class OneShot:
 
     def _train(self, batch: Batch) -> list[Tensor | None]:
         """Move the weights by the mean gradient of candidates drawn for this alone."""
-        candidates = self._draw_inside()
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
-        self.weights.zero_grad(set_to_none=False)
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        if gradients:
+            torch._foreach_zero_(gradients)
+        candidates = self._draw_inside()
         losses: list[Tensor | None] = []
-        for position, candidate in enumerate(candidates):
-            if position % self._ranks != self._rank:
-                losses.append(None)
-                continue
-            self._decisions.choose(candidate.values)
-            with self._autocast():
-                loss = self._loss(self.model, batch)
-            self._scaler.scale(loss / len(candidates)).backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
+        for candidate, mine in self._dealt(candidates):
+            loss = self._run(candidate, batch) if mine else None
+            losses.append(None if loss is None else loss.detach())
+            if loss is not None and self._has_gradient(loss):
+                self._scaler.scale(loss / len(candidates)).backward()  # type: ignore[no-untyped-call]
         if self._ranks > 1:
             self._reduce_gradients()
-        if candidates:
+        if any(parameter.grad is not None for parameter in self._parameters) and candidates:
             self._scaler.unscale_(self.weights)
-            if self._clip_norm is not None:
-                nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-            self._scaler.step(self.weights)
-            self._scaler.update()
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+            if self._scaler.is_enabled():  # it leaves the weights alone by itself
+                self._scaler.step(self.weights)
+                self._scaler.update()
+            elif norm.isfinite():
+                self.weights.step()
         return losses
 
     def _draw_inside(self) -> list[Candidate]:
         candidates = self.optimizer.ask()
-        if not self._limited:
+        if not self.costs.limits:
             return candidates
         wanted = len(candidates)
         inside = [c for c in candidates if not self.excess(c.values)]
@@ -127,61 +161,85 @@ class OneShot:
             inside += [c for c in self.optimizer.ask(1) if not self.excess(c.values)]
         return inside
 
-    @torch.no_grad()
-    def _losses(self, candidates: Sequence[Candidate], batch: Batch) -> list[Tensor | None]:
-        losses: list[Tensor | None] = []
-        for position, candidate in enumerate(candidates):
-            if position % self._ranks != self._rank:
-                losses.append(None)
-                continue
-            self._decisions.choose(candidate.values)
-            with self._autocast():
-                losses.append(self._loss(self.model, batch))
-        return losses
+    def _dealt(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, bool]]:
+        """Candidates, and whether this process runs them."""
+        return [(candidate, place % self._ranks == self._rank) for place, candidate in enumerate(candidates)]
 
-    def _autocast(self) -> torch.autocast:
-        return torch.autocast(self._device.type, dtype=self._amp, enabled=self._amp is not None)
+    def _run(self, candidate: Candidate, batch: Batch) -> Tensor:
+        """The loss of a candidate."""
+        self._decisions.choose(candidate.values)
+        with torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None):
+            loss = self._loss(self.model, batch)
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(f"loss(model, batch) must return a scalar tensor, got {got}")
+        return loss.reshape(())
+
+    def _has_gradient(self, loss: Tensor) -> bool:
+        """False for an architecture without weights, which is fine; an error for a loss that lost its gradient."""
+        if not loss.requires_grad and any(
+            parameter.requires_grad for module in _running(self.model) for parameter in module.parameters(recurse=False)
+        ):
+            raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
+        return loss.requires_grad
 
     def excess(self, values: Mapping[str, Any]) -> float:
         """How far an architecture is outside of the limits; 0 inside. The first process measures for all."""
-        if not self._limited:
+        if not self.costs.limits:
             return 0.0
-        key = repr(values)
-        if key not in self._known:
-            far = self._costs.excess(values) if self._rank == 0 else 0.0
-            if self._ranks > 1:
-                shared = torch.tensor([far], dtype=torch.float64, device=self._device)
-                dist.broadcast(shared, 0)
-                far = shared.item()
-            self._known[key] = far
-        return self._known[key]
+        if self._ranks > 1:
+            self._share_costs(values)
+        return self.costs.excess(values)
+
+    def nearest(self) -> dict[str, Any] | None:
+        """Of all architectures whose costs were measured so far, the newest with the smallest excess."""
+        newest_first = [self._values(key) for key in reversed(self.costs.known)]
+        return min(newest_first, key=self.costs.excess, default=None)
+
+    def _values(self, key: str) -> dict[str, Any]:
+        pairs = zip(self._decisions.space.items(), json.loads(key), strict=True)
+        return {name: v.choices[place] if isinstance(v, Categorical) else place for (name, v), place in pairs}
 
     def _tell(self, candidates: list[Candidate], losses: list[float | None], excess: list[float]) -> None:
-        if self._limited:  # only the order counts: inside by loss, then outside by excess
-            keys = [
-                (far, math.inf) if loss is None else (0.0, loss if math.isfinite(loss) else math.inf)
-                for loss, far in zip(losses, excess, strict=True)
+        """Inside by loss, then inside without a finite loss, then outside by excess."""
+        told = [math.inf if loss is None else loss for loss in losses]
+        if any(excess):
+            steps = sorted({0.0, *excess})
+            finite = [math.isfinite(number) for number in told]
+            told = [
+                number if good else BEHIND * (1 + steps.index(far))
+                for number, good, far in zip(told, finite, excess, strict=True)
             ]
-            order = sorted(set(keys))
-            told: list[Any] = [order.index(key) for key in keys]
-        else:
-            told = list(losses)
         active = [self._decisions.active(c.values) for c in candidates] if self._leave_out else None
         self.optimizer.tell(candidates, told, active=active)
 
     # Several processes.
 
     def _begin_alike(self) -> None:
-        """Weights, buffers and the optimizer's state of the first process for all."""
-        for tensor in [*self.model.parameters(), *self.model.buffers()]:
-            dist.broadcast(tensor.detach(), 0)
-        state = [self.optimizer.state_dict()]
-        dist.broadcast_object_list(state, 0)
-        self.optimizer.load_state_dict(state[0])
+        """Weights, buffers and both optimizers' states of the first process for all."""
+        with torch.no_grad():
+            for tensor in {
+                id(t): t for t in [*self._parameters, *self.model.parameters(), *self.model.buffers()]
+            }.values():
+                first = tensor.detach().contiguous()
+                dist.broadcast(first, 0)
+                tensor.copy_(first)
+        optimizer, weights = broadcast((self.optimizer.state_dict(), self.weights.state_dict()))
+        self.optimizer.load_state_dict(optimizer)
+        self.weights.load_state_dict(weights)
+
+    def _share_costs(self, values: Mapping[str, Any]) -> None:
+        """What the first process measured is known to all."""
+        key = self.costs._key(values)
+        if key not in self.costs.known:
+            costs = self.costs.of(values) if self._rank == 0 else [0.0] * len(self.costs.limits)
+            shared = torch.tensor(costs, dtype=torch.float64, device=self.device)
+            dist.broadcast(shared, 0)
+            self.costs.known[key] = tuple(shared.tolist())
 
     def _reduce_gradients(self) -> None:
         """Sum the gradients over the processes; one touched anywhere is touched everywhere."""
-        touched = torch.tensor([p.grad is not None for p in self._parameters], dtype=torch.int32, device=self._device)
+        touched = torch.tensor([p.grad is not None for p in self._parameters], dtype=torch.int32, device=self.device)
         dist.all_reduce(touched, dist.ReduceOp.MAX)
         gradients = []
         for parameter, used in zip(self._parameters, touched.tolist(), strict=True):
@@ -196,11 +254,12 @@ class OneShot:
             for gradient, part in zip(alike, torch.split(flat, [g.numel() for g in alike]), strict=True):
                 gradient.copy_(part.view_as(gradient))
 
-    def _gathered(self, valid: list[Tensor | None], train: list[Tensor | None]) -> tuple[list[float], list[float]]:
+    def _gathered(self, train: list[Tensor | None], valid: list[Tensor | None]) -> tuple[list[float], list[float]]:
         """All losses as numbers, with one wait for the device."""
-        zero = torch.zeros((), device=self._device)
-        losses = [zero if loss is None else loss.float().reshape(()) for loss in [*train, *valid]]
-        stacked = torch.stack(losses) if losses else torch.zeros(0, device=self._device)
+        exact = torch.float32 if self.device.type == "mps" else torch.float64
+        zero = torch.zeros((), dtype=exact, device=self.device)
+        losses = [zero if loss is None else loss.to(zero) for loss in [*train, *valid]]
+        stacked = torch.stack(losses) if losses else zero.reshape(1)[:0]
         if self._ranks > 1:
             dist.all_reduce(stacked)
         numbers = stacked.tolist()
@@ -209,24 +268,54 @@ class OneShot:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Model, weights' optimizer, distribution and scaler: all that later steps depend on but random draws."""
+        """All that later steps depend on but torch's random numbers; loads with `weights_only=True`."""
         return {
             "model": self.model.state_dict(),
             "weights": self.weights.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "touched": [parameter.grad is not None for parameter in self._parameters],
+            "costs": dict(self.costs.known),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()` of a OneShot made in the same way."""
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.model.load_state_dict(state["model"])
-        self.weights.load_state_dict(state["weights"])
-        self._scaler.load_state_dict(state["scaler"])
+        """Continue from `state_dict()` of a OneShot made in the same way; raises ValueError, changing nothing."""
+        before = copy.deepcopy(self.weights.state_dict()), self.optimizer.state_dict()
+        try:
+            _same_shapes(state["model"], self.model.state_dict())
+            if len(state["touched"]) != len(self._parameters):
+                raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.weights.load_state_dict(state["weights"])
+            self._scaler.load_state_dict(state["scaler"])
+            self.model.load_state_dict(state["model"])
+        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+            self.weights.load_state_dict(before[0])
+            self.optimizer.load_state_dict(before[1])
+            raise ValueError(f"the state is of another search: {error}") from None
+        self.costs.known.clear()
+        self.costs.known.update({key: tuple(costs) for key, costs in state["costs"].items()})
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None
+
+
+def _shown(item: tuple[str, Any]) -> tuple[str, str]:
+    return item[0], repr(item[1])
+
+
+def _same_shapes(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    for name in {**there, **here}:
+        sizes = [tuple(s[name].shape) if isinstance(s.get(name), Tensor) else None for s in (there, here)]
+        if (name in there) != (name in here) or sizes[0] != sizes[1]:
+            raise ValueError(f"{name} is {sizes[0]} there, {sizes[1]} here")
+
+
+def broadcast(value: Any) -> Any:
+    """The first process's value, in all."""
+    box = [value]
+    dist.broadcast_object_list(box, 0)
+    return box[0]
 
 
 def _distributed() -> bool:
