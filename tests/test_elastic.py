@@ -247,6 +247,40 @@ def test_batch_norm_is_torchs_of_the_small_size(kind, plain_kind, shape, momentu
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
 
 
+@pytest.mark.parametrize("tracks", [True, False])
+def test_statistics_rest_where_they_are_switched_off_later(tracks):
+    layer, plain = nas.BatchNorm1d(width()), nn.BatchNorm1d(8)
+    select(layer, {"a": 8})
+    x = torch.randn(4, 8)
+    for norm in (layer, plain):
+        norm(x)
+        norm.track_running_stats = tracks
+        norm(x)
+    assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in layer.state_dict().items())
+    assert equal(layer(x), plain(x))
+    assert equal(layer.eval()(x), plain.eval()(x))
+    assert equal(layer.freeze()(x), plain(x))
+
+
+def test_a_batch_norm_may_do_without_a_bias():
+    layer = nas.BatchNorm2d(width(), bias=False)
+    select(layer, {"a": 3})
+    assert list(layer.state_dict()) == ["weight", "running_mean", "running_var", "num_batches_tracked"]
+    frozen = layer.freeze()
+    assert list(frozen.state_dict()) == list(layer.state_dict())
+    x = torch.randn(2, 3, 4, 4)
+    assert equal(frozen(x), nn.functional.batch_norm(x, None, None, layer.weight[:3], None, training=True))
+
+
+def test_a_parametrised_weight_is_frozen_as_it_is():
+    layer = nn.utils.parametrizations.weight_norm(nas.Linear(width(), width("b")))
+    nas.select(layer, {"a": 3, "b": 4})
+    frozen = extract(layer, {"a": 3, "b": 4})
+    assert type(frozen) is nn.Linear
+    x = torch.randn(2, 3)
+    assert equal(frozen(x), layer(x))
+
+
 def test_batch_norms_still_check_their_input():
     norm = nas.BatchNorm2d(width())
     select(norm, {"a": 3})

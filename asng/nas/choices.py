@@ -6,7 +6,7 @@ runs.
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any
@@ -145,6 +145,8 @@ class Decisions:
         self.space: dict[str, Variable] = {}
         self._of_name: dict[str, list[Decision]] = {}
         self._given: dict[int, str] = {}
+        self._inside: dict[nn.Module, list[nn.Module]] = {}  # the children of each module that hold decisions
+        _holds_decisions(model, self._inside)
         paths: dict[str, str] = {}
         for path, module in model.named_modules():
             if isinstance(module, Decision):
@@ -204,18 +206,30 @@ class Decisions:
         `running()`.
         """
         with self.selected(values):
-            return {module.name for module in _running(self.model) if isinstance(module, Decision)}
+            running = _running(self.model, self._inside.__getitem__)
+            return {module.name for module in running if isinstance(module, Decision)}
 
 
-def _running(module: nn.Module, seen: set[nn.Module] | None = None) -> Iterator[nn.Module]:
+Children = Callable[[nn.Module], Iterable[nn.Module]]
+
+
+def _running(model: nn.Module, children: Children = nn.Module.children) -> Iterator[nn.Module]:
     """A module and all inside that run under the selected values, each once."""
-    seen = set() if seen is None else seen
-    if module not in seen:
-        seen.add(module)
-        yield module
-        running = getattr(module, "running", None)
-        for child in running() if callable(running) else module.children():
-            yield from _running(child, seen)
+    seen, waiting = set(), [model]
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            yield module
+            running = getattr(type(module), "running", None)
+            waiting.extend(running(module) if callable(running) else children(module))
+
+
+def _holds_decisions(module: nn.Module, inside: dict[nn.Module, list[nn.Module]]) -> bool:
+    """Whether a module is or holds a decision; fills in the children that do, for it and all inside."""
+    if module not in inside:
+        inside[module] = [child for child in module.children() if _holds_decisions(child, inside)]
+    return isinstance(module, Decision) or bool(inside[module])
 
 
 def _allows(variable: Variable, value: Any) -> bool:

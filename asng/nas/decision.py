@@ -167,11 +167,12 @@ class Sized(nn.Module, ABC):
     def freeze(self) -> nn.Module:
         """The plain torch layer that does the same under the selected values, with copies of the numbers."""
         plain = self.small()
+        parameters = dict(plain.named_parameters())
         for name, part in self.needed().items():
-            if part is not None:
-                whole, copied = getattr(self, name), part.detach().clone()
-                is_parameter = isinstance(whole, nn.Parameter)
-                setattr(plain, name, nn.Parameter(copied, whole.requires_grad) if is_parameter else copied)
+            copied = None if part is None else part.detach().clone()
+            if copied is not None and name in parameters:
+                copied = nn.Parameter(copied, getattr(self, name).requires_grad)
+            setattr(plain, name, copied)
         plain.training = self.training
         return plain
 

@@ -29,9 +29,13 @@ class BatchNorm1d(Sized, nn.BatchNorm1d):
         track_running_stats: bool = True,
         device: Any = None,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ) -> None:
         features, most = largest(num_features, "num_features")
-        super().__init__(most, eps, momentum, affine, track_running_stats, device, dtype)
+        super().__init__(most, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        if not bias:
+            self.register_parameter("bias", None)
         self._features = features
         self._follow(takes=features)
 
@@ -69,9 +73,13 @@ class BatchNorm2d(Sized, nn.BatchNorm2d):
         track_running_stats: bool = True,
         device: Any = None,
         dtype: Any = None,
+        *,
+        bias: bool = True,
     ) -> None:
         features, most = largest(num_features, "num_features")
-        super().__init__(most, eps, momentum, affine, track_running_stats, device, dtype)
+        super().__init__(most, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        if not bias:
+            self.register_parameter("bias", None)
         self._features = features
         self._follow(takes=features)
 
@@ -146,7 +154,9 @@ def _normalised(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, features: int)
     mean, variance, batches = part["running_mean"], part["running_var"], part["num_batches_tracked"]
     from_batch = norm.training or mean is None
     momentum = norm.momentum
-    if norm.training and batches is not None:
+    if norm.training and not norm.track_running_stats:
+        mean = variance = None  # there may be statistics, but they rest
+    elif norm.training and batches is not None:
         batches.add_(1)
         if momentum is None:
             momentum = 1 / float(batches)  # the plain average of all batches
