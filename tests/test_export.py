@@ -104,8 +104,10 @@ BATCH = ({0: torch.export.Dim.DYNAMIC},)
 @pytest.fixture(scope="module")
 def network():
     torch.manual_seed(1)
-    model = Net()
+    model = Net().eval()
     network = nas.extract(model, VALUES)
+    nas.select(model, VALUES)
+    torch.testing.assert_close(network(*EXAMPLE), model(*EXAMPLE))
     nas.recalibrate(network, [torch.randn(16, 3, 8, 8) + 1 for _ in range(4)])
     return network.eval()
 

@@ -89,7 +89,7 @@ def _read(variable: Variable, value: Any, name: str) -> Any:
             raise ValueError(f"{value!r} may be any of {fitting} of {name!r}, which JSON cannot tell apart")
         if fitting:
             return fitting[0]
-    elif not isinstance(value, bool) and _allows(variable, value):
+    elif _allows(variable, value):
         return float(value) if isinstance(variable, Real) else value
     raise ValueError(f"{value!r} is outside of {variable}, which is {name!r}")
 

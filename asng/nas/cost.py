@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from asng.nas.choices import Decision, Decisions, Values, _frozen, extract
+from asng.nas.choices import Decision, Decisions, Values, _equal, _frozen, extract
 from asng.space import Categorical, Variable
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
@@ -87,7 +87,7 @@ def _place(variable: Variable, value: Any) -> Any:
     """A value as JSON can hold it: choices by their number, since they may be anything."""
     if isinstance(variable, Categorical):
         for place, choice in enumerate(variable.choices):
-            if value is choice or (type(value) is type(choice) and value == choice):
+            if value is choice or (type(value) is type(choice) and _equal(value, choice)):
                 return place
         raise ValueError(f"{value!r} is outside of {variable}")
     return value
