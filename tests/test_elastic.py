@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+import asng
 from asng import nas
-from asng.nas import Value, Width, extract, select
+from asng.nas import Pick, Value, Width, extract, select
 from asng.space import Categorical, Integer, Real
 
 torch.set_num_threads(1)
@@ -408,6 +409,103 @@ def test_decisions_add_nothing_to_the_state():
     select(model, {"a": 8})
     x = torch.randn(2, 3, 6, 6)
     assert torch.equal(model(x), plain(x))
+
+
+# Inputs that are themselves a choice: an encoder whose layers take one of the earlier ones, and its decoder.
+
+
+class Layer(nn.Module):
+    """A convolution and its opposite; what they take depends on their neighbours on the way."""
+
+    def __init__(self, name: str, sources: int) -> None:
+        super().__init__()
+        self.width, self.source = Width(f"{name}.width", 2, 6), Pick(f"{name}.source", sources)
+        kernel = Value(f"{name}.k", Integer(1, 3)) * 2 - 1
+        self.conv = nas.Conv2d(nas.UpTo(6), self.width, kernel, stride=2, padding=2, bias=False)
+        self.back = nas.ConvTranspose2d(nas.UpTo(6), self.width, kernel, 2, padding=2, output_padding=1, bias=False)
+
+
+class Hourglass(nn.Module):
+    def __init__(self, layers: int = 4) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Layer(f"layer{n}", n + 1) for n in range(layers))
+        self.last = nas.Conv2d(nas.UpTo(6), 3, 3, padding=1)
+
+    def way(self) -> list[Any]:
+        """The layers from the last one back to the input, the first one first."""
+        node, way = len(self.layers), []
+        while node:
+            layer: Any = self.layers[node - 1]
+            way.append(layer)
+            node = layer.source.value
+        return way[::-1]
+
+    def running(self) -> list[nn.Module]:
+        return [*self.way(), self.last]
+
+    def forward(self, x: torch.Tensor) -> Any:
+        for layer in self.way():
+            x = torch.relu(layer.conv(x))
+        for layer in self.way()[::-1]:
+            x = torch.relu(layer.back(x))
+        return self.last(x)
+
+    def freeze(self) -> nn.Module:
+        plain: list[nn.Module] = []
+        channels = 3
+        for layer in self.way():
+            plain += [layer.conv.freeze(takes=channels), nn.ReLU()]
+            channels = layer.width.value
+        for layer in self.way()[::-1]:
+            plain += [layer.back.freeze(takes=channels), nn.ReLU()]
+            channels = layer.width.value
+        return nn.Sequential(*plain, self.last.freeze(takes=channels))
+
+
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6))
+def test_inputs_that_are_a_choice_are_taken_as_they_come(seed):
+    model = Hourglass()
+    values = asng.ASNG(nas.space_of(model), seed=seed).ask(1)[0].values
+    select(model, values)
+    x = torch.randn(2, 3, 16, 16)
+    extracted = extract(model, values)
+    assert {type(module) for module in extracted.children()} == {nn.Conv2d, nn.ConvTranspose2d, nn.ReLU}
+    assert equal(extracted(x), model(x))
+    assert extracted(x).shape == x.shape
+    node, way = 4, list[int]()
+    while node:
+        way.insert(0, node - 1)
+        node = values[f"layer{node - 1}.source"]
+    widths = [values[f"layer{n}.width"] for n in way]
+    areas = [(2 * values[f"layer{n}.k"] - 1) ** 2 for n in way]
+    there = sum(a * b * area for a, b, area in zip([3, *widths], widths, areas, strict=False))
+    back = sum(a * b * area for a, b, area in zip([widths[-1], *widths[::-1]], widths[::-1], areas[::-1], strict=False))
+    assert sum(p.numel() for p in extracted.parameters()) == there + back + widths[0] * 3 * 9 + 3
+    active = {f"layer{n}.{what}" for n in way for what in ("width", "source", "k")}
+    assert nas.Decisions(model).active(values) == active
+
+
+def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
+    linear = nas.Linear(nas.UpTo(4), 2)
+    assert linear.weight.shape == (2, 4)
+    x = torch.randn(3, 3)
+    assert equal(linear(x), F.linear(x, linear.weight[:, :3], linear.bias))
+    with pytest.raises(RuntimeError, match=r"Linear takes up to 4 features, but got 5$"):
+        linear(torch.zeros(1, 5))
+    for takes in (None, 0, 5):
+        with pytest.raises(
+            ValueError, match=rf"any number of channels up to 4, got takes={takes}; say how many by layer"
+        ):
+            linear.freeze(takes)
+    with pytest.raises(ValueError, match="any number of channels up to 4"):
+        extract(nn.Sequential(linear, Width("w", 2, 3)), {"w": 2})
+    with pytest.raises(ValueError, match="told by its decisions"):
+        nas.Linear(3, 2).freeze(takes=2)
+    with pytest.raises(ValueError, match=r"UpTo\(8\), cannot be dealt out to groups=2"):
+        nas.Conv2d(nas.UpTo(8), 4, 3, groups=2)
+    with pytest.raises(ValueError, match=r"whole number or follows a decision, got UpTo\(8\)"):
+        nas.Linear(4, nas.UpTo(8))
 
 
 # What does not fit.

@@ -3,6 +3,7 @@
 from asng.nas.architecture import from_json, to_json
 from asng.nas.choices import Decision, Decisions, OneOf, Pick, Repeat, Value, Width, extract, select, space_of
 from asng.nas.cost import Costs, Flops, Latency, Limit, parameters, recalibrate
+from asng.nas.decision import UpTo
 from asng.nas.elastic import Conv2d, ConvTranspose2d, Linear
 from asng.nas.norms import BatchNorm1d, BatchNorm2d, LayerNorm
 from asng.nas.oneshot import OneShot, Step
@@ -27,6 +28,7 @@ __all__ = [
     "Pick",
     "Repeat",
     "Step",
+    "UpTo",
     "Value",
     "Width",
     "extract",

@@ -52,7 +52,13 @@ class OneOf(Decision):
 
 
 class Pick(Decision):
-    """One input among n: called with a list of n, it returns the chosen one."""
+    """One input among n: called with a list of n, it returns the chosen one.
+
+    >>> pick = Pick("from", 3)
+    >>> select(pick, {"from": 1})
+    >>> pick(["x", "y", "z"])
+    'y'
+    """
 
     def __init__(self, name: str, n: int) -> None:
         super().__init__(name, Categorical(range(n)))
@@ -71,7 +77,11 @@ class Pick(Decision):
 
 
 class Repeat(Decision):
-    """The first few of a list of blocks, one after another: from `low` of them to all."""
+    """The first few of a list of blocks, one after another: from `low` of them to all.
+
+    >>> Repeat("depth", [nn.ReLU(), nn.ReLU(), nn.ReLU()]).variable
+    Integer(low=1, high=3)
+    """
 
     def __init__(self, name: str, blocks: Sequence[nn.Module], low: int = 1) -> None:
         super().__init__(name, Integer(low, len(blocks)))
@@ -96,6 +106,11 @@ class Value(Decision):
 
     Arithmetic with whole numbers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
     a kernel of 1, 3 or 5.
+
+    >>> rate = Value("rate", Real(0.0, 0.5))
+    >>> select(rate, {"rate": 0.25})
+    >>> rate.value
+    0.25
     """
 
     def running(self) -> tuple[()]:

@@ -116,7 +116,39 @@ class Size:
         return f"{factor}{self.decision.name!r}{shift}"
 
 
+class UpTo:
+    """As many channels as the input has, up to a most: where what comes before is itself a choice.
+
+    A module that holds such a layer says in its own `freeze()` how many: `layer.freeze(takes=64)`.
+
+    >>> from asng.nas import Linear
+    >>> linear = Linear(UpTo(64), 8)
+    >>> linear(torch.zeros(1, 20)).shape
+    torch.Size([1, 8])
+    >>> linear.freeze(takes=20)
+    Linear(in_features=20, out_features=8, bias=True)
+    """
+
+    decision = None
+
+    def __init__(self, most: int) -> None:
+        self.most = _whole(most)
+        self.came = self.most  # so many were in the last input
+
+    def __call__(self) -> int:
+        return self.came
+
+    def __repr__(self) -> str:
+        return f"UpTo({self.most})"
+
+
 Sizable = Decision | Size | int
+Takable = Sizable | UpTo
+
+
+def most_taken(of: Takable, what: str) -> tuple[Size | UpTo, int]:
+    """As `largest`, for an input, which may also come as it likes."""
+    return (UpTo(of.most), of.most) if isinstance(of, UpTo) else largest(of, what)
 
 
 def largest(of: Sizable, what: str) -> tuple[Size, int]:
@@ -164,8 +196,20 @@ class Sized(nn.Module, ABC):
     def small(self) -> nn.Module:
         """The plain layer of the selected sizes, on torch's device "meta", without numbers."""
 
-    def freeze(self) -> nn.Module:
-        """The plain torch layer that does the same under the selected values, with copies of the numbers."""
+    def freeze(self, takes: int | None = None) -> nn.Module:
+        """The plain torch layer that does the same under the selected values, with copies of the numbers.
+
+        `takes` is for a layer that takes `UpTo` so many channels, and only for that.
+        """
+        if self._free is not None:
+            if takes is None or not 1 <= takes <= self._free.most:
+                raise ValueError(
+                    f"{self._label()} takes any number of channels up to {self._free.most}, got takes={takes}; say how "
+                    "many by layer.freeze(takes=...) in the freeze() of the module that holds it"
+                )
+            self._free.came = takes
+        elif takes is not None:
+            raise ValueError(f"{self._label()} is told by its decisions how much it takes, not by takes={takes}")
         plain = self.small()
         parameters = dict(plain.named_parameters())
         for name, part in self.needed().items():
@@ -176,21 +220,29 @@ class Sized(nn.Module, ABC):
         plain.training = self.training
         return plain
 
-    def _follow(self, **roles: Size) -> None:
+    def _follow(self, **roles: Size | UpTo) -> None:
         self.given = {}
+        self._free = next((size for size in roles.values() if isinstance(size, UpTo)), None)
         for role, size in roles.items():
             if size.decision is not None:
                 self.add_module(role, size.decision)
 
-    def _take(self, size: Size, x: Tensor, axis: int, unit: str = "channels") -> int:
+    def _take(self, size: Size | UpTo, x: Tensor, axis: int, unit: str = "channels") -> int:
         """The size under the selected value, which the input must have on an axis."""
+        if x.dim() < -axis:
+            return size()  # torch says what is wrong
+        got = x.shape[axis]
+        if isinstance(size, UpTo):
+            size.came = min(got, size.most)
         takes = size()
-        if x.dim() >= -axis and x.shape[axis] != takes:
-            got = int(x.shape[axis])
-            wanted = takes if size.decision is None else f"{size} = {takes}"
+        if got != takes:
+            wanted = f"{size} = {takes}" if size.decision is not None else f"up to {takes}" if self._free else takes
             giver = f", which {self.given[got]} last gave" if got in self.given else ""
-            raise RuntimeError(f"{self.path or type(self).__name__} takes {wanted} {unit}, but got {got}{giver}")
+            raise RuntimeError(f"{self._label()} takes {wanted} {unit}, but got {got}{giver}")
         return takes
+
+    def _label(self) -> str:
+        return self.path or type(self).__name__
 
     def _give(self, channels: int, y: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():

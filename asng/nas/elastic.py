@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas.decision import Sizable, Sized, largest
+from asng.nas.decision import Sizable, Sized, Takable, largest, most_taken
 from asng.nas.windows import Pair, Window, pair
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -32,7 +32,7 @@ class Conv2d(Sized, nn.Conv2d):
 
     def __init__(
         self,
-        in_channels: Sizable,
+        in_channels: Takable,
         out_channels: Sizable,
         kernel_size: Sizable | tuple[Sizable, Sizable],
         stride: Pair = 1,
@@ -113,7 +113,7 @@ class ConvTranspose2d(Sized, nn.ConvTranspose2d):
 
     def __init__(
         self,
-        in_channels: Sizable,
+        in_channels: Takable,
         out_channels: Sizable,
         kernel_size: Sizable | tuple[Sizable, Sizable],
         stride: Pair = 1,
@@ -191,9 +191,9 @@ class Linear(Sized, nn.Linear):
     """
 
     def __init__(
-        self, in_features: Sizable, out_features: Sizable, bias: bool = True, device: Any = None, dtype: Any = None
+        self, in_features: Takable, out_features: Sizable, bias: bool = True, device: Any = None, dtype: Any = None
     ) -> None:
-        takes, most_in = largest(in_features, "in_features")
+        takes, most_in = most_taken(in_features, "in_features")
         gives, most_out = largest(out_features, "out_features")
         super().__init__(most_in, most_out, bias, device, dtype)
         self._in, self._out = takes, gives

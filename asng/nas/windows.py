@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from asng.nas.decision import Sizable, Size, largest
+from asng.nas.decision import Sizable, Size, Takable, UpTo, largest, most_taken
 
 Pair = int | Sequence[int]
 
@@ -13,9 +13,9 @@ Pair = int | Sequence[int]
 class Window:
     """The sizes of a convolution, checked when it is made, and the part that they cut out of a weight."""
 
-    def __init__(self, takes: Sizable, gives: Sizable, kernel: Sizable | Sequence[Sizable], groups: Sizable) -> None:
+    def __init__(self, takes: Takable, gives: Sizable, kernel: Sizable | Sequence[Sizable], groups: Sizable) -> None:
         height, width = kernel if isinstance(kernel, Sequence) else (kernel, kernel)
-        self.takes, self.most_in = largest(takes, "in_channels")
+        self.takes, self.most_in = most_taken(takes, "in_channels")
         self.gives, self.most_out = largest(gives, "out_channels")
         self.groups, self.most_groups = largest(groups, "groups")
         self.height, most_height = largest(height, "kernel_size")
@@ -26,9 +26,9 @@ class Window:
         for side in (self.height, self.width):
             _check_parity(side)
 
-    def roles(self) -> dict[str, Size]:
+    def roles(self) -> dict[str, Size | UpTo]:
         """The sizes by what they are to the layer."""
-        kernel = {"height": self.height, "width": self.width}
+        kernel: dict[str, Size | UpTo] = {"height": self.height, "width": self.width}
         if self.height.decision is self.width.decision:
             kernel = {"kernel": self.height}
         return {"takes": self.takes, "gives": self.gives, "shares": self.groups, **kernel}
@@ -38,6 +38,8 @@ class Window:
 
     def shrunk(self, dilation: Pair) -> tuple[int, int]:
         """By how much the selected kernel reaches less far than the largest, on each side."""
+        if self.height.decision is None and self.width.decision is None:
+            return 0, 0
         (down, across), (most_height, most_width) = pair(dilation), self.most_kernel
         return (most_height - self.height()) // 2 * down, (most_width - self.width()) // 2 * across
 
@@ -65,11 +67,16 @@ class Window:
         """The weight (out, in / groups, h, w), or transposed (in, out / groups, h, w), and the bias (out,) in use."""
         groups = self.groups()
         takes, gives = self.takes() // groups, self.gives() // groups
-        (height, width), (most_height, most_width) = self.kernel(), self.most_kernel
-        top, left = (most_height - height) // 2, (most_width - width) // 2
-        weight = weight[:, : takes if not transposed else gives, top : top + height, left : left + width]
+        weight = self._centre(weight)[:, : takes if not transposed else gives]
         weight = self._of_each_group(weight, groups, gives if not transposed else takes)
         return weight, None if bias is None else self._of_each_group(bias, groups, gives)
+
+    def _centre(self, weight: Tensor) -> Tensor:
+        (height, width), (most_height, most_width) = self.kernel(), self.most_kernel
+        if (height, width) == self.most_kernel:
+            return weight
+        top, left = (most_height - height) // 2, (most_width - width) // 2
+        return weight[:, :, top : top + height, left : left + width]
 
     def _of_each_group(self, tensor: Tensor, groups: int, channels: int) -> Tensor:
         """The first channels of each of the first groups."""
@@ -85,8 +92,11 @@ def pair(sizes: Pair) -> tuple[int, int]:
     return down, across
 
 
-def _check_groups(channels: Size, groups: Size) -> None:
-    if groups.decision is None:
+def _check_groups(channels: Size | UpTo, groups: Size) -> None:
+    if isinstance(channels, UpTo):
+        if max(groups.all()) > 1:
+            raise ValueError(f"channels that come as they like, {channels}, cannot be dealt out to groups={groups}")
+    elif groups.decision is None:
         wrong = [size for size in channels.all() if size % groups()]
         if wrong and channels.decision is not None:
             raise ValueError(
