@@ -8,7 +8,8 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test format hooks bench clean
 
 demo: .venv/installed  ## the toy problem in its quick form: a table and a picture
-	$(BIN)/asng toy --quick
+	rm -rf runs/demo
+	$(BIN)/asng toy --quick --out runs/demo
 
 test: .venv/installed  ## format, lint, types, tests: what the CI runs
 	$(BIN)/ruff format --check $(SOURCES)

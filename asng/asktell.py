@@ -8,6 +8,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +17,7 @@ from asng.families import family_of
 from asng.space import Array, Space, Variable
 
 Seed = int | np.random.SeedSequence | None
+LARGEST_STEP = 1e6  # a radius of 1 is already large
 
 
 @dataclass(slots=True, eq=False)
@@ -24,6 +26,7 @@ class Candidate:
 
     values: dict[str, Any]
     x: Array
+    space: int | None = None  # a mark of the space it was drawn from
 
 
 class Best(NamedTuple):
@@ -53,6 +56,8 @@ class AskTell(ABC):
         self._space = Space(space)
         self._family = family_of(space, mirrored=mirrored)
         self._samples = count(samples, "samples", least=2)
+        if not isinstance(mirrored, (bool, np.bool_)):
+            raise ValueError(f"mirrored must be True or False, got {mirrored!r}")
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": bool(mirrored)}
         self._generator = _generator(seed)
         self._best: tuple[Array, float] | None = None
@@ -68,9 +73,12 @@ class AskTell(ABC):
             index = self._space.names.index(name)
             try:
                 parameters[index] = self._space.variables[index].raw_prior(prior)
-            except ValueError as error:
-                raise ValueError(f"initial[{name!r}]: {error}") from None
-        return self._family.project(self._family.encode(parameters))
+            except (TypeError, ValueError, OverflowError) as error:
+                raise ValueError(f"initial[{name!r}] = {prior!r} does not fit: {error}") from None
+        theta = self._family.project(self._family.encode(parameters))
+        if theta.shape != (self._family.size,) or not np.isfinite(theta).all():
+            raise ValueError(f"initial leads to the impossible parameters {theta}; got {dict(initial)}")
+        return theta
 
     @abstractmethod
     def _impossible(self, state: Any) -> str | None:
@@ -84,7 +92,7 @@ class AskTell(ABC):
         """Draw n candidates (by default `samples`); as often as wanted, nothing is left pending."""
         x = self._family.sample(self._state[0], self._samples if n is None else count(n, "n", least=1), self._generator)
         x.flags.writeable = False
-        return list(map(Candidate, self._space.decode(x), x))
+        return list(map(Candidate, self._space.decode(x), x, repeat(self._space.mark)))
 
     def tell(
         self,
@@ -95,29 +103,46 @@ class AskTell(ABC):
     ) -> None:
         """Learn from two or more candidates of any earlier ask; lower losses are better.
 
-        `active` names, per candidate, the variables that had an effect on its loss; the others are
-        left out of what is learnt from it. By default all count, as in the paper.
+        Losses that are not finite, minus infinity too, count as worst. `active` names, per candidate,
+        the variables that had an effect on its loss; the others are left out of what is learnt from
+        it. By default all count, as in the paper.
         """
-        drawn, numbers = _drawn(candidates), _floats(losses)
-        n = len(drawn)
+        told, numbers = self._own(candidates), _floats(losses)
+        n = len(told)
         if n != len(numbers):
             raise ValueError(f"got {n} candidates and {len(numbers)} losses; tell one loss for each candidate")
         if n < 2:
             raise ValueError(f"got {n} candidates; a ranking needs at least two, so ask for more before telling")
-        mask = None if active is None else self._mask(active, n)
-        self._state = self._update(_stacked(drawn, self._family.variables), numbers, mask)
+        x = np.array([candidate.x for candidate in told], dtype=float)
+        self._state = self._update(x, numbers, None if active is None else self._mask(active, n))
         lowest = min(numbers)
         if lowest < math.inf and (self._best is None or lowest < self._best[1]):
-            self._best = (drawn[numbers.index(lowest)], lowest)
+            self._best = (x[numbers.index(lowest)].copy(), lowest)
+
+    def _own(self, candidates: Iterable[Candidate]) -> list[Candidate]:
+        """The candidates as a list, each a point of this space."""
+        try:
+            told = list(candidates)
+            for candidate in told:
+                if candidate.space != self._space.mark and not self._space.holds(candidate.x):
+                    raise ValueError(
+                        f"{candidate!r} is no point of this space; tell candidates that this optimizer's ask returned"
+                    )
+        except (AttributeError, TypeError):
+            raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidates!r}") from None
+        return told
 
     def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
-        every = [set(names) for names in active]
-        unknown = set().union(*every) - set(self._space.names)
-        if len(every) != n or unknown:
-            raise ValueError(
-                f"active holds the names of the active variables of each of the {n} candidates, "
-                f"got {len(every)} sets with the unknown names {sorted(unknown)}"
-            )
+        """Which variables count in which of n candidates, 0 or 1 (n, variables)."""
+        every = list(active) if isinstance(active, Iterable) else []
+        if len(every) != n or any(isinstance(names, str) or not isinstance(names, Collection) for names in every):
+            raise ValueError(f"active holds a set of names for each of the {n} candidates, got {active!r}")
+        for names in every:
+            unknown = [name for name in names if name not in self._space.names]
+            if unknown:
+                raise ValueError(
+                    f"active names {unknown[0]!r}, which is not in the space: {', '.join(self._space.names)}"
+                )
         return np.array([[name in names for name in self._space.names] for names in every], dtype=float)
 
     @property
@@ -148,7 +173,7 @@ class AskTell(ABC):
         return read_only(self._state[0])
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that later asks and tells depend on, as plain values that JSON can hold."""
+        """All that later asks and tells depend on but `samples`, as plain values that JSON can hold."""
         best = None if self._best is None else {"x": self._best[0].tolist(), "loss": self._best[1]}
         return {
             "space": self._space.describe(),
@@ -161,23 +186,25 @@ class AskTell(ABC):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`, bit for bit; raises ValueError, changing nothing, if it is another's."""
         new, generator, best = _loaded(state, self.state_dict(), self._state)
-        allowed = np.allclose(self._family.project(new.theta), new.theta, rtol=1e-9, atol=0)
+        with np.errstate(all="ignore"):
+            allowed = np.allclose(self._family.project(new.theta), new.theta, rtol=1e-9, atol=0)
         wrong = self._impossible(new) if allowed else "theta"
         if wrong is not None:
             raise ValueError(f"the state is damaged: no run leads to its {wrong}, {getattr(new, wrong)}")
         if best is not None and not (self._space.holds(best[0]) and math.isfinite(best[1])):
-            raise ValueError("the state is damaged: its best is no point of the space")
+            raise ValueError(f"the state is damaged: its best, {state['best']}, is no point of the space")
         self._state, self._generator, self._best = new, generator, best
 
 
-def positive(value: Any, name: str, *, above: float = 0.0, finite: bool = True) -> float:
-    """A setting as a float above a bound, or a ValueError that names it."""
+def positive(value: Any, name: str, *, above: float = 0.0, most: float = math.inf) -> float:
+    """A setting as a float between two bounds, or a ValueError that names it."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
-        raise ValueError(f"{name} must be a number, got {value!r}") from None
-    if not number > above or (finite and not math.isfinite(number)):
-        raise ValueError(f"{name} must be above {above:g}{' and finite' if finite else ''}, got {value!r}")
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not above < number <= most:
+        upper = "" if math.isinf(most) else f" and at most {most:g}"
+        raise ValueError(f"{name} must be a number above {above:g}{upper}, got {str(value)[:40]}")
     return number
 
 
@@ -201,21 +228,12 @@ def _generator(seed: Seed) -> np.random.Generator:
         raise ValueError(f"seed must be a whole number >= 0, a SeedSequence or None, got {seed!r}") from None
 
 
-def _drawn(candidates: Iterable[Candidate]) -> list[Array]:
-    try:
-        return [candidate.x for candidate in candidates]
-    except (AttributeError, TypeError):
-        raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidates!r}") from None
-
-
 def _floats(losses: Iterable[Any]) -> list[float]:
     """Losses as floats, with infinity for all that are not finite."""
-    try:
-        every = iter(losses)
-    except TypeError:
-        raise ValueError(f"tell takes a list of losses, one for each candidate, got {losses!r}") from None
+    if isinstance(losses, (str, bytes, set, frozenset, Mapping)) or not hasattr(losses, "__iter__"):
+        raise ValueError(f"tell takes a list of losses, in the order of the candidates, got {losses!r}")
     numbers = []
-    for loss in every:
+    for loss in losses:
         try:
             number = float(loss)
         except OverflowError:  # an int beyond float64
@@ -224,20 +242,6 @@ def _floats(losses: Iterable[Any]) -> list[float]:
             raise ValueError(f"losses must convert to float, got {loss!r}") from None
         numbers.append(number if math.isfinite(number) else math.inf)
     return numbers
-
-
-def _stacked(drawn: list[Array], width: int) -> Array:
-    try:
-        x = np.array(drawn)
-        if x.shape == (len(drawn), width):
-            return x
-    except ValueError:  # of unequal lengths
-        pass
-    wrong = next(row for row in drawn if np.shape(row) != (width,))
-    raise ValueError(
-        f"a candidate with {np.size(wrong)} numbers was told to a space of {width} variables; "
-        "tell candidates that this optimizer's ask returned"
-    )
 
 
 def read_only(array: Array) -> Array:

@@ -5,10 +5,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import AskTell, Seed, positive
+from asng.asktell import LARGEST_STEP, AskTell, Seed, positive
 from asng.families import Family
 from asng.optimizer import Losses, moved, natural_gradient
 from asng.space import Array, Variable
+
+MOMENT1, MOMENT2 = 0.9, 0.999  # Adam's usual
 
 
 class PlainState(NamedTuple):
@@ -48,16 +50,15 @@ def adam_update(
     active: Array | None = None,
     *,
     rate: Any,
-    betas: tuple[float, float] = (0.9, 0.999),
 ) -> AdamState:
     """Adam with the normalised natural gradient as its gradient (section 3.1), on all entries of theta."""
     gradient, _, scale = natural_gradient(family, state.theta, x, losses, active)
     step, learns = gradient * scale, scale > 0
     updates = state.updates + learns
-    first = np.where(learns, betas[0] * state.first + (1 - betas[0]) * step, state.first)
-    second = np.where(learns, betas[1] * state.second + (1 - betas[1]) * step * step, state.second)
+    first = np.where(learns, MOMENT1 * state.first + (1 - MOMENT1) * step, state.first)
+    second = np.where(learns, MOMENT2 * state.second + (1 - MOMENT2) * step * step, state.second)
     started = np.maximum(updates, 1)
-    unbiased = first / (1 - betas[0] ** started), second / (1 - betas[1] ** started)
+    unbiased = first / (1 - MOMENT1**started), second / (1 - MOMENT2**started)
     change = rate * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-8)
     return AdamState(moved(family, state.theta, change, scale), first, second, updates)
 
@@ -78,7 +79,9 @@ class SNG(AskTell):
         seed: Seed = None,
     ) -> None:
         super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
-        self._delta = positive(1 / max(self._family.dimension, 1) if delta is None else delta, "delta")
+        self._delta = positive(
+            1 / max(self._family.dimension, 1) if delta is None else delta, "delta", most=LARGEST_STEP
+        )
         self._settings |= {"delta": self._delta}
         self._state = PlainState(self._start)
 
@@ -105,7 +108,7 @@ class Adam(AskTell):
         seed: Seed = None,
     ) -> None:
         super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
-        self._rate = positive(1 / max(self._family.dimension, 1) if rate is None else rate, "rate")
+        self._rate = positive(1 / max(self._family.dimension, 1) if rate is None else rate, "rate", most=LARGEST_STEP)
         self._settings |= {"rate": self._rate}
         self._state = adam_start(self._start)
 

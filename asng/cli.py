@@ -150,7 +150,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     command, _ = COMMANDS[arguments[0]]
     try:
         command(arguments[1:])
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         print(f"asng: {error}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     except KeyboardInterrupt:

@@ -2,8 +2,8 @@
 
 Every family is chosen such that E[statistics(x)] = theta. The natural gradient of the
 log-likelihood is then statistics(x) - theta for all of them (paper, section 2.1), and an update
-needs only the four things that `Family` asks for: draw, statistics, a root of the Fisher
-information, and the projection into the allowed set. Families have no state: every method takes
+needs four things: draws, statistics, a root of the Fisher information, and the projection into the
+allowed set. Families have no state: every method takes
 theta, and every array may have leading batch axes, written `...` below.
 """
 
@@ -35,6 +35,12 @@ class Family(ABC):
     size: int
     dimension: int
     variables: int
+
+    def __repr__(self) -> str:
+        """The class and what it was made with, as far as it keeps that in public attributes."""
+        known = ("size", "dimension", "variables", "owner", "root_dimension")
+        kept = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in known}
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in kept.items())})"
 
     @cached_property
     def root_dimension(self) -> float:
@@ -88,9 +94,9 @@ class CategoricalFamily(Family):
     """
 
     def __init__(self, counts: Sequence[int]) -> None:
-        m = np.array(counts, dtype=np.intp)
-        if m.ndim != 1 or not m.size or m.min() < 1:
-            raise ValueError(f"counts must be a list of numbers of choices >= 1, got {counts!r}")
+        m = np.array(counts)
+        if m.ndim != 1 or not m.size or m.dtype.kind not in "iu" or m.min() < 1:
+            raise ValueError(f"counts must be a list of whole numbers of choices >= 1, got {counts!r}")
         free = m[m > 1]
         self.variables, self.size, self.dimension = len(m), int(m.sum()), int((free - 1).sum())
         self._counts = m
@@ -191,10 +197,13 @@ class NormalFamily(Family):
     def __init__(
         self, low: Sequence[float], high: Sequence[float], std_min: Sequence[float], *, mirrored: bool
     ) -> None:
-        self._low, self._high = np.array(low, dtype=float), np.array(high, dtype=float)
-        self._var_min, self._var_max = np.square(std_min, dtype=float), np.square((self._high - self._low) / 2)
-        if not (self._low < self._high).all() or not (self._var_min <= self._var_max).all():
-            raise ValueError(f"bounds and std_min must leave room, got {low!r}, {high!r} and {std_min!r}")
+        self._low, self._high, least = (np.array(numbers, dtype=float) for numbers in (low, high, std_min))
+        if not (self._low.ndim == 1 and self._low.size and self._low.shape == self._high.shape == least.shape):
+            raise ValueError(f"bounds and std_min must be lists of one length, got {low!r}, {high!r} and {std_min!r}")
+        half = (self._high - self._low) / 2
+        if not (np.isfinite(half).all() and (half > 0).all() and (least > 0).all() and (least <= half).all()):
+            raise ValueError(f"0 < std_min <= (high - low) / 2 must hold, got {low!r}, {high!r} and {std_min!r}")
+        self._var_min, self._var_max = np.square(least), np.square(half)
         self.variables, self.size, self.dimension = len(self._low), 2 * len(self._low), 2 * len(self._low)
         self._mirrored = mirrored
         self.owner = np.tile(np.arange(self.variables), 2)
@@ -264,6 +273,8 @@ class Joint(Family):
     """
 
     def __init__(self, parts: Sequence[tuple[Family, Sequence[int]]]) -> None:
+        if not parts:
+            raise ValueError("a joint distribution needs at least one family")
         self._parts: list[tuple[Family, NDArray[np.intp], slice]] = []
         end = 0
         for family, columns in parts:

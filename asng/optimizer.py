@@ -7,19 +7,19 @@ runs. The classes hold one run and check what comes from outside.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
-from functools import cache
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import AskTell, Seed, count, positive, read_only
+from asng.asktell import LARGEST_STEP, AskTell, Seed, count, positive, read_only
 from asng.families import Family
 from asng.space import Array, Categorical, Space, Variable
 
 Losses = Array | Sequence[float]
 
 
-@cache
+@lru_cache(maxsize=64)
 def _slot_sums(n: int) -> Array:
     """Entry k: the utilities of the k best slots of n, summed; integers, so that ties cancel exactly."""
     quarter = -(-n // 4)  # ceil(lambda / 4), section 2.4
@@ -38,10 +38,20 @@ def rank_utilities(losses: Losses) -> Array:
     array([-1. ,  1. , -1. ,  0.5,  0.5])
     """
     finite = np.where(np.isfinite(losses), losses, np.inf)
-    mine, others = finite[..., :, None], finite[..., None, :]
-    better, up_to_equal = (others < mine).sum(-1), (others <= mine).sum(-1)
-    sums = _slot_sums(finite.shape[-1])
-    utilities: Array = (sums.take(up_to_equal) - sums.take(better)) / (up_to_equal - better)
+    n = finite.shape[-1]
+    if n < 2:
+        raise ValueError(f"a ranking needs at least two losses, got {losses!r}")
+    order = finite.argsort(-1)
+    ranked = np.take_along_axis(finite, order, -1)
+    changes = ranked[..., 1:] != ranked[..., :-1]  # where the next loss is another one
+    edge = np.ones_like(changes[..., :1])
+    places = np.arange(n)
+    first = np.maximum.accumulate(np.where(np.concatenate((edge, changes), -1), places, 0), -1)
+    ends = np.where(np.concatenate((changes, edge), -1), places + 1, n)
+    last = np.minimum.accumulate(ends[..., ::-1], -1)[..., ::-1]
+    sums = _slot_sums(n)
+    utilities = np.empty_like(finite)
+    np.put_along_axis(utilities, order, (sums.take(last) - sums.take(first)) / (last - first), -1)
     return utilities
 
 
@@ -58,9 +68,7 @@ def natural_gradient(
     """
     statistics = family.statistics(x)
     if active is not None:
-        weights = rank_utilities(losses)[..., None] * active.take(family.owner, -1)
-        gradient = (weights * (statistics - theta[..., None, :])).sum(-2)
-        gradient[np.abs(gradient) < 1e-12] = 0.0
+        gradient = _active_gradient(theta, statistics, rank_utilities(losses), active.take(family.owner, -1))
     elif theta.ndim == 1 and len(x) == 2:
         # The default, written out: NumPy's general operations would cost several times the arithmetic.
         better, worse = _order(losses)
@@ -77,6 +85,17 @@ def natural_gradient(
         return gradient, white, 1 / math.sqrt(squared) if squared > 0 else 0.0
     length = np.sqrt(np.vecdot(white, white))[..., None]
     return gradient, white, np.divide(1, length, out=np.zeros_like(length), where=length > 0)
+
+
+def _active_gradient(theta: Array, statistics: Array, utilities: Array, active: Array) -> Array:
+    """The sum of u (T - theta) over the draws in which an entry is active (..., lambda, size)."""
+    weights = utilities[..., None] * active
+    rest = weights.sum(-2)  # zero where all are active, up to rounding; only elsewhere theta does not cancel
+    rest[np.abs(rest) < 1e-12] = 0.0
+    first = statistics[..., 0, :]
+    gradient: Array = (weights * (statistics - first[..., None, :])).sum(-2) + rest * (first - theta)
+    gradient[np.abs(gradient) < 1e-12] = 0.0
+    return gradient
 
 
 def _order(losses: Losses) -> tuple[int, int]:
@@ -160,8 +179,8 @@ class ASNG(AskTell):
     alpha        target of the ratio |path|^2 / gamma that the step size is adapted to
     delta_init   the initial trust-region radius
     delta_max    the largest divisor Delta of delta_init; infinity in the paper's experiments
-    samples      candidates per ask (lambda)
-    mirrored     draw numbers in pairs mean + d, mean - d
+    samples      candidates per ask (lambda); where there are integers or reals, 8 find more surely than 2
+    mirrored     draw numbers in pairs mean + d, mean - d; a single pair can only narrow their spread
     initial      prior knowledge: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std)
     """
 
@@ -179,9 +198,9 @@ class ASNG(AskTell):
         initial: Mapping[str, Any] | None = None,
         seed: Seed = None,
     ) -> None:
-        self._alpha = positive(alpha, "alpha", above=1.0)
-        self._delta_init = positive(delta_init, "delta_init", above=0.0)
-        self._delta_max = positive(delta_max, "delta_max", above=0.0, finite=False)
+        self._alpha = positive(alpha, "alpha", above=1.0, most=1e9)
+        self._delta_init = positive(delta_init, "delta_init", most=LARGEST_STEP)
+        self._delta_max = positive(delta_max, "delta_max")
         super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
         largest = None if math.isinf(self._delta_max) else self._delta_max  # JSON has no infinity
         self._settings |= {"alpha": self._alpha, "delta_init": self._delta_init, "delta_max": largest}

@@ -24,6 +24,8 @@ class Run:
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / CONFIG).exists():
             self._check(json.loads(json.dumps(config)))
+        elif (self.folder / RESULTS).exists():
+            raise ValueError(f"{self.folder} holds results but no {CONFIG}; use another folder, or delete this one")
         else:
             write_json(self.folder / CONFIG, config)
         self._drop_torn_line()

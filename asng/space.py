@@ -7,6 +7,7 @@ real on the scale where its range is [-1, 1] (after the logarithm, where asked f
 import math
 import operator
 import re
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
@@ -49,7 +50,7 @@ class Variable(ABC):
 
 @dataclass(frozen=True)
 class Categorical(Variable):
-    """One of several choices without order: names, layers, sizes, any objects.
+    """One of several choices without order: names, layers, sizes, any objects that are not equal (as 1 and True are).
 
     >>> Categorical(["conv", "pool"])
     Categorical(choices=('conv', 'pool'))
@@ -61,7 +62,8 @@ class Categorical(Variable):
         given = self.choices
         if isinstance(given, (Set, Mapping)):
             raise ValueError(f"choices must be a list, got {given!r}, which has no order to go by; make a list of it")
-        if isinstance(given, (str, bytes)) or not isinstance(given, (Sequence, np.ndarray)):
+        listed = isinstance(given, Sequence) or (isinstance(given, np.ndarray) and given.ndim > 0)
+        if isinstance(given, (str, bytes)) or not listed:
             raise ValueError(f"choices must be a list, got {given!r}; write [{given!r}, ...]")
         choices = tuple(choice.item() if isinstance(choice, np.generic) else choice for choice in given)
         if not choices:
@@ -111,8 +113,8 @@ class Integer(Variable):
         if largest > EXACT:
             raise ValueError(f"bounds beyond 2**53 are not exact in float64, got low={self.low} and high={self.high}")
         _check_ordered(self.low, self.high)
-        # E[x^2] is kept to 53 bits, so a deviation below 2**-26 of the bounds is lost.
-        if largest * 2**-26 > max(0.25, width / 1000):
+        # E[x^2] is kept to 53 bits, so deviations far below 2**-20 of the bounds drown in rounding.
+        if largest * 2**-20 > max(0.25, width / 1000):
             raise ValueError(
                 f"the range from {self.low} to {self.high} is too narrow for its distance from 0; "
                 f"search Integer(0, {width}) and add {self.low}"
@@ -194,11 +196,12 @@ class Space:
         for name, variable in variables.items():
             if not isinstance(name, str):
                 raise ValueError(f"names of variables must be strings, got {name!r}")
-            if isinstance(variable, type) or not hasattr(variable, "raw_prior"):
+            if not isinstance(variable, Variable):
                 raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
         self.names = tuple(variables)
         self.variables = tuple(variables.values())
         self._template: dict[str, Any] = dict.fromkeys(self.names)
+        self.mark = zlib.crc32(repr(self.describe()).encode())  # equal for equal spaces, in every process
         self._compile()
 
     def _compile(self) -> None:
@@ -244,8 +247,12 @@ class Space:
             decoded.append(values)
         return decoded
 
-    def holds(self, x: Array) -> bool:
+    def holds(self, x: Any) -> bool:
         """Whether a row of numbers can have been drawn."""
+        try:
+            x = np.asarray(x, dtype=float)
+        except (TypeError, ValueError):
+            return False
         if x.shape != (len(self.names),) or not np.isfinite(x).all():
             return False
         choices = [
@@ -255,8 +262,21 @@ class Space:
 
     def describe(self) -> list[list[str]]:
         """Names and variables in order, as text that is equal for equal spaces, also in another process."""
-        pairs = zip(self.names, self.variables, strict=True)
-        return [[name, re.sub(r" at 0x[0-9a-fA-F]+", "", repr(variable))] for name, variable in pairs]
+        return [[name, _text(variable)] for name, variable in zip(self.names, self.variables, strict=True)]
+
+
+def _text(thing: Any) -> str:
+    """Like repr, but without addresses, in one order for sets, and whole for arrays."""
+    match thing:
+        case Categorical():
+            return f"Categorical({_text(thing.choices)})"
+        case tuple() | list():
+            return f"[{', '.join(map(_text, thing))}]"
+        case Set():
+            return f"{{{', '.join(sorted(map(_text, thing)))}}}"
+        case np.ndarray():
+            return f"array({thing.tolist()})"
+    return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
 
 
 def _first_repeated(choices: tuple[Any, ...]) -> tuple[Any] | None:
@@ -292,7 +312,7 @@ def _check_ordered(low: float, high: float) -> None:
 def _numbers(prior: Any, what: str) -> Array:
     try:
         numbers = np.array(prior, dtype=float)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise ValueError(f"{what} must be numbers, got {prior!r}") from None
     if not np.isfinite(numbers).all():
         raise ValueError(f"{what} must be finite, got {prior!r}")

@@ -3,6 +3,7 @@
 
 import json
 import math
+import pickle
 import subprocess
 import sys
 from decimal import Decimal
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asng import ASNG, SNG, Adam, Best, Categorical, Integer, Normal, Real
+from asng import ASNG, SNG, Adam, Best, Candidate, Categorical, Custom, Integer, Normal, NormalFamily, Real
 
 METHODS: list[Any] = [ASNG, SNG, Adam]
 SPACE: dict[str, Any] = {
@@ -503,8 +504,27 @@ WRONG_TELLS: dict[str, Any] = {
     "loss None": (lambda o: o.tell(o.ask(2), [None, 1]), "got None"),
     "loss a list": (lambda o: o.tell(o.ask(2), [1, [2]]), r"got \[2\]"),
     "loss complex": (lambda o: o.tell(o.ask(2), [1, 1j]), "got 1j"),
-    "of another space": (lambda o: o.tell(ASNG({"a": Integer(0, 9)}).ask(2), [1, 2]), "1 .*5 variables.*ask returned"),
-    "some of another space": (lambda o: o.tell([*o.ask(1), *ASNG({"a": Integer(0, 9)}).ask(1)], [1, 2]), "5 variables"),
+    "of another space": (
+        lambda o: o.tell(ASNG({"a": Integer(0, 9)}).ask(2), [1, 2]),
+        r"Candidate.*no point of this space.*ask returned",
+    ),
+    "of another space as wide": (
+        lambda o: o.tell(ASNG({str(i): Categorical(range(50)) for i in range(5)}, seed=0).ask(2), [1, 2]),
+        "no point of this space",
+    ),
+    "numbers that are none": (lambda o: o.tell([Candidate({}, [math.nan] * 5)] * 2, [1, 2]), "no point of this space"),
+    "text for numbers": (lambda o: o.tell([Candidate({}, ["a"] * 5)] * 2, [1, 2]), "no point of this space"),
+    "a set of losses": (lambda o: o.tell(o.ask(2), {0.3, 0.1}), "order of the candidates"),
+    "a dict of losses": (lambda o: o.tell(o.ask(2), {0: 1, 1: 2}), "order of the candidates"),
+    "text of losses": (lambda o: o.tell(o.ask(2), "12"), "order of the candidates, got '12'"),
+    "active as a number": (lambda o: o.tell(o.ask(2), [1, 2], active=5), "each of the 2 candidates, got 5"),
+    "active as letters": (lambda o: o.tell(o.ask(2), [1, 2], active=["op", "n"]), "set of names"),
+    "active of one": (lambda o: o.tell(o.ask(2), [1, 2], active=[{"n"}]), "each of the 2 candidates"),
+    "active of nobody": (lambda o: o.tell(o.ask(2), [1, 2], active=[{"n"}, {"z"}]), "'z', which is not in the space"),
+    "some of another space": (
+        lambda o: o.tell([*o.ask(1), *ASNG({"a": Integer(0, 9)}).ask(1)], [1, 2]),
+        "no point of this space",
+    ),
     "ask for none": (lambda o: o.ask(0), "n must be at least 1, got 0"),
     "ask for a half": (lambda o: o.ask(0.5), "n must be a whole number, got 0.5"),
     "ask for fewer than none": (lambda o: o.ask(-2), "got -2"),
@@ -572,15 +592,18 @@ ONE = Categorical([1, 2])
         (lambda: Real("a", 1), "low must be a number, got 'a'"),
         (lambda: Real(0, 1, log=True), "above 0.*got 0.*drop log"),
         (lambda: Real(-1e308, 1e308), "too wide"),
-        (lambda: ASNG(SPACE, alpha=1.0), "alpha must be above 1.*got 1.0"),
-        (lambda: ASNG(SPACE, alpha=math.inf), "alpha.*finite, got inf"),
+        (lambda: ASNG(SPACE, alpha=1.0), "alpha must be a number above 1 .*got 1.0"),
+        (lambda: ASNG(SPACE, alpha=math.inf), r"alpha.*at most 1e\+09, got inf"),
         (lambda: ASNG(SPACE, alpha=math.nan), "alpha.*got nan"),
-        (lambda: ASNG(SPACE, alpha="x"), "alpha must be a number, got 'x'"),
-        (lambda: ASNG(SPACE, delta_init=0), "delta_init must be above 0.*got 0"),
+        (lambda: ASNG(SPACE, alpha="x"), "alpha must be a number above 1 .*got x"),
+        (lambda: ASNG(SPACE, delta_init=0), "delta_init must be a number above 0 .*got 0"),
         (lambda: ASNG(SPACE, delta_init=-1.0), "got -1.0"),
         (lambda: ASNG(SPACE, delta_init=math.inf), "delta_init.*got inf"),
-        (lambda: ASNG(SPACE, delta_init=None), "delta_init must be a number, got None"),
-        (lambda: ASNG(SPACE, delta_max=0), "delta_max must be above 0.*got 0"),
+        (lambda: ASNG(SPACE, delta_init=10**400), r"delta_init.*at most 1e\+06, got 1000"),
+        (lambda: ASNG(SPACE, mirrored="no"), "mirrored must be True or False, got 'no'"),
+        (lambda: ASNG(SPACE, initial={"n": (10**400, 1)}), "initial.'n'.*must be numbers"),
+        (lambda: ASNG(SPACE, delta_init=None), "delta_init must be a number above 0 .*got None"),
+        (lambda: ASNG(SPACE, delta_max=0), "delta_max must be a number above 0, got 0"),
         (lambda: ASNG(SPACE, delta_max=math.nan), "delta_max.*got nan"),
         (lambda: ASNG(SPACE, delta_max=0.5), "delta_max must be at least 1 .*got 0.5"),
         (lambda: ASNG(SPACE, samples=1), "samples must be at least 2, got 1"),
@@ -590,11 +613,11 @@ ONE = Categorical([1, 2])
         (lambda: ASNG(SPACE, seed=1.5), "seed.*got 1.5"),
         (lambda: ASNG(SPACE, seed="x"), "seed.*got 'x'"),
         (lambda: ASNG(SPACE, initial=[0.5, 0.5]), r"initial.*dict.*got \[0.5, 0.5\]"),
-        (lambda: SNG(SPACE, delta=0), "delta must be above 0.*got 0"),
+        (lambda: SNG(SPACE, delta=0), "delta must be a number above 0 .*got 0"),
         (lambda: SNG(SPACE, delta=math.inf), "delta.*got inf"),
         (lambda: SNG(SPACE, samples=1), "samples must be at least 2"),
-        (lambda: Adam(SPACE, rate=-0.1), "rate must be above 0.*got -0.1"),
-        (lambda: Adam(SPACE, rate="fast"), "rate must be a number, got 'fast'"),
+        (lambda: Adam(SPACE, rate=-0.1), "rate must be a number above 0 .*got -0.1"),
+        (lambda: Adam(SPACE, rate="fast"), "rate must be a number above 0 .*got fast"),
     ],
 )
 def test_wrong_settings_are_refused_with_value_and_cure(make, message):
@@ -625,3 +648,56 @@ def test_a_tell_learns_or_changes_nothing(candidates, losses):
             optimizer.tell(asked, losses)
         assert optimizer.state_dict() == before
         assert optimizer.best == best
+
+
+def test_best_does_not_follow_what_becomes_of_a_candidate_that_travelled():
+    optimizer = ASNG(SPACE, seed=0)
+    candidates = pickle.loads(pickle.dumps(optimizer.ask()))
+    optimizer.tell(candidates, [1.0, 2.0])
+    best = optimizer.best
+    candidates[0].x[:] = 0
+    assert optimizer.best == best
+
+
+def test_candidates_may_come_back_as_lists_of_numbers():
+    optimizer, twin = ASNG(SPACE, seed=0), ASNG(SPACE, seed=0)
+    candidates = optimizer.ask()
+    optimizer.tell([Candidate({}, c.x.tolist()) for c in candidates], [2.0, 1.0])
+    twin.tell(twin.ask(), [2.0, 1.0])
+    assert optimizer.state_dict() == twin.state_dict()
+    assert optimizer.best == twin.best
+
+
+class Bounded(NormalFamily):
+    """A family of one's own that differs in a number."""
+
+    def __init__(self, high):
+        super().__init__([0], [high], [0.1], mirrored=False)
+        self.high = high
+
+
+def test_a_state_of_other_parameters_of_ones_own_family_is_refused():
+    state = ASNG({"own": Custom(Bounded(5))}).state_dict()
+    ASNG({"own": Custom(Bounded(5))}).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"high=5.*high=6"):
+        ASNG({"own": Custom(Bounded(6))}).load_state_dict(state)
+
+
+@pytest.mark.parametrize("prior", [math.nan, None, [1, 2, 3], {}, "wide"], ids=str)
+def test_a_prior_that_ones_own_family_cannot_take_is_refused(prior):
+    with pytest.raises(ValueError, match="initial"):
+        ASNG({"own": Custom(Bounded(5))}, initial={"own": prior})
+
+
+def test_sets_as_choices_are_the_same_space_in_another_process():
+    code = (
+        "from asng import *\n"
+        "print(ASNG({'s': Categorical([frozenset('abcde'), frozenset('xyz')])}).state_dict()['space'])"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(seen) == 1

@@ -257,7 +257,7 @@ def test_categorical_starts_uniform():
 
 @pytest.mark.parametrize("counts", [[], [0], [2, -1], [[2, 3]]], ids=str)
 def test_categorical_counts_are_checked(counts):
-    with pytest.raises(ValueError, match="counts must be a list of numbers of choices >= 1, got"):
+    with pytest.raises(ValueError, match="counts must be a list of whole numbers of choices >= 1, got"):
         CategoricalFamily(counts)
 
 
@@ -370,9 +370,21 @@ def test_normal_starts_in_the_middle_as_wide_as_allowed():
     assert family.describe(family.initial()) == [(5, 5), (1, 4)]
 
 
-@pytest.mark.parametrize("bounds", [([1], [1], [0.1]), ([2], [1], [0.1]), ([0], [1], [0.6])], ids=str)
+@pytest.mark.parametrize(
+    "bounds",
+    [
+        ([1], [1], [0.1]),
+        ([2], [1], [0.1]),
+        ([0], [1], [0.6]),
+        ([0], [math.inf], [1]),
+        ([0], [1], [0]),
+        ([0], [1], [1, 1]),
+        ([], [], []),
+    ],
+    ids=str,
+)
 def test_normal_bounds_are_checked(bounds):
-    with pytest.raises(ValueError, match="must leave room, got"):
+    with pytest.raises(ValueError, match=r"must hold, got|one length, got"):
         NormalFamily(*bounds, mirrored=True)
 
 
@@ -544,7 +556,7 @@ def test_a_family_may_return_its_arguments_where_nothing_is_to_be_done(method):
     assert states[0] == states[1]
 
 
-@pytest.mark.parametrize("offset", [0, 10**6, 1.6e7, -(10**7)])
+@pytest.mark.parametrize("offset", [0, 10**5, -2e5])
 def test_integers_far_from_zero_start_as_wide_as_those_near_it(offset):
     low = int(offset)
     family = family_of({"n": Integer(low, low + 100)})

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from asng import __version__
 from asng.baselines import PlainState, adam_start, adam_update, plain_update
 from asng.families import CategoricalFamily
 from asng.optimizer import adaptive_start, adaptive_update
@@ -66,6 +67,8 @@ class Settings:
                 raise ValueError(f"{name} must be one or more different finite numbers, got {values}")
         if min(self.rates) <= 0:
             raise ValueError(f"rates must be above 0, got {self.rates}")
+        if max(map(abs, self.powers)) > 50:
+            raise ValueError(f"powers must lie between -50 and 50, got {self.powers}")
         if min(self.alphas) <= 1:
             raise ValueError(f"alphas must be above 1, got {self.alphas}")
 
@@ -124,8 +127,8 @@ def simulate(
         losses = values - 2 * np.vecdot(chosen, z[:, 1:])
         state = update(family, state, c[:, SAMPLES:], losses)
 
-        # NaN compares false, so it is never a success.
-        found = (np.minimum(values_before, values) < 1 / choices).any(-1)
+        # NaN compares false, so it is never a success, and fmin passes over it.
+        found = (np.fmin(values_before, values) < 1 / choices).any(-1)
         if found.any():
             reached[running[found]] = iteration + 1
             left = ~found
@@ -172,10 +175,10 @@ def run(sweep: Settings, folder: Path, progress: Callable[[float], None] = lambd
     `progress` hears the finished fraction of the sweep several times a second. Ctrl-C (KeyboardInterrupt)
     ends it at once; called again, it continues, and ends with the same results.
     """
-    config = {"experiment": "toy", **asdict(sweep)}
+    config = {"experiment": "toy", "version": __version__, **asdict(sweep)}
     del config["workers"]  # does not change the results
     kept = Run(folder, config)
-    reached = {Setting(*record["setting"]): record["iterations"] for record in kept.results()}
+    reached = dict(_read(record, sweep) for record in kept.results())
     settings = settings_of(sweep)
     missing = [setting for setting in settings if setting not in reached]
     # Long and short settings mixed, so that the first ones tell how long the rest will take.
@@ -189,6 +192,17 @@ def run(sweep: Settings, folder: Path, progress: Callable[[float], None] = lambd
     write_json(kept.folder / "summary.json", summary)
     draw(summary, kept.folder)
     return summary
+
+
+def _read(record: dict[str, Any], sweep: Settings) -> tuple[Setting, list[int | None]]:
+    """A finished setting as it was kept."""
+    try:
+        setting, iterations = Setting(*record["setting"]), list(record["iterations"])
+    except (KeyError, TypeError):
+        raise ValueError(f"the results hold {record}, which is no setting of this sweep; delete the folder") from None
+    if len(iterations) != sweep.runs:
+        raise ValueError(f"the results hold {len(iterations)} runs of {setting}, not {sweep.runs}; delete the folder")
+    return setting, iterations
 
 
 def _side_by_side(
