@@ -11,7 +11,7 @@ from inspect import cleandoc
 from pathlib import Path
 from typing import Annotated, Any
 
-from asng.experiments import toy
+from asng.experiments import digits, toy
 
 try:
     import tyro
@@ -103,6 +103,65 @@ def stretches(spans: list[tuple[float, float]]) -> str:
     return ", ".join(f"{a:.2g}" if a == b else f"{a:.2g} to {b:.2g}" for a, b in spans) or "none"
 
 
+@dataclass(frozen=True)
+class DigitsSearch:
+    """Search a network for handwritten digits, train it from scratch and test it: about a minute on the CPU.
+
+    Beside it, trained alike: random architectures of the same space, as many as the time of the
+    search buys, and a network made by hand. Writes architecture.json, results.jsonl and
+    summary.json. Ctrl-C keeps what is finished; the same command continues.
+
+    Examples:
+      asng digits search
+      asng digits search --seeds 10 --out runs/ten
+    """
+
+    settings: Annotated[digits.Settings, tyro.conf.arg(name="")] = field(default_factory=digits.Settings)
+    out: Path = Path("runs/digits")
+    """Folder of the run."""
+
+
+def run_digits(arguments: Sequence[str]) -> None:
+    """`asng digits search`."""
+    command = tyro.cli(
+        DigitsSearch,
+        prog="asng digits search",
+        description=cleandoc(DigitsSearch.__doc__ or ""),
+        args=arguments,
+    )
+    console = Console()
+    with progress_bar(console, "digits", command.out) as progress:
+        summary = digits.run(command.settings, command.out, progress)
+    row = summary["rows"][-1]
+    found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
+    console.print(f"Found with seed {row['seed']}, probability {row['probability']:.2g}: {found}", soft_wrap=True)
+    console.print(digits_table(summary))
+    console.print(f"Architecture: {command.out / 'architecture.json'}", soft_wrap=True)
+
+
+def digits_table(summary: dict[str, Any]) -> Table:
+    """Test accuracy and parameters of what was found, beside what it is compared with."""
+    table = Table(title="Test accuracy, trained from scratch", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("architecture")
+    for name in ("accuracy", "standard error", "parameters"):
+        table.add_column(name, justify="right")
+    rows = summary["rows"]
+    counts = sorted({row["random_count"] for row in rows})
+    several = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
+    names = {
+        "found": "found by the search",
+        "random_mean": f"mean of {several} random ones",
+        "random_best": f"best of {several} random ones",
+        "hand": "made by hand",
+    }
+    for kind, name in names.items():
+        accuracy = summary["accuracy"][kind]
+        error = "" if accuracy["standard_error"] is None else f"{100 * accuracy['standard_error']:.2f}"
+        parameters = sum(row[kind]["parameters"] for row in rows) / len(rows)
+        table.add_row(name, f"{100 * accuracy['mean']:.2f} %", error, f"{parameters:,.0f}")
+    return table
+
+
 @contextmanager
 def progress_bar(console: Console, title: str, folder: Path) -> Iterator[Callable[[float], None]]:
     """A bar with the time left; without a terminal, a line for every tenth. Ctrl-C says how to continue."""
@@ -128,14 +187,16 @@ def progress_bar(console: Console, title: str, folder: Path) -> Iterator[Callabl
             raise
 
 
-COMMANDS: dict[str, tuple[Callable[[Sequence[str]], None], str]] = {
-    "toy": (run_toy, "the paper's toy problem: robustness to the initial step size"),
+# The words of a command, and what they run.
+COMMANDS: dict[tuple[str, ...], tuple[Callable[[Sequence[str]], None], str]] = {
+    ("digits", "search"): (run_digits, "a search of a minute, on handwritten digits"),
+    ("toy",): (run_toy, "the paper's toy problem: robustness to the initial step size"),
 }
 
 
 def overview() -> str:
-    lines = [f"  asng {name:<10} {purpose}" for name, (_, purpose) in COMMANDS.items()]
-    return "\n".join(["usage: asng EXPERIMENT [flags]", "", *lines, "", "asng EXPERIMENT --help says more."])
+    lines = [f"  asng {' '.join(words):<14} {purpose}" for words, (_, purpose) in COMMANDS.items()]
+    return "\n".join(["usage: asng EXPERIMENT [VERB] [flags]", "", *lines, "", "--help behind each says more."])
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -144,12 +205,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if not arguments or arguments[0] in ("-h", "--help"):
         print(overview())
         return
-    if arguments[0] not in COMMANDS:
-        print(f"asng: no experiment {arguments[0]!r}; there is {', '.join(COMMANDS)}", file=sys.stderr)
+    words = next((words for words in COMMANDS if tuple(arguments[: len(words)]) == words), None)
+    if words is None:
+        known = ", ".join(f"'{' '.join(words)}'" for words in COMMANDS)
+        print(f"asng: no command {' '.join(arguments[:2])!r}; there is {known}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
-    command, _ = COMMANDS[arguments[0]]
+    command, _ = COMMANDS[words]
     try:
-        command(arguments[1:])
+        command(arguments[len(words) :])
     except (ValueError, OSError) as error:
         print(f"asng: {error}", file=sys.stderr)
         sys.exit(WRONG_INPUT)

@@ -81,7 +81,7 @@ def group_exists(group):
     [
         (["toy", "--runs", "0"], "asng: runs must be at least 1, got 0\n"),
         (["toy", "--alphas", "0.5"], "asng: alphas must be above 1, got (0.5,)\n"),
-        (["tony"], "asng: no experiment 'tony'; there is toy\n"),
+        (["tony"], "asng: no command 'tony'; there is 'digits search', 'toy'\n"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, capsys):

@@ -1,0 +1,269 @@
+"""A search that takes a minute: scikit-learn's handwritten digits, 8x8 pixels, on the CPU.
+
+The architecture is searched with shared weights, trained again from scratch and tested, beside
+random architectures of the same space and a network made by hand, all trained in the same way.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asng import __version__, nas
+from asng.nas.architecture import to_dict
+from asng.optimizer import ASNG
+from asng.runs import Run, write_json
+
+BLOCKS = 3  # in each of the two stages
+BY_HAND = {
+    "width": 24,
+    **{f"depth{stage}": 2 for stage in (1, 2)},
+    **{f"op{stage}{block}": "conv3" for stage in (1, 2) for block in range(BLOCKS)},
+    **{f"act{stage}{block}": "relu" for stage in (1, 2) for block in range(BLOCKS)},
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the default job does; together about a minute on two cores."""
+
+    epochs: int = 60
+    """Of the search, over half of the training images; the other half judges architectures."""
+    training_epochs: int = 30
+    """Of training an architecture from scratch, over all training images."""
+    batch: int = 64
+    """Images in a mini-batch."""
+    rate: float = 0.05
+    """Learning rate of the weights at the start of its cosine, here and there."""
+    seed: int = 0
+    """The first seed; all random numbers follow from it."""
+    seeds: int = 1
+    """How many searches, with seeds that follow the first."""
+
+    def __post_init__(self) -> None:
+        for name in ("epochs", "training_epochs", "batch", "seeds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+        if not self.rate > 0 or not math.isfinite(self.rate):
+            raise ValueError(f"rate must be above 0, got {self.rate}")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}")
+
+
+class Block(nn.Module):
+    """An operation and an activation, each among several, at one width."""
+
+    def __init__(self, name: str, width: nas.Width) -> None:
+        super().__init__()
+        depthwise = nas.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
+        self.op = nas.OneOf(
+            f"op{name}",
+            {
+                "identity": nn.Identity(),
+                "average": nn.AvgPool2d(3, 1, 1),
+                "max": nn.MaxPool2d(3, 1, 1),
+                "conv1": nas.Conv2d(width, width, 1, bias=False),
+                "conv3": nas.Conv2d(width, width, 3, padding=1, bias=False),
+                "separable": nn.Sequential(depthwise, nas.Conv2d(width, width, 1, bias=False)),
+            },
+        )
+        self.norm = nas.BatchNorm2d(width)
+        self.act = nas.OneOf(f"act{name}", {"none": nn.Identity(), "relu": nn.ReLU(), "tanh": nn.Tanh()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.act(self.norm(self.op(x)))
+        return result
+
+
+class Net(nn.Module):
+    """Two stages of up to three blocks at one width between 4 and 32 channels; 15 decisions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        width = nas.Width("width", 4, 32)
+        self.stem = nas.Conv2d(1, width, 3, padding=1)
+        self.stages = nn.Sequential(
+            nas.Repeat("depth1", [Block(f"1{block}", width) for block in range(BLOCKS)], low=1),
+            nn.MaxPool2d(2),
+            nas.Repeat("depth2", [Block(f"2{block}", width) for block in range(BLOCKS)], low=1),
+        )
+        self.head = nas.Linear(width, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        result: Tensor = self.head(self.stages(self.stem(images)).mean((2, 3)))
+        return result
+
+
+@dataclass(frozen=True)
+class Data:
+    """Images (n, 1, 8, 8) in [0, 1] and labels, split by a seed: half of the training set judges."""
+
+    train: tuple[Tensor, Tensor]
+    valid: tuple[Tensor, Tensor]
+    test: tuple[Tensor, Tensor]
+
+
+def load(seed: int) -> Data:
+    """1,797 digits: 600 each to train and to judge in the search, 597 to test."""
+    from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+    digits = load_digits()
+    images = torch.tensor(digits.images[:, None] / 16, dtype=torch.float32)
+    labels = torch.tensor(digits.target)
+    order = torch.from_numpy(np.random.default_rng([seed, 1]).permutation(len(labels)))
+    parts = [(images[part], labels[part]) for part in torch.split(order, [600, 600, 597])]
+    return Data(*parts)
+
+
+def batches(data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Shuffled mini-batches; the rest that does not fill one is left out."""
+    order = torch.randperm(len(data[1]), generator=generator)
+    for chosen in torch.split(order[: len(order) // size * size], size):
+        yield data[0][chosen], data[1][chosen]
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Cross entropy of a mini-batch."""
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+Progress = Callable[[float], None]  # hears the fraction that is done
+
+
+def search(settings: Settings, seed: int, data: Data, progress: Progress = lambda done: None) -> dict[str, Any]:
+    """The architecture that ASNG finds, its probability and the seconds it took."""
+    torch.manual_seed(seed)
+    model = Net()
+    optimizer = ASNG(nas.space_of(model), seed=seed)
+    weights = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(weights, settings.epochs)
+    oneshot = nas.OneShot(model, optimizer, weights, loss_of, clip_norm=5.0)
+    generator = torch.Generator().manual_seed(seed)
+    started = time.perf_counter()
+    for epoch in range(settings.epochs):
+        progress(epoch / settings.epochs)
+        halves = (batches(half, settings.batch, generator) for half in (data.train, data.valid))
+        for train_batch, valid_batch in zip(*halves, strict=True):
+            oneshot.step(train_batch, valid_batch)
+        schedule.step()
+    seconds = time.perf_counter() - started
+    architecture = nas.found(oneshot)
+    return {"values": architecture.values, "probability": architecture.probability, "seconds": seconds}
+
+
+def train(settings: Settings, seed: int, data: Data, values: dict[str, Any]) -> dict[str, Any]:
+    """An architecture trained from scratch on all training images: test accuracy, parameters, seconds."""
+    torch.manual_seed(seed)
+    model = nas.extract(Net(), values)
+    weights = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(weights, settings.training_epochs)
+    generator = torch.Generator().manual_seed(seed)
+    both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
+    started = time.perf_counter()
+    for _ in range(settings.training_epochs):
+        for batch in batches(both, settings.batch, generator):
+            weights.zero_grad()
+            loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            weights.step()
+        schedule.step()
+    seconds = time.perf_counter() - started
+    model.eval()
+    with torch.no_grad():
+        accuracy = (model(data.test[0]).argmax(1) == data.test[1]).double().mean().item()
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {"values": values, "accuracy": accuracy, "parameters": parameters, "seconds": seconds}
+
+
+def run(settings: Settings, folder: Path, progress: Progress = lambda done: None) -> dict[str, Any]:
+    """Do for every seed what the folder does not hold yet; returns the summary, and writes it there.
+
+    Called again after an interruption, or with more seeds, it goes on with what is finished.
+    """
+    config = {"experiment": "digits", "version": __version__, **asdict(settings)}
+    del config["seeds"]
+    kept = Run(folder, config)
+    last = settings.seed + settings.seeds
+    for number, seed in enumerate(range(settings.seed, last)):
+        _one_seed(settings, seed, kept, partial(_within, progress, number, settings.seeds))
+    summary = summarise([record for record in kept.results() if record["seed"] < last])
+    write_json(kept.folder / "summary.json", summary)
+    write_json(kept.folder / "architecture.json", to_dict(summary["rows"][-1]["values"]))
+    return summary
+
+
+def _within(progress: Progress, number: int, of: int, done: float) -> None:
+    progress((number + done) / of)
+
+
+def _one_seed(settings: Settings, seed: int, kept: Run, progress: Progress) -> None:
+    """Search; then train the found architecture, one made by hand, and random ones for as long as the search took."""
+    data = load(seed)
+    done = [record for record in kept.results() if record["seed"] == seed]
+    of_kind = {record["kind"]: record for record in done}
+
+    def keep(kind: str, record: dict[str, Any]) -> dict[str, Any]:
+        record = {"seed": seed, "kind": kind, **record}
+        kept.append(record)
+        return record
+
+    result = of_kind.get("search") or keep("search", search(settings, seed, data, lambda part: progress(0.4 * part)))
+    for kind, values, part in (("found", result["values"], 0.4), ("hand", BY_HAND, 0.5)):
+        progress(part)
+        if kind not in of_kind:
+            keep(kind, train(settings, seed, data, values))
+    draws = ASNG(nas.space_of(Net()), seed=np.random.SeedSequence([seed, 2]))
+    earlier = [record for record in done if record["kind"] == "random"]
+    spent = 0.0
+    while spent < result["seconds"]:
+        progress(0.6 + 0.4 * spent / result["seconds"])
+        values = draws.ask(1)[0].values
+        record = earlier.pop(0) if earlier else keep("random", train(settings, seed, data, values))
+        spent += record["seconds"]
+
+
+def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
+    """Per seed the accuracies beside each other, and their means with standard errors."""
+    seeds = sorted({record["seed"] for record in records})
+    rows = []
+    for seed in seeds:
+        mine = [record for record in records if record["seed"] == seed]
+        of_kind = {record["kind"]: record for record in mine}
+        random = [record for record in mine if record["kind"] == "random"]
+        best = max(random, key=lambda record: record["accuracy"])
+        rows.append(
+            {
+                "seed": seed,
+                "values": of_kind["search"]["values"],
+                "probability": of_kind["search"]["probability"],
+                "seconds": of_kind["search"]["seconds"],
+                "found": _short(of_kind["found"]),
+                "hand": _short(of_kind["hand"]),
+                "random_mean": {
+                    "accuracy": float(np.mean([record["accuracy"] for record in random])),
+                    "parameters": float(np.mean([record["parameters"] for record in random])),
+                },
+                "random_best": _short(best),
+                "random_count": len(random),
+            }
+        )
+    kinds = ("found", "random_mean", "random_best", "hand")
+    means = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in kinds}
+    return {"rows": rows, "accuracy": means}
+
+
+def _short(record: dict[str, Any]) -> dict[str, Any]:
+    return {name: record[name] for name in ("accuracy", "parameters")}
+
+
+def _mean_and_error(numbers: list[float]) -> dict[str, float | None]:
+    error = float(np.std(numbers, ddof=1) / math.sqrt(len(numbers))) if len(numbers) > 1 else None
+    return {"mean": float(np.mean(numbers)), "standard_error": error}

@@ -1,0 +1,110 @@
+"""The default job: search, training from scratch and yardsticks, small enough for a test."""
+
+import json
+
+import pytest
+import torch
+
+from asng import ASNG, nas
+from asng.experiments import digits
+from asng.nas.architecture import from_dict
+
+SMALL = digits.Settings(epochs=2, training_epochs=2)
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def test_the_three_parts_of_the_data_are_all_of_it_and_follow_the_seed():
+    data, again, other = digits.load(0), digits.load(0), digits.load(1)
+    assert [len(labels) for _, labels in (data.train, data.valid, data.test)] == [600, 600, 597]
+    images = torch.cat([data.train[0], data.valid[0], data.test[0]])
+    everything = torch.cat([other.train[0], other.valid[0], other.test[0]])
+    assert images.shape == (1797, 1, 8, 8)
+    assert (images.min(), images.max()) == (0, 1)
+    assert torch.equal(images.flatten(1).sum(1).sort().values, everything.flatten(1).sum(1).sort().values)
+    assert torch.equal(data.test[0], again.test[0])
+    assert not torch.equal(data.test[0], other.test[0])
+
+
+def test_every_architecture_of_the_space_runs_and_extracts_to_the_same():
+    model = digits.Net().eval()
+    images = digits.load(0).test[0][:4]
+    space = nas.space_of(model)
+    assert len(space) == 15
+    for candidate in ASNG(space, seed=0).ask(40):
+        nas.select(model, candidate.values)
+        small = nas.extract(model, candidate.values)
+        torch.testing.assert_close(small(images), model(images))
+
+
+def test_the_network_made_by_hand_is_an_architecture_of_the_space_with_known_parameters():
+    model = nas.extract(digits.Net(), digits.BY_HAND)
+    stem, block, head = 9 * 24 + 24, 9 * 24 * 24 + 2 * 24, 24 * 10 + 10
+    assert sum(parameter.numel() for parameter in model.parameters()) == stem + 4 * block + head
+
+
+def test_a_seed_gives_the_same_search_and_the_same_training_again():
+    data = digits.load(3)
+    first, second = (digits.search(SMALL, 3, data) for _ in range(2))
+    assert {**first, "seconds": 0} == {**second, "seconds": 0}
+    trained = [digits.train(SMALL, 3, data, first["values"]) for _ in range(2)]
+    assert trained[0]["accuracy"] == trained[1]["accuracy"]
+
+
+def test_training_learns_the_digits():
+    settings = digits.Settings(training_epochs=5)
+    assert digits.train(settings, 0, digits.load(0), digits.BY_HAND)["accuracy"] > 0.9
+
+
+def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
+    class Enough(Exception):
+        pass
+
+    def interrupt(done):
+        if done > 0.45:
+            raise Enough
+
+    with pytest.raises(Enough):
+        digits.run(SMALL, tmp_path, interrupt)
+    before = (tmp_path / "results.jsonl").read_text()
+    assert [json.loads(line)["kind"] for line in before.splitlines()] == ["search", "found"]
+    heard: list[float] = []
+    summary = digits.run(SMALL, tmp_path, heard.append)
+    assert (tmp_path / "results.jsonl").read_text().startswith(before)
+    assert heard == sorted(heard)
+    (row,) = summary["rows"]
+    records = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    random = [record["accuracy"] for record in records if record["kind"] == "random"]
+    assert row["random_count"] == len(random) >= 1
+    assert row["random_best"]["accuracy"] == max(random)
+    assert row["random_mean"]["accuracy"] == pytest.approx(sum(random) / len(random))
+    assert summary["accuracy"]["found"] == {"mean": row["found"]["accuracy"], "standard_error": None}
+    kept = json.loads((tmp_path / "architecture.json").read_text())
+    assert from_dict(kept, nas.space_of(digits.Net())) == row["values"]
+    # The random ones took as long as the search, no longer than the last of them beyond it.
+    seconds = [record["seconds"] for record in records if record["kind"] == "random"]
+    assert sum(seconds[:-1]) < records[0]["seconds"] <= sum(seconds)
+
+
+def test_more_seeds_continue_a_run(tmp_path):
+    digits.run(SMALL, tmp_path)
+    first = (tmp_path / "results.jsonl").read_text()
+    summary = digits.run(digits.Settings(epochs=2, training_epochs=2, seeds=2), tmp_path)
+    assert (tmp_path / "results.jsonl").read_text().startswith(first)
+    assert [row["seed"] for row in summary["rows"]] == [0, 1]
+    assert summary["accuracy"]["found"]["standard_error"] >= 0
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [({"epochs": 0}, "epochs.*got 0"), ({"rate": -1.0}, "rate.*got -1"), ({"seed": -1}, "seed.*got -1")],
+)
+def test_wrong_settings_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        digits.Settings(**wrong)
