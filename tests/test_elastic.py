@@ -622,6 +622,13 @@ def test_every_layer_says_what_it_takes(layer, shape, message):
         layer(torch.zeros(shape))
 
 
+def test_a_layer_outside_of_a_model_is_named_by_its_kind():
+    layer = nas.Linear(3, 5)
+    y = layer(torch.zeros(1, 3))
+    with pytest.raises(RuntimeError, match=r"^Linear takes 3 features, but got 5, which Linear last gave$"):
+        layer(y)
+
+
 def test_without_a_value_a_layer_says_how_to_give_one():
     with pytest.raises(RuntimeError, match=r"'a' has no value yet; call asng.nas.select"):
         nas.Conv2d(3, width(), 3)(torch.zeros(1, 3, 5, 5))
