@@ -155,11 +155,17 @@ def test_a_kernel_may_follow_a_decision_on_one_axis_only():
     assert isinstance(frozen, nn.Conv2d)
     assert frozen.kernel_size == (3, 1)
     assert frozen.padding == (1, 0)
-    both = nas.Conv2d(2, 3, (odd("h"), odd("w")), padding=2)
-    select(both, {"h": 1, "w": 3})
-    assert both.freeze().weight.shape == (3, 2, 1, 5)
-    x = torch.randn(1, 2, 6, 6)
-    assert both(x).shape == (1, 3, 6, 6)
+
+
+@pytest.mark.parametrize("h", [1, 2, 3])
+@pytest.mark.parametrize("w", [1, 2, 3])
+def test_both_axes_of_a_kernel_may_follow_decisions_of_their_own(h, w):
+    layer = nas.Conv2d(2, 3, (odd("h"), odd("w")), padding=2)
+    select(layer, {"h": h, "w": w})
+    weight = layer.weight[:, :, 3 - h : 2 + h, 3 - w : 2 + w]
+    x = torch.randn(1, 2, 6, 7)
+    assert equal(layer(x), F.conv2d(x, weight, layer.bias, padding=(h - 1, w - 1)))
+    assert torch.equal(layer.freeze().weight, weight)
 
 
 def test_a_transposed_convolution_reaches_the_size_that_is_asked_for():
