@@ -292,7 +292,7 @@ class OneShot:
         except (KeyError, RuntimeError, TypeError, ValueError) as error:
             self.weights.load_state_dict(before[0])
             self.optimizer.load_state_dict(before[1])
-            raise ValueError(f"the state is of another search: {error}") from None
+            raise ValueError(f"the state does not fit: {error}") from None
         self.costs.known.clear()
         self.costs.known.update({key: tuple(costs) for key, costs in state["costs"].items()})
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
@@ -306,9 +306,13 @@ def _shown(item: tuple[str, Any]) -> tuple[str, str]:
 
 def _same_shapes(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
     for name in {**there, **here}:
-        sizes = [tuple(s[name].shape) if isinstance(s.get(name), Tensor) else None for s in (there, here)]
-        if (name in there) != (name in here) or sizes[0] != sizes[1]:
-            raise ValueError(f"{name} is {sizes[0]} there, {sizes[1]} here")
+        size, wanted = (getattr(s[name], "shape", None) if name in s else "absent" for s in (there, here))
+        if size != wanted:
+            raise ValueError(f"{name} is {_plain(size)} there, {_plain(wanted)} here")
+
+
+def _plain(size: Any) -> Any:
+    return tuple(size) if isinstance(size, torch.Size) else size
 
 
 def broadcast(value: Any) -> Any:

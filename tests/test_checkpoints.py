@@ -1,0 +1,187 @@
+"""Checkpoints: always a whole one, the previous kept, damaged and foreign ones refused by name."""
+
+import os
+import pickle
+import random
+import zipfile
+
+import pytest
+import torch
+
+from asng import checkpoints
+from asng.checkpoints import load, previous, save
+
+
+class Unsafe:
+    """Not of the kind that loads with `weights_only`."""
+
+
+def state(number=0):
+    generator = torch.Generator().manual_seed(number)
+    return {
+        "model": {"weight": torch.randn(40, 30, generator=generator)},
+        "generator": 2**127 + number,
+        "random": random.Random(number).getstate(),
+        "history": [{"loss": 0.1 * number}],
+        "number": number,
+    }
+
+
+def test_what_is_saved_is_loaded(tmp_path):
+    path = tmp_path / "new" / "folder" / "checkpoint.pt"
+    save(path, state(3))
+    loaded = load(path)
+    assert torch.equal(loaded["model"]["weight"], state(3)["model"]["weight"])
+    assert {k: v for k, v in loaded.items() if k != "model"} == {k: v for k, v in state(3).items() if k != "model"}
+    assert os.listdir(path.parent) == ["checkpoint.pt"]
+    torch.load(path, weights_only=True)
+
+
+def test_the_one_before_is_kept(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    for number in range(4):
+        save(path, state(number))
+        assert load(path)["number"] == number
+        if number:
+            assert load(previous(path))["number"] == number - 1
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint.previous.pt", "checkpoint.pt"]
+
+
+def test_without_links_it_is_copied(tmp_path, monkeypatch):
+    def link(*names):
+        raise OSError("no links here")
+
+    monkeypatch.setattr(checkpoints.os, "link", link)
+    test_the_one_before_is_kept(tmp_path)
+
+
+@pytest.mark.parametrize("call", range(5))
+def test_a_save_that_fails_leaves_the_last_one_and_no_litter(tmp_path, monkeypatch, call):
+    path = tmp_path / "checkpoint.pt"
+    save(path, state(1))
+    names = [("torch", "save"), ("os", "fsync"), ("os", "link"), ("os", "replace"), ("os", "replace")]
+    module, name = names[call]
+    target = getattr(checkpoints, module)
+    real, calls = getattr(target, name), []
+
+    def failing(*arguments, **named):
+        calls.append(name)
+        if len(calls) == (2 if call == 4 else 1):
+            raise KeyboardInterrupt
+        return real(*arguments, **named)
+
+    monkeypatch.setattr(target, name, failing)
+    with pytest.raises(KeyboardInterrupt):
+        save(path, state(2))
+    monkeypatch.undo()
+    assert load(path)["number"] == 1
+    assert not (tmp_path / "checkpoint.pt.new").exists()
+    save(path, state(3))
+    assert load(path)["number"] == 3
+
+
+def test_leftovers_of_a_killed_process_are_replaced(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    save(path, state(1))
+    (tmp_path / "checkpoint.pt.new").write_bytes(b"half")
+    (tmp_path / "checkpoint.pt.spare").write_bytes(b"half")
+    save(path, state(2))
+    assert (load(path)["number"], load(previous(path))["number"]) == (2, 1)
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint.previous.pt", "checkpoint.pt"]
+
+
+# Damage --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def written(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    save(path, state(1))
+    save(path, state(2))
+    return path
+
+
+OFFER = r"; the one before it is .*checkpoint\.previous\.pt: rename it to checkpoint\.pt to continue from there$"
+
+
+@pytest.mark.parametrize("share", [0, 1e-3, 0.1, 0.5, 0.9, 0.99, 0.9999])
+def test_a_truncated_file_is_damaged(written, share):
+    content = written.read_bytes()
+    written.write_bytes(content[: int(share * len(content))])
+    with pytest.raises(ValueError, match=rf"checkpoint\.pt is damaged or no checkpoint \(.+\){OFFER}"):
+        load(written)
+
+
+def test_every_changed_bit_of_what_is_stored_is_noticed(written):
+    content = written.read_bytes()
+    places = random.Random(0)
+    with zipfile.ZipFile(written) as archive:
+        spans = []
+        for member in archive.infolist():
+            header = content[member.header_offset :]
+            start = member.header_offset + 30 + int.from_bytes(header[26:28], "little")
+            start += int.from_bytes(header[28:30], "little")
+            spans.append((start, start + member.file_size))
+    for start, end in spans:
+        for _ in range(4 if end > start else 0):
+            changed = bytearray(content)
+            changed[places.randrange(start, end)] ^= 1 << places.randrange(8)
+            written.write_bytes(changed)
+            with pytest.raises(ValueError, match=rf"damaged or no checkpoint \(.+\){OFFER}"):
+                load(written)
+
+
+def test_a_bit_changed_anywhere_is_noticed_or_harmless(written):
+    content, expected = written.read_bytes(), load(written)
+    places = random.Random(1)
+    noticed = 0
+    for _ in range(150):
+        changed = bytearray(content)
+        changed[places.randrange(len(content))] ^= 1 << places.randrange(8)
+        written.write_bytes(changed)
+        try:
+            loaded = load(written)
+        except ValueError:
+            noticed += 1
+        else:
+            assert torch.equal(loaded["model"].pop("weight"), expected["model"]["weight"])
+            assert loaded == {**expected, "model": {}}
+    assert noticed > 75
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda path: path.write_text("{}"),
+        lambda path: path.write_bytes(b""),
+        lambda path: path.write_bytes(pickle.dumps({"format": checkpoints.FORMAT, "state": {}})),
+        lambda path: torch.save({"format": checkpoints.FORMAT, "state": {"x": Unsafe()}}, path),
+        lambda path: zipfile.ZipFile(path, "w").close(),
+    ],
+    ids=["text", "empty", "pickle", "unsafe", "empty archive"],
+)
+def test_a_file_of_another_kind_is_no_checkpoint(written, write):
+    write(written)
+    with pytest.raises(ValueError, match=rf"checkpoint\.pt is damaged or no checkpoint \(.+\){OFFER}"):
+        load(written)
+
+
+@pytest.mark.parametrize(
+    "content", [torch.ones(3), {"weight": torch.ones(3)}, {"format": "asng checkpoint 99", "state": {}}, {"format": 1}]
+)
+def test_a_file_of_torch_that_is_no_checkpoint_is_refused(written, content):
+    torch.save(content, written)
+    with pytest.raises(ValueError, match=rf"checkpoint\.pt is not a checkpoint of this version of asng{OFFER}"):
+        load(written)
+
+
+def test_without_a_previous_one_it_says_to_delete(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    path.write_bytes(b"")
+    with pytest.raises(ValueError, match=r"; delete it to start anew$"):
+        load(path)
+
+
+def test_a_missing_file_is_missing(tmp_path):
+    with pytest.raises(FileNotFoundError):
+        load(tmp_path / "checkpoint.pt")
