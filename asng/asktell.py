@@ -107,30 +107,34 @@ class AskTell(ABC):
         the variables that had an effect on its loss; the others are left out of what is learnt from
         it. By default all count, as in the paper.
         """
-        told, numbers = self._own(candidates), _floats(losses)
-        n = len(told)
+        drawn, numbers = self._drawn(candidates), _floats(losses)
+        n = len(drawn)
         if n != len(numbers):
             raise ValueError(f"got {n} candidates and {len(numbers)} losses; tell one loss for each candidate")
         if n < 2:
             raise ValueError(f"got {n} candidates; a ranking needs at least two, so ask for more before telling")
-        x = np.array([candidate.x for candidate in told], dtype=float)
+        x = np.array(drawn)
         self._state = self._update(x, numbers, None if active is None else self._mask(active, n))
         lowest = min(numbers)
         if lowest < math.inf and (self._best is None or lowest < self._best[1]):
             self._best = (x[numbers.index(lowest)].copy(), lowest)
 
-    def _own(self, candidates: Iterable[Candidate]) -> list[Candidate]:
-        """The candidates as a list, each a point of this space."""
+    def _drawn(self, candidates: Iterable[Candidate]) -> list[Array]:
+        """The raw draws of candidates, each a point of this space."""
+        drawn, mark = [], self._space.mark
         try:
-            told = list(candidates)
-            for candidate in told:
-                if candidate.space != self._space.mark and not self._space.holds(candidate.x):
+            for candidate in candidates:
+                if candidate.space == mark:
+                    drawn.append(candidate.x)
+                elif self._space.holds(candidate.x):  # made or sent by hand
+                    drawn.append(np.array(candidate.x, dtype=float))
+                else:
                     raise ValueError(
                         f"{candidate!r} is no point of this space; tell candidates that this optimizer's ask returned"
                     )
         except (AttributeError, TypeError):
             raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidates!r}") from None
-        return told
+        return drawn
 
     def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
         """Which variables count in which of n candidates, 0 or 1 (n, variables)."""
@@ -230,7 +234,7 @@ def _generator(seed: Seed) -> np.random.Generator:
 
 def _floats(losses: Iterable[Any]) -> list[float]:
     """Losses as floats, with infinity for all that are not finite."""
-    if isinstance(losses, (str, bytes, set, frozenset, Mapping)) or not hasattr(losses, "__iter__"):
+    if isinstance(losses, (str, bytes, set, frozenset, dict)) or not hasattr(losses, "__iter__"):
         raise ValueError(f"tell takes a list of losses, in the order of the candidates, got {losses!r}")
     numbers = []
     for loss in losses:

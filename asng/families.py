@@ -137,8 +137,7 @@ class CategoricalFamily(Family):
             return self._counted(theta, uniform)
         sums = np.add.accumulate(theta, -1)
         sums -= self._before
-        sums = np.array((sums, sums)) if n == 2 and theta.ndim == 1 else sums[..., None, :]
-        below = uniform.take(self.owner, -1) >= sums
+        below = uniform.take(self.owner, -1) >= (sums if theta.ndim == 1 else sums[..., None, :])
         return self._sums(below.astype(float))
 
     def _counted(self, theta: Array, uniform: Array) -> Array:

@@ -41,6 +41,10 @@ def rank_utilities(losses: Losses) -> Array:
     n = finite.shape[-1]
     if n < 2:
         raise ValueError(f"a ranking needs at least two losses, got {losses!r}")
+    if n == 2:  # nothing to sort
+        first, second = finite[..., :1], finite[..., 1:]
+        lead = (first < second).astype(float) - (first > second)
+        return np.concatenate((lead, -lead), -1)
     order = finite.argsort(-1)
     ranked = np.take_along_axis(finite, order, -1)
     changes = ranked[..., 1:] != ranked[..., :-1]  # where the next loss is another one

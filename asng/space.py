@@ -240,10 +240,10 @@ class Space:
             decode = self.variables[column].decode
             for row, number in zip(rows, x[:, column].tolist(), strict=True):
                 row[column] = decode(number)
-        decoded = []
+        decoded, names, template = [], self.names, self._template
         for row in rows:
-            values = self._template.copy()  # has its size already, so that it need not grow
-            values.update(zip(self.names, row))  # noqa: B905 (strict costs time in every ask)
+            values = template.copy()  # has its size already, so that it need not grow
+            values.update(zip(names, row))  # noqa: B905 (strict costs time in every ask)
             decoded.append(values)
         return decoded
 
