@@ -72,7 +72,7 @@ class Node(nn.Module):
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
         first, second = (op(pick(inputs)) for op, pick in zip(self.operations, self.picks, strict=True))
-        return first + second  # type: ignore[no-any-return]
+        return first + second
 
 
 class Supernet(nn.Module):
@@ -147,7 +147,7 @@ def steps(model: nn.Module, repeats: int, times: int, limits: Any = ()) -> tuple
     def training() -> None:
         torch._foreach_zero_([parameter.grad for parameter in parameters if parameter.grad is not None])
         for _ in range(2):
-            (constant(model, None) / 2).backward()  # type: ignore[no-untyped-call]
+            (constant(model, None) / 2).backward()
         nn.utils.clip_grad_norm_(parameters, 5.0)
         weights.step()
 

@@ -48,13 +48,17 @@ class Reference:
         m = len(variable.choices)
         return 1 / (n * (m - 1)) if n * (m - 1) > m else 1 / (2 * m)
 
-    def direction(self, xs, losses):
-        """G and v per variable."""
-        utilities, lam = slow_utilities(losses), len(losses)
-        gradient, white = [], []
+    def direction(self, xs, losses, active=None):
+        """G and v per variable; where one is not active in a draw, that draw is left out."""
+        lam, gradient, white = len(losses), [], []
         for i, (theta, bounds) in enumerate(zip(self.theta, self.bounds, strict=True)):
+            counts = [True] * lam if active is None else [row[i] for row in active]
+            utilities = [u if counted else 0.0 for u, counted in zip(slow_utilities(losses), counts, strict=True)]
             if bounds is None:
-                g = [sum(u * (x[i] == j) for u, x in zip(utilities, xs, strict=True)) / lam for j in range(len(theta))]
+                g = [
+                    sum(u * ((x[i] == j) - theta[j]) for u, x in zip(utilities, xs, strict=True)) / lam
+                    for j in range(len(theta))
+                ]
                 g = [value if abs(value) > CLEAR else 0.0 for value in g]
                 last, total = theta[-1], sum(g[:-1])
                 v = [
@@ -88,9 +92,9 @@ class Reference:
         total = sum(theta)
         return [p + (1 - total) / (total - len(theta) * smallest) * (p - smallest) for p in theta]
 
-    def update(self, xs, losses):
+    def update(self, xs, losses, active=None):
         """One update of ASNG."""
-        gradient, white = self.direction(xs, losses)
+        gradient, white = self.direction(xs, losses, active)
         if not any(any(g) for g in gradient):
             return
         norm = math.sqrt(sum(v * v for row in white for v in row))

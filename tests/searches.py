@@ -177,7 +177,7 @@ POINTS = {
 def _die_while_saving(point, nth):
     """At a point of the nth save."""
     where, name, when = POINTS[point]
-    module = {"os": checkpoints.os, "torch": checkpoints.torch}[where]
+    module = {"os": os, "torch": torch}[where]
     real, save, saves, calls = getattr(module, name), checkpoints.save, itertools.count(1), itertools.count(1)
     current = 0
 
@@ -234,7 +234,7 @@ def stepping(rank, folder, kinds, steps=30):
         model = Net(dropout=0, norm=True).double()  # so that rounding decides no ranking
         optimizer = ASNG(space_of(model), samples=samples, seed=5 + rank)
         weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-        measured = []
+        measured: list[str] = []
 
         def cost(model, values, measured=measured):
             measured.append(str(values))

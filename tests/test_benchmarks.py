@@ -73,3 +73,17 @@ def test_missing_libraries_and_a_missing_rich_are_left_out(tmp_path):
         assert f"{name} is not installed" in complaints
     assert "pip install 'asng[bench]'" in complaints
     assert "40 categorical of 5" in printed
+
+
+@pytest.mark.parametrize("name", ["inactive", "step"])
+def test_the_others_run_in_their_quick_form_and_write_what_they_print(name, tmp_path):
+    script = SCRIPT.with_name(f"{name}.py")
+    more = ["--modules", "300"] if name == "step" else []
+    command = [sys.executable, str(script), "--quick", "--out", str(tmp_path), *more]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert not done.returncode, done.stderr
+    result = json.loads((tmp_path / f"{name}.json").read_text())
+    assert result["quick"] is True
+    for row in result["rows"]:
+        shown = f"{row['own_us']:,.0f}" if name == "step" else f"{row['last']['difference'][0]:+.4f}"
+        assert shown in done.stdout

@@ -1,4 +1,5 @@
 """OneShot: the alternation of the paper against a slow, obvious version; limits; mixed precision; several processes."""
+# mypy: disable-error-code="func-returns-value, misc, method-assign"
 
 import copy
 import dataclasses
@@ -123,7 +124,7 @@ def test_draws_for_the_weights_are_dropped_and_the_others_told(method, monkeypat
 def test_a_step_is_a_frozen_record():
     step = made().step(*batches(2))
     with pytest.raises(dataclasses.FrozenInstanceError):
-        step.train_losses = ()  # type: ignore[misc]
+        step.train_losses = ()
 
 
 class Switch(nn.Module):
@@ -235,7 +236,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
     step = oneshot.step(x * math.nan, x)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(map(math.isnan, step.train_losses))
-    assert all(map(math.isfinite, step.valid_losses))  # type: ignore[arg-type]
+    assert all(map(math.isfinite, step.valid_losses))
     oneshot.step(x, x)
     assert all(p.isfinite().all() for p in model.parameters())
 
@@ -327,7 +328,7 @@ def test_candidates_outside_are_ranked_by_excess_behind_all_inside_and_never_run
     ]
     oneshot = made(samples=6, loss=loss, limits=limits)
     tell = oneshot.optimizer.tell
-    oneshot.optimizer.tell = lambda c, losses, active=None: told.append(list(losses)) or tell(c, losses)  # type: ignore[method-assign]
+    oneshot.optimizer.tell = lambda c, losses, active=None: told.append(list(losses)) or tell(c, losses)
     outside = 0
     for train, valid in pairs(15):
         ran.clear()
@@ -356,7 +357,7 @@ def test_inside_without_a_finite_loss_is_still_before_outside():
     optimizer = Scripted(space_of(model), samples=4, seed=0)
     optimizer.script = [0] * 4 + [2, 1, 0, 0]
     tell = optimizer.tell
-    optimizer.tell = lambda c, losses, active=None: told.extend(losses) or tell(c, losses)  # type: ignore[method-assign]
+    optimizer.tell = lambda c, losses, active=None: told.extend(losses) or tell(c, losses)
     limit = Limit(lambda model, values: 1 + values["which"], 2)
 
     def loss(model, x):
@@ -474,7 +475,7 @@ def test_mixed_precision_on_cuda_learns(amp):
         model, loss=lambda model, batch: cross_entropy(model, [part.cuda() for part in batch]), amp=amp, clip_norm=5.0
     )
     steps = [oneshot.step(train, valid) for train, valid in pairs(150)]
-    early, late = (sum(sum(s.train_losses) for s in part) for part in (steps[:20], steps[-20:]))  # type: ignore[attr-defined]
+    early, late = (sum(sum(s.train_losses) for s in part) for part in (steps[:20], steps[-20:]))
     assert late < 0.8 * early
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
     again = made(
@@ -553,9 +554,8 @@ def test_two_processes_compute_what_one_computes(together, samples, limited):
     for result in both:
         assert result["optimizer"]["state"] == alone["optimizer"]["state"]  # theta and all else, exactly
         assert result["optimizer"]["generator"] == alone["optimizer"]["generator"]
-        np.testing.assert_allclose(
-            *([[loss or 0.0 for loss in losses] for losses in r["valid"]] for r in (result, alone)), rtol=1e-9
-        )
+        theirs, mine = (np.array(r["valid"], dtype=float) for r in (result, alone))  # NaN where not run
+        np.testing.assert_allclose(theirs, mine, rtol=1e-9)
         assert [len(losses) for losses in result["train"]] == [len(losses) for losses in alone["train"]]
         for name, value in result["weights"].items():
             if "num_batches" not in name:  # each process counts the candidates that it ran

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference import Reference, slow_utilities
 
-from asng import ASNG, Categorical, Integer, Normal, Real, minimize
+from asng import ASNG, SNG, Adam, Categorical, Integer, Normal, Real, minimize
 from asng.families import family_of
 from asng.optimizer import AdaptiveState, adaptive_start, adaptive_update, natural_gradient, rank_utilities
 
@@ -252,11 +252,11 @@ def test_rows_of_one_array_are_single_runs(space, samples):
         skipped = generator.random((2, 3)) < 0.3
         losses[skipped] = 1.0
         before = stacked
-        options = {"delta_max": 50.0}
-        per_run = {"alpha": alpha[..., None], "delta_init": delta_init[..., None]}
+        options: dict[str, Any] = {"delta_max": 50.0}
+        per_run: dict[str, Any] = {"alpha": alpha[..., None], "delta_init": delta_init[..., None]}
         stacked = adaptive_update(family, before, x, losses, **per_run, **options)
         for run, state in single.items():
-            setting = {"alpha": float(alpha[run]), "delta_init": float(delta_init[run]), **options}
+            setting: dict[str, Any] = {"alpha": float(alpha[run]), "delta_init": float(delta_init[run]), **options}
             single[run] = adaptive_update(family, state, x[run], losses[run], **setting)
             for old, new, alone in zip(before, stacked, single[run], strict=True):
                 np.testing.assert_allclose(new[run], alone, rtol=1e-9, atol=1e-9)
@@ -299,6 +299,72 @@ def test_stacked_runs_with_nothing_to_learn_have_no_direction():
     assert scale[0] > 0
     assert scale[1] == 0
     assert not gradient[1].any()
+
+
+# Variables without effect ---------------------------------------------------------------------------
+
+
+def random_sets(space, n, generator):
+    """Per candidate a set of names; sometimes none, sometimes all."""
+    return [{name for name in space if generator.random() < share} for share in generator.choice([0, 0.5, 0.9, 1], n)]
+
+
+@pytest.mark.parametrize("samples", [2, 3, 8])
+@pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
+def test_what_is_not_active_is_left_out_as_in_the_formula(space, samples):
+    optimizer, reference = ASNG(space, samples=samples, seed=1), Reference(space)
+    generator = np.random.default_rng(2)
+    for step in range(200):
+        candidates = optimizer.ask()
+        losses = [moving_loss(c.x, step) for c in candidates]
+        active = random_sets(space, samples, generator)
+        optimizer.tell(candidates, losses, active=active)
+        reference.update(
+            [c.x.tolist() for c in candidates], losses, [[name in names for name in space] for names in active]
+        )
+    np.testing.assert_allclose(optimizer.theta, reference.flat(reference.theta), rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(optimizer.gamma, reference.gamma, rtol=1e-7)
+    np.testing.assert_allclose(optimizer.delta, reference.delta_init / reference.divisor, rtol=1e-7)
+
+
+@pytest.mark.parametrize("method", [ASNG, SNG, Adam])
+@pytest.mark.parametrize("samples", [2, 5])
+def test_all_active_is_the_default(method, samples):
+    one, other = (method(MIXED, samples=samples, seed=3) for _ in range(2))
+    for step in range(100):
+        candidates = one.ask()
+        losses = [moving_loss(c.x, step) for c in candidates]
+        one.tell(candidates, losses)
+        other.tell(other.ask(), losses, active=[set(MIXED)] * samples)
+    np.testing.assert_allclose(one.theta, other.theta, rtol=1e-7, atol=1e-9)
+    assert not np.array_equal(one.theta, method(MIXED, samples=samples, seed=3).theta)
+
+
+@pytest.mark.parametrize("method", [ASNG, SNG, Adam])
+def test_a_variable_active_nowhere_stays_and_none_at_all_changes_nothing(method):
+    optimizer = method(CATEGORICAL, seed=0)
+    before = optimizer.state_dict()["state"]
+    for step in range(20):
+        candidates = optimizer.ask()
+        optimizer.tell(candidates, [moving_loss(c.x, step) for c in candidates], active=[set(), set()])
+    assert optimizer.state_dict()["state"] == before
+    for step in range(20):
+        candidates = optimizer.ask()
+        optimizer.tell(candidates, [moving_loss(c.x, step) for c in candidates], active=[{"c"}, {"c", "one"}])
+    after = optimizer.distribution()
+    np.testing.assert_allclose(after["a"], 1 / 3, rtol=1e-12)
+    np.testing.assert_allclose(after["b"], 1 / 2, rtol=1e-12)
+    assert np.ptp(after["c"]) > 0.01
+
+
+def test_active_names_that_are_unknown_or_too_few_change_nothing():
+    optimizer = ASNG(CATEGORICAL, seed=0)
+    candidates = optimizer.ask()
+    before = optimizer.state_dict()
+    for active in ([{"a"}, {"z"}], [{"a"}], [{"a"}] * 3):
+        with pytest.raises(ValueError, match="active"):
+            optimizer.tell(candidates, [1, 2], active=active)
+        assert optimizer.state_dict() == before
 
 
 # Problems of known answer ---------------------------------------------------------------------------

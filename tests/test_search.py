@@ -1,4 +1,5 @@
 """search: the loop on any batches, what it finds, and runs that are stopped, killed and continued."""
+# mypy: disable-error-code="func-returns-value"
 
 import io
 import itertools
@@ -7,6 +8,7 @@ import os
 import random
 import signal
 import sys
+from typing import Any
 
 import numpy as np
 import pytest
@@ -437,7 +439,7 @@ def test_fewer_batches_than_before_the_pause_are_noticed(tmp_path):
 def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
     searched(checkpoint=path)
-    others = {
+    others: dict[str, Any] = {
         "first.options.0.weight is (8, 4) there, absent here": {
             "model": nn.Sequential(OneOf("first", [nn.Sequential(nn.Linear(4, 3)), nn.Linear(4, 3)]))
         },

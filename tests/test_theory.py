@@ -325,7 +325,7 @@ def relabelled_pair(family, relabel, *, adapt, runs=50, iterations=200):
     for _ in range(iterations):
         x = family.sample(one.theta, 2, rng)
         losses = x.sum(-1) + 2 * rng.normal(size=x.shape[:-1])
-        settings = {"alpha": 1.5, "delta_init": 1.0, "delta_max": math.inf}
+        settings: dict[str, Any] = {"alpha": 1.5, "delta_init": 1.0, "delta_max": math.inf}
         one = adaptive_update(family, one, x, losses, **settings)
         other = adaptive_update(family, other, new_name[x.astype(int)], losses, **settings)
         if not adapt:  # constant step size: SNG

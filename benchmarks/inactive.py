@@ -1,0 +1,124 @@
+"""Does it help to leave variables without effect out of the gradient? A nested problem says.
+
+    python benchmarks/inactive.py --out runs/inactive           about two minutes
+    python benchmarks/inactive.py --out runs/inactive --quick   a smoke run; its numbers mean little
+
+The problem. A chain of D blocks, of which the first `depth` run, an integer from 1 to D. Each block has
+two choices of five. The loss is noisy: the distance of depth from its best value, plus the mean, over
+the blocks that run, of the share of the choices that are wrong, plus normal noise. What blocks do that
+do not run has no effect. Three places for the best depth say how much is inactive at the end: almost
+everything, half, nothing. Two kinds of depth: an integer (a normal distribution) and a choice.
+
+What is measured. Runs of ASNG with the paper's gradient, in which all variables count in every draw,
+and with `tell(active=)`, which leaves out those of blocks that did not run; the same seeds for both.
+The regret is the loss, without its noise, of the most likely values: after each run, and on average
+over it (the smaller, the faster). The table shows means and standard errors over the seeds, and the
+mean difference in pairs with its own standard error; below zero it is better to leave out.
+"""
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import asng
+
+CHOICES = 5
+
+
+def space_of(blocks: int, kind: str) -> dict[str, Any]:
+    depth = asng.Integer(1, blocks) if kind == "integer" else asng.Categorical(range(1, blocks + 1))
+    return {"depth": depth, **{f"{part}{i}": asng.Categorical(range(CHOICES)) for i in range(blocks) for part in "ab"}}
+
+
+def clean_loss(values: dict[str, Any], blocks: int, best: int) -> float:
+    """Zero at the best depth with all choices of running blocks zero."""
+    run = values["depth"]
+    wrong = sum((values[f"a{i}"] + values[f"b{i}"]) / (2 * (CHOICES - 1)) for i in range(run)) / run
+    return abs(run - best) / blocks + wrong
+
+
+def active(values: dict[str, Any]) -> set[str]:
+    return {"depth", *(f"{part}{i}" for i in range(values["depth"]) for part in "ab")}
+
+
+def one_run(setting: dict[str, Any], leave_out: bool, seed: int, steps: int) -> tuple[float, float]:
+    """Regret of the most likely values at the end, and on average over the run."""
+    blocks, best = setting["blocks"], setting["best"]
+    optimizer = asng.ASNG(space_of(blocks, setting["depth"]), samples=setting["samples"], seed=seed)
+    noise = np.random.default_rng([seed, 1])
+    regrets = []
+    for step in range(steps):
+        candidates = optimizer.ask()
+        losses = [clean_loss(c.values, blocks, best) + setting["noise"] * noise.standard_normal() for c in candidates]
+        optimizer.tell(candidates, losses, active=[active(c.values) for c in candidates] if leave_out else None)
+        if step % 20 == 19:
+            regrets.append(clean_loss(optimizer.mode(), blocks, best))
+    return regrets[-1], statistics.fmean(regrets)
+
+
+def mean_and_error(numbers: list[float]) -> tuple[float, float]:
+    error = statistics.stdev(numbers) / math.sqrt(len(numbers)) if len(numbers) > 1 else math.nan
+    return statistics.fmean(numbers), error
+
+
+def compared(setting: dict[str, Any], seeds: int, steps: int) -> dict[str, Any]:
+    runs = {leave: [one_run(setting, leave, seed, steps) for seed in range(seeds)] for leave in (False, True)}
+    row: dict[str, Any] = dict(setting)
+    for place, name in enumerate(("last", "average")):
+        paper, left = ([run[place] for run in runs[leave]] for leave in (False, True))
+        row[name] = {
+            "paper": mean_and_error(paper),
+            "leave_out": mean_and_error(left),
+            "difference": mean_and_error([b - a for a, b in zip(paper, left, strict=True)]),
+        }
+    return row
+
+
+def table(rows: list[dict[str, Any]], seeds: int, steps: int) -> None:
+    print(f"Regret of the most likely values, mean ± standard error over {seeds} seeds of {steps} steps each")
+    head = ["depth", "best of", "lambda", "noise", "", "the paper's way", "left out", "difference", "errors"]
+    widths = [8, 8, 6, 5, 8, 17, 17, 18, 6]
+    print("  ".join(name.rjust(width) for name, width in zip(head, widths, strict=True)))
+    for row in rows:
+        for name in ("last", "average"):
+            cells = [row["depth"], f"{row['best']} of {row['blocks']}", str(row["samples"]), str(row["noise"]), name]
+            cells += [f"{mean:.4f} ± {error:.4f}" for mean, error in (row[name]["paper"], row[name]["leave_out"])]
+            mean, error = row[name]["difference"]
+            cells += [f"{mean:+.4f} ± {error:.4f}", f"{mean / error:+.1f}" if error else "-"]
+            print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
+    for name in ("last", "average"):
+        signs = [mean / error if error else 0.0 for mean, error in (row[name]["difference"] for row in rows)]
+        better, worse = sum(s < -2 for s in signs), sum(s > 2 for s in signs)
+        print(
+            f"{name}: by more than two standard errors, leaving out is better in {better} of {len(rows)} settings "
+            f"and worse in {worse}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, default=Path("runs/inactive"), help="folder for inactive.json")
+    parser.add_argument("--seeds", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--quick", action="store_true", help="a smoke run of seconds")
+    settings = parser.parse_args()
+    seeds, steps = (3, 60) if settings.quick else (settings.seeds, settings.steps)
+    rows = [
+        compared({"depth": kind, "blocks": 10, "best": best, "samples": samples, "noise": 0.1}, seeds, steps)
+        for kind in ("integer", "choice")
+        for best in (2, 5, 10)
+        for samples in (2, 8)
+    ]
+    table(rows, seeds, steps)
+    settings.out.mkdir(parents=True, exist_ok=True)
+    result = {"quick": settings.quick, "seeds": seeds, "steps": steps, "rows": rows}
+    (settings.out / "inactive.json").write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()
