@@ -74,7 +74,7 @@ def cross_entropy(model, batch):
     return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def small_search(checkpoint, *, epochs=6, own_generator=False, loss=cross_entropy, seed=3, **settings):
+def small_search(checkpoint, *, epochs=6, own_generator=False, loss=cross_entropy, seed=3, dropout=0.2, **settings):
     """A search with all that has a state: dropout, momentum, shuffling, an integer, a shorter valid."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -83,8 +83,9 @@ def small_search(checkpoint, *, epochs=6, own_generator=False, loss=cross_entrop
         DataLoader(TensorDataset(*data(n, seed)), batch_size=8, shuffle=True, generator=generator)
         for n, seed in ((40, 1), (18, 2))
     )
-    model = Net()
-    found = search(model, train, valid, loss, epochs=epochs, checkpoint=checkpoint, progress=False, **settings)
+    model = Net(dropout=dropout)
+    settings = {"checkpoint": checkpoint, "progress": False, "seed": seed, **settings}
+    found = search(model, train, valid, loss, epochs=epochs, **settings)
     return outcome(model, found)
 
 

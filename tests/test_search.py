@@ -547,14 +547,40 @@ def test_a_process_stopped_by_ctrl_c_goes_on_with_the_same_bits(tmp_path, whole)
 # Several processes ---------------------------------------------------------------------------------
 
 
-def test_two_processes_search_what_one_searches(tmp_path):
-    """Theirs differ in all seeds, and the first one's count; dropout is each process's own, hence none."""
-    settings = {"epochs": 4}
+@pytest.mark.parametrize("own_generator", [False, True])
+def test_two_processes_search_what_one_searches(tmp_path, own_generator):
+    """All their seeds differ, and the first one's count. No dropout: each process would have its own."""
+    settings = {"epochs": 4, "own_generator": own_generator, "dropout": 0.0}
+    members = crowd(searching_together, tmp_path, settings)
     alone = small_search(None, **settings)
+    assert [ended(member) for member in members] == [0, 0]
+    for rank in range(2):
+        result = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
+        assert result["optimizer"] == alone["optimizer"]
+        assert result["history"] == alone["history"]
+        for name, value in result["weights"].items():
+            torch.testing.assert_close(value, alone["weights"][name])
+
+
+def test_ctrl_c_in_one_process_stops_all_and_all_go_on(tmp_path):
+    settings = {"epochs": 3, "dropout": 0.0}
+    members = crowd(searching_together, tmp_path, {**settings, "interrupt_at": 17})
+    assert [ended(member) for member in members] == [0, 0]
+    for rank in range(2):
+        assert "stopped in epoch 2 of 3 after step 4; saved in" in (tmp_path / f"stopped{rank}.txt").read_text()
+    (tmp_path / "group").unlink(missing_ok=True)
     members = crowd(searching_together, tmp_path, settings)
     assert [ended(member) for member in members] == [0, 0]
-    both = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
-    assert same(both[0]["optimizer"], both[1]["optimizer"])
-    assert same(both[0]["weights"], both[1]["weights"])
-    assert both[0]["history"] == both[1]["history"]
-    assert len(both[0]["history"]) == len(alone["history"])
+    alone = small_search(None, **settings)
+    for rank in range(2):
+        result = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
+        assert result["optimizer"] == alone["optimizer"]
+        assert result["history"] == alone["history"]
+
+
+def test_a_damaged_checkpoint_ends_all_processes_with_the_same_error(tmp_path):
+    (tmp_path / "checkpoint.pt").write_bytes(b"")
+    members = crowd(searching_together, tmp_path, {"epochs": 3})
+    assert [ended(member, 20) for member in members] == [1, 1]
+    for rank in range(2):
+        assert "checkpoint.pt is damaged or no checkpoint" in (tmp_path / f"stderr{rank}.txt").read_text()
