@@ -522,7 +522,7 @@ def test_a_state_of_another_search_changes_nothing(other):
     mine = copy.deepcopy(oneshot.state_dict())
     foreign = other().state_dict()
     if "scale" in foreign["scaler"]:
-        oneshot, foreign = other(), made().state_dict()
+        oneshot, foreign = other(), oneshot.state_dict()
         mine = copy.deepcopy(oneshot.state_dict())
     with pytest.raises(ValueError, match="the state does not fit: "):
         oneshot.load_state_dict(foreign)

@@ -302,9 +302,9 @@ def test_one_met_during_the_search_serves_where_draws_find_none():
     names = [f"v{i}" for i in range(8)]
     model.choices = nn.ModuleList([Value(name, Categorical(range(6))) for name in names])
     weights = torch.optim.SGD(model.parameters(), lr=0.1)
-    limit = Limit(lambda model, values: sum(values.values()), 1)
+    limit = Limit(lambda model, values: sum(5 - value for value in values.values()), 1)
     oneshot = OneShot(model, ASNG(space_of(model), seed=0), weights, lambda model, _: model(), limits=[limit])
-    rare = dict.fromkeys(names, 0)
+    rare = dict.fromkeys(names, 5)
     oneshot.excess(rare)
     result = found(oneshot)
     assert result.values == rare
