@@ -244,7 +244,7 @@ def _floats(losses: Iterable[Any]) -> list[float]:
             number = math.inf
         except (TypeError, ValueError):
             raise ValueError(f"losses must convert to float, got {loss!r}") from None
-        numbers.append(number if math.isfinite(number) else math.inf)
+        numbers.append(number if -math.inf < number < math.inf else math.inf)
     return numbers
 
 

@@ -122,9 +122,11 @@ class CategoricalFamily(Family):
 
     def _sums(self, entries: Array) -> Array:
         """Sums over the entries of each variable: (..., size) to (..., variables)."""
+        sums: Array
         if self._ones is None or entries.ndim == 1:
-            return np.asarray(np.add.reduceat(entries, self._starts, -1))
-        sums: Array = entries.reshape(-1, len(self._ones)).dot(self._ones)  # four times quicker for many rows
+            sums = np.add.reduceat(entries, self._starts, -1)
+            return sums
+        sums = entries.reshape(-1, len(self._ones)).dot(self._ones)  # four times quicker for many rows
         return sums.reshape(*entries.shape[:-1], self.variables)
 
     def initial(self) -> Array:
