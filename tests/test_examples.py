@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -20,21 +21,92 @@ FINDS = {
 }
 
 
-@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
-def test_example_runs_without_warnings_and_prints_its_result(path, tmp_path):
-    environment = {**os.environ, "PYTHONPATH": str(Path(asng.__file__).parents[1])}
-    command = [sys.executable, "-W", "error", str(path)]
-    run = subprocess.run(
-        command, check=False, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60
+def run(command, folder, **environment):
+    """What a command prints; it ends well, within a minute."""
+    paths = {"PYTHONPATH": str(Path(asng.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, *command],
+        check=False,
+        cwd=folder,
+        env={**os.environ, **paths, **environment},
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
-    assert run.returncode == 0, run.stderr
-    assert run.stderr == ""
-    assert run.stdout.strip()
-    assert FINDS.get(path.stem, "") in run.stdout
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def number(pattern, text):
+    """The number that a pattern finds in a text."""
+    match = re.search(pattern + r" ([\d.]+\d)", text)
+    assert match, text
+    return float(match[1])
+
+
+def better_than_random(text):
+    assert number("accuracy: found", text) > 0.9
+    assert number("accuracy: found", text) > number("mean of .* random architectures", text) + 0.05
+
+
+def better_than_random_and_linear(text):
+    r2 = number("test R2: found", text)
+    assert r2 > 0.85
+    assert r2 > number("mean of 5 random", text)
+    assert r2 > number("linear regression", text) + 0.1
+
+
+def inside_the_limits(text):
+    assert "inside of the limits: True" in text
+    found, largest, limits = (
+        [float(cost) for cost in re.search(rf"^{name}: ([\d.]+) ms, (\d+) parameters", text, re.M).groups()]  # type: ignore[union-attr]
+        for name in ("found", "largest", "limits")
+    )
+    assert found[1] <= limits[1] < largest[1]
+    assert found[0] <= 2 * limits[0]  # measured again, on a machine that may be busy with something else by now
+    assert number("accuracy:", text) > 0.9
+
+
+def fitted(text):
+    assert "with the same distribution: True" in text
+    assert number("mean squared error:", text) < 0.1 * number("of the mean", text)
+
+
+CLAIMS = {
+    "training_loop": better_than_random,
+    "tabular": better_than_random_and_linear,
+    "transformer": better_than_random,
+    "latency": inside_the_limits,
+    "two_processes": fitted,
+}
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs_without_warnings_and_finds_what_it_says(path, tmp_path):
+    printed = run(["-W", "error", str(path)], tmp_path)
+    assert printed.strip()
+    assert FINDS.get(path.stem, "") in printed
+    CLAIMS.get(path.stem, len)(printed)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_short(path):
+    assert len(path.read_text().splitlines()) < 60
+
+
+def test_two_processes_find_what_one_finds(tmp_path):
+    path = str(next(path for path in EXAMPLES if path.stem == "two_processes"))
+    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
+    together = run(command, tmp_path, PYTHONWARNINGS="error")
+    fitted(together)
+    assert "processes: 2" in together
+    alone = run([path], tmp_path)
+    assert together.splitlines()[0] == alone.splitlines()[0]  # the architecture and its probability
 
 
 def test_the_examples_that_promise_a_result_are_there():
-    assert set(FINDS) <= {path.stem for path in EXAMPLES}
+    assert set(FINDS) | set(CLAIMS) == {path.stem for path in EXAMPLES}
 
 
 @pytest.fixture(scope="module")

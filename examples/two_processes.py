@@ -1,0 +1,52 @@
+"""Several processes share the candidates of each step: torchrun --nproc-per-node 2 examples/two_processes.py
+
+Without torchrun it is one process, which does the same. The task: sin(5x) by a small network.
+"""
+
+import os
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+
+from asng import ASNG, nas
+
+
+class Net(nn.Sequential):
+    def __init__(self):
+        width = nas.Width("width", [4, 8, 16, 32])
+        activations = {"none": nn.Identity(), "relu": nn.ReLU(), "tanh": nn.Tanh()}
+        first, second = (nas.OneOf(f"activation{i}", activations) for i in (1, 2))
+        super().__init__(nas.Linear(1, width), first, nas.Linear(width, width), second, nas.Linear(width, 1))
+
+
+def loss(model, x):
+    return F.mse_loss(model(x), torch.sin(5 * x))
+
+
+torch.manual_seed(0)  # all processes need the same batches
+train, valid = ([torch.rand(64, 1) * 2 - 1 for _ in range(20)] for _ in range(2))
+model = Net()
+weights = torch.optim.Adam(model.parameters(), lr=0.01)
+optimizer = ASNG(nas.space_of(model), samples=4, seed=0)  # two processes run two of the four candidates each
+
+together = "RANK" in os.environ  # torchrun says who is who
+if together:  # after the first torch optimizer was made: otherwise torch may not stop gloo's threads before the exit
+    dist.init_process_group("gloo")  # "nccl" on GPUs
+rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+
+found = nas.search(model, train, valid, loss, epochs=30, optimizer=optimizer, weights=weights)
+
+# The distribution is never sent, yet it is the same everywhere, to the last bit.
+theta = torch.tensor(optimizer.theta)
+everywhere = [theta.clone() for _ in range(ranks)]
+if together:
+    dist.all_gather(everywhere, theta)
+    dist.destroy_process_group()
+
+if rank == 0:
+    print(f"found: {found.values} with probability {found.probability:.4f}")
+    print(f"processes: {ranks}, with the same distribution: {all(torch.equal(t, theta) for t in everywhere)}")
+    x = torch.linspace(-1, 1, 201)[:, None]
+    print(f"mean squared error: {loss(found.model, x):.4f}, of the mean {torch.sin(5 * x).var():.4f}")
