@@ -1,17 +1,65 @@
-"""The example in the README runs as it stands, and finds what it looks for."""
+"""The examples in the README run as they stand, and find what they look for; so does the guide to one-shot search."""
 
 import re
 from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asng import nas
 
 README = Path(__file__).parents[1] / "README.md"
 
 
-def test_the_first_example_runs_and_finds_the_optimum(capsys):
-    (example,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-    names: dict = {}
-    exec(example, names)
+@pytest.fixture(scope="module")
+def examples():
+    return re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
+
+
+def test_there_are_two_short_examples(examples):
+    assert [len(example.splitlines()) <= 30 for example in examples] == [True, True]
+
+
+def test_the_first_example_runs_and_finds_the_optimum(examples, capsys):
+    names: dict[str, Any] = {}
+    exec(examples[0], names)
     assert names["optimizer"].mode()["activation"] == "tanh"
     assert names["optimizer"].mode()["layers"] == 3
     assert abs(names["optimizer"].mode()["rate"] - 0.01) < 0.002
     assert "tanh" in capsys.readouterr().out
-    assert len(example.splitlines()) <= 25
+
+
+def test_the_second_example_finds_a_network_that_fits_within_its_limit(examples, capsys):
+    names: dict[str, Any] = {}
+    exec(examples[1], names)
+    found = names["found"]
+    assert found.inside
+    assert sum(parameter.numel() for parameter in found.model.parameters()) <= 1000
+    assert not any(isinstance(module, nas.Decision) for module in found.model.modules())
+    x = torch.linspace(-1, 1, 201)[:, None]
+    assert names["loss"](found.model, x) < 0.1 * torch.sin(3 * x).var()
+    assert "Sequential" in capsys.readouterr().out
+
+
+def test_files_that_the_readme_names_are_there():
+    links = re.findall(r"\]\(((?!http)[^)]*)\)", README.read_text())
+    assert "docs/guide.md" in links
+    assert [link for link in links if not (README.parent / link).exists()] == []
+
+
+def test_the_guide_to_one_shot_search_runs_as_it_stands(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    guide = (README.parent / "docs" / "guide.md").read_text()
+    section = guide.split("## One-shot search")[1].split("\n## ")[0]
+    names: dict[str, Any] = {}
+    exec("\n".join(re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)), names)
+    assert list(names["space"]) == ["width", "depth", "activation"]
+    nas.select(names["model"], names["found"].values)
+    assert names["found"].inside
+    assert names["again"].values == names["found"].values
+    x = torch.zeros(2, 4)
+    for one, other in zip(names["again"].model.parameters(), names["found"].model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert names["small"].eval()(x).shape == (2, 1)
+    assert not any(isinstance(module, nas.Decision) for module in names["small"].modules())
