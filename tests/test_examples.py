@@ -46,7 +46,7 @@ def number(pattern, text):
 
 
 def better_than_random(text):
-    assert number("accuracy: found", text) > 0.9
+    assert number("accuracy: found", text) > 0.85
     assert number("accuracy: found", text) > number("mean of .* random architectures", text) + 0.05
 
 
