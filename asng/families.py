@@ -123,23 +123,24 @@ class CategoricalFamily(Family):
     def _sums(self, entries: Array) -> Array:
         """Sums over the entries of each variable: (..., size) to (..., variables)."""
         sums: Array
-        if self._ones is None or entries.ndim == 1:
+        if self._ones is None:
             sums = np.add.reduceat(entries, self._starts, -1)
-            return sums
-        sums = entries.reshape(-1, len(self._ones)).dot(self._ones)  # four times quicker for many rows
-        return sums.reshape(*entries.shape[:-1], self.variables)
+        else:  # four times quicker for many rows
+            sums = entries.reshape(-1, len(self._ones)).dot(self._ones).reshape(*entries.shape[:-1], self.variables)
+        return sums
 
     def initial(self) -> Array:
         return 1 / self._counts[self.owner]
 
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
-        uniform = generator.random((*theta.shape[:-1], n, self.variables))
+        one_run = theta.ndim == 1
+        uniform = generator.random((n, self.variables) if one_run else (*theta.shape[:-1], n, self.variables))
         # The number of cumulative sums <= r, without the last, so at most m_i - 1.
-        if self._ones is not None and theta.ndim > 1:
+        if self._ones is not None and not one_run:
             return self._counted(theta, uniform)
         sums = np.add.accumulate(theta, -1)
         sums -= self._before
-        below = uniform.take(self.owner, -1) >= (sums if theta.ndim == 1 else sums[..., None, :])
+        below = uniform.take(self.owner, -1) >= (sums if one_run else sums[..., None, :])
         return self._sums(below.astype(float))
 
     def _counted(self, theta: Array, uniform: Array) -> Array:
@@ -171,7 +172,8 @@ class CategoricalFamily(Family):
         # Supplement C in terms of the excess over theta_min, which sums to 1 - m theta_min.
         excess = np.maximum(theta, self._smallest_entry)
         excess -= self._smallest_entry
-        scale = self._room / self._sums(excess)
+        total = np.add.reduceat(excess, self._starts) if theta.ndim == 1 else self._sums(excess)
+        scale = self._room / total
         excess *= scale.take(self.owner, -1)
         excess += self._smallest_entry
         return excess
