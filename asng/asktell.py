@@ -239,12 +239,13 @@ def _floats(losses: Iterable[Any]) -> list[float]:
     numbers = []
     for loss in losses:
         try:
-            number = float(loss)
+            numbers.append(float(loss))
         except OverflowError:  # an int beyond float64
-            number = math.inf
+            numbers.append(math.inf)
         except (TypeError, ValueError):
             raise ValueError(f"losses must convert to float, got {loss!r}") from None
-        numbers.append(number if -math.inf < number < math.inf else math.inf)
+    if not math.isfinite(sum(numbers)):
+        numbers = [number if math.isfinite(number) else math.inf for number in numbers]
     return numbers
 
 

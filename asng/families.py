@@ -105,13 +105,17 @@ class CategoricalFamily(Family):
         self._last_of_owner = (np.cumsum(m) - 1)[self.owner]
         self._category = (np.arange(self.size) - self._starts[self.owner]).astype(float)
         self._category_of_two = np.tile(self._category, (2, 1))  # broadcasting would cost more than comparing
-        self._ones = np.ones(m[0]) if (m == m[0]).all() else None  # set where all variables are alike
+        # Where all variables are alike and small, matrix products are quicker than anything else.
+        self._alike = bool((m == m[0]).all() and m[0] <= 32)
+        self._ones = np.ones((m[0], m[0]) if self._alike else (1, 1))
+        self._up_to = np.triu(self._ones)
+        self._up_to[:, -1] = 2.0
         last = self._last_of_owner == np.arange(self.size)
         self._free = np.where(last, 0.0, 1.0)
         self._before = np.where(last, -np.inf, self.owner)  # sum of theta over the variables before
         smallest = self._smallest(m, len(free))
         self._smallest_entry = smallest[self.owner]
-        self._room = 1 - m * smallest
+        self._room = (1 - m * smallest)[self.owner]
 
     @staticmethod
     def _smallest(m: NDArray[np.intp], n: int) -> Array:
@@ -120,13 +124,23 @@ class CategoricalFamily(Family):
         smallest = np.where(n * (m - 1) > m, paper, 1 / (2 * m))
         return np.where(m > 1, smallest, 0.0)
 
-    def _sums(self, entries: Array) -> Array:
-        """Sums over the entries of each variable: (..., size) to (..., variables)."""
-        sums: Array
-        if self._ones is None:
-            sums = np.add.reduceat(entries, self._starts, -1)
-        else:  # four times quicker for many rows
-            sums = entries.reshape(-1, len(self._ones)).dot(self._ones).reshape(*entries.shape[:-1], self.variables)
+    def _products(self, entries: Array, matrix: Array) -> Array:
+        """The entries of each variable (..., m) times a matrix (m, m); for variables that are alike."""
+        result: Array = entries.reshape(-1, len(matrix)).dot(matrix).reshape(entries.shape)
+        return result
+
+    def _totals(self, entries: Array) -> Array:
+        """The sum over the entries of its variable, for each entry."""
+        if self._alike:
+            return self._products(entries, self._ones)
+        return np.add.reduceat(entries, self._starts, -1).take(self.owner, -1)
+
+    def _cumulative(self, theta: Array) -> Array:
+        """The cumulative sums of each variable, the last of them beyond any draw."""
+        if self._alike:
+            return self._products(theta, self._up_to)
+        sums = np.add.accumulate(theta, -1)
+        sums -= self._before
         return sums
 
     def initial(self) -> Array:
@@ -136,12 +150,16 @@ class CategoricalFamily(Family):
         one_run = theta.ndim == 1
         uniform = generator.random((n, self.variables) if one_run else (*theta.shape[:-1], n, self.variables))
         # The number of cumulative sums <= r, without the last, so at most m_i - 1.
-        if self._ones is not None and not one_run:
+        if self._alike and not one_run:
             return self._counted(theta, uniform)
-        sums = np.add.accumulate(theta, -1)
-        sums -= self._before
+        sums = self._cumulative(theta)
         below = uniform.take(self.owner, -1) >= (sums if one_run else sums[..., None, :])
-        return self._sums(below.astype(float))
+        counts: Array
+        if self._alike:
+            counts = below.astype(float).reshape(-1, len(self._ones)).dot(self._ones[0]).reshape(n, -1)
+        else:
+            counts = np.add.reduceat(below, self._starts, -1, dtype=float)
+        return counts
 
     def _counted(self, theta: Array, uniform: Array) -> Array:
         """The same for many runs of variables that are alike, category by category."""
@@ -172,9 +190,7 @@ class CategoricalFamily(Family):
         # Supplement C in terms of the excess over theta_min, which sums to 1 - m theta_min.
         excess = np.maximum(theta, self._smallest_entry)
         excess -= self._smallest_entry
-        total = np.add.reduceat(excess, self._starts) if theta.ndim == 1 else self._sums(excess)
-        scale = self._room / total
-        excess *= scale.take(self.owner, -1)
+        excess *= self._room / self._totals(excess)
         excess += self._smallest_entry
         return excess
 
