@@ -250,6 +250,8 @@ def compare(libraries: list[Any], repeats: int, share: float) -> list[dict[str, 
     costs: dict[tuple[str, int, str], list[Cost]] = {}
     for library in libraries:  # imports and first calls stay out of the measured runs
         measure(library, categorical_space(4), 2, 20, seed=0)
+    gc.collect()
+    gc.freeze()  # nor does the garbage collector search through what the libraries keep
     for repeat in range(repeats):
         for name, samples in settings:
             for library in libraries:
