@@ -225,6 +225,7 @@ class NormalFamily(Family):
         self._var_min, self._var_max = np.square(least), np.square(half)
         self.variables, self.size, self.dimension = len(self._low), 2 * len(self._low), 2 * len(self._low)
         self._mirrored = mirrored
+        self._one, self._root2 = np.ones(self.variables), np.full(self.variables, SQRT2)  # arrays: quicker than numbers
         self.owner = np.tile(np.arange(self.variables), 2)
 
     def initial(self) -> Array:
@@ -238,13 +239,15 @@ class NormalFamily(Family):
 
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
         mean, var = self._mean_and_var(theta)
-        mean, std = mean[..., None, :], np.sqrt(var)[..., None, :]
+        std = np.sqrt(var)
+        if theta.ndim == 1 and n == 2 and self._mirrored:  # the default, without a detour over stacked runs
+            offset = std * generator.standard_normal(self.variables)
+            return np.array((mean + offset, mean - offset))
+        mean, std = mean[..., None, :], std[..., None, :]
         rows = (n + 1) // 2 if self._mirrored else n
         offset = std * generator.standard_normal((*theta.shape[:-1], rows, self.variables))
         if not self._mirrored:
             return mean + offset
-        if n == 2:
-            return np.concatenate((mean + offset, mean - offset), -2)
         x = np.empty((*theta.shape[:-1], n, self.variables))
         x[..., 0::2, :] = mean + offset
         x[..., 1::2, :] = mean - offset[..., : n // 2, :]
@@ -259,9 +262,9 @@ class NormalFamily(Family):
         mean, var = self._mean_and_var(theta)
         a, b = gradient[..., : self.variables], gradient[..., self.variables :]
         std, twice = np.sqrt(var), mean + mean
-        along = SQRT2 * std
+        along = std * self._root2
         first, second = a / std, (b - twice * a) / (along * std)
-        along += 1
+        along += self._one
         length = np.hypot(twice, along)
         return np.concatenate(
             ((along * first - twice * second) / length, (twice * first + along * second) / length), -1

@@ -75,8 +75,10 @@ def natural_gradient(
         gradient = _active_gradient(theta, statistics, rank_utilities(losses), active.take(family.owner, -1))
     elif theta.ndim == 1 and len(x) == 2:
         # The default, written out: NumPy's general operations would cost several times the arithmetic.
-        better, worse = _order(losses)
-        gradient = statistics[better] - statistics[worse]
+        first, second = losses
+        first = first if math.isfinite(first) else math.inf
+        second = second if math.isfinite(second) else math.inf
+        gradient = statistics[int(second < first)] - statistics[int(first < second)]  # zero where they are equal
     else:
         # The utilities sum to zero, so theta cancels, as does any constant: with the first draw as
         # that constant, identical draws give exactly zero.
@@ -100,16 +102,6 @@ def _active_gradient(theta: Array, statistics: Array, utilities: Array, active: 
     gradient: Array = (weights * (statistics - first[..., None, :])).sum(-2) + rest * (first - theta)
     gradient[np.abs(gradient) < 1e-12] = 0.0
     return gradient
-
-
-def _order(losses: Losses) -> tuple[int, int]:
-    """Which of two losses is better and which is worse; the first is both where they are equal."""
-    first, second = losses
-    if not math.isfinite(first):
-        first = math.inf
-    if not math.isfinite(second):
-        second = math.inf
-    return int(second < first), int(first < second)
 
 
 def moved(family: Family, theta: Array, change: Array, scale: Any) -> Array:
