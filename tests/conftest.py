@@ -1,4 +1,3 @@
-# ruff: noqa: E402
 import os
 
 os.environ["OMP_NUM_THREADS"] = "1"  # the same sums in every process; set before torch is loaded
