@@ -256,6 +256,8 @@ def test_what_the_optimizer_asks_fits():
     decisions = Decisions(model)
     for candidate in optimizer.ask(20):
         decisions.select(candidate.values)
+        selected = {m.name: m.value for m in model.modules() if isinstance(m, Decision)}
+        assert selected == candidate.values
 
 
 # What a choice leaves without effect.

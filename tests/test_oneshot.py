@@ -245,7 +245,9 @@ def test_an_architecture_without_weights_is_fine():
     model = nn.Sequential(OneOf("op", [nn.Identity(), nn.Linear(3, 3)]))
     oneshot = made(model, loss=lambda model, x: model(x).square().mean())
     for _ in range(20):
-        oneshot.step(torch.ones(2, 3), torch.ones(2, 3))
+        step = oneshot.step(torch.ones(2, 3), torch.ones(2, 3))
+        identity = [loss for loss, c in zip(step.valid_losses, step.candidates, strict=True) if c["op"] == 0]
+        assert identity == [1.0] * len(identity)
 
 
 @pytest.mark.parametrize(
