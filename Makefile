@@ -7,9 +7,9 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 
 .PHONY: demo test format hooks bench clean
 
-demo: .venv/installed  ## the toy problem in its quick form: a table and a picture
+demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	rm -rf runs/demo
-	$(BIN)/asng toy --quick --out runs/demo
+	$(BIN)/asng digits search --out runs/demo
 
 test: .venv/installed  ## format, lint, types, tests: what the CI runs
 	$(BIN)/ruff format --check $(SOURCES)
