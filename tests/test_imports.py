@@ -27,7 +27,7 @@ CORE = {"asng", *CHAIN[3:]}
 THIRD_PARTY = {room: {"numpy"} for room in CORE} | {
     "nas": {"numpy", "torch", "rich"},
     "checkpoints": {"torch"},
-    "experiments": {"numpy", "torch", "matplotlib", "sklearn"},  # and no command-line parsing
+    "experiments": {"numpy", "torch", "matplotlib", "sklearn", "PIL", "pooch"},  # and no command-line parsing
     "runs": set(),
     "report": {"numpy", "matplotlib", "jinja2"},
 }

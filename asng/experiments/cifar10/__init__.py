@@ -1,0 +1,1 @@
+"""Classification of CIFAR-10: the architecture of a cell is searched, retrained and tested."""
