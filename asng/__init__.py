@@ -1,7 +1,7 @@
 """asng: architecture search and mixed optimization by adaptive stochastic natural gradients."""
 
 from asng.asktell import Best, Candidate
-from asng.baselines import SNG, Adam
+from asng.baselines import SNG, Adam, Uniform
 from asng.families import CategoricalFamily, Custom, Family, Joint, NormalFamily, family_of
 from asng.optimizer import ASNG, Result, minimize, rank_utilities
 from asng.space import Categorical, Integer, Normal, Real
@@ -24,6 +24,7 @@ __all__ = [
     "NormalFamily",
     "Real",
     "Result",
+    "Uniform",
     "family_of",
     "minimize",
     "rank_utilities",

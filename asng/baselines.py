@@ -1,4 +1,4 @@
-"""The methods that the paper compares ASNG with: same family, same ask and tell, no adaptation of delta."""
+"""The methods that ASNG is compared with: same family, same ask and tell, no adaptation of delta."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -119,3 +119,27 @@ class Adam(AskTell):
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> AdamState:
         return adam_update(self._family, self._state, x, losses, active, rate=self._rate)
+
+
+class Uniform(AskTell):
+    """Random search: draws from the distribution it begins with, uniform by default, and never moves it."""
+
+    _state: PlainState
+
+    def __init__(
+        self,
+        space: Mapping[str, Variable],
+        *,
+        samples: int = 2,
+        mirrored: bool = True,
+        initial: Mapping[str, Any] | None = None,
+        seed: Seed = None,
+    ) -> None:
+        super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
+        self._state = PlainState(self._start)
+
+    def _impossible(self, state: PlainState) -> None:
+        return None  # theta is all there is
+
+    def _update(self, x: Array, losses: list[float], active: Array | None) -> PlainState:
+        return self._state

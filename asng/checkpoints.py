@@ -1,8 +1,15 @@
-"""One checkpoint file, always whole: written aside, synced, renamed; the one before is kept beside it."""
+"""One checkpoint file, always whole: written aside, synced, renamed; the one before is kept beside it.
+
+And Ctrl-C that waits until there is something whole to write.
+"""
 
 import os
 import shutil
+import signal
+import threading
 import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +63,30 @@ def load(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is not a checkpoint of this version of asng{_offer(path)}")
     state: dict[str, Any] = content["state"]
     return state
+
+
+@contextmanager
+def interrupts() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C waits for the end of a step, so that what is saved is whole; a second one does not wait.
+
+    Gives a function that says whether there was one.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    seen = False
+
+    def note(number: int, frame: Any) -> None:
+        nonlocal seen
+        if seen:
+            raise KeyboardInterrupt
+        seen = True
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: seen
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _second_name(path: Path, name: Path) -> None:

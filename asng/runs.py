@@ -1,4 +1,4 @@
-"""A run as a folder: `config.json` says what it is, `results.jsonl` holds what is finished, line by line.
+"""A run as a folder: `config.json` says what it is, a file of JSON lines holds what is finished.
 
 Whatever is written is either there completely or not at all: files are renamed into place, and a
 line torn by a crash is dropped when the folder is opened again.
@@ -12,20 +12,26 @@ from typing import Any
 
 CONFIG = "config.json"
 RESULTS = "results.jsonl"
+METRICS = "metrics.jsonl"
 
 
 class Run:
-    """A folder for one configuration; opened again with the same one, it goes on with what is there."""
+    """A folder for one configuration; opened again with the same one, it goes on with what is there.
 
-    def __init__(self, folder: str | Path, config: Mapping[str, Any]) -> None:
+    `lines` names the file of JSON lines: results, which stand for themselves, or the metrics of a
+    training, of which only those before its checkpoint count.
+    """
+
+    def __init__(self, folder: str | Path, config: Mapping[str, Any], lines: str = RESULTS) -> None:
         self.folder = Path(folder)
+        self._lines = self.folder / lines
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is a file; a run needs a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
         if (self.folder / CONFIG).exists():
             self._check(json.loads(json.dumps(config)))
-        elif (self.folder / RESULTS).exists():
-            raise ValueError(f"{self.folder} holds results but no {CONFIG}; use another folder, or delete this one")
+        elif self._lines.exists():
+            raise ValueError(f"{self._lines} is there but no {CONFIG}; use another folder, or delete this one")
         else:
             write_json(self.folder / CONFIG, config)
         self._drop_torn_line()
@@ -43,30 +49,48 @@ class Run:
             )
 
     def _drop_torn_line(self) -> None:
-        path = self.folder / RESULTS
-        if path.exists():
-            content = path.read_bytes()
+        if self._lines.exists():
+            content = self._lines.read_bytes()
             complete = content.rfind(b"\n") + 1
             if complete < len(content):
-                os.truncate(path, complete)
+                os.truncate(self._lines, complete)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Keep a finished piece of the run; it is on the disk when this returns."""
-        with open(self.folder / RESULTS, "a", encoding="utf-8") as file:
+        with open(self._lines, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
             file.flush()
             os.fsync(file.fileno())
 
     def results(self) -> list[dict[str, Any]]:
         """The finished pieces, in the order in which they were finished."""
-        path = self.folder / RESULTS
-        lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+        lines = self._lines.read_text(encoding="utf-8").splitlines() if self._lines.exists() else []
         try:
             return [json.loads(line) for line in lines]
         except json.JSONDecodeError as error:
             raise ValueError(
-                f"{path} is damaged ({error}); delete the folder, or the line if you can spare it"
+                f"{self._lines} is damaged ({error}); delete the folder, or the line if you can spare it"
             ) from None
+
+    def shorten(self, count: int) -> None:
+        """Keep the first lines only; those behind them are about to be done again."""
+        if self._lines.exists():
+            lines = self._lines.read_bytes().splitlines(keepends=True)
+            os.truncate(self._lines, sum(len(line) for line in lines[:count]))
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """What a run is; raises ValueError for a folder that is none."""
+    path = folder / CONFIG
+    if not path.is_file():
+        raise ValueError(f"{folder} is no run: it has no {CONFIG}")
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged ({error})") from None
+    if not isinstance(config, dict):
+        raise ValueError(f"{path} is damaged: it holds no settings")
+    return config
 
 
 def write_json(path: Path, data: Any) -> None:

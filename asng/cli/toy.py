@@ -1,0 +1,77 @@
+"""`asng toy`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from asng.cli.terminal import parsed, progress_bar
+from asng.experiments import toy
+
+
+@dataclass(frozen=True)
+class Toy:
+    """The paper's toy problem: how the initial step size decides over success, for ASNG, SNG and Adam.
+
+    Writes results.jsonl, summary.json, toy.png and toy.svg into a folder. Ctrl-C keeps what is
+    finished; the same command continues.
+
+    Examples:
+      asng toy --quick                          a look, in less than a minute
+      asng toy                                  the whole sweep of the paper
+      asng toy --runs 20 --rates 0.05 --out runs/small
+      asng toy --quick --alphas 1.1 1.5 3       quick, but with several values of alpha
+    """
+
+    settings: Annotated[toy.Settings, tyro.conf.arg(name="")] = field(default_factory=toy.Settings)
+    quick: bool = False
+    """A coarser sweep: changes the defaults of the other flags, and can be combined with them."""
+    out: Path | None = None
+    """Folder of the run; runs/toy, or runs/toy-quick with --quick."""
+
+
+def run_toy(arguments: Sequence[str]) -> None:
+    """`asng toy`."""
+    quick = "--quick" in arguments  # seen before parsing, since it decides over the defaults of other flags
+    command = parsed(Toy, "toy", arguments, Toy(toy.QUICK if quick else toy.Settings()))
+    folder = command.out or Path("runs/toy-quick" if quick else "runs/toy")
+    console = Console()
+    with progress_bar(console, "toy problem", folder) as progress:
+        summary = toy.run(command.settings, folder, progress)
+    console.print(toy_table(summary))
+    console.print(f"Picture: {folder / 'toy.png'}", soft_wrap=True)
+
+
+def toy_table(summary: dict[str, Any]) -> Table:
+    """For each method, the initial step sizes that reach the target, and the best of them."""
+    table = Table(
+        title=f"Initial step sizes that reach the target within {summary['iterations']:,} iterations",
+        caption="rate: of the weights; best: lowest median iterations / success rate",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("rate", justify="right")
+    for name in ("method", f"all {summary['runs']} runs", "any run"):
+        table.add_column(name)
+    table.add_column("best", justify="right")
+    table.add_column("at", justify="right")
+    for row in summary["ranges"]:
+        method = row["method"] if row["alpha"] in (None, toy.DEFAULT_ALPHA) else f"ASNG alpha {row['alpha']:g}"
+        best = row["best"]
+        shown = ("", "") if best is None else (f"{best['measure']:,.0f}", f"{best['step']:.2g}")
+        table.add_row(f"{row['rate']:g}", method, stretches(row["all"]), stretches(row["any"]), *shown)
+    return table
+
+
+def stretches(spans: list[tuple[float, float]]) -> str:
+    """Stretches of step sizes as text.
+
+    >>> stretches([(1.0, 0.01), (1e-5, 1e-5)])
+    '1 to 0.01, 1e-05'
+    """
+    return ", ".join(f"{a:.2g}" if a == b else f"{a:.2g} to {b:.2g}" for a, b in spans) or "none"

@@ -1,0 +1,167 @@
+"""Training an architecture from scratch on CIFAR-10, and testing what was trained."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asng import checkpoints, nas
+from asng.experiments import training
+from asng.experiments.cifar10 import drawing
+from asng.experiments.cifar10.data import Batches, Images, load
+from asng.experiments.cifar10.network import Net, channels_for, set_drop_path
+from asng.experiments.cifar10.search import TRAIN, Search, Settings, accuracy, check, config
+from asng.nas.architecture import from_dict, to_dict
+from asng.runs import METRICS, Run, config_of, write_json
+
+
+@dataclass(frozen=True)
+class Retraining:
+    """Training an architecture from scratch; the paper's values are the defaults."""
+
+    epochs: int = 600
+    """Over all training images."""
+    channels: int | None = None
+    """Of the first cell; by default as many as the parameters allow."""
+    most_parameters: int = 4_000_000
+    """What the number of channels is chosen by; the auxiliary head does not count."""
+    cells: int = 20
+    """Of which those at a third and at two thirds reduce."""
+    batch: int = 80
+    """Images in a mini-batch."""
+    rate: float = 0.025
+    """Learning rate at the start of its cosine."""
+    drop_path: float = 0.3
+    """Probability of dropping a path at the end; it grows linearly from 0."""
+    auxiliary: float = 0.4
+    """Weight of the auxiliary head's loss."""
+    images: int = 50_000
+    """How many of the training images are used."""
+    amp: training.Amp = "off"
+    """Mixed precision."""
+    seed: int = 0
+    """All random numbers follow from it."""
+
+    def __post_init__(self) -> None:
+        check(self, least={"epochs": 1, "cells": 3, "batch": 2, "seed": 0, "most_parameters": 1})
+        if self.images < self.batch:
+            raise ValueError(f"images must be at least a mini-batch of {self.batch}, got {self.images}")
+        if not 0 <= self.drop_path < 1:
+            raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
+
+
+SMALL_RETRAINING = Retraining(epochs=10, channels=8, cells=5, images=10_000)
+
+
+def retrain(
+    settings: Retraining,
+    values: Mapping[str, Any],
+    folder: Path,
+    *,
+    data: Path | None,
+    device: str,
+    show: training.Show = training.silent,
+) -> dict[str, Any]:
+    """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
+    kept = Run(folder, {**config("retrain", settings), "architecture": to_dict(values)}, METRICS)
+    where = training.device_of(device)
+    train, test = load(data, where)
+    job = Retrain(settings, values, train, test, where)
+    write_json(folder / "architecture.json", to_dict(values))
+    drawing.draw(values, folder)
+    records = training.run(
+        job, kept, epochs=settings.epochs, steps=job.steps, images=settings.batch, device=where, show=show
+    )
+    summary = {
+        "channels": job.channels,
+        "parameters": job.parameters,
+        "machine": training.machine(where),
+        "last": records[-1],
+    }
+    write_json(folder / "summary.json", summary)
+    return summary
+
+
+class Retrain:
+    """Training from scratch as a job."""
+
+    def __init__(
+        self, settings: Retraining, values: Mapping[str, Any], train: Images, test: Images, device: torch.device
+    ) -> None:
+        self._settings, self._test = settings, test
+        self._rate = 0.0  # of dropped paths
+        self.channels = settings.channels or channels_for(values, settings.cells, settings.most_parameters)
+        torch.manual_seed(settings.seed)
+        self.model = trainable(self.channels, settings.cells, values).to(device)
+        self.parameters = sum(p.numel() for name, p in self.model.named_parameters() if "auxiliary" not in name)
+        weights = torch.optim.SGD(
+            self.model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4, fused=device.type == "cuda"
+        )
+        self._descent = training.Descent(
+            self.model, weights, self._loss, clip_norm=5.0, amp=training.dtype_of(settings.amp)
+        )
+        indices = torch.arange(settings.images)
+        self._batches = Batches(train, indices, settings.batch, settings.seed, TRAIN)
+        self.steps = self._batches.steps
+
+    def _loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        logits, auxiliary = model(batch[0])
+        return F.cross_entropy(logits, batch[1]) + self._settings.auxiliary * F.cross_entropy(auxiliary, batch[1])
+
+    def step(self, number: int) -> dict[str, training.Number]:
+        done = number // self.steps / self._settings.epochs
+        self._drop(self._settings.drop_path * done)
+        training.set_rate(self._descent.weights, training.cosine(self._settings.rate, done))
+        return {"train_loss": self._descent(self._batches(number))}
+
+    def _drop(self, rate: float) -> None:
+        if rate != self._rate:  # once in an epoch, and when it goes on
+            set_drop_path(self.model, rate)
+            self._descent.forget()
+            self._rate = rate
+
+    def finish_epoch(self, epoch: int) -> dict[str, Any]:
+        return {"test_accuracy": accuracy(self.model, self._test)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._descent.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._descent.load_state_dict(state)
+
+
+def trainable(channels: int, cells: int, values: Mapping[str, Any]) -> nn.Module:
+    """The plain network of an architecture, as it is trained from scratch."""
+    return nas.extract(Net(channels, cells, affine=True, auxiliary=True), values)
+
+
+def evaluate(folder: Path, *, data: Path | None, device: str) -> dict[str, Any]:
+    """Test accuracy of what a run has trained so far: a network from scratch, or the architecture found by a search."""
+    there = config_of(folder)
+    if there.get("experiment") != "cifar10" or there.get("kind") not in ("search", "retrain"):
+        raise ValueError(f"{folder} is no run of cifar10: its config.json says {there.get('experiment')!r}")
+    path = folder / training.CHECKPOINT
+    if not path.exists():
+        raise ValueError(f"{folder} has no {training.CHECKPOINT} yet; let it run for an epoch at least")
+    state, where = checkpoints.load(path), training.device_of(device)
+    train, test = load(data, where)
+    if there["kind"] == "search":
+        search = Search(_settings(Settings, there), train, test, where)
+        search.load_state_dict(state["job"])
+        result = search.test_accuracy(search.found()["values"])
+    else:
+        retrain = Retrain(_settings(Retraining, there), from_dict(there["architecture"]), train, test, where)
+        retrain.load_state_dict(state["job"])
+        result = accuracy(retrain.model, test)
+    return {"kind": there["kind"], "steps": state["number"], "test_accuracy": result}
+
+
+def _settings(kind: Any, there: Mapping[str, Any]) -> Any:
+    try:
+        return kind(**{field.name: there[field.name] for field in fields(kind)})
+    except KeyError as error:
+        raise ValueError(f"the run was made by another version of asng, without the setting {error}") from None

@@ -1,0 +1,300 @@
+"""A long computation in steps, which may be stopped at any moment and goes on as if nothing had been.
+
+A job does one step at a time. What a step computes follows from its number and from the state that
+the job saves; so a run that was interrupted, or killed, continues from its checkpoint.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asng import checkpoints
+from asng.asktell import AskTell
+from asng.optimizer import ASNG
+from asng.runs import Run
+
+CHECKPOINT = "checkpoint.pt"
+SHOWN_EVERY = 0.5  # seconds; looking at a number makes the host wait for the GPU
+
+Amp = Literal["off", "bfloat16", "float16"]
+Number = float | Tensor
+
+
+class Job(Protocol):
+    """What is done step by step."""
+
+    def step(self, number: int) -> Mapping[str, Number]:
+        """Do step `number`, counted from 0 over all epochs; returns what it measured."""
+
+    def finish_epoch(self, epoch: int) -> Mapping[str, Any]:
+        """What is measured after an epoch, counted from 1; its time is not counted."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later steps depend on, besides their number and torch's random numbers."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from such a state."""
+
+
+class Show(Protocol):
+    """Hears how far it is and what is to be said of it; `line`: at the end of an epoch, worth keeping."""
+
+    def __call__(self, fraction: float, text: str, *, line: bool = False) -> None: ...
+
+
+def silent(fraction: float, text: str, *, line: bool = False) -> None:
+    """Shows nothing."""
+
+
+@dataclass
+class Epoch:
+    """What the running epoch has measured so far."""
+
+    measured: dict[str, list[Number]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add(self, values: Mapping[str, Number]) -> None:
+        for name, value in values.items():
+            self.measured.setdefault(name, []).append(value)
+
+    def plain(self) -> dict[str, list[float]]:
+        """All numbers, read from the device with one wait for each name."""
+        numbers = {name: [v for v in values if not isinstance(v, Tensor)] for name, values in self.measured.items()}
+        for name, values in self.measured.items():  # tensors only come after numbers that were saved
+            on_device = [value.double() for value in values if isinstance(value, Tensor)]
+            numbers[name] += torch.stack(on_device).tolist() if on_device else []
+        self.measured = {name: list(values) for name, values in numbers.items()}
+        return numbers
+
+    def means(self) -> dict[str, float | None]:
+        """Over the steps, of what is finite; None where nothing is."""
+        return {name: mean(values) for name, values in self.plain().items()}
+
+    def newest(self) -> dict[str, float]:
+        return {name: float(values[-1]) for name, values in self.measured.items()}
+
+
+def mean(numbers: Iterable[float]) -> float | None:
+    """Of those that are finite; None if none is."""
+    finite = [number for number in numbers if math.isfinite(number)]
+    return sum(finite) / len(finite) if finite else None
+
+
+def run(
+    job: Job, kept: Run, *, epochs: int, steps: int, images: int, device: torch.device, show: Show = silent
+) -> list[dict[str, Any]]:
+    """Do what is left of `epochs` times `steps` steps, of `images` each; returns the records of all epochs.
+
+    After every epoch its record is a line of the run's metrics, and the state is saved. Ctrl-C saves
+    too, in the middle of an epoch, and ends in KeyboardInterrupt.
+    """
+    path = kept.folder / CHECKPOINT
+    number, epoch = 0, Epoch()
+    if path.exists():
+        number, epoch = _resumed(path, job, device)
+    kept.shorten(number // steps)
+    with checkpoints.interrupts() as interrupted:
+        shown = time.monotonic()
+        while number < epochs * steps:
+            started = time.monotonic()
+            epoch.add(job.step(number))
+            number += 1
+            if number % steps == 0:
+                epoch.plain()  # waits for the device, so that its time counts
+            now = time.monotonic()
+            epoch.seconds += now - started
+            if number % steps == 0:
+                rate = images * steps / epoch.seconds
+                kept.append(_record(job, epoch, number // steps, rate))
+                show(number / (epochs * steps), described(kept.results()[-1]), line=True)
+                epoch = Epoch()
+                _save(path, job, number, epoch, device)
+            elif now - shown > SHOWN_EVERY:
+                shown = now
+                where = f"epoch {number // steps + 1}/{epochs} step {number % steps}/{steps}"
+                rate = images * (number % steps) / epoch.seconds
+                show(number / (epochs * steps), f"{where}, {described(epoch.newest())}, {rate:.0f} images/s")
+            if interrupted():
+                if number % steps:
+                    _save(path, job, number, epoch, device)
+                raise KeyboardInterrupt(f"stopped after step {number} of {epochs * steps}")
+    return kept.results()
+
+
+def _record(job: Job, epoch: Epoch, number: int, rate: float) -> dict[str, Any]:
+    """What an epoch measured."""
+    means = epoch.means()
+    lost = [name for name, value in means.items() if name.endswith("loss") and value is None]
+    if lost:
+        raise RuntimeError(
+            f"all values of {', '.join(lost)} in epoch {number} were NaN or infinite; lower the learning rate"
+        )
+    return {"epoch": number, **means, **job.finish_epoch(number), "seconds": epoch.seconds, "images_per_second": rate}
+
+
+def described(record: Mapping[str, Any]) -> str:
+    """A record as one line.
+
+    >>> described({"epoch": 3, "train_loss": 1.23456, "test_accuracy": None, "seconds": 61.2})
+    'epoch 3, train loss 1.235, seconds 61.2'
+    """
+    shown = {name.replace("_", " "): value for name, value in record.items() if isinstance(value, (int, float))}
+    return ", ".join(f"{name} {value:.4g}" if value == value else f"{name} nan" for name, value in shown.items())
+
+
+def _save(path: Any, job: Job, number: int, epoch: Epoch, device: torch.device) -> None:
+    state = {
+        "number": number,
+        "measured": epoch.plain(),
+        "seconds": epoch.seconds,
+        "random": torch.get_rng_state(),
+        "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "job": job.state_dict(),
+    }
+    checkpoints.save(path, state)
+
+
+def _resumed(path: Any, job: Job, device: torch.device) -> tuple[int, Epoch]:
+    state = checkpoints.load(path)
+    try:
+        job.load_state_dict(state["job"])
+        torch.set_rng_state(state["random"])
+        if device.type == "cuda" and state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], device)
+        return state["number"], Epoch({name: list(v) for name, v in state["measured"].items()}, state["seconds"])
+    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is of another run ({error}); use another folder, or delete this one") from None
+
+
+# What jobs share.
+
+
+def device_of(name: str) -> torch.device:
+    """A device by its name; "auto" is the GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ValueError(f"there is no device {name!r}; give cpu, cuda, cuda:1 or auto") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device {name!r} was asked for, but torch {torch.__version__} sees no GPU; give cpu or auto")
+    return device
+
+
+def dtype_of(amp: Amp) -> torch.dtype | None:
+    """The type of mixed precision."""
+    return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[amp]
+
+
+def cosine(start: float, done: float) -> float:
+    """A learning rate that falls from `start` to 0 while `done` goes from 0 to 1.
+
+    >>> cosine(0.025, 0.0), cosine(0.025, 0.5), cosine(0.025, 1.0)
+    (0.025, 0.0125, 0.0)
+    """
+    return start * (1 + math.cos(math.pi * done)) / 2
+
+
+def set_rate(weights: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all groups."""
+    for group in weights.param_groups:
+        group["lr"] = rate
+
+
+def certainty(optimizer: AskTell) -> dict[str, float]:
+    """How far a search has come: the mean of the largest probabilities, and ASNG's step size."""
+    largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
+    record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
+    return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record
+
+
+def machine(device: torch.device) -> str:
+    """What computes, for the record."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return f"{name}, torch {torch.__version__}"
+
+
+class Descent:
+    """Steps of gradient descent on a plain model; on a GPU recorded once and replayed, which saves most launches.
+
+    model       a network without decisions, in training mode
+    weights     any torch optimizer of its parameters
+    loss        (model, batch) -> scalar; a batch is a tuple of tensors of always the same shapes
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        weights: torch.optim.Optimizer,
+        loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor],
+        *,
+        clip_norm: float,
+        amp: torch.dtype | None = None,
+    ) -> None:
+        self.model, self.weights = model, weights
+        self._loss, self._clip_norm, self._amp = loss, clip_norm, amp
+        self._parameters = [p for group in weights.param_groups for p in group["params"]]
+        self._device = self._parameters[0].device
+        self._scaler = torch.amp.GradScaler(self._device.type, enabled=amp is torch.float16)
+        self._recorded: tuple[Any, tuple[Tensor, ...], Tensor] | None = None
+
+    def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
+        """One step; returns the loss, on the device."""
+        loss = self._replayed(batch) if self._device.type == "cuda" else self._differentiated(batch)
+        self._scaler.unscale_(self.weights)
+        nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+        self._scaler.step(self.weights)
+        self._scaler.update()
+        return loss
+
+    def forget(self) -> None:
+        """Record anew: something else than the weights and the batch has changed."""
+        self._recorded = None
+
+    def _differentiated(self, batch: tuple[Tensor, ...]) -> Tensor:
+        """The loss, with its gradient in the parameters."""
+        self.weights.zero_grad(set_to_none=True)
+        with torch.autocast(self._device.type, dtype=self._amp, enabled=self._amp is not None, cache_enabled=False):
+            loss = self._loss(self.model, batch)
+        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def _replayed(self, batch: tuple[Tensor, ...]) -> Tensor:
+        if self._recorded is None:
+            inputs = tuple(tensor.clone() for tensor in batch)
+            cuda: Any = torch.cuda
+            aside = cuda.Stream()
+            aside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(aside):
+                for _ in range(3):  # libraries choose their kernels in the first calls
+                    self._differentiated(inputs)
+            torch.cuda.current_stream().wait_stream(aside)
+            self.weights.zero_grad(set_to_none=True)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                loss = self._differentiated(inputs)
+            self._recorded = graph, inputs, loss
+        graph, inputs, loss = self._recorded
+        for held, given in zip(inputs, batch, strict=True):
+            held.copy_(given)
+        graph.replay()
+        return loss.clone()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "weights": self.weights.state_dict(),
+            "scaler": self._scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.weights.load_state_dict(state["weights"])
+        self._scaler.load_state_dict(state["scaler"])
