@@ -1,0 +1,266 @@
+"""CIFAR-10 as one tensor on the training device: read and checked, or downloaded; mini-batches augmented there."""
+
+import hashlib
+import os
+import shutil
+import tarfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import pooch  # type: ignore[import-untyped]
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from asng.experiments.data import Order, place
+
+FOLDER = "cifar-10-batches-bin"
+SIDE = 32
+RECORD = 1 + 3 * SIDE * SIDE  # bytes: a label, then the red, the green and the blue plane
+PADDING = 4
+# Of the 50,000 training images, per channel, in the units of the pixels.
+MEAN = (125.306918046875, 122.950394140625, 113.86538318359375)
+STD = (62.99321927813691, 62.088707640014164, 66.70489964063096)
+
+Progress = Callable[[float], None]  # hears the fraction that is downloaded
+
+
+@dataclass(frozen=True)
+class Release:
+    """What was published: an archive of files with the same number of images each, the last one for the test."""
+
+    url: str
+    md5: str
+    files: dict[str, str]
+    """Names, and the MD5 sum of each."""
+    images: int
+    """In each file."""
+
+
+RELEASE = Release(
+    url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
+    md5="c32a1d4ab5d03f1284b67883e8d87530",
+    files={
+        "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
+        "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
+        "data_batch_3.bin": "942cd6a4bcdd0dd3c604fbe906cb4421",
+        "data_batch_4.bin": "ae636b3ba5c66a11e91e8cb52e771fcb",
+        "data_batch_5.bin": "53f37980c15c3d472c316c40844f3f0d",
+        "test_batch.bin": "803d5f7f4d78ea53de84dbe85f74fb6d",
+    },
+    images=10_000,
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Images:
+    """Images, uint8 (n, 3, 32, 32), and their labels, int64 (n,), on one device."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __post_init__(self) -> None:
+        _check_images(self.images)
+        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
+            shown = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
+            raise ValueError(f"labels must be int64, one for each of {len(self.images)} images, got {shown}")
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def part(self, indices: Tensor) -> "Images":
+        """Some of the images, in the order of the indices."""
+        indices = indices.to(self.labels.device)
+        return Images(self.images[indices], self.labels[indices])
+
+
+def load(
+    given: Path | None, device: torch.device | str, progress: Progress = lambda done: None
+) -> tuple[Images, Images]:
+    """The 50,000 training images and the 10,000 test images; downloaded first where there are none.
+
+    `given` is the folder of `asng.experiments.data.place`: the one with the official binary files, or
+    the one above it. Every file is checked against the sum published for it.
+    """
+    where = place(given)
+    if where.is_file():
+        raise ValueError(f"{where} is a file; name the folder of CIFAR-10 instead, or the one above it")
+    folder = _folder(where)
+    if len(missing := _missing(folder)) == len(RELEASE.files):
+        _download(folder, progress)
+    elif missing:
+        raise ValueError(f"{folder} lacks {', '.join(missing)}; {_again(folder)}")
+    *train, test = (_read(folder / name, md5) for name, md5 in RELEASE.files.items())
+    return _on(device, np.concatenate(train)), _on(device, test)
+
+
+def _folder(where: Path) -> Path:
+    """The folder of the files: the one named, if it looks like it, else the one below it."""
+    itself = where.name == FOLDER or any((where / name).exists() for name in RELEASE.files)
+    return where if itself else where / FOLDER
+
+
+def _missing(folder: Path) -> list[str]:
+    return [name for name in RELEASE.files if not (folder / name).exists()]
+
+
+def _by_hand() -> str:
+    return f"download {RELEASE.url}, unpack it, and name its folder with --data or the environment variable ASNG_DATA"
+
+
+def _again(folder: Path) -> str:
+    return f"move {folder} away to have it downloaded again, or {_by_hand()}"
+
+
+def _read(path: Path, md5: str) -> np.ndarray:
+    """The records of a file, uint8 (n, 3073), once they are seen to be the published ones."""
+    content = path.read_bytes()
+    if len(content) != RELEASE.images * RECORD:
+        raise ValueError(f"{path} has {len(content):,} bytes, not {RELEASE.images * RECORD:,}; {_again(path.parent)}")
+    if (found := _md5(content)) != md5:
+        raise ValueError(f"{path} is damaged: its MD5 sum is {found}, not {md5}; {_again(path.parent)}")
+    return np.frombuffer(content, np.uint8).reshape(-1, RECORD)
+
+
+def _md5(content: bytes) -> str:
+    return hashlib.md5(content, usedforsecurity=False).hexdigest()
+
+
+def _on(device: torch.device | str, records: np.ndarray) -> Images:
+    pixels = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, SIDE, SIDE)
+    return Images(torch.from_numpy(pixels).to(device), torch.from_numpy(records[:, 0].astype(np.int64)).to(device))
+
+
+def _download(folder: Path, progress: Progress) -> None:
+    """Put the files of the release there, all at once: until the last moment nothing is seen of them."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} is there, but without any file of CIFAR-10; {_again(folder)}")
+    above = next(parent for parent in folder.absolute().parents if parent.is_dir())
+    try:
+        with TemporaryDirectory(prefix=".cifar-10-", dir=above) as aside:  # the same file system, to be renamed
+            archive, unpacked = Path(aside, "archive"), Path(aside, FOLDER)
+            pooch.HTTPDownloader(progressbar=_Bar(progress), chunk_size=2**18)(RELEASE.url, str(archive), None)
+            if (found := _md5(archive.read_bytes())) != RELEASE.md5:
+                raise OSError(f"what came has the MD5 sum {found}, not {RELEASE.md5}")
+            _unpack(archive, unpacked)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            _rename(unpacked, folder)
+    except OSError as error:
+        why = (str(error) or type(error).__name__).splitlines()[0][:200]
+        raise OSError(f"CIFAR-10 is not in {folder} and could not be downloaded ({why}); {_by_hand()}") from None
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    folder.mkdir()
+    with tarfile.open(archive) as packed:
+        for name in RELEASE.files:
+            content = packed.extractfile(f"{FOLDER}/{name}")
+            assert content is not None, f"{name} is no file in an archive of the published sum"
+            with open(folder / name, "wb") as file:
+                shutil.copyfileobj(content, file)
+
+
+def _rename(unpacked: Path, folder: Path) -> None:
+    try:
+        if folder.exists():  # and is empty; not every system renames over it
+            folder.rmdir()
+        os.replace(unpacked, folder)
+    except OSError:
+        if _missing(folder):  # otherwise another process was faster, and all is well
+            raise
+
+
+class _Bar:
+    """What pooch takes for a progress bar; passes on the fraction that is done."""
+
+    total = 0  # set by pooch, if the server tells
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._done = 0
+
+    def update(self, size: int) -> None:
+        self._done += size
+        if self.total:
+            self._progress(min(self._done / self.total, 1.0))
+
+    def reset(self) -> None:
+        self._done = 0
+
+    def close(self) -> None:
+        pass
+
+
+def normalise(images: Tensor) -> Tensor:
+    """Images, uint8 (n, 3, 32, 32), as float32; the training set then has mean 0 and deviation 1 per channel."""
+    mean, deviation = _statistics(images.device)
+    return (images - mean).div_(deviation)
+
+
+@cache
+def _statistics(device: torch.device) -> tuple[Tensor, Tensor]:
+    mean, deviation = (torch.tensor(numbers, device=device).reshape(3, 1, 1) for numbers in (MEAN, STD))
+    return mean, deviation
+
+
+def draws(n: int, generator: torch.Generator) -> tuple[np.ndarray, ...]:
+    """What is random in n augmented images, (n,) each: top and left of the crop, flip, row and column of the cutout."""
+    sizes = (2 * PADDING + 1, 2 * PADDING + 1, 2, SIDE, SIDE)
+    return np.unravel_index(torch.randint(prod(sizes), (n,), generator=generator).numpy(), sizes)
+
+
+def augment(images: Tensor, generator: torch.Generator, *, cutout: int = 16) -> Tensor:
+    """Images, uint8 (n, 3, 32, 32): padded by 4, cropped, flipped or not, normalised, a square of `cutout` set to 0.
+
+    Random numbers are drawn on the CPU and sent at once; the rest happens where the images are. The
+    padding is black. The square is of the mean colour, lies around any pixel, and is clipped at the border.
+    """
+    _check_images(images)
+    if cutout < 0:
+        raise ValueError(f"the side of the cutout must be at least 0 (none), got {cutout}")
+    top, left, flip, row, column = (numbers[:, None] for numbers in draws(len(images), generator))
+    line = np.arange(SIDE)
+    # For each row and column of the result: where it comes from in the padded image, and whether the square meets it.
+    down, right = top + line, left + np.where(flip, line[::-1], line)
+    met = [(line >= centre - cutout // 2) & (line < centre - cutout // 2 + cutout) for centre in (row, column)]
+    plan = torch.from_numpy(np.stack([down * (SIDE + 2 * PADDING), right, *met], 1))  # (n, 4, 32)
+    rows, columns, rows_met, columns_met = _send(plan, images.device).unbind(1)
+    source = (rows[:, :, None] + columns[:, None, :]).flatten(1)
+    padded = F.pad(images, [PADDING] * 4).flatten(2)
+    result = normalise(padded.gather(2, source[:, None].expand(-1, 3, -1)).view(images.shape))
+    return result.masked_fill_(torch.logical_and(rows_met[:, None, :, None], columns_met[:, None, None, :]), 0.0)
+
+
+class Batches:
+    """Augmented mini-batches of some of the images; each follows from seed, stream and its number alone."""
+
+    def __init__(self, images: Images, indices: Tensor, size: int, seed: int, stream: int) -> None:
+        """Mini-batches of `size` from the images that `indices` (n,) name; streams of a seed are independent."""
+        self._order = Order(indices, size, seed, stream)
+        if not 0 <= int(indices.min()) <= int(indices.max()) < len(images):
+            shown = f"{int(indices.min())} to {int(indices.max())}"
+            raise ValueError(f"indices must lie between 0 and {len(images) - 1}, the last image; got {shown}")
+        self._images = images
+        self.steps = self._order.steps
+
+    def __call__(self, number: int) -> tuple[Tensor, Tensor]:
+        """Images, float32 (size, 3, 32, 32), and labels, int64 (size,); `number` counts over all epochs, from 0."""
+        indices, generator = self._order(number)
+        chosen = _send(indices, self._images.labels.device)
+        return augment(self._images.images[chosen], generator), self._images.labels[chosen]
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device; CUDA takes what it needs from ordinary memory at once, so that nobody has to wait."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
+def _check_images(images: Tensor) -> None:
+    if images.shape[1:] != (3, SIDE, SIDE) or images.dtype != torch.uint8:
+        shown = f"{images.dtype} of shape {tuple(images.shape)}"
+        raise ValueError(f"images must be uint8 of shape (n, 3, {SIDE}, {SIDE}), got {shown}")
