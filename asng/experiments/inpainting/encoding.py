@@ -1,0 +1,204 @@
+"""Architectures of autoencoders (paper, section 3.3): two encodings, and the chain of layers that they stand for.
+
+Node 0 is the image, nodes 1 to 20 are hidden layers, the node after them is the output. Each node
+names the one that it continues, one of the five before it. The chain followed back from the output
+is the encoder, which the decoder mirrors; layers outside of the chain are inactive. A layer either
+keeps the size of its input and hands its output over to its mirror image ("skip"), or halves it
+("down").
+
+    cat   layer3.type, layer3.channels, layer3.connection: all of them choices
+    int   layer3.skip and layer3.connection, choices; layer3.kernel and layer3.channels, integers
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Literal
+
+from asng.optimizer import ASNG
+from asng.space import Categorical, Integer, Variable
+
+Encoding = Literal["cat", "int"]
+Values = Mapping[str, Any]
+Space = Mapping[str, Variable]
+
+KERNELS = (1, 3, 5)  # of the integers 1, 2, 3
+KINDS = {f"{kernel}x{kernel} {way}": (kernel, way == "skip") for kernel in KERNELS for way in ("skip", "down")}
+WIDTHS = {"cat": (64, 128, 256), "int": (64, 256)}
+SIZE = (64, 64)  # of the images: height, width
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A hidden layer of the chain: a convolution, and the transposed one that mirrors it."""
+
+    number: int
+    kernel: int
+    skip: bool
+    channels: int
+
+    @property
+    def kind(self) -> str:
+        """Kernel and way, by which a layer of the supernet has its own weights."""
+        return f"{self.kernel}x{self.kernel} {'skip' if self.skip else 'down'}"
+
+
+def variables(
+    encoding: Encoding = "cat", layers: int = 20, levels: int = 5, widths: Sequence[int] | None = None
+) -> dict[str, Variable]:
+    """The search space; `widths` lists the channels of "cat", and gives the least and the most of "int".
+
+    Connections reach back `levels` nodes. The first layer has no choice and hence no variable for it.
+
+    >>> variables("int", layers=2, widths=(8, 32))["layer2.channels"]
+    Integer(low=8, high=32)
+    """
+    if encoding not in WIDTHS:
+        raise ValueError(f"encoding must be 'cat' or 'int', got {encoding!r}")
+    if layers < 2 or levels < 2:
+        raise ValueError(f"layers and levels must be at least 2, got {layers} and {levels}")
+    widths = WIDTHS[encoding] if widths is None else widths
+    space: dict[str, Variable] = {}
+    for node in range(1, layers + 1):
+        space |= {f"layer{node}.{name}": variable for name, variable in _of_layer(encoding, widths).items()}
+        if node > 1:
+            space[f"layer{node}.connection"] = Categorical(range(max(0, node - levels), node))
+    # An output that continued the image itself would leave nothing to search.
+    space["output.connection"] = Categorical(range(max(1, layers + 1 - levels), layers + 1))
+    return space
+
+
+def _of_layer(encoding: Encoding, widths: Sequence[int]) -> dict[str, Variable]:
+    if min(widths, default=0) < 1:
+        raise ValueError(f"a layer has at least 1 channel, got widths={widths!r}")
+    if encoding == "cat":
+        return {"type": Categorical(tuple(KINDS)), "channels": Categorical(widths)}
+    if len(widths) != 2:
+        raise ValueError(f"widths of the encoding 'int' are the least and the most, got {widths!r}")
+    kernel = Integer(1, len(KERNELS))
+    return {"skip": Categorical((True, False)), "kernel": kernel, "channels": Integer(*widths)}
+
+
+def layers_in(names: Mapping[str, Any]) -> int:
+    """How many hidden layers there are in a space or in the values of an architecture."""
+    return sum(name.endswith(".channels") for name in names)
+
+
+def widths_of(space: Space) -> Sequence[int]:
+    """The numbers of channels that a layer can have."""
+    match space["layer1.channels"]:
+        case Categorical(choices):
+            return choices
+        case Integer(low, high):
+            return range(low, high + 1)
+        case other:
+            raise ValueError(f"channels are chosen or integers, got {other}")
+
+
+def chain(values: Values) -> list[Layer]:
+    """The active layers, in the order in which they follow the image.
+
+    >>> space = variables(layers=3, levels=2)
+    >>> [layer.number for layer in chain(base_values(space, 3) | {"layer3.connection": 1})]
+    [1, 3]
+    """
+    node, found = _value(values, "output.connection"), []
+    while node:
+        found.append(_layer(values, node))
+        node = _value(values, f"layer{node}.connection") if node > 1 else 0
+    return found[::-1]
+
+
+def _layer(values: Values, number: int) -> Layer:
+    name = f"layer{number}"
+    if f"{name}.type" in values:
+        kernel, skip = KINDS[values[f"{name}.type"]]
+    else:
+        kernel, skip = KERNELS[_value(values, f"{name}.kernel") - 1], _value(values, f"{name}.skip")
+    return Layer(number, kernel, skip, _value(values, f"{name}.channels"))
+
+
+def _value(values: Values, name: str) -> Any:
+    if name not in values:
+        raise ValueError(f"the architecture has no value for {name!r}; it needs one for each variable of its space")
+    return values[name]
+
+
+def fitting(layers: Sequence[Layer], size: tuple[int, int] = SIZE) -> list[Layer]:
+    """The layers of a chain that run on images of this height and width: a side of 1 cannot be halved."""
+    run: list[Layer] = []
+    for layer in layers:
+        if layer.skip or min(size) > 1:
+            run.append(layer)
+            size = size if layer.skip else _halved(size)
+    return run
+
+
+def _halved(size: tuple[int, int]) -> tuple[int, int]:
+    return (size[0] + 1) // 2, (size[1] + 1) // 2
+
+
+def depth(values: Values, size: tuple[int, int] = SIZE) -> int:
+    """The number of hidden layers that run on images of this size, those of the decoder not counted."""
+    return len(fitting(chain(values), size))
+
+
+def describe(values: Values, size: tuple[int, int] = SIZE) -> str:
+    """The active layers, a line each: number, kind, channels and size of the output.
+
+    >>> values = base_values(variables(layers=3, levels=3), 2) | {"layer2.type": "5x5 down"}
+    >>> print(describe(values, (64, 63)))
+    1  3x3 skip   64 channels  64x63
+    2  5x5 down   64 channels  32x32
+    """
+    layers = chain(values)
+    run = fitting(layers, size)
+    lines = []
+    for layer in layers:
+        text = f"{layer.number:{len(str(layers[-1].number))}}  {layer.kind}  "
+        if layer in run:
+            size = size if layer.skip else _halved(size)
+            lines.append(f"{text}{layer.channels:3} channels  {size[0]}x{size[1]}")
+        else:
+            lines.append(f"{text}left out at {size[0]}x{size[1]}")
+    return "\n".join(lines)
+
+
+def random_values(space: Space, seed: int) -> dict[str, Any]:
+    """An architecture drawn from the distribution with which a search begins."""
+    return ASNG(space, seed=seed).ask(1)[0].values
+
+
+def base_values(space: Space, depth: int, channels: int = 64) -> dict[str, Any]:
+    """The baseline BASE in a space of either encoding: so many layers, all alike, 3x3 with skip.
+
+    >>> depth(base_values(variables("int"), 12))
+    12
+    """
+    last = layers_in(space) + 1
+    nodes = [place * last // (depth + 1) for place in range(depth + 2)] if 0 < depth < last else []
+    before = {f"layer{node}" if node < last else "output": earlier for earlier, node in pairwise(nodes)}
+    of_part = {"type": "3x3 skip", "skip": True, "kernel": KERNELS.index(3) + 1, "channels": channels}
+    values = {}
+    for name, variable in space.items():
+        node, _, part = name.partition(".")
+        if part != "connection":
+            values[name] = of_part[part]
+        elif node in before:
+            values[name] = before[node]
+        elif isinstance(variable, Categorical):
+            values[name] = variable.choices[-1]  # inactive
+    _check_base(space, values, depth)
+    return values
+
+
+def _check_base(space: Space, values: Values, depth: int) -> None:
+    """Raise ValueError where the space has no such chain or no such width."""
+    reach = max(len(v.choices) for n, v in space.items() if n.endswith("connection") and isinstance(v, Categorical))
+    least, most = max(1, math.ceil((layers_in(space) + 1) / reach) - 1), layers_in(space)
+    if not least <= depth <= most:
+        raise ValueError(f"the space has chains of {least} to {most} layers, got depth={depth}")
+    channels = values["layer1.channels"]
+    if channels not in widths_of(space):
+        raise ValueError(f"the channels of the space are {space['layer1.channels']}, got channels={channels}")

@@ -1,0 +1,196 @@
+"""The supernet of the inpainting search, which runs only the active chain, and the autoencoder extracted from it.
+
+Every hidden layer has weights of its own for each kernel, with and without skip, and others for its
+mirror image in the decoder. Numbers of channels share them: the first few channels are used, and
+nothing is computed with the others.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asng import nas
+from asng.experiments.inpainting.encoding import (
+    KINDS,
+    SIZE,
+    Encoding,
+    Layer,
+    Values,
+    chain,
+    fitting,
+    variables,
+    widths_of,
+)
+
+COLOURS = 3
+
+
+class Net(nn.Module):
+    """Autoencoders of up to 20 layers and as many in the decoder: images (n, 3, h, w) to images of the same shape.
+
+    `encoding`, `layers`, `levels` and `widths` make the space, as in `variables`. Images may have any
+    size: a layer that halves is left out, on both sides, where it meets a height or width of 1. What
+    is extracted, and what counts as active, is for images of `size`.
+
+    >>> from asng.experiments.inpainting.encoding import base_values
+    >>> net = Net("int", layers=4, widths=(4, 8), size=(8, 8))
+    >>> values = base_values(nas.space_of(net), depth=2, channels=6)
+    >>> nas.extract(net, values)
+    Autoencoder(
+      (encoder): ModuleList(
+        (0): Conv2d(3, 6, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+        (1): Conv2d(6, 6, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+      )
+      (decoder): ModuleList(
+        (0-1): 2 x ConvTranspose2d(6, 6, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+      )
+      (last): ConvTranspose2d(6, 3, kernel_size=(3, 3), stride=(1, 1), padding=(1, 1), bias=False)
+    )
+    """
+
+    def __init__(
+        self,
+        encoding: Encoding = "cat",
+        layers: int = 20,
+        levels: int = 5,
+        widths: Sequence[int] | None = None,
+        size: tuple[int, int] = SIZE,
+    ) -> None:
+        super().__init__()
+        self.size = size
+        space = variables(encoding, layers, levels, widths)
+        decisions = [nas.Value(name, variable) for name, variable in space.items()]
+        channels = [decision for decision in decisions if decision.name.endswith(".channels")]
+        self.decisions = nn.ModuleList(decisions)
+        takes = nas.UpTo(max(COLOURS, *widths_of(space)))
+        self.encoder = nn.ModuleList([_of_each_kind(_conv, nas.Conv2d, takes, gives) for gives in channels])
+        self.decoder = nn.ModuleList([_of_each_kind(_mirror, nas.ConvTranspose2d, takes, gives) for gives in channels])
+        self.last = nas.ConvTranspose2d(takes, COLOURS, 3, padding=1, bias=False)
+        reset(self)
+
+    def forward(self, images: Tensor) -> Tensor:
+        height, width = images.shape[-2:]
+        return autoencode(images, *self._layers(self._chain((height, width))), self.last)
+
+    def _selected(self) -> dict[str, Any]:
+        decisions: Any = self.decisions
+        return {decision.name: decision.value for decision in decisions}
+
+    def _chain(self, size: tuple[int, int]) -> list[Layer]:
+        return fitting(chain(self._selected()), size)
+
+    def _layers(self, run: Sequence[Layer]) -> tuple[list[Any], list[Any]]:
+        """The elastic layers of the encoder and of the decoder, both in the order of the encoder."""
+        parts: Any = (self.encoder, self.decoder)
+        encoder, decoder = ([part[layer.number - 1][layer.kind] for layer in run] for part in parts)
+        return encoder, decoder
+
+    def running(self) -> list[nn.Module]:
+        run = self._chain(self.size)
+        # A layer that is left out hands its input on, whatever its kernel and channels.
+        read = {f"layer{layer.number}.{part}" for layer in run for part in ("kernel", "channels")}
+        for layer in chain(self._selected()):
+            read |= {f"layer{layer.number}.{part}" for part in ("type", "skip", "connection")}
+        decisions = [decision for decision in self.decisions if decision.name in {*read, "output.connection"}]
+        encoder, decoder = self._layers(run)
+        return [*decisions, *encoder, *decoder, self.last]
+
+    def freeze(self) -> "Autoencoder":
+        run = self._chain(self.size)
+        encoder, decoder = self._layers(run)
+        into_encoder, into_decoder, into_last = taken(run)
+        return Autoencoder(
+            [layer.freeze(takes) for layer, takes in zip(encoder, into_encoder, strict=True)],
+            [layer.freeze(takes) for layer, takes in zip(decoder, into_decoder, strict=True)],
+            self.last.freeze(into_last),
+        )
+
+
+class Autoencoder(nn.Module):
+    """A plain symmetric autoencoder; images (n, 3, h, w), best of the size that it was made for.
+
+    Layers with stride 1 have a skip connection to their mirror image. Other sizes run too, but then
+    a layer that halves a side of 1, to 1, is not left out.
+    """
+
+    def __init__(self, encoder: Sequence[nn.Module], decoder: Sequence[nn.Module], last: nn.Module) -> None:
+        super().__init__()
+        self.encoder, self.decoder, self.last = nn.ModuleList(encoder), nn.ModuleList(decoder), last
+
+    def forward(self, images: Tensor) -> Tensor:
+        return autoencode(images, self.encoder, self.decoder, self.last)
+
+
+def autoencode(images: Tensor, encoder: Iterable[Any], decoder: Iterable[Any], last: nn.Module) -> Tensor:
+    """Down the encoder and back up its mirror image, `decoder`, which stands in the same order as the encoder.
+
+    The decoder is told the sizes that it has to come back to, as those of odd sides cannot be
+    guessed; for even sides that is an output padding of stride - 1.
+    """
+    inputs, x = [], images
+    for conv in encoder:
+        inputs.append(x)
+        x = torch.relu_(conv(x))
+    outputs = [*inputs[1:], x]
+    for mirror, before, beside in zip(reversed(list(decoder)), reversed(inputs), reversed(outputs), strict=True):
+        x = mirror(x, output_size=before.shape[-2:])
+        if mirror.stride == (1, 1):
+            x += beside
+        x = torch.relu_(x)
+    result: Tensor = last(x)
+    return result
+
+
+def taken(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
+    """The channels that come into the layers of the encoder, those of the decoder in the same order, and the last.
+
+    >>> taken([Layer(1, 3, True, 64), Layer(4, 5, False, 128), Layer(9, 1, True, 256)])
+    ([3, 64, 128], [128, 256, 256], 64)
+    """
+    given = [layer.channels for layer in run]
+    return [COLOURS, *given][: len(given)], [*given[1:], *given[-1:]], given[0] if given else COLOURS
+
+
+def fresh(values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None) -> Autoencoder:
+    """The autoencoder of an architecture, its own channels exactly, newly initialised for training from scratch."""
+    run = fitting(chain(values), size)
+    into_encoder, into_decoder, into_last = taken(run)
+    model = Autoencoder(
+        [_conv(nn.Conv2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_encoder, run, strict=True)],
+        [
+            _mirror(nn.ConvTranspose2d, n, to.channels, to.kernel, to.skip)
+            for n, to in zip(into_decoder, run, strict=True)
+        ],
+        nn.ConvTranspose2d(into_last, COLOURS, 3, padding=1, bias=False),
+    )
+    reset(model, generator)
+    return model
+
+
+def _conv(make: Callable[..., nn.Module], takes: Any, gives: Any, kernel: int, skip: bool) -> nn.Module:
+    return make(takes, gives, kernel, stride=1 if skip else 2, padding=kernel // 2, bias=False)
+
+
+def _mirror(make: Callable[..., nn.Module], takes: Any, gives: Any, kernel: int, skip: bool) -> nn.Module:
+    stride = 1 if skip else 2
+    return make(takes, gives, kernel, stride=stride, padding=kernel // 2, output_padding=stride - 1, bias=False)
+
+
+def _of_each_kind(layer: Callable[..., nn.Module], *arguments: Any) -> nn.ModuleDict:
+    return nn.ModuleDict({kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in KINDS.items()})
+
+
+def reset(model: nn.Module, generator: torch.Generator | None = None) -> None:
+    """Initialise all convolutions of both sorts, uniformly within 1/sqrt(in_channels k^2).
+
+    The weights of a supernet count the most channels that they can take, also where fewer come.
+    Numbers are drawn where the weights are: on the CPU, before a model is moved, they are the same
+    for every device.
+    """
+    for module in model.modules():
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
+            bound = 1 / math.sqrt(module.in_channels * math.prod(module.kernel_size))
+            nn.init.uniform_(module.weight, -bound, bound, generator)
