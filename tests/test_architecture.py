@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from asng.nas import Value, select, space_of
 from asng.nas.architecture import from_dict, from_json, to_dict, to_json
-from asng.nas.choices import Value, select, space_of
 from asng.optimizer import ASNG
 from asng.runs import write_json
 from asng.space import Categorical, Integer, Real

@@ -9,10 +9,23 @@ import pytest
 import torch
 from torch import nn
 
-from asng.nas.choices import OneOf, Pick, Repeat, Value, Width, extract, select
-from asng.nas.cost import Costs, Flops, Latency, Limit, parameters, recalibrate
-from asng.nas.elastic import Linear
-from asng.nas.norms import BatchNorm1d
+from asng.nas import (
+    BatchNorm1d,
+    Costs,
+    Flops,
+    Latency,
+    Limit,
+    Linear,
+    OneOf,
+    Pick,
+    Repeat,
+    Value,
+    Width,
+    extract,
+    parameters,
+    recalibrate,
+    select,
+)
 from asng.space import Categorical, Integer, Real
 
 IMAGES = torch.ones(2, 1, 6, 6)

@@ -14,7 +14,7 @@ from searches import LIMIT, Net, batches, cross_entropy, crowd, dying, ended, pa
 from torch import nn
 
 from asng import ASNG, SNG, Adam, Categorical
-from asng.nas import Limit, OneOf, OneShot, Repeat, Value, parameters, select, space_of
+from asng.nas import Limit, OneOf, OneShot, Repeat, Step, Value, parameters, select, space_of
 from asng.space import Integer
 
 
@@ -125,6 +125,16 @@ def test_a_step_is_a_frozen_record():
     step = made().step(*batches(2))
     with pytest.raises(dataclasses.FrozenInstanceError):
         step.train_losses = ()
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean"),
+    [((1.0, 3.0), 2.0), ((1.0, math.nan, 3.0, math.inf), 2.0), ((None, 5.0), 5.0), ((None, None), None), ((), None)],
+)
+def test_the_losses_of_a_step_are_those_that_ran_and_are_finite(losses, mean):
+    step = Step(train_losses=losses, valid_losses=losses, candidates=(), excess=())
+    for number in (step.train_loss, step.valid_loss):
+        assert math.isnan(number) if mean is None else number == mean
 
 
 class Switch(nn.Module):
@@ -390,7 +400,7 @@ def test_where_none_is_inside_the_weights_stay_and_the_excess_leads_on():
         assert step.valid_losses == (None, None)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert oneshot.optimizer.mode() == {"first": 0, "depth": 1}
-    nearest = oneshot.nearest()
+    nearest = oneshot.costs.nearest()
     assert nearest == {"first": 0, "depth": 1}
 
 

@@ -1,6 +1,7 @@
 """search: the loop on any batches, what it finds, and runs that are stopped, killed and continued."""
 # mypy: disable-error-code="func-returns-value"
 
+import copy
 import io
 import itertools
 import math
@@ -33,8 +34,21 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
 
 from asng import ASNG, Categorical, Integer, Normal, Real, checkpoints
-from asng.nas import Decision, Found, Limit, OneOf, OneShot, Value, found, parameters, search, space_of
-from asng.nas.search import probability
+from asng.nas import (
+    Decision,
+    Found,
+    Limit,
+    OneOf,
+    OneShot,
+    Value,
+    found,
+    most_likely,
+    parameters,
+    search,
+    select,
+    space_of,
+)
+from asng.nas.result import probability
 
 
 @pytest.fixture(autouse=True)
@@ -94,6 +108,41 @@ def test_probability_is_that_of_choices_and_integers():
         assert one == pytest.approx(0.5 * (draws == value).mean(), abs=0.003)
         total += one
     assert total == pytest.approx(0.5)
+
+
+def nested():
+    """A choice of which one branch holds another choice."""
+    inner = OneOf("inner", [nn.Linear(4, 3), nn.Linear(4, 3)])
+    model = nn.Sequential(OneOf("outer", {"plain": nn.Linear(4, 3), "nested": inner}))
+    prior = {"outer": [0.25, 0.75], "inner": [0.4, 0.6]}
+    weights = torch.optim.SGD(model.parameters(), lr=0.1)
+    return lambda outer: OneShot(
+        model, ASNG(space_of(model), initial=prior | {"outer": outer}, seed=0), weights, cross_entropy
+    )
+
+
+def test_the_probability_is_that_of_the_network_so_that_what_has_no_effect_does_not_count():
+    made = nested()
+    oneshot = made([0.75, 0.25])
+    outer, inner = (oneshot.optimizer.distribution()[name] for name in ("outer", "inner"))
+    draws = [c.values for c in copy.deepcopy(oneshot.optimizer).ask(20_000)]
+    plain, second = most_likely(oneshot), most_likely(made([0.25, 0.75]))
+    assert plain == ({"outer": "plain", "inner": 1}, True, pytest.approx(outer[0]))
+    assert plain.probability == pytest.approx(np.mean([v["outer"] == "plain" for v in draws]), abs=0.02)
+    assert second.values == {"outer": "nested", "inner": 1}
+    assert second.probability == pytest.approx(outer[0] * inner[1])
+    assert found(oneshot).probability == plain.probability
+
+
+def test_looking_at_the_most_likely_copies_and_changes_nothing(monkeypatch):
+    oneshot = nested()([0.75, 0.25])
+    select(oneshot.model, {"outer": "nested", "inner": 0})
+    before = oneshot.optimizer.state_dict()
+    result = found(oneshot)
+    monkeypatch.setattr("asng.nas.result.extract", lambda *_: pytest.fail("extracted"))
+    assert most_likely(oneshot) == (result.values, result.inside, result.probability)
+    assert oneshot.optimizer.state_dict() == before
+    assert oneshot.model[0].value == "nested"
 
 
 def test_the_same_seed_gives_the_same_numbers_whatever_the_global_state():

@@ -1,13 +1,16 @@
 """One-shot search inside any PyTorch model: decisions, elastic layers, search, extraction."""
 
 from asng.nas.architecture import from_json, to_json
-from asng.nas.choices import Decision, Decisions, OneOf, Pick, Repeat, Value, Width, extract, select, space_of
+from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
 from asng.nas.cost import Costs, Flops, Latency, Limit, parameters, recalibrate
-from asng.nas.decision import UpTo
+from asng.nas.decision import Decision, UpTo
 from asng.nas.elastic import Conv2d, ConvTranspose2d, Linear
+from asng.nas.extraction import extract
 from asng.nas.norms import BatchNorm1d, BatchNorm2d, LayerNorm
 from asng.nas.oneshot import OneShot, Step
-from asng.nas.search import Found, found, search
+from asng.nas.result import Found, MostLikely, found, most_likely
+from asng.nas.search import search
+from asng.nas.selection import Decisions, select, space_of
 
 __all__ = [
     "BatchNorm1d",
@@ -23,6 +26,7 @@ __all__ = [
     "LayerNorm",
     "Limit",
     "Linear",
+    "MostLikely",
     "OneOf",
     "OneShot",
     "Pick",
@@ -34,6 +38,7 @@ __all__ = [
     "extract",
     "found",
     "from_json",
+    "most_likely",
     "parameters",
     "recalibrate",
     "search",

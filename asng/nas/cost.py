@@ -4,7 +4,6 @@ A measure is any function `(model, values) -> number` of a model with decisions 
 Those here work on a copy of what the values select, and leave the model as it was.
 """
 
-import json
 import math
 import numbers
 import statistics
@@ -18,8 +17,9 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from asng.nas.choices import Decision, Decisions, Values, _equal, _frozen, extract
-from asng.space import Categorical, Variable
+from asng.nas.decision import Decision
+from asng.nas.extraction import extract, frozen
+from asng.nas.selection import Decisions, Values
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
 
@@ -51,11 +51,11 @@ class Costs:
         self.model = model
         self.limits = tuple(limits)
         self.known: dict[str, tuple[float, ...]] = {}
-        self._decisions = Decisions(model)
+        self.decisions = Decisions(model)
 
     def of(self, values: Values) -> tuple[float, ...]:
         """What an architecture costs, one number per limit."""
-        key = self._key(values)
+        key = self.decisions.key(values)
         if key not in self.known:
             self.known[key] = tuple(self._measured(limit, values) for limit in self.limits)
         return self.known[key]
@@ -64,6 +64,11 @@ class Costs:
         """How far an architecture is outside, relative to the limits and summed over them; 0 inside of all."""
         pairs = zip(self.of(values), self.limits, strict=True)
         return sum((max(0.0, cost / limit.at_most - 1) for cost, limit in pairs), 0.0)
+
+    def nearest(self) -> dict[str, Any] | None:
+        """Of all architectures measured so far, the newest with the smallest excess."""
+        newest_first = [self.decisions.values(key) for key in reversed(self.known)]
+        return min(newest_first, key=self.excess, default=None)
 
     def _measured(self, limit: Limit, values: Values) -> float:
         with _untouched(self.model):
@@ -76,28 +81,12 @@ class Costs:
             raise ValueError(f"{limit.name} must be at least 0, got {number} for {dict(values)}")
         return number
 
-    def _key(self, values: Values) -> str:
-        space = self._decisions.space
-        if values.keys() != space.keys():
-            self._decisions.select(values)  # says what is missing or unknown
-        return json.dumps([_place(variable, values[name]) for name, variable in space.items()], default=repr)
-
-
-def _place(variable: Variable, value: Any) -> Any:
-    """A value as JSON can hold it: choices by their number, since they may be anything."""
-    if isinstance(variable, Categorical):
-        for place, choice in enumerate(variable.choices):
-            if value is choice or (type(value) is type(choice) and _equal(value, choice)):
-                return place
-        raise ValueError(f"{value!r} is outside of {variable}")
-    return value
-
 
 def parameters(model: nn.Module, values: Values) -> int:
     """The number of parameters of the extracted network, what is shared counted once."""
     with _untouched(model), torch.no_grad():
         Decisions(model).select(values)
-        return sum(parameter.numel() for parameter in _frozen(model, {}).parameters())
+        return sum(parameter.numel() for parameter in frozen(model).parameters())
 
 
 class Flops:

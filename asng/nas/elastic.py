@@ -23,7 +23,7 @@ class Conv2d(Sized, nn.Conv2d):
     Of several groups, the first channels of each are used; groups that follow a width are left out.
 
     >>> import torch
-    >>> from asng.nas.choices import Width, select
+    >>> from asng.nas import Width, select
     >>> conv = Conv2d(3, Width("channels", 16, 64), kernel_size=3, padding=1)
     >>> select(conv, {"channels": 20})
     >>> conv(torch.zeros(1, 3, 8, 8)).shape
@@ -103,7 +103,7 @@ class ConvTranspose2d(Sized, nn.ConvTranspose2d):
     """`nn.ConvTranspose2d` whose channels, groups and kernel may follow decisions, as those of `Conv2d` do.
 
     >>> import torch
-    >>> from asng.nas.choices import Value, select
+    >>> from asng.nas import Value, select
     >>> from asng.space import Integer
     >>> conv = ConvTranspose2d(4, 3, Value("k", Integer(1, 3)) * 2 - 1, stride=2, padding=2, output_padding=1)
     >>> select(conv, {"k": 2})
@@ -183,7 +183,7 @@ class Linear(Sized, nn.Linear):
     """`nn.Linear` whose features may follow decisions: (..., in) to (..., out).
 
     >>> import torch
-    >>> from asng.nas.choices import Width, select
+    >>> from asng.nas import Width, select
     >>> linear = Linear(8, Width("units", [16, 32]))
     >>> select(linear, {"units": 16})
     >>> linear(torch.zeros(1, 8)).shape

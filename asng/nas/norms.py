@@ -13,7 +13,7 @@ class BatchNorm1d(Sized, nn.BatchNorm1d):
     """`nn.BatchNorm1d` whose features may follow a decision: (n, features) or (n, features, length).
 
     >>> import torch
-    >>> from asng.nas.choices import Width, select
+    >>> from asng.nas import Width, select
     >>> norm = BatchNorm1d(Width("units", 8, 32))
     >>> select(norm, {"units": 10})
     >>> norm(torch.ones(4, 10)).shape
@@ -57,7 +57,7 @@ class BatchNorm2d(Sized, nn.BatchNorm2d):
     """`nn.BatchNorm2d` whose channels may follow a decision: (n, channels, h, w).
 
     >>> import torch
-    >>> from asng.nas.choices import Width, select
+    >>> from asng.nas import Width, select
     >>> norm = BatchNorm2d(Width("channels", 8, 32))
     >>> select(norm, {"channels": 10})
     >>> norm(torch.ones(4, 10, 2, 2)).shape
@@ -101,7 +101,7 @@ class LayerNorm(Sized, nn.LayerNorm):
     """`nn.LayerNorm` over one or several last axes, whose sizes may follow decisions: (..., *normalized_shape).
 
     >>> import torch
-    >>> from asng.nas.choices import Width, select
+    >>> from asng.nas import Width, select
     >>> norm = LayerNorm(Width("units", 8, 32))
     >>> select(norm, {"units": 10})
     >>> norm(torch.ones(4, 10)).shape

@@ -5,20 +5,18 @@ candidates and are told the same losses, so theta is equal everywhere without be
 """
 
 import copy
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from asng.asktell import AskTell, Candidate
-from asng.nas.choices import Decisions, _running
+from asng.nas import processes
 from asng.nas.cost import Costs, Limit
-from asng.space import Categorical
+from asng.nas.selection import running_modules
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -35,6 +33,26 @@ class Step:
     valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: outside, not run
     candidates: tuple[dict[str, Any], ...]  # the values of these candidates
     excess: tuple[float, ...]  # how far outside of the limits each of them is; 0 inside
+
+    @property
+    def train_loss(self) -> float:
+        """The mean of the finite losses that moved the weights; NaN if there are none."""
+        return finite_mean(self.train_losses)
+
+    @property
+    def valid_loss(self) -> float:
+        """The mean of the finite losses that moved the distribution; NaN if there are none."""
+        return finite_mean(self.valid_losses)
+
+
+def finite_mean(numbers: Iterable[float | None]) -> float:
+    """The mean of those that are there and finite; NaN if there are none.
+
+    >>> finite_mean([1.0, None, math.inf, 3.0])
+    2.0
+    """
+    finite = [number for number in numbers if number is not None and math.isfinite(number)]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 class OneShot:
@@ -73,7 +91,8 @@ class OneShot:
     ) -> None:
         self.model, self.optimizer, self.weights = model, optimizer, weights
         self._loss, self._leave_out, self._amp = loss, leave_out, amp
-        self._decisions = Decisions(model)
+        self.costs = Costs(model, limits)
+        self.decisions = self.costs.decisions
         self._parameters = [p for group in weights.param_groups for p in group["params"]]
         self._check()
         if clip_norm is not None and not clip_norm > 0:
@@ -81,15 +100,13 @@ class OneShot:
         self._clip_norm = math.inf if clip_norm is None else clip_norm
         self.device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp is torch.float16)
-        self.costs = Costs(model, limits)
-        self._ranks, self._rank = (dist.get_world_size(), dist.get_rank()) if _distributed() else (1, 0)
-        if self._ranks > 1:
-            self._begin_alike()
+        self._rank, self._ranks = processes.rank_and_ranks()
+        self._begin_alike()
 
     def _check(self) -> None:
-        if not self._decisions.space:
+        if not self.decisions.space:
             raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
-        mine, theirs = list(self._decisions.space.items()), list(self.optimizer.space.items())
+        mine, theirs = list(self.decisions.space.items()), list(self.optimizer.space.items())
         if mine != theirs:
             differing = [name for name, _ in set(map(_shown, mine)) ^ set(map(_shown, theirs))]
             what = f"they differ in {', '.join(map(repr, sorted(set(differing))[:5]))}" if differing else "by its order"
@@ -137,8 +154,7 @@ class OneShot:
             losses.append(None if loss is None else loss.detach())
             if loss is not None and self._has_gradient(loss):
                 self._scaler.scale(loss / len(candidates)).backward()  # type: ignore[no-untyped-call]
-        if self._ranks > 1:
-            self._reduce_gradients()
+        processes.sum_gradients(self._parameters)
         if any(parameter.grad is not None for parameter in self._parameters) and candidates:
             self._scaler.unscale_(self.weights)
             norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
@@ -167,7 +183,7 @@ class OneShot:
 
     def _run(self, candidate: Candidate, batch: Batch) -> Tensor:
         """The loss of a candidate."""
-        self._decisions.choose(candidate.values)
+        self.decisions.choose(candidate.values)
         with torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None):
             loss = self._loss(self.model, batch)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -178,7 +194,9 @@ class OneShot:
     def _has_gradient(self, loss: Tensor) -> bool:
         """False for an architecture without weights, which is fine; an error for a loss that lost its gradient."""
         if not loss.requires_grad and any(
-            parameter.requires_grad for module in _running(self.model) for parameter in module.parameters(recurse=False)
+            parameter.requires_grad
+            for module in running_modules(self.model)
+            for parameter in module.parameters(recurse=False)
         ):
             raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
         return loss.requires_grad
@@ -191,15 +209,6 @@ class OneShot:
             self._share_costs(values)
         return self.costs.excess(values)
 
-    def nearest(self) -> dict[str, Any] | None:
-        """Of all architectures whose costs were measured so far, the newest with the smallest excess."""
-        newest_first = [self._values(key) for key in reversed(self.costs.known)]
-        return min(newest_first, key=self.costs.excess, default=None)
-
-    def _values(self, key: str) -> dict[str, Any]:
-        pairs = zip(self._decisions.space.items(), json.loads(key), strict=True)
-        return {name: v.choices[place] if isinstance(v, Categorical) else place for (name, v), place in pairs}
-
     def _tell(self, candidates: list[Candidate], losses: list[float | None], excess: list[float]) -> None:
         """Inside by loss, then inside without a finite loss, then outside by excess."""
         told = [math.inf if loss is None else loss for loss in losses]
@@ -210,49 +219,25 @@ class OneShot:
                 number if good else BEHIND * (1 + steps.index(far))
                 for number, good, far in zip(told, finite, excess, strict=True)
             ]
-        active = [self._decisions.active(c.values) for c in candidates] if self._leave_out else None
+        active = [self.decisions.active(c.values) for c in candidates] if self._leave_out else None
         self.optimizer.tell(candidates, told, active=active)
 
     # Several processes.
 
     def _begin_alike(self) -> None:
         """Weights, buffers and both optimizers' states of the first process for all."""
-        with torch.no_grad():
-            for tensor in {
-                id(t): t for t in [*self._parameters, *self.model.parameters(), *self.model.buffers()]
-            }.values():
-                first = tensor.detach().contiguous()
-                dist.broadcast(first, 0)
-                tensor.copy_(first)
-        optimizer, weights = broadcast((self.optimizer.state_dict(), self.weights.state_dict()))
-        self.optimizer.load_state_dict(optimizer)
-        self.weights.load_state_dict(weights)
+        if self._ranks > 1:
+            processes.take_first_ones([*self._parameters, *self.model.parameters(), *self.model.buffers()])
+            optimizer, weights = processes.first_ones((self.optimizer.state_dict(), self.weights.state_dict()))
+            self.optimizer.load_state_dict(optimizer)
+            self.weights.load_state_dict(weights)
 
     def _share_costs(self, values: Mapping[str, Any]) -> None:
         """What the first process measured is known to all."""
-        key = self.costs._key(values)
+        key = self.decisions.key(values)
         if key not in self.costs.known:
-            costs = self.costs.of(values) if self._rank == 0 else [0.0] * len(self.costs.limits)
-            shared = torch.tensor(costs, dtype=torch.float64, device=self.device)
-            dist.broadcast(shared, 0)
-            self.costs.known[key] = tuple(shared.tolist())
-
-    def _reduce_gradients(self) -> None:
-        """Sum the gradients over the processes; one touched anywhere is touched everywhere."""
-        touched = torch.tensor([p.grad is not None for p in self._parameters], dtype=torch.int32, device=self.device)
-        dist.all_reduce(touched, dist.ReduceOp.MAX)
-        gradients = []
-        for parameter, used in zip(self._parameters, touched.tolist(), strict=True):
-            if used:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients.append(parameter.grad)
-        for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
-            alike = [gradient for gradient in gradients if gradient.dtype == dtype]
-            flat = torch.cat([gradient.reshape(-1) for gradient in alike])
-            dist.all_reduce(flat)
-            for gradient, part in zip(alike, torch.split(flat, [g.numel() for g in alike]), strict=True):
-                gradient.copy_(part.view_as(gradient))
+            costs = self.costs.of(values) if self._rank == 0 else None
+            self.costs.known[key] = processes.first_ones(costs)
 
     def _gathered(self, train: list[Tensor | None], valid: list[Tensor | None]) -> tuple[list[float], list[float]]:
         """All losses as numbers, with one wait for the device."""
@@ -260,8 +245,7 @@ class OneShot:
         zero = torch.zeros((), dtype=exact, device=self.device)
         losses = [zero if loss is None else loss.to(zero) for loss in [*train, *valid]]
         stacked = torch.stack(losses) if losses else zero.reshape(1)[:0]
-        if self._ranks > 1:
-            dist.all_reduce(stacked)
+        processes.sum_over_all(stacked)
         numbers = stacked.tolist()
         return numbers[: len(train)], numbers[len(train) :]
 
@@ -313,14 +297,3 @@ def _same_shapes(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
 
 def _plain(size: Any) -> Any:
     return tuple(size) if isinstance(size, torch.Size) else size
-
-
-def broadcast(value: Any) -> Any:
-    """The first process's value, in all."""
-    box = [value]
-    dist.broadcast_object_list(box, 0)
-    return box[0]
-
-
-def _distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()

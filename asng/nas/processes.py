@@ -1,0 +1,80 @@
+"""Several processes, set up by the caller with torch.distributed: who is who, and what they send each other.
+
+Alone, a process is the first of one, and nothing is sent.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def rank_and_ranks() -> tuple[int, int]:
+    """Which process this is, counted from 0, and how many there are."""
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    return 0, 1
+
+
+def is_first() -> bool:
+    return rank_and_ranks()[0] == 0
+
+
+def is_one_of_several() -> bool:
+    return rank_and_ranks()[1] > 1
+
+
+def first_ones(value: Any) -> Any:
+    """The first process's value, in all."""
+    box = [value]
+    if is_one_of_several():
+        dist.broadcast_object_list(box, 0)
+    return box[0]
+
+
+def take_first_ones(tensors: Iterable[Tensor]) -> None:
+    """Overwrite tensors by those of the first process, each once."""
+    if is_one_of_several():
+        with torch.no_grad():
+            for tensor in {id(tensor): tensor for tensor in tensors}.values():
+                first = tensor.detach().contiguous()
+                dist.broadcast(first, 0)
+                tensor.copy_(first)
+
+
+def any_of_all(flag: bool, device: torch.device) -> bool:
+    """Whether a flag is set in any process."""
+    if is_one_of_several():
+        votes = torch.tensor([flag], dtype=torch.int32, device=device)
+        dist.all_reduce(votes, dist.ReduceOp.MAX)
+        return bool(votes.item())
+    return flag
+
+
+def sum_over_all(tensor: Tensor) -> None:
+    """Sum a tensor over the processes, in place."""
+    if is_one_of_several():
+        dist.all_reduce(tensor)
+
+
+def sum_gradients(parameters: Sequence[Tensor]) -> None:
+    """Sum the gradients over the processes; a parameter that has one anywhere has one everywhere."""
+    if not is_one_of_several():
+        return
+    has = [parameter.grad is not None for parameter in parameters]
+    touched = torch.tensor(has, dtype=torch.int32, device=parameters[0].device)
+    dist.all_reduce(touched, dist.ReduceOp.MAX)
+    gradients = []
+    for parameter, used in zip(parameters, touched.tolist(), strict=True):
+        if used:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+    for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
+        alike = [gradient for gradient in gradients if gradient.dtype == dtype]
+        flat = torch.cat([gradient.reshape(-1) for gradient in alike])
+        dist.all_reduce(flat)
+        for gradient, part in zip(alike, torch.split(flat, [g.numel() for g in alike]), strict=True):
+            gradient.copy_(part.view_as(gradient))

@@ -1,0 +1,189 @@
+"""All decisions of a model: found by name, selected from outside, and which of them have an effect."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from asng.nas.decision import Decision, Sized
+from asng.space import Categorical, Integer, Real, Variable
+
+Values = Mapping[str, Any]
+
+
+class Decisions:
+    """All decisions of a model, found once; select as often as wanted.
+
+    Layers that are given sizes know their path in the model from here on, for messages.
+
+    >>> from asng.nas import OneOf, Repeat
+    >>> model = nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()]), Repeat("depth", [nn.ELU(), nn.ELU()]))
+    >>> decisions = Decisions(model)
+    >>> decisions.space
+    {'act': Categorical(choices=(0, 1)), 'depth': Integer(low=1, high=2)}
+    >>> decisions.select({"act": 1, "depth": 2})
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.space: dict[str, Variable] = {}
+        self._of_name: dict[str, list[Decision]] = {}
+        self._inside: dict[nn.Module, list[nn.Module]] = {}  # the children of each module that hold decisions
+        _holds_decisions(model, self._inside)
+        paths: dict[str, str] = {}
+        sized: list[Sized] = []
+        for path, module in model.named_modules():
+            if isinstance(module, Decision):
+                self._declare(module, path, paths)
+            elif isinstance(module, Sized):
+                module.path = path
+                sized.append(module)
+        self._given = sized[0].given if sized else {}  # shared, also with an earlier look at the same model
+        for layer in sized:
+            layer.given = self._given
+
+    def _declare(self, decision: Decision, path: str, paths: dict[str, str]) -> None:
+        name = decision.name
+        first = self.space.setdefault(name, decision.variable)
+        if first != decision.variable:
+            raise ValueError(
+                f"decision {name!r} is declared twice, differently: {first} at {paths[name] or 'the top'}, "
+                f"{decision.variable} at {path}; give one of them another name"
+            )
+        paths.setdefault(name, path)
+        self._of_name.setdefault(name, []).append(decision)
+
+    def select(self, values: Values) -> None:
+        """Select a value for every decision; raises ValueError, changing nothing, if they do not fit."""
+        self._check_names(values)
+        for name, variable in self.space.items():
+            if not fits(variable, values[name]):
+                raise ValueError(f"{values[name]!r} is outside of {variable}, which is decision {name!r}")
+        self.choose(values)
+
+    def _check_names(self, values: Values) -> None:
+        missing = [name for name in self.space if name not in values]
+        if missing:
+            raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; a model needs one for each decision")
+        unknown = [name for name in values if name not in self.space]
+        if unknown:
+            raise ValueError(
+                f"the model has no decision {', '.join(map(repr, unknown[:5]))}; it has {list(self.space)[:9]}"
+            )
+
+    def choose(self, values: Values) -> None:
+        """Select values that are known to fit, as those of `ask` are."""
+        self._given.clear()
+        for name, decisions in self._of_name.items():
+            value = values[name]
+            for decision in decisions:
+                decision.choose(value)
+
+    @contextmanager
+    def selected(self, values: Values) -> Iterator[None]:
+        """Select values for a while; what was selected before comes back."""
+        before = [(decision, decision.selected) for same in self._of_name.values() for decision in same]
+        self.select(values)
+        try:
+            yield
+        finally:
+            for decision, value in before:
+                decision.__dict__["selected"] = value
+
+    def active(self, values: Values) -> set[str]:
+        """The names whose decisions run, or are read, under these values; the others are without effect.
+
+        A module of your own that does not run all its children says which it does in a method
+        `running()`.
+        """
+        with self.selected(values):
+            running = running_modules(self.model, self._inside.__getitem__)
+            return {module.name for module in running if isinstance(module, Decision)}
+
+    def key(self, values: Values) -> str:
+        """An architecture as one line of text; choices by their place, since they may be anything.
+
+        >>> from asng.nas import OneOf
+        >>> Decisions(OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})).key({"act": "tanh"})
+        '[1]'
+        """
+        if values.keys() != self.space.keys():
+            self._check_names(values)
+        return json.dumps([_written(variable, values[name]) for name, variable in self.space.items()], default=repr)
+
+    def values(self, key: str) -> dict[str, Any]:
+        """The architecture that `key` was given."""
+        pairs = zip(self.space.items(), json.loads(key), strict=True)
+        return {name: v.choices[place] if isinstance(v, Categorical) else place for (name, v), place in pairs}
+
+
+def space_of(model: nn.Module) -> dict[str, Variable]:
+    """The search space of a model: its decisions' names and variables, in the order of the model."""
+    return Decisions(model).space
+
+
+def select(model: nn.Module, values: Values) -> None:
+    """Make a model behave as the architecture with these values, one for each decision."""
+    Decisions(model).select(values)
+
+
+def running_modules(
+    model: nn.Module, children: Callable[[nn.Module], Iterable[nn.Module]] = nn.Module.children
+) -> Iterator[nn.Module]:
+    """A module and all inside that run under the selected values, each once."""
+    seen, waiting = set(), [model]
+    while waiting:
+        module = waiting.pop()
+        if module not in seen:
+            seen.add(module)
+            yield module
+            running = getattr(type(module), "running", None)
+            waiting.extend(running(module) if callable(running) else children(module))
+
+
+def _holds_decisions(module: nn.Module, inside: dict[nn.Module, list[nn.Module]]) -> bool:
+    """Whether a module is or holds a decision; fills in the children that do, for it and all inside."""
+    if module not in inside:
+        inside[module] = [child for child in module.children() if _holds_decisions(child, inside)]
+    return isinstance(module, Decision) or bool(inside[module])
+
+
+# Values of variables.
+
+
+def fits(variable: Variable, value: Any) -> bool:
+    """Whether a variable can have a value, of the same type; of a family of the user's own only that knows."""
+    match variable:
+        case Categorical():
+            return place_of(variable, value) is not None
+        case Integer():
+            return isinstance(value, int) and not isinstance(value, bool) and variable.low <= value <= variable.high
+        case Real():
+            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            return number and variable.low <= value <= variable.high
+        case _:
+            return True
+
+
+def place_of(variable: Categorical, value: Any) -> int | None:
+    """Which of the choices a value is; 1, 1.0 and True are three."""
+    for place, choice in enumerate(variable.choices):
+        if value is choice or (type(value) is type(choice) and _equal(value, choice)):
+            return place
+    return None
+
+
+def _equal(value: Any, choice: Any) -> bool:
+    return np.array_equal(value, choice) if hasattr(choice, "shape") else bool(value == choice)
+
+
+def _written(variable: Variable, value: Any) -> Any:
+    if not isinstance(variable, Categorical):
+        return value
+    place = place_of(variable, value)
+    if place is None:
+        raise ValueError(f"{value!r} is outside of {variable}")
+    return place
