@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reference import Reference
 
-from asng import SNG, Adam, Categorical, Integer, Real
+from asng import SNG, Adam, Categorical, Integer, Real, Uniform
 from asng.baselines import PlainState, adam_start, adam_update, plain_update
 from asng.families import family_of
 
@@ -165,3 +165,21 @@ def test_without_a_choice_nothing_changes(method):
     optimizer.tell(optimizer.ask(), [1, 2])
     assert optimizer.theta.tolist() == [1.0, 1.0]
     assert optimizer.mode() == {"a": 1, "b": 2}
+
+
+def test_uniform_draws_evenly_and_learns_nothing_but_the_best():
+    optimizer = Uniform({"a": Categorical([0, 1, 2, 3]), "n": Integer(0, 10)}, seed=3)
+    before = optimizer.theta.copy()
+    drawn = []
+    for _ in range(500):
+        candidates = optimizer.ask()
+        drawn += [candidate.values["a"] for candidate in candidates]
+        optimizer.tell(candidates, [candidate.values["a"] + candidate.values["n"] / 100 for candidate in candidates])
+    assert np.array_equal(optimizer.theta, before)
+    counts = np.bincount(drawn, minlength=4)
+    assert np.all(np.abs(counts - 250) < 5 * np.sqrt(1000 * 0.25 * 0.75))
+    assert optimizer.best is not None
+    assert optimizer.best.values["a"] == 0
+    again = Uniform(optimizer.space, seed=4)
+    again.load_state_dict(optimizer.state_dict())
+    assert again.ask()[0].values == optimizer.ask()[0].values

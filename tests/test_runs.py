@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from asng.runs import Run, write_json
+from asng.runs import METRICS, Run, config_of, write_json
 
 CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
 
@@ -74,3 +74,25 @@ def test_json_files_change_completely_or_not_at_all(tmp_path):
     write_json(path, {"a": 3})
     assert json.loads(path.read_text()) == {"a": 3}
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
+
+
+def test_lines_behind_a_number_of_them_can_be_dropped(tmp_path):
+    run = Run(tmp_path, CONFIG, METRICS)
+    run.shorten(3)  # there is none yet
+    for number in range(5):
+        run.append({"n": number})
+    run.shorten(2)
+    assert run.results() == [{"n": 0}, {"n": 1}]
+    run.append({"n": 7})
+    assert (tmp_path / METRICS).read_text() == '{"n": 0}\n{"n": 1}\n{"n": 7}\n'
+
+
+def test_a_folder_says_which_run_it_is(tmp_path):
+    Run(tmp_path / "run", CONFIG)
+    assert config_of(tmp_path / "run")["experiment"] == "toy"
+    with pytest.raises(ValueError, match=r"is no run: it has no config\.json"):
+        config_of(tmp_path)
+    for damaged in ("{", "[]"):
+        (tmp_path / "config.json").write_text(damaged)
+        with pytest.raises(ValueError, match="is damaged"):
+            config_of(tmp_path)

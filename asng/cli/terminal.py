@@ -19,14 +19,14 @@ from rich.progress import (
 )
 
 
-def parsed(command: Any, name: str, arguments: Sequence[str], default: Any = None) -> Any:
+def parsed(command: Any, name: str, arguments: Sequence[str], default: Any = tyro.MISSING_NONPROP) -> Any:
     """A command, read from its arguments; `--help` says what its docstring says."""
     return tyro.cli(
         command,
         prog=f"asng {name}",
         description=cleandoc(command.__doc__ or ""),
         args=arguments,
-        default=default or command(),
+        default=default,
         config=(tyro.conf.FlagCreatePairsOff,),
     )
 

@@ -30,6 +30,8 @@ def halves(n: int, seed: int) -> tuple[Tensor, Tensor]:
     """
     if n < 2:
         raise ValueError(f"two halves need at least 2 images, got {n}")
+    if seed < 0:
+        raise ValueError(f"a seed is needed that is not below 0, got {seed}")
     order = torch.from_numpy(np.random.default_rng(_stream((seed,), SPLIT)).permutation(n))
     return order[: n // 2], order[n // 2 :]
 

@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -28,6 +29,8 @@ Number = float | Tensor
 
 class Job(Protocol):
     """What is done step by step."""
+
+    device: torch.device
 
     def step(self, number: int) -> Mapping[str, Number]:
         """Do step `number`, counted from 0 over all epochs; returns what it measured."""
@@ -86,9 +89,7 @@ def mean(numbers: Iterable[float]) -> float | None:
     return sum(finite) / len(finite) if finite else None
 
 
-def run(
-    job: Job, kept: Run, *, epochs: int, steps: int, images: int, device: torch.device, show: Show = silent
-) -> list[dict[str, Any]]:
+def run(job: Job, kept: Run, *, epochs: int, steps: int, images: int, show: Show = silent) -> list[dict[str, Any]]:
     """Do what is left of `epochs` times `steps` steps, of `images` each; returns the records of all epochs.
 
     After every epoch its record is a line of the run's metrics, and the state is saved. Ctrl-C saves
@@ -97,7 +98,7 @@ def run(
     path = kept.folder / CHECKPOINT
     number, epoch = 0, Epoch()
     if path.exists():
-        number, epoch = _resumed(path, job, device)
+        number, epoch = _resumed(path, job)
     kept.shorten(number // steps)
     with checkpoints.interrupts() as interrupted:
         shown = time.monotonic()
@@ -114,7 +115,7 @@ def run(
                 kept.append(_record(job, epoch, number // steps, rate))
                 show(number / (epochs * steps), described(kept.results()[-1]), line=True)
                 epoch = Epoch()
-                _save(path, job, number, epoch, device)
+                _save(path, job, number, epoch)
             elif now - shown > SHOWN_EVERY:
                 shown = now
                 where = f"epoch {number // steps + 1}/{epochs} step {number % steps}/{steps}"
@@ -122,7 +123,7 @@ def run(
                 show(number / (epochs * steps), f"{where}, {described(epoch.newest())}, {rate:.0f} images/s")
             if interrupted():
                 if number % steps:
-                    _save(path, job, number, epoch, device)
+                    _save(path, job, number, epoch)
                 raise KeyboardInterrupt(f"stopped after step {number} of {epochs * steps}")
     return kept.results()
 
@@ -148,28 +149,29 @@ def described(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.4g}" if value == value else f"{name} nan" for name, value in shown.items())
 
 
-def _save(path: Any, job: Job, number: int, epoch: Epoch, device: torch.device) -> None:
+def _save(path: Path, job: Job, number: int, epoch: Epoch) -> None:
     state = {
         "number": number,
         "measured": epoch.plain(),
         "seconds": epoch.seconds,
         "random": torch.get_rng_state(),
-        "random_cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+        "random_cuda": torch.cuda.get_rng_state(job.device) if job.device.type == "cuda" else None,
         "job": job.state_dict(),
     }
     checkpoints.save(path, state)
 
 
-def _resumed(path: Any, job: Job, device: torch.device) -> tuple[int, Epoch]:
+def _resumed(path: Path, job: Job) -> tuple[int, Epoch]:
     state = checkpoints.load(path)
     try:
         job.load_state_dict(state["job"])
         torch.set_rng_state(state["random"])
-        if device.type == "cuda" and state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"], device)
+        if job.device.type == "cuda" and state["random_cuda"] is not None:
+            torch.cuda.set_rng_state(state["random_cuda"], job.device)
         return state["number"], Epoch({name: list(v) for name, v in state["measured"].items()}, state["seconds"])
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is of another run ({error}); use another folder, or delete this one") from None
+        first = (str(error) or repr(error)).splitlines()[0]
+        raise ValueError(f"{path} is of another run ({first}); use another folder, or delete this one") from None
 
 
 # What jobs share.

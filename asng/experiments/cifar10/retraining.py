@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from asng import checkpoints, nas
 from asng.experiments import training
 from asng.experiments.cifar10 import drawing
-from asng.experiments.cifar10.data import Batches, Images, load
+from asng.experiments.cifar10.data import Batches, Images
 from asng.experiments.cifar10.network import Net, channels_for, set_drop_path
 from asng.experiments.cifar10.search import TRAIN, Search, Settings, accuracy, check, config
 from asng.nas.architecture import from_dict, to_dict
@@ -61,25 +61,20 @@ def retrain(
     settings: Retraining,
     values: Mapping[str, Any],
     folder: Path,
-    *,
-    data: Path | None,
-    device: str,
+    train: Images,
+    test: Images,
     show: training.Show = training.silent,
 ) -> dict[str, Any]:
     """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
     kept = Run(folder, {**config("retrain", settings), "architecture": to_dict(values)}, METRICS)
-    where = training.device_of(device)
-    train, test = load(data, where)
-    job = Retrain(settings, values, train, test, where)
+    job = Retrain(settings, values, train, test)
     write_json(folder / "architecture.json", to_dict(values))
     drawing.draw(values, folder)
-    records = training.run(
-        job, kept, epochs=settings.epochs, steps=job.steps, images=settings.batch, device=where, show=show
-    )
+    records = training.run(job, kept, epochs=settings.epochs, steps=job.steps, images=settings.batch, show=show)
     summary = {
         "channels": job.channels,
         "parameters": job.parameters,
-        "machine": training.machine(where),
+        "machine": training.machine(job.device),
         "last": records[-1],
     }
     write_json(folder / "summary.json", summary)
@@ -89,17 +84,15 @@ def retrain(
 class Retrain:
     """Training from scratch as a job."""
 
-    def __init__(
-        self, settings: Retraining, values: Mapping[str, Any], train: Images, test: Images, device: torch.device
-    ) -> None:
-        self._settings, self._test = settings, test
+    def __init__(self, settings: Retraining, values: Mapping[str, Any], train: Images, test: Images) -> None:
+        self._settings, self._test, self.device = settings, test, train.images.device
         self._rate = 0.0  # of dropped paths
         self.channels = settings.channels or channels_for(values, settings.cells, settings.most_parameters)
         torch.manual_seed(settings.seed)
-        self.model = trainable(self.channels, settings.cells, values).to(device)
+        self.model = trainable(self.channels, settings.cells, values).to(self.device)
         self.parameters = sum(p.numel() for name, p in self.model.named_parameters() if "auxiliary" not in name)
         weights = torch.optim.SGD(
-            self.model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4, fused=device.type == "cuda"
+            self.model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4, fused=self.device.type == "cuda"
         )
         self._descent = training.Descent(
             self.model, weights, self._loss, clip_norm=5.0, amp=training.dtype_of(settings.amp)
@@ -139,7 +132,7 @@ def trainable(channels: int, cells: int, values: Mapping[str, Any]) -> nn.Module
     return nas.extract(Net(channels, cells, affine=True, auxiliary=True), values)
 
 
-def evaluate(folder: Path, *, data: Path | None, device: str) -> dict[str, Any]:
+def evaluate(folder: Path, train: Images, test: Images) -> dict[str, Any]:
     """Test accuracy of what a run has trained so far: a network from scratch, or the architecture found by a search."""
     there = config_of(folder)
     if there.get("experiment") != "cifar10" or there.get("kind") not in ("search", "retrain"):
@@ -147,14 +140,13 @@ def evaluate(folder: Path, *, data: Path | None, device: str) -> dict[str, Any]:
     path = folder / training.CHECKPOINT
     if not path.exists():
         raise ValueError(f"{folder} has no {training.CHECKPOINT} yet; let it run for an epoch at least")
-    state, where = checkpoints.load(path), training.device_of(device)
-    train, test = load(data, where)
+    state = checkpoints.load(path)
     if there["kind"] == "search":
-        search = Search(_settings(Settings, there), train, test, where)
+        search = Search(_settings(Settings, there), train, test)
         search.load_state_dict(state["job"])
         result = search.test_accuracy(search.found()["values"])
     else:
-        retrain = Retrain(_settings(Retraining, there), from_dict(there["architecture"]), train, test, where)
+        retrain = Retrain(_settings(Retraining, there), from_dict(there["architecture"]), train, test)
         retrain.load_state_dict(state["job"])
         result = accuracy(retrain.model, test)
     return {"kind": there["kind"], "steps": state["number"], "test_accuracy": result}

@@ -15,7 +15,7 @@ from asng import SNG, Uniform, __version__, nas
 from asng.asktell import AskTell
 from asng.experiments import training
 from asng.experiments.cifar10 import drawing
-from asng.experiments.cifar10.data import Batches, Images, load, normalise
+from asng.experiments.cifar10.data import Batches, Images, normalise
 from asng.experiments.cifar10.network import Net
 from asng.experiments.data import halves
 from asng.nas.architecture import to_dict
@@ -80,19 +80,20 @@ def check(settings: Any, least: Mapping[str, int]) -> None:
 
 
 def search(
-    settings: Settings, folder: Path, *, data: Path | None, device: str, show: training.Show = training.silent
+    settings: Settings, folder: Path, train: Images, test: Images, show: training.Show = training.silent
 ) -> dict[str, Any]:
     """Search, or go on with a search; leaves architecture, pictures of the cells and a summary in the folder."""
     kept = Run(folder, config("search", settings), METRICS)
-    where = training.device_of(device)
-    train, test = load(data, where)
-    job = Search(settings, train, test, where)
-    records = training.run(
-        job, kept, epochs=settings.epochs, steps=job.steps, images=2 * settings.batch, device=where, show=show
-    )
+    job = Search(settings, train, test)
+    records = training.run(job, kept, epochs=settings.epochs, steps=job.steps, images=2 * settings.batch, show=show)
     found = job.found()
     distribution = {name: np.asarray(p).tolist() for name, p in job.optimizer.distribution().items()}
-    summary = {**found, "machine": training.machine(where), "last": records[-1], "distribution": distribution}
+    summary = {
+        **found,
+        "machine": training.machine(train.images.device),
+        "last": records[-1],
+        "distribution": distribution,
+    }
     write_json(folder / "architecture.json", to_dict(found["values"]))
     write_json(folder / "summary.json", summary)
     drawing.draw(found["values"], folder, distribution)
@@ -102,15 +103,15 @@ def search(
 class Search:
     """The one-shot search as a job."""
 
-    def __init__(self, settings: Settings, train: Images, test: Images, device: torch.device) -> None:
-        self._settings, self._test, self._device = settings, test, device
+    def __init__(self, settings: Settings, train: Images, test: Images) -> None:
+        self._settings, self._test, self.device = settings, test, train.images.device
         torch.manual_seed(settings.seed)
-        self.model = Net(settings.channels, settings.cells).to(device)
+        self.model = Net(settings.channels, settings.cells).to(self.device)
         streams = np.random.SeedSequence(settings.seed).spawn(2)
         self.optimizer = METHODS[settings.method](nas.space_of(self.model), samples=settings.samples, seed=streams[0])
         self._judges = streams[1]
         weights = torch.optim.SGD(
-            self.model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4, fused=device.type == "cuda"
+            self.model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4, fused=self.device.type == "cuda"
         )
         limits = [] if settings.most_parameters is None else [nas.Limit(nas.parameters, settings.most_parameters)]
         self._correct: list[Tensor] = []

@@ -1,0 +1,128 @@
+"""`asng cifar10 search`, `retrain` and `evaluate`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from rich.console import Console
+
+from asng.cli.images import Where, architecture, folder_of
+from asng.cli.terminal import parsed, progress_bar
+from asng.experiments.cifar10.data import load
+from asng.experiments.cifar10.retraining import SMALL_RETRAINING, Retraining, evaluate, retrain
+from asng.experiments.cifar10.search import SMALL, Settings, search
+from asng.experiments.cifar10.space import SPACE, random_values
+from asng.experiments.training import device_of
+
+Flat = tyro.conf.arg(name="")
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search the two cells of an image classifier on CIFAR-10: section 3.2 of the paper.
+
+    One half of the training images moves the weights, the other the distribution of architectures.
+    After every epoch a line of metrics.jsonl and a checkpoint; at the end architecture.json, summary.json
+    and pictures of the cells. Ctrl-C saves; the same command continues. The data is downloaded where it
+    is missing.
+
+    Examples:
+      asng cifar10 search                          as in the paper: 100 epochs, for a GPU
+      asng cifar10 search --small                  a look, about five minutes on two cores
+      asng cifar10 search --method sng --out runs/sng
+      asng cifar10 search --most-parameters 200000 --epochs 50
+    """
+
+    settings: Annotated[Settings, Flat] = field(default_factory=Settings)
+    where: Annotated[Where, Flat] = field(default_factory=Where)
+    small: bool = False
+    """Other defaults, for two cores: a smaller network, fewer images and epochs."""
+    out: Path | None = None
+    """Folder of the run; runs/cifar10-METHOD-seedS, or with --small runs/cifar10-small-METHOD-seedS."""
+
+
+def run_search(arguments: Sequence[str]) -> None:
+    """`asng cifar10 search`."""
+    small = "--small" in arguments  # seen before parsing, since it decides over the defaults of other flags
+    command: Search = parsed(Search, "cifar10 search", arguments, Search(SMALL if small else Settings()))
+    settings = command.settings
+    name = f"cifar10{'-small' if small else ''}-{settings.method}-seed{settings.seed}"
+    folder = command.out or Path("runs") / name
+    console = Console()
+    images = load(command.where.data, device_of(command.where.device))
+    with progress_bar(console, "cifar10 search", folder) as progress:
+        summary = search(settings, folder, *images, show=progress)
+    if not summary["inside"]:
+        console.print("No architecture met the limit; this is the nearest one.")
+    console.print(f"Found: {' '.join(f'{name}={value}' for name, value in summary['values'].items())}", soft_wrap=True)
+    console.print(f"Cells: {folder / 'cells.png'}", soft_wrap=True)
+    console.print(f"Train it from scratch: asng cifar10 retrain {folder}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Retrain:
+    """Train an architecture from scratch on all of CIFAR-10's training images, and test it.
+
+    The number of channels is the largest with at most --most-parameters. Ctrl-C saves; the same command
+    continues.
+
+    Examples:
+      asng cifar10 retrain runs/cifar10-asng-seed0               what a search found, 600 epochs
+      asng cifar10 retrain runs/cifar10-small-asng-seed0 --small
+      asng cifar10 retrain --architecture cell.json --epochs 100
+      asng cifar10 retrain --architecture random --seed 3        a yardstick
+    """
+
+    run: tyro.conf.Positional[Path | None] = None
+    """Folder of a search."""
+    settings: Annotated[Retraining, Flat] = field(default_factory=Retraining)
+    where: Annotated[Where, Flat] = field(default_factory=Where)
+    architecture: str | None = None
+    """Instead of a search: a file as architecture.json, or the word random, which draws one from the seed."""
+    small: bool = False
+    """Other defaults, for two cores: a smaller network, fewer images and epochs."""
+    out: Path | None = None
+    """Folder of the run; RUN/retrain-seedS, or runs/cifar10-NAME-seedS."""
+
+
+def run_retrain(arguments: Sequence[str]) -> None:
+    """`asng cifar10 retrain`."""
+    settings = SMALL_RETRAINING if "--small" in arguments else Retraining()
+    command: Retrain = parsed(Retrain, "cifar10 retrain", arguments, Retrain(settings=settings))
+    run, given, seed = command.run, command.architecture, command.settings.seed
+    values = architecture(run, given, SPACE, random_values, seed)
+    folder = folder_of(command.out, run, given, "cifar10", seed)
+    console = Console()
+    images = load(command.where.data, device_of(command.where.device))
+    with progress_bar(console, "cifar10 retrain", folder) as progress:
+        summary = retrain(command.settings, values, folder, *images, show=progress)
+    accuracy = 100 * summary["last"]["test_accuracy"]
+    console.print(
+        f"Test accuracy {accuracy:.2f} %, {summary['parameters']:,} parameters, {summary['channels']} channels"
+    )
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Test what a run has trained: a network from scratch, or the most likely one of a search with its shared weights.
+
+    Examples:
+      asng cifar10 evaluate runs/cifar10-asng-seed0/retrain-seed0
+      asng cifar10 evaluate runs/cifar10-asng-seed0
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a search or of a retraining."""
+    where: Annotated[Where, Flat] = field(default_factory=Where)
+
+
+def run_evaluate(arguments: Sequence[str]) -> None:
+    """`asng cifar10 evaluate`."""
+    command: Evaluate = parsed(Evaluate, "cifar10 evaluate", arguments)
+    result = evaluate(command.run, *load(command.where.data, device_of(command.where.device)))
+    what = (
+        "the architecture found so far, with shared weights" if result["kind"] == "search" else "trained from scratch"
+    )
+    print(f"Test accuracy {100 * result['test_accuracy']:.2f} % after {result['steps']:,} steps ({what})")

@@ -1,0 +1,249 @@
+"""Long jobs: the records of their epochs, and that stopping at any moment changes nothing."""
+
+import json
+import math
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from asng import ASNG, SNG, Categorical, checkpoints
+from asng.experiments import training
+from asng.runs import METRICS, Run
+
+STEPS, EPOCHS = 5, 3
+
+
+class Noisy:
+    """Gradient descent on a line, with noise from torch's generator; a Ctrl-C or an error where it is asked for."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *, interrupt_at=None, fail_at=None):
+        torch.manual_seed(0)
+        self.model = nn.Linear(3, 1)
+        self.weights = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.descent = training.Descent(self.model, self.weights, self.loss, clip_norm=1.0)
+        self.interrupt_at, self.fail_at = interrupt_at, fail_at
+        self.tested = []
+
+    @staticmethod
+    def loss(model, batch):
+        return (model(batch[0]) - batch[1]).square().mean()
+
+    def step(self, number):
+        if number == self.fail_at:
+            raise OSError("the power is gone")
+        if number == self.interrupt_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
+        return {"train_loss": self.descent((x, x.sum(1, keepdim=True) + torch.randn(4, 1)))}
+
+    def finish_epoch(self, epoch):
+        self.tested.append(epoch)
+        return {"test": epoch * 10}
+
+    def state_dict(self):
+        return self.descent.state_dict()
+
+    def load_state_dict(self, state):
+        self.descent.load_state_dict(state)
+
+
+def run(job, folder, epochs=EPOCHS, show=training.silent):
+    return training.run(job, Run(folder, {"is": "a test"}, METRICS), epochs=epochs, steps=STEPS, images=4, show=show)
+
+
+def without_times(records):
+    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
+
+
+def weights_of(job):
+    return [parameter.detach().clone() for parameter in job.model.parameters()]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    job = Noisy()
+    return without_times(run(job, tmp_path_factory.mktemp("whole"))), weights_of(job)
+
+
+def test_every_epoch_leaves_a_record_with_means_and_measures(tmp_path):
+    records = run(Noisy(), tmp_path)
+    assert [record["epoch"] for record in records] == [1, 2, 3]
+    assert [record["test"] for record in records] == [10, 20, 30]
+    assert all(record["seconds"] > 0 for record in records)
+    assert all(math.isclose(r["images_per_second"], 4 * STEPS / r["seconds"]) for r in records)
+    lines = (tmp_path / METRICS).read_text().splitlines()
+    assert [json.loads(line) for line in lines] == records
+
+
+def test_the_loss_of_a_record_is_the_mean_over_its_steps(tmp_path):
+    job, losses = Noisy(), []
+    step = job.step
+    job.step = lambda number: {"train_loss": losses.append(v := step(number)["train_loss"].item()) or v}
+    records = run(job, tmp_path)
+    for place, record in enumerate(records):
+        mine = losses[place * STEPS : (place + 1) * STEPS]
+        assert record["train_loss"] == pytest.approx(sum(mine) / STEPS, rel=1e-12)
+
+
+@pytest.mark.parametrize("number", range(EPOCHS * STEPS))
+def test_a_ctrl_c_at_any_step_saves_and_the_same_call_ends_bit_equal(whole, tmp_path, number):
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(Noisy(interrupt_at=number), tmp_path)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert checkpoints.load(tmp_path / training.CHECKPOINT)["number"] == number + 1  # the step was finished
+    torch.manual_seed(99)
+    job = Noisy()
+    records = run(job, tmp_path)
+    assert without_times(records) == whole[0]
+    assert all(torch.equal(*pair) for pair in zip(weights_of(job), whole[1], strict=True))
+
+
+@pytest.mark.parametrize("number", range(0, EPOCHS * STEPS, 2))
+def test_a_run_that_breaks_goes_on_from_its_last_epoch_and_ends_bit_equal(whole, tmp_path, number):
+    with pytest.raises(OSError, match="power"):
+        run(Noisy(fail_at=number), tmp_path)
+    job = Noisy()
+    assert without_times(run(job, tmp_path)) == whole[0]
+    assert all(torch.equal(*pair) for pair in zip(weights_of(job), whole[1], strict=True))
+
+
+def test_a_line_of_metrics_without_its_checkpoint_is_written_again(whole, tmp_path):
+    with pytest.raises(OSError, match="power"):
+        run(Noisy(fail_at=STEPS + 1), tmp_path)
+    with open(tmp_path / METRICS, "a") as file:  # as after a kill between the line and the checkpoint
+        file.write('{"epoch": 2, "train_loss": 123}\n')
+    assert without_times(run(Noisy(), tmp_path)) == whole[0]
+
+
+def test_a_finished_run_does_nothing_more(tmp_path):
+    first = run(Noisy(), tmp_path)
+    job = Noisy()
+    assert run(job, tmp_path) == first
+    assert job.tested == []
+
+
+def test_a_checkpoint_of_another_job_is_an_error_that_says_what_to_do(tmp_path):
+    run(Noisy(), tmp_path)
+    other = Noisy()
+    other.descent.model = nn.Linear(2, 1)
+    with pytest.raises(ValueError, match=r"another run.*another folder, or delete"):
+        run(other, tmp_path, epochs=EPOCHS + 1)
+
+
+def test_losses_that_are_never_finite_end_the_run_with_a_cure(tmp_path):
+    job = Noisy()
+    job.step = lambda number: {"train_loss": math.nan, "accuracy": math.nan}
+    with pytest.raises(RuntimeError, match=r"train_loss in epoch 1 were NaN.*learning rate"):
+        run(job, tmp_path)
+
+
+def test_a_single_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path):
+    job = Noisy()
+    job.step = lambda number: {"train_loss": math.inf if number == 2 else 1.0}
+    assert [record["train_loss"] for record in run(job, tmp_path)] == [1.0] * EPOCHS
+
+
+def test_the_end_of_every_epoch_is_shown_as_a_line(tmp_path):
+    shown = []
+    run(Noisy(), tmp_path, show=lambda fraction, text, line=False: shown.append((fraction, text, line)))
+    lines = [(fraction, text) for fraction, text, line in shown if line]
+    assert [fraction for fraction, _ in lines] == [1 / 3, 2 / 3, 1.0]
+    assert all(f"epoch {place}, train loss" in text for place, (_, text) in enumerate(lines, start=1))
+
+
+def test_between_the_lines_it_shows_where_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "SHOWN_EVERY", -1.0)
+    shown = []
+    run(Noisy(), tmp_path, show=lambda fraction, text, line=False: shown.append(text) if not line else None)
+    assert len(shown) == EPOCHS * (STEPS - 1)
+    assert shown[0].startswith("epoch 1/3 step 1/5, train loss ")
+    assert shown[0].endswith(" images/s")
+
+
+# Descent
+
+
+@pytest.mark.parametrize("clip_norm", [0.01, 1e9])
+def test_descent_is_torchs_own_loop(clip_norm):
+    torch.manual_seed(1)
+    model, batches = nn.Linear(3, 1), [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
+    twin = nn.Linear(3, 1)
+    twin.load_state_dict(model.state_dict())
+    weights, twins = (torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, twin))
+    descent = training.Descent(model, weights, Noisy.loss, clip_norm=clip_norm)
+    for batch in batches:
+        loss = descent(batch)
+        twins.zero_grad()
+        expected = Noisy.loss(twin, batch)
+        expected.backward()
+        nn.utils.clip_grad_norm_(twin.parameters(), clip_norm)
+        twins.step()
+        assert torch.equal(loss, expected)
+    assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32():
+    torch.manual_seed(1)
+    model, seen = nn.Linear(3, 1), []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    weights = torch.optim.SGD(model.parameters(), lr=0.1)
+    descent = training.Descent(model, weights, Noisy.loss, clip_norm=1.0, amp=torch.bfloat16)
+    before = descent((torch.ones(8, 3), torch.ones(8, 1)))
+    for _ in range(20):
+        after = descent((torch.ones(8, 3), torch.ones(8, 1)))
+    assert set(seen) == {torch.bfloat16}
+    assert model.weight.dtype is torch.float32
+    assert after < 0.1 * before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_replayed_on_a_gpu_it_computes_what_it_computes_without():
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
+    on_gpu = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1)).cuda()
+    on_gpu.load_state_dict(model.state_dict())
+    descents = [
+        training.Descent(m, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), Noisy.loss, clip_norm=1.0)
+        for m in (model, on_gpu)
+    ]
+    for number in range(20):
+        if number == 10:
+            descents[1].forget()
+        batch = torch.randn(8, 3), torch.randn(8, 1)
+        losses = descents[0](batch), descents[1](tuple(tensor.cuda() for tensor in batch))
+        assert torch.allclose(losses[0], losses[1].cpu(), rtol=1e-3, atol=1e-5)
+
+
+# Small things
+
+
+def test_the_learning_rate_follows_a_cosine():
+    assert [training.cosine(0.1, k / 4) for k in range(5)] == pytest.approx(
+        [0.1, 0.05 * (1 + math.sqrt(0.5)), 0.05, 0.05 * (1 - math.sqrt(0.5)), 0.0]
+    )
+    weights = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))]}, {"params": []}], lr=1.0)
+    training.set_rate(weights, 0.5)
+    assert [group["lr"] for group in weights.param_groups] == [0.5, 0.5]
+
+
+def test_certainty_is_the_mean_of_the_largest_probabilities():
+    space = {"a": Categorical([0, 1]), "b": Categorical([0, 1, 2, 3])}
+    optimizer = ASNG(space, initial={"a": [0.5, 0.5], "b": [0.4, 0.2, 0.2, 0.2]})
+    assert training.certainty(optimizer) == {"largest_probability": pytest.approx(0.45), "delta": optimizer.delta}
+    assert "delta" not in training.certainty(SNG(space))
+
+
+def test_a_device_that_is_not_there_is_an_error_with_a_cure():
+    assert training.device_of("cpu") == torch.device("cpu")
+    assert training.device_of("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    with pytest.raises(ValueError, match=r"no device 'gpu'; give cpu"):
+        training.device_of("gpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(ValueError, match=r"'cuda:0' was asked for.*sees no GPU; give cpu"):
+            training.device_of("cuda:0")
