@@ -1,0 +1,280 @@
+"""The network of the paper's section 3.2 (supplement D.2): a stem, cells in a row, a classifier.
+
+`Net` holds the weights of all architectures; `asng.nas.extract` makes of it the network of one. Only
+what is selected runs, and what two nodes have in common runs once.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asng import nas
+from asng.experiments.cifar10.space import CLASSES, KINDS, NODES, SPACE, Paths, loose_ends, reductions
+
+Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a source and what it goes through
+
+
+def norm(channels: int, affine: bool) -> nn.BatchNorm2d:
+    """Batch norm in as few kernels as torch has it; small networks spend their time on launching them."""
+    result = nn.BatchNorm2d(channels, affine=affine)
+    result.num_batches_tracked = None  # only needed for plain averages
+    if not affine:  # without a scale and a shift torch cannot use cuDNN's single kernel, and takes three
+        del result.weight, result.bias
+        result.register_buffer("weight", torch.ones(channels), persistent=False)
+        result.register_buffer("bias", torch.zeros(channels), persistent=False)
+    return result
+
+
+def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Sequential:
+    """A 1x1 convolution, normalised."""
+    return nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), norm(outputs, affine))
+
+
+def separable(channels: int, kernel: int, stride: int, affine: bool) -> nn.Sequential:
+    """Twice ReLU, depthwise and 1x1 convolution, batch norm; the stride is that of the first."""
+    layers: list[nn.Module] = []
+    for step in (stride, 1):
+        layers += [
+            nn.ReLU(inplace=bool(layers)),  # the first is on what others may need
+            nn.Conv2d(channels, channels, kernel, step, kernel // 2, groups=channels, bias=False),
+            *pointwise(channels, channels, affine),
+        ]
+    return nn.Sequential(*layers)
+
+
+class FactorizedReduce(nn.Module):
+    """Halves even heights and widths of rectified maps: (n, in, h, w) to (n, out, h/2, w/2), out even.
+
+    Half of the channels see the pixels of even rows and columns, the others those one row and one
+    column further.
+    """
+
+    def __init__(self, inputs: int, outputs: int, affine: bool) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2, bias=False)
+        self.norm = norm(outputs, affine)
+
+    def forward(self, x: Tensor) -> Tensor:
+        n, channels, height, width = x.shape
+        blocks = x.reshape(n, channels, height // 2, 2, width // 2, 2)
+        pixels = blocks.diagonal(0, 3, 5).movedim(-1, 1)  # both pixels of each 2x2 block: (n, 2, in, h/2, w/2)
+        result: Tensor = self.norm(self.conv(pixels.flatten(1, 2)))
+        return result
+
+
+def auxiliary_head(inputs: int, classes: int, affine: bool) -> nn.Sequential:
+    """A second classifier, of maps (n, in, 8, 8), that helps to train the cells before it."""
+    return nn.Sequential(
+        nn.ReLU(),
+        nn.AvgPool2d(5, stride=3),
+        *pointwise(inputs, 128, affine),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(128, 768, 2, bias=False),
+        norm(768, affine),
+        nn.ReLU(inplace=True),
+        nn.Flatten(),
+        nn.Linear(768, classes),
+    )
+
+
+def run_nodes(
+    entries: nn.ModuleList, inputs: Sequence[Tensor], nodes: Modules, drop_path: float = 0.0
+) -> dict[int, Tensor]:
+    """What each source of a cell holds, the nodes included: node i is source 2 + i.
+
+    A module applied twice to the same gives the same, so it is computed once. Every path but an
+    identity is dropped with a probability, for each image apart, and makes up for it when it is not.
+    """
+    used = {source for pair in nodes for source, _ in pair}
+    states = {source: entries[source](x) for source, x in enumerate(inputs) if source in used}
+    masks = None
+    if drop_path:
+        masks = inputs[0].new_empty(len(nodes), 2, len(inputs[0]), 1, 1, 1)
+        masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
+    done: dict[tuple[int, nn.Module], Tensor] = {}
+    for node, pair in enumerate(nodes):
+        ends = []
+        for place, (source, module) in enumerate(pair):
+            if (source, module) not in done:
+                done[source, module] = module(states[source])
+            end = done[source, module]
+            ends.append(end if masks is None or isinstance(module, nn.Identity) else end * masks[node, place])
+        states[2 + node] = ends[0] + ends[1]
+    return states
+
+
+def joined(tensors: Sequence[Tensor]) -> Tensor:
+    """Along the second axis; a single one as it is."""
+    return torch.cat(list(tensors), 1) if len(tensors) > 1 else tensors[0]
+
+
+class Cell(nn.Module):
+    """The cell of one architecture: two rectified inputs, (n, in, h, w), to (n, C, h', w').
+
+    `drop_path` is the probability to drop a path in training.
+    """
+
+    def __init__(self, entries: nn.ModuleList, nodes: Modules, ends: Sequence[int], join: nn.Conv2d, norm: nn.Module):
+        super().__init__()
+        modules = list(dict.fromkeys(module for pair in nodes for _, module in pair))
+        self.entries, self.join, self.norm = entries, join, norm
+        self.operations = nn.ModuleList(modules)
+        self.paths = [[(source, modules.index(module)) for source, module in pair] for pair in nodes]
+        self.ends = list(ends)
+        self.drop_path = 0.0
+
+    def forward(self, before: Tensor, previous: Tensor) -> Tensor:
+        nodes = [[(source, self.operations[place]) for source, place in pair] for pair in self.paths]
+        states = run_nodes(self.entries, (before, previous), nodes, self.drop_path if self.training else 0.0)
+        result: Tensor = self.norm(self.join(F.relu(joined([states[2 + end] for end in self.ends]))))
+        return result
+
+
+class Choices(nn.Module):
+    """The decisions of one kind of cell, which all cells of the kind hold in common."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.slots = nn.ModuleList(nas.Value(name, v) for name, v in SPACE.items() if name.startswith(kind))
+
+    def paths(self) -> Paths:
+        values: list[Any] = [slot.value for slot in self.slots]
+        nodes = zip(values[0::4], values[1::4], values[2::4], values[3::4], strict=True)
+        return [((in1, op1), (in2, op2)) for in1, in2, op1, op2 in nodes]
+
+
+class SharedCell(nn.Module):
+    """All cells of a kind in one: every path to a node has weights of its own, and the selected ones run.
+
+    `before` and `previous` are the channels of the inputs; `reduced`: the first is twice as high and
+    wide as the second. `reduces`: the paths from both inputs have a stride of 2.
+    """
+
+    def __init__(
+        self, choices: Choices, before: int, previous: int, channels: int, *, reduced: bool, reduces: bool, affine: bool
+    ) -> None:
+        super().__init__()
+        self.choices = choices
+        older = FactorizedReduce(before, channels, affine) if reduced else pointwise(before, channels, affine)
+        self.entries = nn.ModuleList([older, pointwise(previous, channels, affine)])
+        self.operations = nn.ModuleDict()
+        pools = {step: {"avg_pool": nn.AvgPool2d(3, step, 1), "max_pool": nn.MaxPool2d(3, step, 1)} for step in (1, 2)}
+        for node in range(NODES):
+            for source in range(2 + node):
+                step = 2 if reduces and source < 2 else 1
+                self.operations[f"{node}_{source}_identity"] = _identity(channels, step, affine)
+                for name, pool in pools[step].items():  # without weights, so one does for all
+                    self.operations[f"{node}_{source}_{name}"] = pool
+                for kernel in (3, 5):
+                    self.operations[f"{node}_{source}_sep_conv{kernel}"] = separable(channels, kernel, step, affine)
+        # The weight of a 1x1 convolution of all five nodes, cut into the columns that belong to each.
+        columns = torch.split(nn.Conv2d(NODES * channels, channels, 1, bias=False).weight.detach(), channels, 1)
+        self.columns = nn.ParameterList(column.clone(memory_format=torch.contiguous_format) for column in columns)
+        self.norm = norm(channels, affine)
+
+    def _nodes(self, paths: Paths) -> Modules:
+        return [
+            [(source, self.operations[f"{node}_{source}_{name}"]) for source, name in pair]
+            for node, pair in enumerate(paths)
+        ]
+
+    def forward(self, before: Tensor, previous: Tensor) -> Tensor:
+        paths = self.choices.paths()
+        states = run_nodes(self.entries, (before, previous), self._nodes(paths))
+        ends = loose_ends(paths)
+        weight = joined([self.columns[end] for end in ends])
+        result: Tensor = self.norm(F.conv2d(F.relu(joined([states[2 + end] for end in ends])), weight))
+        return result
+
+    def running(self) -> Iterable[nn.Module]:
+        paths = self.choices.paths()
+        chosen = [module for pair in self._nodes(paths) for _, module in pair]
+        return [self.choices, *self.entries, *chosen, self.columns, self.norm]
+
+    def freeze(self) -> Cell:
+        paths = self.choices.paths()
+        ends = loose_ends(paths)
+        weight = joined([self.columns[end].detach() for end in ends])
+        join = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False, device="meta")
+        join.weight = nn.Parameter(weight)
+        return Cell(self.entries, self._nodes(paths), ends, join, self.norm)
+
+
+def _identity(channels: int, stride: int, affine: bool) -> nn.Module:
+    if stride == 1:
+        return nn.Identity()
+    return nn.Sequential(nn.ReLU(), FactorizedReduce(channels, channels, affine))
+
+
+class Net(nn.Module):
+    """Images (n, 3, 32, 32) to scores (n, classes), through cells that double the channels twice; 40 decisions.
+
+    `affine`: batch norms scale and shift, as in retraining; that of the stem always does. With the
+    auxiliary head the result is a pair in training mode, its scores second.
+
+    >>> net = Net(channels=4, cells=3)
+    >>> nas.select(net, {name: variable.choices[0] for name, variable in SPACE.items()})
+    >>> net(torch.zeros(2, 3, 32, 32)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        channels: int = 16,
+        cells: int = 8,
+        *,
+        classes: int = CLASSES,
+        affine: bool = False,
+        auxiliary: bool = False,
+    ) -> None:
+        super().__init__()
+        if channels < 1 or cells < 3:
+            raise ValueError(f"there must be a channel and three cells at least, got {channels} and {cells}")
+        before, previous = 3 * channels, 3 * channels
+        self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
+        self.cells = nn.ModuleList()
+        choices = [Choices(kind) for kind in KINDS]
+        self.reductions = reductions(cells)
+        for place in range(cells):
+            reduces, reduced = place in self.reductions, place - 1 in self.reductions
+            channels *= 2 if reduces else 1
+            self.cells.append(
+                SharedCell(
+                    choices[reduces], before, previous, channels, reduced=reduced, reduces=reduces, affine=affine
+                )
+            )
+            before, previous = previous, channels
+        self.auxiliary = auxiliary_head(channels, classes, affine) if auxiliary else None
+        self.classifier = nn.Linear(channels, classes)
+
+    def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        if images.shape[-1] % 4 or images.shape[-2] % 4:
+            raise ValueError(f"height and width are halved twice, so must be multiples of 4, got {tuple(images.shape)}")
+        output, previous, second = self.stem(images), None, None
+        for place, cell in enumerate(self.cells):
+            rectified = F.relu(output)  # once for both cells that take it
+            output = cell(rectified if previous is None else previous, rectified)
+            previous = rectified
+            if place == self.reductions[1] and self.auxiliary is not None and self.training:
+                second = self.auxiliary(output)
+        scores: Tensor = self.classifier(output.mean((2, 3)))
+        return scores if second is None else (scores, second)
+
+
+def set_drop_path(model: nn.Module, rate: float) -> None:
+    """Set the probability with which an extracted network drops paths in training."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"the probability to drop a path must be at least 0 and below 1, got {rate}")
+    cells = [module for module in model.modules() if isinstance(module, Cell)]
+    if not cells:
+        raise ValueError("only an extracted network drops paths; call asng.nas.extract(model, values) first")
+    for cell in cells:
+        cell.drop_path = rate
+
+
+def size(model: nn.Module) -> int:
+    """The parameters of a network without those of its auxiliary head."""
+    return sum(p.numel() for name, p in model.named_parameters() if not name.startswith("auxiliary."))

@@ -1,0 +1,139 @@
+"""The search space of the paper (section 3.2): two cells of five nodes, as names, as numbers, and what they weigh.
+
+A node adds two paths; a path leads from a source through an operation. Sources are 0, the cell
+before the previous one, 1, the previous cell, and 2 + i, node i. Nodes that lead to no other node are
+the loose ends that make up a cell's output.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from asng.space import Categorical
+
+KINDS = ("normal", "reduction")
+NODES = 5
+OPERATIONS = ("identity", "avg_pool", "max_pool", "sep_conv3", "sep_conv5")
+CLASSES = 10
+
+Path = tuple[int, str]  # source, operation
+Paths = Sequence[tuple[Path, Path]]  # of each node of a cell
+
+
+def _space() -> dict[str, Categorical]:
+    space = {}
+    for kind in KINDS:
+        for node in range(NODES):
+            sources, operations = Categorical(range(2 + node)), Categorical(OPERATIONS)
+            for slot, variable in (("in1", sources), ("in2", sources), ("op1", operations), ("op2", operations)):
+                space[f"{kind}{node}.{slot}"] = variable
+    return space
+
+
+SPACE = _space()  # 40 variables; n_theta = 140
+
+
+def paths_of(values: Mapping[str, Any], kind: str) -> Paths:
+    """The two paths of each node of the normal or of the reduction cell.
+
+    >>> paths_of(values_of([1] * 40), "normal")[4]
+    ((1, 'avg_pool'), (1, 'avg_pool'))
+    """
+    names = [f"{kind}{node}." for node in range(NODES)]
+    return [((values[n + "in1"], values[n + "op1"]), (values[n + "in2"], values[n + "op2"])) for n in names]
+
+
+def loose_ends(paths: Paths) -> list[int]:
+    """The nodes that no other node uses; there is always the last one.
+
+    >>> loose_ends([((0, "identity"), (1, "identity")), ((2, "max_pool"), (0, "identity"))])
+    [1]
+    """
+    used = {source for pair in paths for source, _ in pair}
+    return [node for node in range(len(paths)) if 2 + node not in used]
+
+
+def reductions(cells: int) -> tuple[int, int]:
+    """The places of the two reduction cells among so many."""
+    return cells // 3, 2 * cells // 3
+
+
+def values_of(code: Sequence[int]) -> dict[str, Any]:
+    """An architecture from 40 numbers: for each node in1, in2, op1, op2; the normal cell first.
+
+    >>> values_of([0, 1, 4, 2] * 10)["reduction4.op1"]
+    'sep_conv5'
+    """
+    if len(code) != len(SPACE):
+        raise ValueError(f"an architecture is {len(SPACE)} numbers, 20 for each cell, got {len(code)}")
+    values = {}
+    for (name, variable), number in zip(SPACE.items(), code, strict=True):
+        if number not in range(len(variable.choices)):
+            raise ValueError(f"{name} is one of 0 to {len(variable.choices) - 1}, got {number!r}")
+        values[name] = variable.choices[int(number)]
+    return values
+
+
+def code_of(values: Mapping[str, Any]) -> list[int]:
+    """The 40 numbers that `values_of` makes these values of."""
+    _check(values)
+    return [variable.choices.index(values[name]) for name, variable in SPACE.items()]
+
+
+def random_values(seed: int) -> dict[str, Any]:
+    """An architecture drawn evenly from the space."""
+    random = np.random.default_rng(seed)
+    return values_of([int(random.integers(len(variable.choices))) for variable in SPACE.values()])
+
+
+def parameters(values: Mapping[str, Any], channels: int, cells: int, *, affine: bool = True) -> int:
+    """The parameters of an extracted network without its auxiliary head, counted without making it.
+
+    What is used twice counts once. The way in from a cell that no node looks at counts, though it is
+    never computed, as it does in the paper's numbers.
+    """
+    _check(values)
+    width, before, previous = channels, 3 * channels, 3 * channels
+    total = 27 * previous + 2 * previous  # the stem, always affine
+    for place in range(cells):
+        reduces = place in reductions(cells)
+        width *= 2 if reduces else 1
+        paths = paths_of(values, KINDS[reduces])
+        norm = 2 * width if affine else 0
+        weights = {
+            "identity": width**2 + norm,  # with a stride; without it there are none
+            "sep_conv3": 2 * (9 * width + width**2 + norm),
+            "sep_conv5": 2 * (25 * width + width**2 + norm),
+        }
+        total += (before + previous) * width + 2 * norm
+        for source, operation in (path for pair in paths for path in set(pair)):
+            if operation != "identity" or (reduces and source < 2):
+                total += weights.get(operation, 0)
+        total += len(loose_ends(paths)) * width**2 + norm
+        before, previous = previous, width
+    return total + (width + 1) * CLASSES
+
+
+def channels_for(values: Mapping[str, Any], cells: int = 20, at_most: int = 4_000_000) -> int:
+    """The largest number of channels with which the retrained network has at most so many parameters."""
+    channels = 0
+    while parameters(values, channels + 1, cells) <= at_most:
+        channels += 1
+    if not channels:
+        least = parameters(values, 1, cells)
+        raise ValueError(f"with one channel there are {least:,} parameters already, more than at_most={at_most:,}")
+    return channels
+
+
+def _check(values: Mapping[str, Any]) -> None:
+    """Raise ValueError where values are not of this space."""
+    wrong = [name for name in (*SPACE, *values) if (name in SPACE) != (name in values)]
+    if wrong:
+        what = "is missing" if wrong[0] in SPACE else "is not of the space"
+        raise ValueError(
+            f"{wrong[0]!r} {what}; an architecture has the {len(SPACE)} names normal0.in1 to {[*SPACE][-1]}"
+        )
+    for name, variable in SPACE.items():
+        if values[name] not in variable.choices:
+            raise ValueError(f"{name} is one of {variable.choices}, got {values[name]!r}")
