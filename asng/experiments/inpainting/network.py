@@ -6,7 +6,7 @@ nothing is computed with the others.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -121,21 +121,21 @@ class Autoencoder(nn.Module):
         self.encoder, self.decoder, self.last = nn.ModuleList(encoder), nn.ModuleList(decoder), last
 
     def forward(self, images: Tensor) -> Tensor:
-        return autoencode(images, self.encoder, self.decoder, self.last)
+        return autoencode(images, list(self.encoder), list(self.decoder), self.last)
 
 
-def autoencode(images: Tensor, encoder: Iterable[Any], decoder: Iterable[Any], last: nn.Module) -> Tensor:
+def autoencode(images: Tensor, encoder: Sequence[Any], decoder: Sequence[Any], last: nn.Module) -> Tensor:
     """Down the encoder and back up its mirror image, `decoder`, which stands in the same order as the encoder.
 
     The decoder is told the sizes that it has to come back to, as those of odd sides cannot be
     guessed; for even sides that is an output padding of stride - 1.
     """
-    inputs, x = [], images
+    nodes = [images]
     for conv in encoder:
-        inputs.append(x)
-        x = torch.relu_(conv(x))
-    outputs = [*inputs[1:], x]
-    for mirror, before, beside in zip(reversed(list(decoder)), reversed(inputs), reversed(outputs), strict=True):
+        nodes.append(torch.relu_(conv(nodes[-1])))
+    x = nodes[-1]
+    for mirror in reversed(decoder):
+        beside, before = nodes.pop(), nodes[-1]
         x = mirror(x, output_size=before.shape[-2:])
         if mirror.stride == (1, 1):
             x += beside
@@ -158,14 +158,11 @@ def fresh(values: Values, size: tuple[int, int] = SIZE, generator: torch.Generat
     """The autoencoder of an architecture, its own channels exactly, newly initialised for training from scratch."""
     run = fitting(chain(values), size)
     into_encoder, into_decoder, into_last = taken(run)
-    model = Autoencoder(
-        [_conv(nn.Conv2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_encoder, run, strict=True)],
-        [
-            _mirror(nn.ConvTranspose2d, n, to.channels, to.kernel, to.skip)
-            for n, to in zip(into_decoder, run, strict=True)
-        ],
-        nn.ConvTranspose2d(into_last, COLOURS, 3, padding=1, bias=False),
-    )
+    encoder = [_conv(nn.Conv2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_encoder, run, strict=True)]
+    decoder = [
+        _mirror(nn.ConvTranspose2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_decoder, run, strict=True)
+    ]
+    model = Autoencoder(encoder, decoder, nn.ConvTranspose2d(into_last, COLOURS, 3, padding=1, bias=False))
     reset(model, generator)
     return model
 
