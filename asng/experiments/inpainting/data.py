@@ -1,0 +1,188 @@
+"""Faces on the device, which of them train and which test, and mini-batches with holes in them."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from asng.experiments.data import Order, place
+from asng.experiments.inpainting import cache
+from asng.experiments.inpainting.masks import Mask, draw
+
+TRAIN, TEST = 101_000, 2_000  # images, as in the paper, where there are as many
+
+Lists = tuple[Path, Path]  # two text files with the names of training and test images, one in each line
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Faces:
+    """Images, uint8 (n, 3, height, width), on one device, and their names."""
+
+    images: Tensor
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.shape[:2] != (len(self.names), 3) or self.images.dtype != torch.uint8:
+            shown = f"{self.images.dtype} of shape {tuple(self.images.shape)}"
+            raise ValueError(f"images must be uint8 of shape ({len(self.names)}, 3, height, width), got {shown}")
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def part(self, indices: Tensor) -> "Faces":
+        """Some of the faces, in the order of the indices."""
+        names = tuple(self.names[index] for index in indices.tolist())
+        return Faces(self.images[indices.to(self.images.device)], names)
+
+
+@dataclass(frozen=True, eq=False)
+class Data:
+    """Faces to train and to test with, how they were told apart, and what was wrong with images that were left out."""
+
+    train: Faces
+    test: Faces
+    split: str
+    damaged: dict[str, str]
+
+
+def load(
+    given: Path | None = None,
+    device: torch.device | str = "cpu",
+    *,
+    size: int = 64,
+    lists: Lists | None = None,
+    seed: int = 0,
+    progress: cache.Progress = lambda done: None,
+) -> Data:
+    """The faces in a folder (see `folder_of`), cropped and resized once, split by lists, by its folders or by a seed.
+
+    With lists, those are the split; else, if the folder has images in subfolders train and test, these are; else
+    2,000 images, or a twentieth of them if that is less, are drawn to test with and at most 101,000 others to train.
+    """
+    folder = folder_of(given)
+    kept = cache.faces(folder, size, progress)
+    if lists is not None:
+        (train, test), split = _listed(kept, lists), f"listed in {lists[0]} and {lists[1]}"
+    elif _within(kept.names, "train") and _within(kept.names, "test"):
+        train, test = (np.array(_within(kept.names, part)) for part in ("train", "test"))
+        split = "folders train and test"
+    else:
+        (train, test), split = drawn(len(kept.names), seed), f"drawn with seed {seed}"
+    return Data(_faces(kept, train, device), _faces(kept, test, device), split, kept.damaged)
+
+
+def folder_of(given: Path | None = None) -> Path:
+    """The folder of faces: the place of the data, or the folder in it that is called faces or celeba-something."""
+    folder = place(given)
+    if not folder.is_dir():
+        raise ValueError(
+            f"there is no folder {folder}; name the one with the face images by --data or ASNG_DATA (CelebA is at "
+            "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, for research that is not commercial)"
+        )
+    inside = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_dir() and (path.name.lower() == "faces" or path.name.lower().startswith("celeba"))
+    ]
+    if len(inside) > 1:
+        raise ValueError(f"which faces: {', '.join(str(path) for path in inside)}? Name one by --data")
+    return inside[0] if inside else folder
+
+
+def drawn(n: int, seed: int) -> tuple[Indices, Indices]:
+    """Which of n images train and which test, at random.
+
+    >>> [len(part) for part in drawn(202_599, seed=0)], [len(part) for part in drawn(1_000, seed=0)]
+    ([101000, 2000], [950, 50])
+    """
+    if n < 2:
+        raise ValueError(f"a training and a test set need at least 2 images, got {n}")
+    test = min(TEST, max(1, n // 20))
+    order = np.random.default_rng(seed).permutation(n)
+    return np.sort(order[test : test + TRAIN]), np.sort(order[:test])
+
+
+def _listed(kept: cache.Cache, lists: Lists) -> tuple[Indices, Indices]:
+    """The images named in two files, by their paths in the folder or, where only one has it, by the file's name."""
+    rows = {name: row for row, name in enumerate(kept.names)}
+    files = Counter(_file(name) for name in kept.names)
+    rows |= {_file(name): row for name, row in rows.items() if files[_file(name)] == 1}
+    damaged = {short for name in kept.damaged for short in (name, _file(name))}
+    chosen: list[list[int]] = []
+    for path in lists:
+        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        if wrong := [name for name in names if name not in rows and name not in damaged]:
+            raise ValueError(f"{path} names images that are not in the folder, or not only once: {_shown(wrong)}")
+        chosen.append([rows[name] for name in names if name in rows])
+        if not chosen[-1]:
+            raise ValueError(f"{path} names no image that can be read; write one name in each line")
+    if twice := [kept.names[row] for row, count in Counter(chosen[0] + chosen[1]).items() if count > 1]:
+        raise ValueError(f"{lists[0]} and {lists[1]} name images twice: {_shown(twice)}")
+    return np.array(chosen[0]), np.array(chosen[1])
+
+
+def _file(name: str) -> str:
+    return name.rsplit("/", 1)[-1]
+
+
+def _shown(names: list[str], most: int = 10) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def _within(names: Sequence[str], part: str) -> list[int]:
+    return [row for row, name in enumerate(names) if name.startswith(f"{part}/")]
+
+
+def _faces(kept: cache.Cache, rows: Indices, device: torch.device | str) -> Faces:
+    return Faces(torch.from_numpy(kept.images[rows]).to(device), tuple(kept.names[row] for row in rows))
+
+
+class Batches:
+    """Mini-batches of some of the faces and their corrupted twins; each follows from seed, stream and its number alone.
+
+    All random numbers are drawn on the CPU, so that every device sees the same images; what follows is a handful of
+    operations on the device.
+    """
+
+    def __init__(self, faces: Faces, indices: Tensor, size: int, mask: Mask, seed: int, stream: int) -> None:
+        """Mini-batches of `size` from the faces that `indices` (n,) name; streams of a seed are independent."""
+        self._order = Order(indices, size, seed, stream)
+        if not 0 <= int(indices.min()) <= int(indices.max()) < len(faces):
+            shown = f"{int(indices.min())} to {int(indices.max())}"
+            raise ValueError(f"indices must lie between 0 and {len(faces) - 1}, the last face; got {shown}")
+        self._images = faces.images
+        self._mask = mask
+        self.steps = self._order.steps
+
+    def __call__(self, number: int) -> tuple[Tensor, Tensor]:
+        """Originals, float32 (size, 3, height, width) in [0, 1], mirrored or not; and the same with holes of zeros."""
+        chosen, generator = self._order(number)
+        mirrored = torch.randint(2, (len(chosen),), generator=generator) == 1
+        height, width = self._images.shape[2:]
+        masks = _send(draw(self._mask, len(chosen), (height, width), generator), self._images.device)
+        original = pick(self._images, chosen, mirrored) / 255
+        return original, original * masks
+
+
+def pick(images: Tensor, chosen: Tensor, mirrored: Tensor) -> Tensor:
+    """Those images of (n, channels, height, width) that are chosen (m,), left and right exchanged where mirrored (m,).
+
+    >>> pick(torch.arange(6).view(2, 1, 1, 3), torch.tensor([1, 1]), torch.tensor([False, True])).tolist()
+    [[[[3, 4, 5]]], [[[5, 4, 3]]]]
+    """
+    channels, height, width = images.shape[1:]
+    line = torch.arange(width)
+    columns = torch.where(mirrored[:, None], line.flip(0), line)
+    plan = _send(torch.cat([chosen[:, None], columns], 1), images.device)  # in one piece
+    return images[plan[:, 0]].gather(3, plan[:, None, None, 1:].expand(-1, channels, height, -1))
+
+
+def _send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device; CUDA takes what it needs from ordinary memory at once, so that nobody has to wait."""
+    return tensor.to(device, non_blocking=device.type == "cuda")

@@ -1,0 +1,145 @@
+"""How well images are restored: PSNR and SSIM per image, on what a picture file would hold.
+
+Restored images are clipped to [0, 1] and rounded to 0..255 before they are compared.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+WINDOW, SIGMA = 11, 1.5  # of the Gaussian that SSIM looks through
+LUMINANCE, CONTRAST = (0.01 * 255) ** 2, (0.03 * 255) ** 2  # the paper's C1 = (K1 L)^2, C2 = (K2 L)^2
+
+
+def quantise(images: Tensor) -> Tensor:
+    """Images in [0, 1] as bytes 0..255; what lies outside is clipped, and what is not a number is black.
+
+    >>> quantise(torch.tensor([-1.0, 0.5, 1.2, math.nan])).tolist()
+    [0, 128, 255, 0]
+    """
+    return (images.float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
+
+
+def psnr(restored: Tensor, original: Tensor) -> Tensor:
+    """Peak signal-to-noise ratios (n,) in decibels of images (n, channels, height, width), float64.
+
+    Images are floats in [0, 1], or bytes. Two that are equal have no noise: infinity.
+
+    >>> psnr(torch.tensor([0, 10]).byte().view(2, 1, 1, 1), torch.zeros(2, 1, 1, 1))
+    tensor([    inf, 28.1308], dtype=torch.float64)
+    """
+    restored, original = _comparable(restored, original)
+    error = (restored - original).square().mean((1, 2, 3))
+    return 10 * (255**2 / error).log10()
+
+
+def ssim(restored: Tensor, original: Tensor) -> Tensor:
+    """Structural similarities (n,) of images (n, channels, height, width), float64; 1 for equal images.
+
+    The mean over all places where the whole 11x11 Gaussian window fits in, then over channels (Wang et al., 2004).
+
+    >>> ssim(torch.ones(1, 3, 16, 16), torch.ones(1, 3, 16, 16))
+    tensor([1.], dtype=torch.float64)
+    """
+    restored, original = _comparable(restored, original)
+    if min(original.shape[2:]) < WINDOW:
+        shown = "x".join(str(side) for side in original.shape[2:])
+        raise ValueError(f"SSIM looks through a window of {WINDOW}x{WINDOW} pixels; images of {shown} are too small")
+    mean_r, mean_o, of_squares_r, of_squares_o, of_products = _blur(
+        torch.stack([restored, original, restored.square(), original.square(), restored * original])
+    )
+    variances = of_squares_r - mean_r.square() + of_squares_o - mean_o.square()
+    covariance = of_products - mean_r * mean_o
+    luminance = (2 * mean_r * mean_o + LUMINANCE) / (mean_r.square() + mean_o.square() + LUMINANCE)
+    structure = (2 * covariance + CONTRAST) / (variances + CONTRAST)
+    similarity: Tensor = luminance * structure
+    return similarity.mean((1, 2, 3))
+
+
+def _comparable(restored: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
+    """Both as float64 in 0..255: variances are small differences of large numbers, and GPUs round float32."""
+    if restored.shape != original.shape or restored.ndim != 4:
+        shapes = f"{tuple(restored.shape)} and {tuple(original.shape)}"
+        raise ValueError(f"images must both be (n, channels, height, width), got {shapes}")
+    both = (image if image.dtype == torch.uint8 else quantise(image) for image in (restored, original))
+    if restored.device.type == "mps":  # which has no float64
+        both = (image.cpu() for image in both)
+    first, second = (image.double() for image in both)
+    return first, second
+
+
+def _blur(images: Tensor) -> Tensor:
+    """Weighted means under the window wherever it fits in: two products with a band matrix, one per direction."""
+    height, width = images.shape[-2:]
+    return _band(height, images.device) @ images @ _band(width, images.device).T
+
+
+def _band(length: int, device: torch.device) -> Tensor:
+    """(length - 10, length): the window in each row, one place further than in the row above."""
+    offset = torch.arange(length, device=device) - torch.arange(length - WINDOW + 1, device=device)[:, None]
+    weights = torch.exp(-0.5 * ((offset - WINDOW // 2).double() / SIGMA) ** 2)
+    weights = weights * ((offset >= 0) & (offset < WINDOW))
+    return weights / weights.sum(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """PSNR (n,) and SSIM (n,) of restored images, float64 on the CPU."""
+
+    psnr: Tensor
+    ssim: Tensor
+
+    @property
+    def perfect(self) -> int:
+        """How many images are restored without any error; their PSNR is infinite."""
+        return int(self.psnr.isinf().sum())
+
+    def report(self, names: Sequence[str] | None = None) -> dict[str, Any]:
+        """All numbers, ready for JSON: means over the images, and both measures per image.
+
+        The mean of PSNR leaves out perfect images, whose number stands beside it, and whose PSNR is None.
+
+        >>> Scores(torch.tensor([20.0, math.inf]), torch.tensor([0.5, 1.0])).report()["psnr"]
+        20.0
+        """
+        finite = self.psnr[self.psnr.isfinite()]
+        return {
+            "images": len(self.psnr),
+            "psnr": float(finite.mean()) if len(finite) else None,
+            "ssim": float(self.ssim.mean()),
+            "perfect": self.perfect,
+            "per_image": [
+                {"image": name, "psnr": decibels if math.isfinite(decibels) else None, "ssim": similarity}
+                for name, decibels, similarity in zip(
+                    range(len(self.psnr)) if names is None else names,
+                    self.psnr.tolist(),
+                    self.ssim.tolist(),
+                    strict=True,
+                )
+            ],
+        }
+
+
+@torch.no_grad()
+def restore(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Tensor]:
+    """What is left of images (n, 3, height, width) in 0..255 behind masks, and what the model makes of it; as bytes."""
+    corrupted = images * masks.to(images.device)
+    training = model.training
+    restored = quantise(model.eval()(corrupted / 255))
+    model.train(training)
+    return corrupted, restored
+
+
+def evaluate(model: nn.Module, images: Tensor, masks: Tensor, batch: int = 100) -> Scores:
+    """How well a model restores images, uint8 (n, 3, height, width), on its device, from behind masks (n, 1, ...)."""
+    if len(images) == 0 or len(images) != len(masks):
+        raise ValueError(f"every image needs a mask, got {len(images)} images and {len(masks)} masks")
+    found: list[tuple[Tensor, Tensor]] = []
+    for original, mask in zip(torch.split(images, batch), torch.split(masks, batch), strict=True):
+        restored = restore(model, original, mask)[1]
+        found.append((psnr(restored, original), ssim(restored, original)))
+    return Scores(*(torch.cat(values).cpu() for values in zip(*found, strict=True)))
