@@ -95,7 +95,7 @@ def _sources(folder: Path) -> tuple[list[File], File | None]:
             break
     else:
         release, members = "", files
-    boxes = next((file for file in found if Path(file.name).name == BOXES), None)
+    boxes = next((file for file in found if f"/{file.name}".endswith(f"/{BOXES}")), None)
     if release == WILD and boxes is None:
         raise ValueError(
             f"the images in {WILD} are cropped by the boxes of {BOXES}, which is not in {folder}; "
@@ -143,7 +143,7 @@ def read_boxes(path: Path) -> dict[str, Box]:
     return boxes
 
 
-def crop(width: int, height: int, box: Box | None) -> Box:
+def crop(width: int, height: int, box: Box | None) -> tuple[int, int, int, int]:
     """The square of an image that is kept, as its left, upper, right and lower border.
 
     >>> crop(178, 218, None)
@@ -228,7 +228,8 @@ def _write_images(
                 good.append(name)
                 file.write(result.tobytes())
         file.seek(0)
-        assert _write_header(file, len(good), size) == start  # NumPy leaves room for any number of images
+        again = _write_header(file, len(good), size)
+        assert again == start  # NumPy leaves room for any number of images
         file.flush()
         os.fsync(file.fileno())
     return good, damaged
