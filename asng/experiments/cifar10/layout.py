@@ -1,0 +1,200 @@
+"""Where the parts of a cell stand when it is drawn: layers, their order, horizontal positions.
+
+A cell computes states: 0 and 1 are its inputs, 2 + i is node i. A state stands in the layer that is
+one below its deepest input; from there a lane of its own leads it through the layers further down, as
+far as it is needed. Lines bend only between two layers, so none passes through a foreign node.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise, permutations
+
+import numpy as np
+
+from asng.experiments.cifar10.space import Paths, loose_ends
+from asng.space import Array
+
+Inputs = Sequence[tuple[int, int]]  # per node, the two states that it takes
+
+HALF_NODE, HALF_INPUT, HALF_LANE = 0.75, 0.45, 0.1  # inches to either side that others keep clear of
+OPERATION = 0.37  # inches from the middle of a node to that of either operation
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Layers from top to bottom, each with the x of the states in it, from left to right, in inches."""
+
+    inputs: Inputs
+    layers: list[dict[int, float]]
+    depths: list[int]  # the layer in which a state stands
+    sides: list[tuple[int, int]]  # per node and slot: -1 if its operation is the left one, 1 if the right one
+    loose: list[int]  # states of nodes that no later node takes
+
+    def extent(self) -> tuple[float, float]:
+        """The left and right ends of the whole, in inches."""
+        lows, highs = [], []
+        for layer, states in enumerate(self.layers):
+            for state, x in states.items():
+                half = half_width(state, self.depths[state] == layer)
+                lows.append(x - half)
+                highs.append(x + half)
+        return min(lows), max(highs)
+
+    def entry(self, node: int, slot: int) -> float:
+        """The middle of one of the two operations of a node."""
+        return self.layers[self.depths[2 + node]][2 + node] + self.sides[node][slot] * OPERATION
+
+    def bends(self, layer: int) -> list[tuple[float, float]]:
+        """Where the lines between a layer and the one above begin and end."""
+        above, here = self.layers[layer - 1], self.layers[layer]
+        lanes = [(above[state], x) for state, x in here.items() if self.depths[state] < layer]
+        nodes = [state - 2 for state in here if self.depths[state] == layer]
+        return lanes + [(above[self.inputs[n][slot]], self.entry(n, slot)) for n in nodes for slot in (0, 1)]
+
+
+def depths_of(inputs: Inputs) -> list[int]:
+    """Per state the length of the longest path that leads to it.
+
+    >>> depths_of([(0, 1), (2, 2), (0, 2)])
+    [0, 0, 1, 2, 2]
+    """
+    depths = [0, 0]
+    for first, second in inputs:
+        depths.append(1 + max(depths[first], depths[second]))
+    return depths
+
+
+def place(paths: Paths) -> Layout:
+    """The layout with the fewest crossings and, among those, short lines."""
+    inputs = [(first, second) for (first, _), (second, _) in paths]
+    depths, loose = depths_of(inputs), [2 + node for node in loose_ends(paths)]
+    layers = _layers(inputs, depths, loose)
+    links = [_links(inputs, depths, layer, states) for layer, states in enumerate(layers) if layer]
+    order = _order(layers, links, depths)
+    sides = _sides(inputs, depths, order)
+    return Layout(inputs, _positions(inputs, depths, order, sides), depths, sides, loose)
+
+
+def _layers(inputs: Inputs, depths: list[int], loose: list[int]) -> list[list[int]]:
+    """The states that stand in each layer or pass through it."""
+    last = list(depths)
+    for node, pair in enumerate(inputs):
+        for state in pair:
+            last[state] = max(last[state], depths[2 + node] - 1)
+    for state in loose:
+        last[state] = max(depths)
+    return [[s for s in range(len(depths)) if depths[s] <= layer <= last[s]] for layer in range(max(depths) + 1)]
+
+
+def _links(inputs: Inputs, depths: list[int], layer: int, states: list[int]) -> list[tuple[int, int]]:
+    """The lines that lead from the layer above to this one, as pairs of states."""
+    standing = [state for state in states if depths[state] == layer]
+    lanes = [(state, state) for state in states if depths[state] < layer]
+    return lanes + [(source, state) for state in standing for source in inputs[state - 2]]
+
+
+def half_width(state: int, stands: bool) -> float:
+    """What others keep clear of to either side of a state, or of the lane that it has where it does not stand."""
+    if not stands:
+        return HALF_LANE
+    return HALF_INPUT if state < 2 else HALF_NODE
+
+
+def _packed(order: Sequence[int], layer: int, depths: list[int]) -> list[float]:
+    """Positions side by side in this order, around 0."""
+    halves = [half_width(state, depths[state] == layer) for state in order]
+    right = np.cumsum(halves) * 2
+    return [float(end - half - right[-1] / 2) for end, half in zip(right, halves, strict=True)]
+
+
+def _order(layers: list[list[int]], links: list[list[tuple[int, int]]], depths: list[int]) -> list[list[int]]:
+    """The best orders of all layers together: a shortest path through the permutations of each (720 at most)."""
+    choices = [list(permutations(states)) for states in layers]
+    packed = [np.array([_by_state(order, layer, depths) for order in some]) for layer, some in enumerate(choices)]
+    cost = np.zeros(len(choices[0]))
+    back = []
+    for above, below, lines in zip(packed[:-1], packed[1:], links, strict=True):
+        total = cost[:, None] + _costs(above, below, lines)
+        back.append(total.argmin(0))
+        cost = total.min(0)
+    best = [int(cost.argmin())]
+    for earlier in reversed(back):
+        best.append(int(earlier[best[-1]]))
+    return [list(some[i]) for some, i in zip(choices, reversed(best), strict=True)]
+
+
+def _by_state(order: Sequence[int], layer: int, depths: list[int]) -> Array:
+    """Positions (states,) of a packed order, nan where a state is absent."""
+    row = np.full(len(depths), np.nan)
+    row[list(order)] = _packed(order, layer, depths)
+    return row
+
+
+def _costs(above: Array, below: Array, lines: list[tuple[int, int]]) -> Array:
+    """What orders cost (orders above, orders below): crossings first, then the way that lines go sideways."""
+    cost = np.zeros((len(above), len(below)))
+    for source, target in lines:
+        cost += np.abs(above[:, None, source] - below[None, :, target])
+    for (a, c), (b, d) in combinations(lines, 2):
+        if a != b and c != d:
+            cost += 1000.0 * ((above[:, None, a] < above[:, None, b]) != (below[None, :, c] < below[None, :, d]))
+    result: Array = cost.round(6)  # so that equal ones are equal, and the first of them wins
+    return result
+
+
+def _sides(inputs: Inputs, depths: list[int], order: list[list[int]]) -> list[tuple[int, int]]:
+    """The operation on the left takes what comes from further left."""
+    sides = []
+    for node, (first, second) in enumerate(inputs):
+        above = order[depths[2 + node] - 1]
+        sides.append((1, -1) if above.index(first) > above.index(second) else (-1, 1))
+    return sides
+
+
+def _positions(
+    inputs: Inputs, depths: list[int], order: list[list[int]], sides: list[tuple[int, int]]
+) -> list[dict[int, float]]:
+    """Positions that keep the order and its distances, with lines as straight as they can be.
+
+    Each layer in turn goes where its neighbours pull it; a pull grows little with the distance, so
+    that a few lines bend much and the others not at all.
+    """
+    layers = [dict(zip(states, _packed(states, i, depths), strict=True)) for i, states in enumerate(order)]
+    pulls: list[tuple[int, int, int, float, float]] = []  # layer, state above, state below, offset below, strength
+    for layer, states in enumerate(order[1:], start=1):
+        for state in states:
+            if depths[state] < layer:
+                pulls.append((layer, state, state, 0.0, 2.0))
+            else:
+                for source, side in zip(inputs[state - 2], sides[state - 2], strict=True):
+                    pulls.append((layer, source, state, side * OPERATION, 1.0))
+    for sweep in range(300):
+        near = max(0.98**sweep, 0.005)  # gently first, so that all find their way together
+        forth = list(range(len(layers)))
+        for layer in forth if sweep % 2 else reversed(forth):
+            wishes = {state: [(x, 1e-3)] for state, x in layers[layer].items()}
+            for below, source, target, offset, strength in pulls:
+                if layer not in (below, below - 1):
+                    continue
+                bend = layers[below - 1][source] - layers[below][target] - offset
+                pull = strength * (0.2 + 1 / max(abs(bend), near))
+                if layer == below:
+                    wishes[target].append((layers[below][target] + bend, pull))
+                else:
+                    wishes[source].append((layers[below - 1][source] - bend, pull))
+            layers[layer] = _settled(wishes, [half_width(state, depths[state] == layer) for state in wishes])
+    return layers
+
+
+def _settled(wishes: Mapping[int, list[tuple[float, float]]], halves: list[float]) -> dict[int, float]:
+    """Positions nearest to weighted wishes that keep order and distances: isotonic regression by pooling."""
+    starts = np.concatenate(([0.0], np.cumsum([a + b for a, b in pairwise(halves)])))
+    pools: list[tuple[float, float, int]] = []  # sum of weighted wishes, weight, how many
+    for start, own in zip(starts, wishes.values(), strict=True):
+        pool = (sum((x - start) * w for x, w in own), sum(w for _, w in own), 1)
+        while pools and pools[-1][0] / pools[-1][1] > pool[0] / pool[1]:
+            last = pools.pop()
+            pool = (last[0] + pool[0], last[1] + pool[1], last[2] + pool[2])
+        pools.append(pool)
+    means = [total / weight for total, weight, count in pools for _ in range(count)]
+    return {state: float(mean + start) for state, mean, start in zip(wishes, means, starts, strict=True)}
