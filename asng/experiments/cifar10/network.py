@@ -117,7 +117,9 @@ class Cell(nn.Module):
     `drop_path` is the probability to drop a path in training.
     """
 
-    def __init__(self, entries: nn.ModuleList, nodes: Modules, ends: Sequence[int], join: nn.Conv2d, norm: nn.Module):
+    def __init__(
+        self, entries: nn.ModuleList, nodes: Modules, ends: Sequence[int], join: nn.Conv2d, norm: nn.Module
+    ) -> None:
         super().__init__()
         modules = list(dict.fromkeys(module for pair in nodes for _, module in pair))
         self.entries, self.join, self.norm = entries, join, norm
@@ -190,9 +192,10 @@ class SharedCell(nn.Module):
         return result
 
     def running(self) -> Iterable[nn.Module]:
-        paths = self.choices.paths()
-        chosen = [module for pair in self._nodes(paths) for _, module in pair]
-        return [self.choices, *self.entries, *chosen, self.columns, self.norm]
+        paths = [path for pair in self._nodes(self.choices.paths()) for path in pair]
+        used = {source for source, _ in paths}
+        entries = [entry for source, entry in enumerate(self.entries) if source in used]
+        return [self.choices, *entries, *(module for _, module in paths), self.columns, self.norm]
 
     def freeze(self) -> Cell:
         paths = self.choices.paths()
