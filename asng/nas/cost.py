@@ -17,9 +17,10 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from asng.nas.decision import Decision
-from asng.nas.extraction import extract, frozen
-from asng.nas.selection import Decisions, Values
+from asng.nas.choices import Pick, Value, Width
+from asng.nas.decision import Sized
+from asng.nas.extraction import Freezing, extract
+from asng.nas.selection import Decisions, Values, paths_of
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
 
@@ -71,7 +72,9 @@ class Costs:
         return min(newest_first, key=self.excess, default=None)
 
     def _measured(self, limit: Limit, values: Values) -> float:
-        with _untouched(self.model):
+        if limit.measure is parameters:
+            return float(_parameters(self.decisions, values))  # without a new look at the whole model
+        with _untouched(self.decisions):
             cost = limit.measure(self.model, values)
         try:
             number = float(cost)
@@ -84,9 +87,31 @@ class Costs:
 
 def parameters(model: nn.Module, values: Values) -> int:
     """The number of parameters of the extracted network, what is shared counted once."""
-    with _untouched(model), torch.no_grad():
-        Decisions(model).select(values)
-        return sum(parameter.numel() for parameter in frozen(model).parameters())
+    return _parameters(Decisions(model), values)
+
+
+def _parameters(decisions: Decisions, values: Values) -> int:
+    with _untouched(decisions), torch.no_grad():
+        decisions.select(values)
+        network = Freezing(decisions, _in_use).network()
+        held = [parameter for module in paths_of(network) for parameter in module._parameters.values()]
+        return sum(parameter.numel() for parameter in {id(p): p for p in held if p is not None}.values())
+
+
+NOTHING = nn.Module()
+
+
+def _in_use(module: nn.Module) -> nn.Module | None:
+    """For counting, a module with the parts of a layer's weights that are in use, quicker than the plain layer."""
+    if type(module) in (Pick, Value, Width):
+        return NOTHING
+    if not isinstance(module, Sized) or type(module).freeze is not Sized.freeze:
+        return None
+    plain = nn.Module()
+    for name, part in module.parts(copied=False).items():
+        if isinstance(part, nn.Parameter):
+            plain.register_parameter(name, part)
+    return plain
 
 
 class Flops:
@@ -100,7 +125,7 @@ class Flops:
         self.inputs = _checked(inputs)
 
     def __call__(self, model: nn.Module, values: Values) -> int:
-        with _untouched(model), torch.no_grad():
+        with _untouched(Decisions(model)), torch.no_grad():
             device = _device_of(model)
             network = extract(model, values).eval().to(device)
             inputs = _moved(self.inputs, device)
@@ -129,7 +154,7 @@ class Latency:
 
     def __call__(self, model: nn.Module, values: Values) -> float:
         device = self.device or _device_of(model)
-        with _untouched(model, device), torch.no_grad():
+        with _untouched(Decisions(model), device), torch.no_grad():
             network = extract(model, values).eval().to(device)
             inputs = _moved(self.inputs, device)
             for _ in range(self.warm_up):
@@ -218,26 +243,25 @@ def _forward(model: nn.Module, batch: Any) -> Any:
 
 
 @contextmanager
-def _untouched(model: nn.Module, device: torch.device | None = None) -> Iterator[None]:
-    """Afterwards the model's selection and modes are as before, and so are torch's random numbers."""
-    modules = [(module, module.training) for module in model.modules()]
-    selected = [(module, module.selected) for module, _ in modules if isinstance(module, Decision)]
-    with torch.random.fork_rng(_cuda_devices(model, device)):
+def _untouched(decisions: Decisions, device: torch.device | None = None) -> Iterator[None]:
+    """Afterwards a model's selection and modes are as before, and so are torch's random numbers."""
+    modes = [(module, module.training) for module in decisions.paths]
+    with decisions.kept(), torch.random.fork_rng(_cuda_devices(decisions, device)):
         try:
             yield
         finally:
-            for decision, values in selected:
-                decision.__dict__["selected"] = values
-            for module, training in modules:
+            for module, training in modes:
                 if module.training is not training:
                     module.training = training
 
 
-def _cuda_devices(model: nn.Module, device: torch.device | None) -> list[int]:
+def _cuda_devices(decisions: Decisions, device: torch.device | None) -> list[int]:
     """Where a model, and what is measured, may draw random numbers besides the CPU."""
     cuda: Any = torch.cuda
-    devices = {tensor.device for tensor in model.parameters()} if cuda.is_initialized() else set()
-    devices |= {device} if device is not None else set()
+    devices = set() if device is None else {device}
+    if cuda.is_initialized():
+        held = (tensor for module in decisions.paths for tensor in module._parameters.values())
+        devices |= {tensor.device for tensor in held if tensor is not None}
     return sorted({cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"})
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asng.nas.ties import Ties
 from asng.space import Categorical, Integer, Variable
 
 
@@ -187,6 +188,7 @@ class Sized(nn.Module, ABC):
 
     path: str = ""
     given: dict[int, str]  # channels -> path of the layer that last gave so many, shared by a model's layers
+    ties: Ties | None = None  # while a model that shares this layer's weights is extracted
 
     @abstractmethod
     def needed(self) -> dict[str, Tensor | None]:
@@ -201,6 +203,36 @@ class Sized(nn.Module, ABC):
 
         `takes` is for a layer that takes `UpTo` so many channels, and only for that.
         """
+        self._check_forward()
+        parts = self.parts(takes, copied=True)
+        plain = self.small()
+        for name, part in parts.items():
+            setattr(plain, name, part)
+        plain.training = self.training
+        return plain
+
+    def parts(self, takes: int | None = None, *, copied: bool) -> dict[str, Tensor | None]:
+        """As `needed`, for another layer: parameters of their own, with copies of the numbers or the same."""
+        self._take_when_frozen(takes)
+        parts: dict[str, Tensor | None] = {}
+        for name, used in self.needed().items():
+            part = used if used is None else used.detach().clone() if copied else used.detach()
+            if part is not None and name not in self._buffers:
+                part = nn.Parameter(part, getattr(self, name).requires_grad)
+                if self.ties is not None:
+                    self.ties.note(self, name, part)
+            parts[name] = part
+        return parts
+
+    def _check_forward(self) -> None:
+        kind: Any = next(kind for kind in type(self).__mro__ if "small" in vars(kind))
+        if type(self).forward is not kind.forward:
+            raise ValueError(
+                f"{self._label()} is a {type(self).__name__} with a forward() of its own, which the plain layer would "
+                "not have; give it a freeze() of its own, too"
+            )
+
+    def _take_when_frozen(self, takes: int | None) -> None:
         if self._free is not None:
             if takes is None or not 1 <= takes <= self._free.most:
                 raise ValueError(
@@ -210,15 +242,6 @@ class Sized(nn.Module, ABC):
             self._free.came = takes
         elif takes is not None:
             raise ValueError(f"{self._label()} is told by its decisions how much it takes, not by takes={takes}")
-        plain = self.small()
-        parameters = dict(plain.named_parameters())
-        for name, part in self.needed().items():
-            copied = None if part is None else part.detach().clone()
-            if copied is not None and name in parameters:
-                copied = nn.Parameter(copied, getattr(self, name).requires_grad)
-            setattr(plain, name, copied)
-        plain.training = self.training
-        return plain
 
     def _follow(self, **roles: Size | UpTo) -> None:
         self.given = {}

@@ -1,11 +1,15 @@
 """From a model with decisions to a plain one: from the outside in, with copies of the weights it needs."""
 
 import copy
+from collections.abc import Callable
+from typing import Any
 
 from torch import nn
 
-from asng.nas.decision import Decision, Sized
-from asng.nas.selection import Decisions, Values
+from asng.nas.decision import Decision
+from asng.nas.hidden import described, hidden_modules
+from asng.nas.selection import Decisions, Values, is_open, paths_of
+from asng.nas.ties import Ties
 
 
 def extract(model: nn.Module, values: Values) -> nn.Module:
@@ -13,7 +17,8 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
 
     The model may be another one with the same decisions, such as a deeper one to train from scratch.
     A module with a `freeze()` method is replaced by what that returns, from the outside in, while its
-    own decisions are still there. The model stays as it is.
+    own decisions are still there; whatever decisions are in what it returns are frozen after it. The
+    model stays as it is. Weights that layers share are shared in the result too.
 
     >>> from asng.nas import OneOf
     >>> extract(nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()])), {"act": 1})
@@ -21,41 +26,98 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
       (0): Tanh()
     )
     """
-    with Decisions(model).selected(values):
-        return copy.deepcopy(frozen(model))
+    decisions = Decisions(model)
+    with decisions.selected(values):
+        freezing = Freezing(decisions)
+        return copy.deepcopy(freezing.network(), freezing.memo())
 
 
-def frozen(model: nn.Module) -> nn.Module:
-    """A model without decisions under its selected values, made of its own parameters; it stays as it is."""
-    return _frozen(model, {})
+class Freezing:
+    """One passage through a model under its selected values, in which every module is frozen once.
+
+    `instead` may give what takes the place of a module; where it gives None, the module's own
+    `freeze()` does.
+    """
+
+    def __init__(
+        self, decisions: Decisions, instead: Callable[[nn.Module], nn.Module | None] = lambda module: None
+    ) -> None:
+        self._model, self._original = decisions.model, decisions.paths
+        self._instead = instead
+        self._became: dict[nn.Module, nn.Module] = {}
+        self._decisions = decisions
+        self._seen: dict[nn.Module, list[nn.Module]] = {}  # of those that freeze() made, which are open
+
+    def network(self) -> nn.Module:
+        """The model without decisions, made of its own modules where they have none; it stays as it is."""
+        ties = Ties(self._original)
+        with ties.noted():
+            network = self._frozen(self._model)
+        ties.restore(network)
+        return network
+
+    def memo(self) -> "_Memo":
+        """For deepcopy: whoever keeps a list of modules of the model, has what became of them, or None."""
+        staying = paths_of(self._frozen(self._model))
+        instead: dict[int, nn.Module | None] = {}
+        for module in self._original:
+            if module not in staying:
+                after = self._became.get(module)
+                instead[id(module)] = after if after in staying else None
+                if isinstance(module, Decision) and not module._modules:
+                    instead[id(module)] = after or module.freeze()  # a value
+        return _Memo(instead)
+
+    def _frozen(self, module: nn.Module) -> nn.Module:
+        if module not in self._became:
+            result = module
+            if self._is_open(module):
+                replaced = self._instead(module) or self._replaced(module)
+                if replaced is not module:
+                    result = self._frozen(replaced)
+                else:
+                    result = copy.copy(module)
+                    children = module._modules.items()
+                    inside = {name: None if child is None else self._frozen(child) for name, child in children}
+                    result.__dict__["_modules"] = inside  # the original keeps its own
+            self._became[module] = result
+        return self._became[module]
+
+    def _is_open(self, module: nn.Module) -> bool:
+        return module in self._decisions.open if module in self._original else is_open(module, self._seen)
+
+    def _replaced(self, module: nn.Module) -> nn.Module:
+        """What a module's own `freeze()` puts in its place; itself where it has none."""
+        freeze = getattr(module, "freeze", None)
+        if freeze is None:
+            return module
+        replaced = freeze()
+        if not isinstance(replaced, nn.Module):
+            raise TypeError(f"freeze() of {type(module).__name__} must return a module, got {replaced!r}")
+        waiting = [replaced]
+        while waiting:
+            inner = waiting.pop()
+            if inner not in self._original:  # freeze() made it
+                inner.training = module.training
+                waiting.extend(child for child in inner._modules.values() if child is not None)
+                for name, value, lost in () if isinstance(module, Decision) else hidden_modules(inner):
+                    if lost not in paths_of(replaced):
+                        raise ValueError(
+                            f"freeze() of {type(module).__name__} returned a {type(inner).__name__} whose "
+                            f"{described('', name, value)} holds {type(lost).__name__}, where torch does not see it; "
+                            "use nn.ModuleList, nn.ModuleDict or an attribute"
+                        )
+        return replaced
 
 
-def _frozen(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
-    if module not in done:
-        result = module
-        if any(isinstance(inner, (Decision, Sized)) for inner in module.modules()):
-            replaced = _replaced(module)
-            if replaced is not module:
-                result = _frozen(replaced, done)
-            else:
-                result = copy.copy(module)
-                children = module._modules.items()
-                inside = {name: None if child is None else _frozen(child, done) for name, child in children}
-                result.__dict__["_modules"] = inside  # the original keeps its own
-        done[module] = result
-    return done[module]
+class _Memo(dict[int, Any]):
+    """What deepcopy asks before it copies anything: some modules stand for others, by their ids."""
 
+    def __init__(self, instead: dict[int, nn.Module | None]) -> None:
+        super().__init__()
+        self._instead = instead
 
-def _replaced(module: nn.Module) -> nn.Module:
-    """What a module's own `freeze()` puts in its place; itself where it has none."""
-    freeze = getattr(module, "freeze", None)
-    if freeze is None:
-        return module
-    replaced = freeze()
-    if not isinstance(replaced, nn.Module):
-        raise TypeError(f"freeze() of {type(module).__name__} must return a module, got {replaced!r}")
-    original = set(module.modules())
-    for inner in replaced.modules():
-        if inner not in original:
-            inner.training = module.training
-    return replaced
+    def get(self, key: int, default: Any = None) -> Any:
+        if key in self._instead:
+            return copy.deepcopy(self._instead[key], self)
+        return super().get(key, default)

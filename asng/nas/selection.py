@@ -3,12 +3,14 @@
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 from torch import nn
 
 from asng.nas.decision import Decision, Sized
+from asng.nas.hidden import described, hidden_modules
 from asng.space import Categorical, Integer, Real, Variable
 
 Values = Mapping[str, Any]
@@ -31,30 +33,45 @@ class Decisions:
         self.model = model
         self.space: dict[str, Variable] = {}
         self._of_name: dict[str, list[Decision]] = {}
-        self._inside: dict[nn.Module, list[nn.Module]] = {}  # the children of each module that hold decisions
-        _holds_decisions(model, self._inside)
-        paths: dict[str, str] = {}
+        self.paths = paths_of(model)
+        declared: dict[str, str] = {}
         sized: list[Sized] = []
-        for path, module in model.named_modules():
+        for module, path in self.paths.items():
             if isinstance(module, Decision):
-                self._declare(module, path, paths)
+                self._declare(module, path, declared)
             elif isinstance(module, Sized):
                 module.path = path
                 sized.append(module)
-        self._given = sized[0].given if sized else {}  # shared, also with an earlier look at the same model
+        self._given = sized[0].given if sized else {}  # that of an earlier look at the same model, too
         for layer in sized:
             layer.given = self._given
+        self._check_none_hidden()
 
-    def _declare(self, decision: Decision, path: str, paths: dict[str, str]) -> None:
+    def _declare(self, decision: Decision, path: str, declared: dict[str, str]) -> None:
         name = decision.name
         first = self.space.setdefault(name, decision.variable)
         if first != decision.variable:
             raise ValueError(
-                f"decision {name!r} is declared twice, differently: {first} at {paths[name] or 'the top'}, "
+                f"decision {name!r} is declared twice, differently: {first} at {declared[name] or 'the top'}, "
                 f"{decision.variable} at {path}; give one of them another name"
             )
-        paths.setdefault(name, path)
+        declared.setdefault(name, path)
         self._of_name.setdefault(name, []).append(decision)
+
+    def _check_none_hidden(self) -> None:
+        """Raise ValueError for decisions and elastic layers that torch does not see."""
+        for holder, path in self.paths.items():
+            for name, value, module in hidden_modules(holder):
+                if module in self.paths:
+                    continue
+                inside = paths_of(module)
+                lost = [m for m in inside if isinstance(m, (Decision, Sized)) and m not in self.paths]
+                if lost and holder not in inside:  # a reference to what is further out is no part of the model
+                    what = type(lost[0]).__name__ + (f" {lost[0].name!r}" if isinstance(lost[0], Decision) else "")
+                    raise ValueError(
+                        f"{described(path, name, value)} holds {what}, where torch does not see it; "
+                        "use nn.ModuleList, nn.ModuleDict or an attribute, or keep it outside of the model"
+                    )
 
     def select(self, values: Values) -> None:
         """Select a value for every decision; raises ValueError, changing nothing, if they do not fit."""
@@ -85,8 +102,14 @@ class Decisions:
     @contextmanager
     def selected(self, values: Values) -> Iterator[None]:
         """Select values for a while; what was selected before comes back."""
+        with self.kept():
+            self.select(values)
+            yield
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever is selected meanwhile, what was selected before comes back."""
         before = [(decision, decision.selected) for same in self._of_name.values() for decision in same]
-        self.select(values)
         try:
             yield
         finally:
@@ -100,8 +123,15 @@ class Decisions:
         `running()`.
         """
         with self.selected(values):
-            running = running_modules(self.model, self._inside.__getitem__)
+            running = running_modules(self.model, lambda module: self.open.get(module, ()))
             return {module.name for module in running if isinstance(module, Decision)}
+
+    @cached_property
+    def open(self) -> dict[nn.Module, list[nn.Module]]:
+        """The modules that are, or hold, a decision or an elastic layer, each with its children that do."""
+        seen: dict[nn.Module, list[nn.Module]] = {}
+        is_open(self.model, seen)
+        return {module: inside for module, inside in seen.items() if is_open(module, seen)}
 
     def key(self, values: Values) -> str:
         """An architecture as one line of text; choices by their place, since they may be anything.
@@ -130,6 +160,20 @@ def select(model: nn.Module, values: Values) -> None:
     Decisions(model).select(values)
 
 
+def paths_of(model: nn.Module) -> dict[nn.Module, str]:
+    """All modules of a model with their paths, as torch's named_modules() gives them, but quickly."""
+    paths: dict[nn.Module, str] = {}
+    waiting = [(model, "")]
+    while waiting:
+        module, path = waiting.pop()
+        if module not in paths:
+            paths[module] = path
+            prefix = path and path + "."
+            children = reversed(module._modules.items())
+            waiting.extend((child, prefix + name) for name, child in children if child is not None)
+    return paths
+
+
 def running_modules(
     model: nn.Module, children: Callable[[nn.Module], Iterable[nn.Module]] = nn.Module.children
 ) -> Iterator[nn.Module]:
@@ -144,11 +188,12 @@ def running_modules(
             waiting.extend(running(module) if callable(running) else children(module))
 
 
-def _holds_decisions(module: nn.Module, inside: dict[nn.Module, list[nn.Module]]) -> bool:
-    """Whether a module is or holds a decision; fills in the children that do, for it and all inside."""
-    if module not in inside:
-        inside[module] = [child for child in module.children() if _holds_decisions(child, inside)]
-    return isinstance(module, Decision) or bool(inside[module])
+def is_open(module: nn.Module, seen: dict[nn.Module, list[nn.Module]]) -> bool:
+    """Whether a module is or holds a decision or an elastic layer; `seen` remembers the children that do."""
+    if module not in seen:
+        children = [child for child in module._modules.values() if child is not None]
+        seen[module] = [child for child in children if is_open(child, seen)]
+    return bool(seen[module]) or isinstance(module, (Decision, Sized))
 
 
 # Values of variables.
