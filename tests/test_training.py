@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, SNG, Categorical, checkpoints
+from asng import checkpoints
 from asng.experiments import training
 from asng.runs import METRICS, Run
 
@@ -230,13 +230,6 @@ def test_the_learning_rate_follows_a_cosine():
     weights = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))]}, {"params": []}], lr=1.0)
     training.set_rate(weights, 0.5)
     assert [group["lr"] for group in weights.param_groups] == [0.5, 0.5]
-
-
-def test_certainty_is_the_mean_of_the_largest_probabilities():
-    space = {"a": Categorical([0, 1]), "b": Categorical([0, 1, 2, 3])}
-    optimizer = ASNG(space, initial={"a": [0.5, 0.5], "b": [0.4, 0.2, 0.2, 0.2]})
-    assert training.certainty(optimizer) == {"largest_probability": pytest.approx(0.45), "delta": optimizer.delta}
-    assert "delta" not in training.certainty(SNG(space))
 
 
 def test_a_device_that_is_not_there_is_an_error_with_a_cure():

@@ -12,7 +12,7 @@ try:
 except ImportError as error:
     sys.exit(f"The command line needs more than the optimizer ({error}); install it with: pip install 'asng[nas]'")
 
-from asng.cli import cifar10
+from asng.cli import cifar10, inpainting
 from asng.cli.digits import run_digits
 from asng.cli.toy import run_toy
 
@@ -26,12 +26,15 @@ COMMANDS: dict[tuple[str, ...], tuple[Callable[[Sequence[str]], None], str]] = {
     ("cifar10", "retrain"): (cifar10.run_retrain, "an architecture trained from scratch"),
     ("cifar10", "evaluate"): (cifar10.run_evaluate, "test accuracy of a run"),
     ("digits", "search"): (run_digits, "a search of a minute, on handwritten digits"),
+    ("inpainting", "search"): (inpainting.run_search, "an autoencoder that fills holes in faces"),
+    ("inpainting", "retrain"): (inpainting.run_retrain, "an autoencoder trained from scratch"),
+    ("inpainting", "evaluate"): (inpainting.run_evaluate, "PSNR, SSIM and pictures of a run"),
     ("toy",): (run_toy, "the paper's toy problem: robustness to the initial step size"),
 }
 
 
 def overview() -> str:
-    lines = [f"  asng {' '.join(words):<19} {purpose}" for words, (_, purpose) in COMMANDS.items()]
+    lines = [f"  asng {' '.join(words):<20} {purpose}" for words, (_, purpose) in COMMANDS.items()]
     return "\n".join(["usage: asng EXPERIMENT [VERB] [flags]", "", *lines, "", "--help behind each says more."])
 
 

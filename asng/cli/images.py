@@ -22,7 +22,7 @@ class Where:
 def architecture(
     run: Path | None,
     given: str | None,
-    space: Mapping[str, Variable],
+    space: Mapping[str, Variable] | None,
     random: Callable[[int], dict[str, Any]],
     seed: int,
 ) -> dict[str, Any]:

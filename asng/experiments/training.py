@@ -11,13 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from asng import checkpoints
-from asng.asktell import AskTell
-from asng.optimizer import ASNG
 from asng.runs import Run
 
 CHECKPOINT = "checkpoint.pt"
@@ -89,7 +86,9 @@ def mean(numbers: Iterable[float]) -> float | None:
     return sum(finite) / len(finite) if finite else None
 
 
-def run(job: Job, kept: Run, *, epochs: int, steps: int, images: int, show: Show = silent) -> list[dict[str, Any]]:
+def run(
+    job: Job, kept: Run, *, epochs: int, steps: int, images: int, show: Show = silent, unit: str = "epoch"
+) -> list[dict[str, Any]]:
     """Do what is left of `epochs` times `steps` steps, of `images` each; returns the records of all epochs.
 
     After every epoch its record is a line of the run's metrics, and the state is saved. Ctrl-C saves
@@ -112,13 +111,13 @@ def run(job: Job, kept: Run, *, epochs: int, steps: int, images: int, show: Show
             epoch.seconds += now - started
             if number % steps == 0:
                 rate = images * steps / epoch.seconds
-                kept.append(_record(job, epoch, number // steps, rate))
+                kept.append({unit: number // steps, "step": number, **_record(job, epoch, number // steps, rate)})
                 show(number / (epochs * steps), described(kept.results()[-1]), line=True)
                 epoch = Epoch()
                 _save(path, job, number, epoch)
             elif now - shown > SHOWN_EVERY:
                 shown = now
-                where = f"epoch {number // steps + 1}/{epochs} step {number % steps}/{steps}"
+                where = f"{unit} {number // steps + 1}/{epochs} step {number % steps}/{steps}"
                 rate = images * (number % steps) / epoch.seconds
                 show(number / (epochs * steps), f"{where}, {described(epoch.newest())}, {rate:.0f} images/s")
             if interrupted():
@@ -136,7 +135,7 @@ def _record(job: Job, epoch: Epoch, number: int, rate: float) -> dict[str, Any]:
         raise RuntimeError(
             f"all values of {', '.join(lost)} in epoch {number} were NaN or infinite; lower the learning rate"
         )
-    return {"epoch": number, **means, **job.finish_epoch(number), "seconds": epoch.seconds, "images_per_second": rate}
+    return {**means, **job.finish_epoch(number), "seconds": epoch.seconds, "images_per_second": rate}
 
 
 def described(record: Mapping[str, Any]) -> str:
@@ -208,13 +207,6 @@ def set_rate(weights: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all groups."""
     for group in weights.param_groups:
         group["lr"] = rate
-
-
-def certainty(optimizer: AskTell) -> dict[str, float]:
-    """How far a search has come: the mean of the largest probabilities, and ASNG's step size."""
-    largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
-    record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
-    return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record
 
 
 def machine(device: torch.device) -> str:

@@ -1,7 +1,7 @@
 """Training an architecture from scratch on CIFAR-10, and testing what was trained."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,12 @@ from asng import checkpoints, nas
 from asng.experiments import training
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10.data import Batches, Images
-from asng.experiments.cifar10.network import Net, channels_for, set_drop_path
-from asng.experiments.cifar10.search import TRAIN, Search, Settings, accuracy, check, config
+from asng.experiments.cifar10.network import Net, set_drop_path, size
+from asng.experiments.cifar10.search import Search, Settings, accuracy
+from asng.experiments.cifar10.space import channels_for
+from asng.experiments.searching import TRAIN, check, config, config_in, settings_in
 from asng.nas.architecture import from_dict, to_dict
-from asng.runs import METRICS, Run, config_of, write_json
+from asng.runs import METRICS, Run, write_json
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,7 @@ class Retraining:
     """All random numbers follow from it."""
 
     def __post_init__(self) -> None:
-        check(self, least={"epochs": 1, "cells": 3, "batch": 2, "seed": 0, "most_parameters": 1})
+        check(self, epochs=1, cells=3, batch=2, seed=0, most_parameters=1)
         if self.images < self.batch:
             raise ValueError(f"images must be at least a mini-batch of {self.batch}, got {self.images}")
         if not 0 <= self.drop_path < 1:
@@ -66,7 +68,7 @@ def retrain(
     show: training.Show = training.silent,
 ) -> dict[str, Any]:
     """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
-    kept = Run(folder, {**config("retrain", settings), "architecture": to_dict(values)}, METRICS)
+    kept = Run(folder, {**config("cifar10", "retrain", settings), "architecture": to_dict(values)}, METRICS)
     job = Retrain(settings, values, train, test)
     write_json(folder / "architecture.json", to_dict(values))
     drawing.draw(values, folder)
@@ -90,7 +92,7 @@ class Retrain:
         self.channels = settings.channels or channels_for(values, settings.cells, settings.most_parameters)
         torch.manual_seed(settings.seed)
         self.model = trainable(self.channels, settings.cells, values).to(self.device)
-        self.parameters = sum(p.numel() for name, p in self.model.named_parameters() if "auxiliary" not in name)
+        self.parameters = size(self.model)
         weights = torch.optim.SGD(
             self.model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4, fused=self.device.type == "cuda"
         )
@@ -134,26 +136,14 @@ def trainable(channels: int, cells: int, values: Mapping[str, Any]) -> nn.Module
 
 def evaluate(folder: Path, train: Images, test: Images) -> dict[str, Any]:
     """Test accuracy of what a run has trained so far: a network from scratch, or the architecture found by a search."""
-    there = config_of(folder)
-    if there.get("experiment") != "cifar10" or there.get("kind") not in ("search", "retrain"):
-        raise ValueError(f"{folder} is no run of cifar10: its config.json says {there.get('experiment')!r}")
-    path = folder / training.CHECKPOINT
-    if not path.exists():
-        raise ValueError(f"{folder} has no {training.CHECKPOINT} yet; let it run for an epoch at least")
-    state = checkpoints.load(path)
+    there = config_in(folder, "cifar10")
+    state = checkpoints.load(folder / training.CHECKPOINT)
     if there["kind"] == "search":
-        search = Search(_settings(Settings, there), train, test)
+        search = Search(settings_in(Settings, there), train, test)
         search.load_state_dict(state["job"])
-        result = search.test_accuracy(search.found()["values"])
+        result = search.test_accuracy(search.searching.found()["values"])
     else:
-        retrain = Retrain(_settings(Retraining, there), from_dict(there["architecture"]), train, test)
+        retrain = Retrain(settings_in(Retraining, there), from_dict(there["architecture"]), train, test)
         retrain.load_state_dict(state["job"])
         result = accuracy(retrain.model, test)
     return {"kind": there["kind"], "steps": state["number"], "test_accuracy": result}
-
-
-def _settings(kind: Any, there: Mapping[str, Any]) -> Any:
-    try:
-        return kind(**{field.name: there[field.name] for field in fields(kind)})
-    except KeyError as error:
-        raise ValueError(f"the run was made by another version of asng, without the setting {error}") from None

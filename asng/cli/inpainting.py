@@ -1,0 +1,176 @@
+"""`asng inpainting search`, `retrain` and `evaluate`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import tyro
+from rich.console import Console
+
+from asng.cli.images import Where, architecture, folder_of
+from asng.cli.terminal import parsed, progress_bar
+from asng.experiments.inpainting.data import Data, load
+from asng.experiments.inpainting.encoding import base_values, depth, random_values, variables
+from asng.experiments.inpainting.retraining import SMALL_RETRAINING, Retraining, evaluate, retrain
+from asng.experiments.inpainting.search import SMALL, Settings, search
+from asng.experiments.training import device_of
+from asng.runs import config_of
+
+Flat = tyro.conf.arg(name="")
+
+
+@dataclass(frozen=True)
+class Lists:
+    """Which faces are for what, where their folders do not say it."""
+
+    train_list: Path | None = None
+    """A text file with the names of the training images, one in each line."""
+    test_list: Path | None = None
+    """The same for the test images."""
+
+
+def faces(where: Where, lists: Lists, console: Console, folder: Path) -> Data:
+    """The faces; what is wrong with some of them is said."""
+    given = (lists.train_list, lists.test_list)
+    if (given[0] is None) != (given[1] is None):
+        raise ValueError("give --train-list and --test-list together, or neither")
+    both = None if given[0] is None or given[1] is None else (given[0], given[1])
+    with progress_bar(console, "faces", folder) as progress:
+        data = load(where.data, device_of(where.device), lists=both, progress=progress)
+    console.print(f"{len(data.train):,} faces to train, {len(data.test):,} to test ({data.split})", highlight=False)
+    for name, reason in list(data.damaged.items())[:5]:
+        console.print(f"Left out: {name} ({reason})", soft_wrap=True, highlight=False)
+    if len(data.damaged) > 5:
+        console.print(f"... and {len(data.damaged) - 5} more, listed beside the cached faces", highlight=False)
+    return data
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search an autoencoder that fills holes in faces: section 3.3 of the paper.
+
+    --data, or the environment variable ASNG_DATA, names a folder of face images, or CelebA as its authors
+    distribute it. After every stretch a line of metrics.jsonl and a checkpoint; at the end
+    architecture.json and summary.json. Ctrl-C saves; the same command continues.
+
+    Examples:
+      asng inpainting search                                   as in the paper, for a GPU
+      asng inpainting search --encoding int --mask pixel
+      asng inpainting search --small                           a look, minutes on two cores
+    """
+
+    settings: Annotated[Settings, Flat] = field(default_factory=Settings)
+    where: Annotated[Where, Flat] = field(default_factory=Where)
+    lists: Annotated[Lists, Flat] = field(default_factory=Lists)
+    small: bool = False
+    """Other defaults, for two cores: a smaller network, fewer faces and iterations."""
+    out: Path | None = None
+    """Folder of the run; runs/inpainting-ENCODING-MASK-METHOD-seedS, or with --small runs/inpainting-small-..."""
+
+
+def run_search(arguments: Sequence[str]) -> None:
+    """`asng inpainting search`."""
+    small = "--small" in arguments  # seen before parsing, since it decides over the defaults of other flags
+    command: Search = parsed(Search, "inpainting search", arguments, Search(SMALL if small else Settings()))
+    settings = command.settings
+    name = f"{settings.encoding}-{settings.mask}-{settings.method}-seed{settings.seed}"
+    folder = command.out or Path("runs") / f"inpainting{'-small' if small else ''}-{name}"
+    console = Console()
+    data = faces(command.where, command.lists, console, folder)
+    with progress_bar(console, "inpainting search", folder) as progress:
+        summary = search(settings, folder, data.train, data.test, progress)
+    if not summary["inside"]:
+        console.print("No architecture met the limit; this is the nearest one.")
+    console.print("Found:", *summary["chain"], sep="\n", highlight=False)
+    console.print(f"Train it from scratch: asng inpainting retrain {folder}", soft_wrap=True)
+
+
+@dataclass(frozen=True)
+class Retrain:
+    """Train an autoencoder from scratch on faces with holes, and test it. Ctrl-C saves; the same command continues.
+
+    Examples:
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0           what a search found
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture base
+      asng inpainting retrain --architecture random --seed 3 --mask pixel      a yardstick
+      asng inpainting retrain --architecture network.json --iterations 20000
+    """
+
+    run: tyro.conf.Positional[Path | None] = None
+    """Folder of a search."""
+    settings: Annotated[Retraining, Flat] = field(default_factory=Retraining)
+    where: Annotated[Where, Flat] = field(default_factory=Where)
+    lists: Annotated[Lists, Flat] = field(default_factory=Lists)
+    architecture: str | None = None
+    """A file as architecture.json; random, which draws one from the seed; or, beside the folder of a search, base: as
+    many layers as were found there, all of 64 channels, 3x3, with skip."""
+    small: bool = False
+    """Other defaults, for two cores: fewer faces and iterations."""
+    out: Path | None = None
+    """Folder of the run; RUN/retrain-seedS, or runs/inpainting-NAME-seedS."""
+
+
+def run_retrain(arguments: Sequence[str]) -> None:
+    """`asng inpainting retrain`."""
+    small, masked = "--small" in arguments, any(word.startswith("--mask") for word in arguments)
+    settings = SMALL_RETRAINING if small else Retraining()
+    command: Retrain = parsed(Retrain, "inpainting retrain", arguments, Retrain(settings=settings))
+    settings, run = command.settings, command.run
+    if run is not None and not masked:
+        settings = replace(settings, mask=config_of(run).get("mask", settings.mask))
+    values, folder = chosen(command)
+    console = Console()
+    data = faces(command.where, command.lists, console, folder)
+    with progress_bar(console, "inpainting retrain", folder) as progress:
+        summary = retrain(settings, values, folder, data.train, data.test, progress)
+    console.print(*summary["chain"], sep="\n", highlight=False)
+    console.print(f"{summary['parameters']:,} parameters. Test it: asng inpainting evaluate {folder}", soft_wrap=True)
+
+
+def chosen(command: Retrain) -> tuple[dict[str, Any], Path]:
+    """The architecture that is meant, and where it is trained."""
+    run, given, seed = command.run, command.architecture, command.settings.seed
+    if given == "base":
+        if run is None:
+            raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
+        there = config_of(run)
+        found = architecture(run, None, None, random, seed)
+        space = variables(there["encoding"], there["layers"], widths=there["widths"])
+        channels = min(64, max(there["widths"])) if there["widths"] else 64
+        return base_values(space, depth(found), channels), command.out or run / f"base-seed{seed}"
+    return architecture(run, given, None, random, seed), folder_of(command.out, run, given, "inpainting", seed)
+
+
+def random(seed: int) -> dict[str, Any]:
+    """An architecture of the space cat, drawn from a seed."""
+    return random_values(variables("cat"), seed)
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """PSNR and SSIM of what a run has trained, on all test faces; leaves evaluation.json and restored.png.
+
+    The masks of the test faces are the same for all runs.
+
+    Examples:
+      asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0
+      asng inpainting evaluate runs/inpainting-cat-center-asng-seed0
+    """
+
+    run: tyro.conf.Positional[Path]
+    """Folder of a search or of a retraining."""
+    where: Annotated[Where, Flat] = field(default_factory=Where)
+    lists: Annotated[Lists, Flat] = field(default_factory=Lists)
+
+
+def run_evaluate(arguments: Sequence[str]) -> None:
+    """`asng inpainting evaluate`."""
+    command: Evaluate = parsed(Evaluate, "inpainting evaluate", arguments)
+    console = Console()
+    config_of(command.run)
+    data = faces(command.where, command.lists, console, command.run)
+    report = evaluate(command.run, data.train, data.test)
+    psnr = "infinite" if report["psnr"] is None else f"{report['psnr']:.2f} dB"
+    console.print(f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces", highlight=False)
+    console.print(f"Picture: {command.run / 'restored.png'}", soft_wrap=True)

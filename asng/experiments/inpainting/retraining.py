@@ -1,0 +1,141 @@
+"""Training an autoencoder from scratch on faces with holes, and testing what it restores."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from asng import checkpoints, nas
+from asng.experiments import training
+from asng.experiments.inpainting.data import Batches, Faces
+from asng.experiments.inpainting.encoding import describe
+from asng.experiments.inpainting.masks import Mask
+from asng.experiments.inpainting.network import fresh
+from asng.experiments.inpainting.pictures import picture
+from asng.experiments.inpainting.search import TESTED, Search, Settings, Tested, check_stretch, indices_of, loss_of
+from asng.experiments.searching import TRAIN, check, config, config_in, settings_in
+from asng.nas.architecture import from_dict, to_dict
+from asng.runs import METRICS, Run, write_json
+
+DROPS = (0.4, 0.8)  # shares of the training after which the learning rate is a tenth of what it was
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retraining:
+    """Training an architecture from scratch; the paper's values are the defaults."""
+
+    mask: Mask = "center"
+    """What is missing: the central square, 80 % of the pixels, or a half of the image."""
+    iterations: int = 500_000
+    """Steps of Adam."""
+    stretch: int = 5000
+    """Iterations between two checkpoints and lines of metrics."""
+    batch: int = 16
+    """Faces in a mini-batch."""
+    rate: float = 1e-3
+    """Learning rate at the start; a tenth of it after two fifths, a hundredth after four fifths."""
+    images: int | None = None
+    """How many of the training faces are used; all by default."""
+    amp: training.Amp = "off"
+    """Mixed precision."""
+    seed: int = 0
+    """All random numbers follow from it."""
+
+    def __post_init__(self) -> None:
+        check(self, iterations=1, stretch=1, batch=1, seed=0)
+        check_stretch(self.iterations, self.stretch)
+
+
+SMALL_RETRAINING = Retraining(iterations=1000, stretch=100, images=4000)
+
+
+def rate_at(start: float, done: float) -> float:
+    """The learning rate when a share `done` of the training is behind it.
+
+    >>> [round(rate_at(1.0, done), 9) for done in (0.0, 0.39, 0.4, 0.79, 0.8)]
+    [1.0, 1.0, 0.1, 0.1, 0.01]
+    """
+    return start * 0.1 ** sum(done >= drop for drop in DROPS)
+
+
+def retrain(
+    settings: Retraining,
+    values: Mapping[str, Any],
+    folder: Path,
+    train: Faces,
+    test: Faces,
+    show: training.Show = training.silent,
+) -> dict[str, Any]:
+    """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
+    kept = Run(folder, {**config("inpainting", "retrain", settings), "architecture": to_dict(values)}, METRICS)
+    job = Retrain(settings, values, train, test)
+    write_json(folder / "architecture.json", to_dict(values))
+    stretches = settings.iterations // settings.stretch
+    records = training.run(
+        job, kept, epochs=stretches, steps=settings.stretch, images=settings.batch, show=show, unit="stretch"
+    )
+    height, width = train.images.shape[2:]
+    summary = {
+        "chain": describe(values, (height, width)).splitlines(),
+        "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
+        "machine": training.machine(job.device),
+        "last": records[-1],
+    }
+    write_json(folder / "summary.json", summary)
+    return summary
+
+
+class Retrain:
+    """Training from scratch as a job."""
+
+    def __init__(self, settings: Retraining, values: Mapping[str, Any], train: Faces, test: Faces) -> None:
+        self._settings, self.device = settings, train.images.device
+        height, width = train.images.shape[2:]
+        torch.manual_seed(settings.seed)
+        self.model = fresh(values, (height, width)).to(self.device)
+        weights = torch.optim.Adam(self.model.parameters(), lr=settings.rate, fused=self.device.type == "cuda")
+        self._descent = training.Descent(
+            self.model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp)
+        )
+        indices = torch.arange(indices_of(train, settings.images))
+        self._batches = Batches(train, indices, settings.batch, settings.mask, settings.seed, TRAIN)
+        self._test = Tested(test, settings.mask, TESTED)
+
+    def step(self, number: int) -> dict[str, training.Number]:
+        training.set_rate(self._descent.weights, rate_at(self._settings.rate, number / self._settings.iterations))
+        return {"train_loss": self._descent(self._batches(number))}
+
+    def finish_epoch(self, epoch: int) -> dict[str, Any]:
+        return self._test.means(self.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._descent.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._descent.load_state_dict(state)
+
+
+def evaluate(folder: Path, train: Faces, test: Faces) -> dict[str, Any]:
+    """PSNR and SSIM on all test faces of what a run has trained so far; leaves evaluation.json and restored.png."""
+    there = config_in(folder, "inpainting")
+    state = checkpoints.load(folder / training.CHECKPOINT)
+    job: Search | Retrain
+    if there["kind"] == "search":
+        if isinstance(there["widths"], list):  # JSON knows no tuples
+            there["widths"] = tuple(there["widths"])
+        job = Search(settings_in(Settings, there), train, test)
+        job.load_state_dict(state["job"])
+        model = nas.extract(job.model, job.searching.found()["values"])
+    else:
+        job = Retrain(settings_in(Retraining, there), from_dict(there["architecture"]), train, test)
+        job.load_state_dict(state["job"])
+        model = job.model
+    tested = Tested(test, there["mask"])
+    scores = tested.scores(model)
+    report = {"kind": there["kind"], "iterations": state["number"], **scores.report(tested.names)}
+    grid, report["shown"] = picture(model, tested.images, tested.masks, scores)
+    grid.save(folder / "restored.png")
+    write_json(folder / "evaluation.json", report)
+    return report

@@ -1,0 +1,149 @@
+"""The search of an autoencoder that fills holes in faces (section 3.3 of the paper), in both encodings."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asng import nas
+from asng.experiments import training
+from asng.experiments.data import halves
+from asng.experiments.inpainting import measures
+from asng.experiments.inpainting.data import Batches, Faces
+from asng.experiments.inpainting.encoding import Encoding, describe
+from asng.experiments.inpainting.masks import Mask, fixed
+from asng.experiments.inpainting.network import Net
+from asng.experiments.searching import TRAIN, VALID, Searching, SearchSettings, check, config
+from asng.nas.architecture import to_dict
+from asng.runs import METRICS, Run, write_json
+
+TESTED = 200  # faces, after each stretch of iterations; the whole test set is the affair of `evaluate`
+MASKS = 0  # seed of the masks of test faces, the same for all runs
+
+
+def check_stretch(iterations: int, stretch: int) -> None:
+    """Raise ValueError where stretches do not fill the iterations."""
+    if iterations % stretch:
+        raise ValueError(f"iterations must be a multiple of stretch, {stretch}, got {iterations}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings(SearchSettings):
+    """The search; the paper's values are the defaults."""
+
+    encoding: Encoding = "cat"
+    """cat: choices alone; int: integers for kernels and channels."""
+    mask: Mask = "center"
+    """What is missing: the central square, 80 % of the pixels, or a half of the image."""
+    iterations: int = 50_000
+    """Each moves the weights and the distribution once."""
+    stretch: int = 1000
+    """Iterations between two checkpoints and lines of metrics."""
+    layers: int = 20
+    """Hidden layers; those that the output does not lead back to are inactive."""
+    widths: tuple[int, ...] | None = None
+    """Channels of a layer: all choices of the encoding cat, the least and the most of int; 64 to 256 by default."""
+    batch: int = 16
+    """Faces in a mini-batch."""
+    images: int | None = None
+    """How many of the training faces are used; all by default."""
+
+    def __post_init__(self) -> None:
+        check(self, iterations=1, stretch=1, layers=2, batch=1, samples=2, candidates=1, seed=0)
+        check_stretch(self.iterations, self.stretch)
+
+
+# Small enough for two cores.
+SMALL = Settings(iterations=300, stretch=50, layers=6, widths=(8, 16, 32), images=4000)
+
+
+def indices_of(faces: Faces, images: int | None) -> int:
+    """How many of the faces are used."""
+    if images is not None and images > len(faces):
+        raise ValueError(f"images must be at most {len(faces)}, which are there to train with; got {images}")
+    return images or len(faces)
+
+
+def search(
+    settings: Settings, folder: Path, train: Faces, test: Faces, show: training.Show = training.silent
+) -> dict[str, Any]:
+    """Search, or go on with a search; leaves the architecture and a summary in the folder."""
+    kept = Run(folder, config("inpainting", "search", settings), METRICS)
+    job = Search(settings, train, test)
+    stretches = settings.iterations // settings.stretch
+    records = training.run(
+        job, kept, epochs=stretches, steps=settings.stretch, images=2 * settings.batch, show=show, unit="stretch"
+    )
+    found = job.searching.found()
+    summary = {
+        **found,
+        "chain": describe(found["values"], job.model.size).splitlines(),
+        "machine": training.machine(job.device),
+        "last": records[-1],
+    }
+    write_json(folder / "architecture.json", to_dict(found["values"]))
+    write_json(folder / "summary.json", summary)
+    return summary
+
+
+def loss_of(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+    """Mean squared error over whole images, from a mini-batch of originals and their corrupted twins."""
+    return F.mse_loss(model(batch[1]), batch[0])
+
+
+class Search:
+    """The search as a job."""
+
+    def __init__(self, settings: Settings, train: Faces, test: Faces) -> None:
+        self._settings, self.device = settings, train.images.device
+        height, width = train.images.shape[2:]
+        torch.manual_seed(settings.seed)
+        self.model = Net(settings.encoding, settings.layers, widths=settings.widths, size=(height, width)).to(
+            self.device
+        )
+        first, second = halves(indices_of(train, settings.images), settings.seed)
+        batches, valid = (
+            Batches(train, half, settings.batch, settings.mask, settings.seed, stream)
+            for half, stream in ((first, TRAIN), (second, VALID))
+        )
+        self.searching = Searching(
+            settings, self.model, loss_of, batches, valid, steps=valid.steps, size=nas.parameters, weight_decay=0.0
+        )
+        self._test = Tested(test, settings.mask, TESTED)
+
+    def step(self, number: int) -> dict[str, training.Number]:
+        step = self.searching.step(number, number / self._settings.iterations)
+        return {"train_loss": step.train_loss, "valid_loss": step.valid_loss}
+
+    def finish_epoch(self, epoch: int) -> dict[str, Any]:
+        record: dict[str, Any] = self.searching.certainty()
+        likely = self.searching.most_likely() if self._settings.test else None
+        return record if likely is None else {**record, **self._test.means(nas.extract(self.model, likely))}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.searching.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.searching.load_state_dict(state)
+
+
+class Tested:
+    """Test faces behind masks that are the same for all runs; the first `most` of them."""
+
+    def __init__(self, faces: Faces, mask: Mask, most: int | None = None) -> None:
+        self.images, self.names = faces.images[:most], faces.names[:most]
+        height, width = self.images.shape[2:]
+        self.masks = fixed(mask, len(self.images), (height, width), MASKS)
+
+    def scores(self, model: nn.Module) -> measures.Scores:
+        """PSNR and SSIM of each face that a model restores."""
+        return measures.evaluate(model, self.images, self.masks)
+
+    def means(self, model: nn.Module) -> dict[str, Any]:
+        """Means of both, as a record has them."""
+        report = self.scores(model).report()
+        return {"test_psnr": report["psnr"], "test_ssim": report["ssim"]}

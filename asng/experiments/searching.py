@@ -1,0 +1,171 @@
+"""What the searches on images share: their settings, the parts of a one-shot search, and what it has found."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asng import SNG, Uniform, __version__, nas
+from asng.asktell import AskTell
+from asng.experiments import training
+from asng.optimizer import ASNG
+from asng.runs import config_of
+
+TRAIN, VALID = 0, 1  # streams of random numbers for mini-batches
+FINALISTS = 10  # of random search, judged on all mini-batches
+
+Method = Literal["asng", "sng", "uniform"]
+METHODS: dict[Method, Callable[..., AskTell]] = {"asng": ASNG, "sng": SNG, "uniform": Uniform}
+Batches = Callable[[int], tuple[Tensor, ...]]  # by their number
+Values = Mapping[str, Any]
+Kind = TypeVar("Kind")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings:
+    """What every search is told."""
+
+    samples: int = 2
+    """Architectures per half of an iteration (lambda)."""
+    rate: float = 0.025
+    """Learning rate of the weights at the start of its cosine."""
+    method: Method = "asng"
+    """How the distribution moves: asng; sng, with a constant step; uniform, not at all (random search)."""
+    candidates: int = 1000
+    """With the method uniform: architectures drawn at the end, of which the best one is taken."""
+    most_parameters: int | None = None
+    """A hard limit on the parameters of an architecture, at the size of the search."""
+    test: bool = True
+    """Test the most likely architecture now and then, at the cost of some time that is not counted."""
+    amp: training.Amp = "off"
+    """Mixed precision."""
+    seed: int = 0
+    """All random numbers follow from it."""
+
+
+class Searching:
+    """A one-shot search on mini-batches that follow from their number, as the paper does it.
+
+    loss        (model, batch) -> scalar
+    train       mini-batches that move the weights
+    valid       mini-batches that move the distribution, `steps` of them in an epoch
+    size        (model, values) -> parameters, where they are limited
+    """
+
+    def __init__(
+        self,
+        settings: SearchSettings,
+        model: nn.Module,
+        loss: Callable[[nn.Module, Any], Tensor],
+        train: Batches,
+        valid: Batches,
+        *,
+        steps: int,
+        size: Callable[[nn.Module, Values], int],
+        weight_decay: float,
+    ) -> None:
+        self._settings, self._loss, self._train, self._valid, self._steps = settings, loss, train, valid, steps
+        streams = np.random.SeedSequence(settings.seed).spawn(2)
+        self.optimizer = METHODS[settings.method](nas.space_of(model), samples=settings.samples, seed=streams[0])
+        self._judges = streams[1]
+        weights = torch.optim.SGD(
+            model.parameters(),
+            lr=settings.rate,
+            momentum=0.9,
+            weight_decay=weight_decay,
+            fused=next(model.parameters()).is_cuda,
+        )
+        most = settings.most_parameters
+        self.oneshot = nas.OneShot(
+            model,
+            self.optimizer,
+            weights,
+            loss,
+            clip_norm=5.0,
+            limits=[] if most is None else [nas.Limit(size, most, "parameters")],
+            amp=training.dtype_of(settings.amp),
+        )
+
+    def step(self, number: int, done: float) -> nas.Step:
+        """Iteration `number`, at the learning rate that a cosine has when a share `done` of all is behind it."""
+        training.set_rate(self.oneshot.weights, training.cosine(self._settings.rate, done))
+        return self.oneshot.step(self._train(number), self._valid(number))
+
+    def certainty(self) -> dict[str, float]:
+        """How far it has come: the mean of the largest probabilities, and ASNG's step size."""
+        largest = [float(np.max(p)) for p in self.optimizer.distribution().values() if isinstance(p, np.ndarray)]
+        record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
+        return {**record, "delta": self.optimizer.delta} if isinstance(self.optimizer, ASNG) else record
+
+    def most_likely(self) -> dict[str, Any] | None:
+        """The most likely architecture so far; none where all are equally likely."""
+        return None if self._settings.method == "uniform" else nas.most_likely(self.oneshot).values
+
+    def found(self) -> dict[str, Any]:
+        """The architecture that the search ends with, and the distribution behind it."""
+        if self._settings.method == "uniform":
+            values, inside, probability = self._best_of_random(), True, None
+        else:
+            values, inside, probability = nas.most_likely(self.oneshot)
+        distribution = {name: np.asarray(p).tolist() for name, p in self.optimizer.distribution().items()}
+        return {"values": values, "inside": inside, "probability": probability, "distribution": distribution}
+
+    def _best_of_random(self) -> dict[str, Any]:
+        """Random search with shared weights: many on a mini-batch each, then the best few of them on all."""
+        drawn = Uniform(self.optimizer.space, seed=self._judges).ask(self._settings.candidates)
+        inside = [candidate.values for candidate in drawn if not self.oneshot.excess(candidate.values)]
+        if not inside:
+            raise RuntimeError(f"none of {len(drawn)} architectures meets the limit; raise most_parameters")
+        first = [self._judged(values, [place % self._steps]) for place, values in enumerate(inside)]
+        best = [inside[place] for place in np.argsort(first, kind="stable")[:FINALISTS]]
+        return min(best, key=lambda values: self._judged(values, range(self._steps)))
+
+    def _judged(self, values: Values, numbers: Any) -> float:
+        nas.select(self.oneshot.model, values)
+        with torch.no_grad():
+            losses = [self._loss(self.oneshot.model, self._valid(number)) for number in numbers]
+        return torch.stack(losses).mean().item()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.oneshot.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.oneshot.load_state_dict(state)
+
+
+def check(settings: Any, **least: int) -> None:
+    """Raise ValueError for numbers below what they must be at least, and for learning rates that are none."""
+    for name, minimum in least.items():
+        if getattr(settings, name) < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {getattr(settings, name)}")
+    if not settings.rate > 0 or not math.isfinite(settings.rate):
+        raise ValueError(f"rate must be above 0, got {settings.rate}")
+
+
+def config(experiment: str, kind: str, settings: Any) -> dict[str, Any]:
+    """What the folder of a run says of it."""
+    return {"experiment": experiment, "kind": kind, "version": __version__, **vars(settings)}
+
+
+def config_in(folder: Path, experiment: str) -> dict[str, Any]:
+    """What the folder of a run with a checkpoint says of it; raises ValueError for another one."""
+    there = config_of(folder)
+    if there.get("experiment") != experiment or there.get("kind") not in ("search", "retrain"):
+        raise ValueError(f"{folder} is no run of {experiment}: its config.json says {there.get('experiment')!r}")
+    if not (folder / training.CHECKPOINT).exists():
+        raise ValueError(f"{folder} has no {training.CHECKPOINT} yet; let it run for an epoch at least")
+    return there
+
+
+def settings_in(kind: type[Kind], there: Mapping[str, Any]) -> Kind:
+    """Settings of a kind, as a run's folder has them."""
+    try:
+        given = {field.name: there[field.name] for field in fields(kind)}  # type: ignore[arg-type]
+    except KeyError as error:
+        raise ValueError(f"the run was made by another version of asng, without the setting {error}") from None
+    return kind(**given)

@@ -1,0 +1,171 @@
+"""Training from scratch on CIFAR-10: sizes, schedule, dropped paths, resumption, and testing; on images of noise."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from asng import checkpoints, nas
+from asng.experiments import training
+from asng.experiments.cifar10.data import Batches, Images
+from asng.experiments.cifar10.network import Cell, size
+from asng.experiments.cifar10.retraining import Retrain, Retraining, evaluate, retrain
+from asng.experiments.cifar10.search import Search, Settings, accuracy, search
+from asng.experiments.cifar10.space import channels_for, random_values
+from asng.experiments.searching import TRAIN
+from asng.runs import METRICS
+
+TINY = Retraining(epochs=3, channels=2, cells=3, batch=4, images=12)
+VALUES = random_values(5)
+
+
+def changed(**settings):
+    return Retraining(**{**vars(TINY), **settings})
+
+
+@pytest.fixture(scope="module")
+def images():
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (16, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    some = Images(pixels, torch.randint(10, (16,), generator=generator))
+    return some, some.part(torch.arange(10))
+
+
+def rates_of(job):
+    return {module.drop_path for module in job.model.modules() if isinstance(module, Cell)}
+
+
+def test_the_defaults_are_the_papers():
+    settings = Retraining()
+    assert (settings.epochs, settings.cells, settings.batch, settings.rate) == (600, 20, 80, 0.025)
+    assert (settings.drop_path, settings.auxiliary, settings.most_parameters) == (0.3, 0.4, 4_000_000)
+
+
+def test_the_channels_are_as_many_as_the_parameters_allow(images):
+    job = Retrain(changed(channels=None, most_parameters=20_000), VALUES, *images)
+    assert job.channels == channels_for(VALUES, cells=3, at_most=20_000)
+    assert job.parameters == size(job.model) <= 20_000
+
+
+def test_the_learning_rate_and_dropped_paths_follow_the_epoch_linearly_and_on_a_cosine(images):
+    job = Retrain(TINY, VALUES, *images)
+    assert job.steps == 3
+    for number in (0, 2, 3, 5, 6, 8):
+        job.step(number)
+        epoch = number // 3
+        assert rates_of(job) == {0.3 * epoch / 3}
+        rate = job._descent.weights.param_groups[0]["lr"]
+        assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * epoch / 3)) / 2)
+
+
+def test_the_loss_is_that_of_both_heads_and_a_step_is_sgd_with_momentum_decay_and_clipping(images):
+    job, twin = (Retrain(changed(drop_path=0.0), VALUES, *images) for _ in range(2))
+    weights = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    batches = Batches(images[0], torch.arange(12), 4, 0, TRAIN)
+    for number in range(2):
+        loss = job.step(number)["train_loss"]
+        pixels, labels = batches(number)
+        scores, auxiliary = twin.model(pixels)
+        expected = F.cross_entropy(scores, labels) + 0.4 * F.cross_entropy(auxiliary, labels)
+        weights.zero_grad()
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0)
+        weights.step()
+        assert torch.equal(loss, expected)
+    assert all(torch.equal(a, b) for a, b in zip(job.model.parameters(), twin.model.parameters(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def whole(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, retrain(TINY, VALUES, folder, *images)
+
+
+def records_of(folder):
+    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("number", [2, 4, 6, 7])
+def test_a_training_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path, monkeypatch, number):
+    step = Retrain.step
+
+    def until(self, at):
+        if at == number:
+            raise KeyboardInterrupt if at % 2 else Killed
+        return step(self, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Retrain, "step", until)
+        with pytest.raises((Killed, KeyboardInterrupt)):
+            retrain(TINY, VALUES, tmp_path, *images)
+    torch.manual_seed(77)
+    retrain(TINY, VALUES, tmp_path, *images)
+    assert records_of(tmp_path) == records_of(whole[0])
+    one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (whole[0], tmp_path))
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+
+
+def test_a_folder_of_another_architecture_is_refused(images, whole):
+    with pytest.raises(ValueError, match=r"another configuration \(architecture: "):
+        retrain(TINY, random_values(6), whole[0], *images)
+
+
+def test_evaluating_gives_the_accuracy_of_the_last_record(images, whole):
+    result = evaluate(whole[0], *images)
+    assert result == {"kind": "retrain", "steps": 9, "test_accuracy": whole[1]["last"]["test_accuracy"]}
+
+
+def test_evaluating_a_search_gives_the_accuracy_of_what_it_found(images, tmp_path):
+    settings = Settings(epochs=1, channels=2, cells=3, batch=4, images=16)
+    summary = search(settings, tmp_path, *images)
+    result = evaluate(tmp_path, *images)
+    assert result == {"kind": "search", "steps": 2, "test_accuracy": summary["last"]["test_accuracy"]}
+
+
+def test_evaluating_what_is_no_run_says_so(images, whole, tmp_path):
+    with pytest.raises(ValueError, match="is no run"):
+        evaluate(tmp_path, *images)
+    (tmp_path / "config.json").write_text('{"experiment": "toy"}')
+    with pytest.raises(ValueError, match="no run of cifar10"):
+        evaluate(tmp_path, *images)
+    (tmp_path / "config.json").write_text((whole[0] / "config.json").read_text())
+    with pytest.raises(ValueError, match=r"no checkpoint\.pt yet"):
+        evaluate(tmp_path, *images)
+
+
+def test_training_learns_what_it_is_shown(images):
+    """Sixteen images of noise are told apart after some steps, by the network as it is tested."""
+    job = Retrain(changed(channels=4, epochs=60, drop_path=0.0, rate=0.05, images=16), VALUES, *images)
+    first = [float(job.step(number)["train_loss"]) for number in range(4)]
+    for number in range(4, 160):
+        last = float(job.step(number)["train_loss"])
+    assert last < 0.6 * sum(first) / 4
+    assert accuracy(job.model, images[0]) > 0.5
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"drop_path": 1.0}, "drop_path must be at least 0 and below 1, got 1.0"),
+        ({"images": 3}, "images must be at least a mini-batch of 4, got 3"),
+        ({"most_parameters": 0}, "most_parameters must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        changed(**settings)
+
+
+def test_the_trained_network_has_no_decision_left(images):
+    job = Retrain(TINY, VALUES, *images)
+    assert not any(isinstance(module, nas.Decision) for module in job.model.modules())
+    assert isinstance(
+        Search(Settings(epochs=1, channels=2, cells=3, batch=4, images=16), *images).model, torch.nn.Module
+    )

@@ -1,0 +1,250 @@
+"""The search on CIFAR-10: what it computes, that it resumes bit-equal, its yardsticks; on a few images of noise."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from asng import ASNG, SNG, Uniform, checkpoints, nas
+from asng.experiments import searching, training
+from asng.experiments.cifar10.data import Batches, Images, normalise
+from asng.experiments.cifar10.search import Search, Settings, accuracy, search
+from asng.experiments.cifar10.space import SPACE, parameters, random_values
+from asng.experiments.data import halves
+from asng.experiments.searching import TRAIN, VALID
+from asng.nas.architecture import from_json
+from asng.runs import METRICS, Run
+
+TINY = Settings(epochs=2, channels=2, cells=3, batch=4, images=24)
+
+
+@pytest.fixture(scope="module")
+def images():
+    def some(n, seed):
+        generator = torch.Generator().manual_seed(seed)
+        pixels = torch.randint(256, (n, 3, 32, 32), generator=generator, dtype=torch.uint8)
+        return Images(pixels, torch.randint(10, (n,), generator=generator))
+
+    return some(30, 0), some(20, 1)
+
+
+def changed(**settings):
+    return Settings(**{**vars(TINY), **settings})
+
+
+def test_the_defaults_are_the_papers():
+    settings = Settings()
+    assert (settings.epochs, settings.channels, settings.cells, settings.batch) == (100, 16, 8, 64)
+    assert (settings.samples, settings.rate, settings.method, settings.images) == (2, 0.025, "asng", 50_000)
+    assert settings.most_parameters is None
+    assert settings.amp == "off"
+
+
+def test_an_iteration_is_the_papers(images):
+    """Two fresh architectures on a mini-batch of one half move the weights; two more on one of the other, theta."""
+    job = Search(TINY, *images)
+    group = job.searching.oneshot.weights.param_groups[0]
+    assert isinstance(job.searching.optimizer, ASNG)
+    assert (group["momentum"], group["weight_decay"], group["nesterov"]) == (0.9, 3e-4, False)
+    first, second = halves(24, TINY.seed)
+    seen = []
+    job.searching.oneshot._loss = lambda model, batch: (
+        seen.append((batch, torch.is_grad_enabled())) or job.loss(model, batch)
+    )
+    values = job.step(4)
+    assert [differentiated for _, differentiated in seen] == [True, True, False, False]
+    train, valid = (Batches(images[0], half, 4, TINY.seed, place)(4) for place, half in enumerate((first, second)))
+    for (batch, _), expected in zip(seen, (train, train, valid, valid), strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True))
+    assert math.isfinite(values["train_loss"])
+    assert 0 <= values["valid_accuracy"] <= 1
+
+
+def test_the_learning_rate_falls_once_an_epoch_on_a_cosine(images):
+    job = Search(changed(epochs=4), *images)
+    rates = []
+    for number in range(0, 4 * job.steps, job.steps - 1):
+        job.step(number)
+        rates.append((number // job.steps, job.searching.oneshot.weights.param_groups[0]["lr"]))
+    assert job.steps == 3
+    for epoch, rate in rates:
+        assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * epoch / 4)) / 2)
+
+
+def test_the_accuracy_is_that_of_the_architectures_that_are_judged(images):
+    job = Search(TINY, *images)
+    judged = []
+    job.searching.oneshot._loss = lambda model, batch: (
+        judged.append((model(batch[0]).detach(), batch[1])) or job.loss(model, batch)
+    )
+    for number in range(3):
+        judged.clear()
+        values = job.step(number)
+        right = [(logits.argmax(1) == labels).float().mean().item() for logits, labels in judged[2:]]
+        assert float(values["valid_accuracy"]) == pytest.approx(sum(right) / 2)
+
+
+@pytest.fixture(scope="module")
+def whole(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, search(TINY, folder, *images)
+
+
+def test_a_run_leaves_metrics_architecture_pictures_and_a_summary(whole):
+    folder, summary = whole
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", METRICS, "checkpoint.pt", "architecture.json", "summary.json"} <= names
+    assert {"cells.svg", "cells.png"} <= names
+    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    assert [record["epoch"] for record in records] == [1, 2]
+    for record in records:
+        assert {"train_loss", "valid_loss", "valid_accuracy", "largest_probability", "delta"} <= set(record)
+        assert {"test_accuracy", "seconds", "images_per_second"} <= set(record)
+    values = from_json((folder / "architecture.json").read_text(), SPACE)
+    assert values == summary["values"]
+    probabilities = json.loads((folder / "summary.json").read_text())["distribution"]
+    for name, variable in SPACE.items():
+        assert variable.choices[int(np.argmax(probabilities[name]))] == values[name]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5])
+def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path, monkeypatch, number):
+    folder, summary = whole
+    step = Search.step
+
+    def until(self, at):
+        if at == number:
+            raise Killed
+        return step(self, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "step", until)
+        with pytest.raises(Killed):
+            search(TINY, tmp_path, *images)
+    torch.manual_seed(1234)
+    again = search(TINY, tmp_path, *images)
+    assert again["values"] == summary["values"]
+    assert again["distribution"] == summary["distribution"]
+    one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (folder, tmp_path))
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+    assert without_times(folder) == without_times(tmp_path)
+
+
+def without_times(folder):
+    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
+
+
+def test_another_seed_is_another_search(images, whole, tmp_path):
+    assert search(changed(seed=1), tmp_path, *images)["distribution"] != whole[1]["distribution"]
+
+
+def test_a_folder_of_other_settings_is_refused(images, whole):
+    with pytest.raises(ValueError, match=r"another configuration \(channels: 2 there, 4 here\)"):
+        search(changed(channels=4), whole[0], *images)
+
+
+def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
+    silent = search(changed(test=False), tmp_path, *images)
+    assert silent["distribution"] == whole[1]["distribution"]
+    assert "test_accuracy" not in silent["last"]
+
+
+def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statistics(images):
+    job = Search(TINY, *images)
+    for number in range(3):
+        job.step(number)
+    values = random_values(3)
+    before = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
+    result = job.test_accuracy(values)
+    assert all(torch.equal(before[name], tensor) for name, tensor in job.model.state_dict().items())
+    network = nas.extract(job.model, values)
+    train = Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
+    nas.recalibrate(network, [train(number)[0] for number in range(3)])
+    network.eval()
+    with torch.no_grad():
+        right = [network(normalise(image[None])).argmax().item() for image in images[1].images]
+    assert result == np.mean(np.array(right) == images[1].labels.numpy())
+
+
+def test_accuracy_leaves_the_mode_of_a_network_alone(images):
+    network = nas.extract(Search(TINY, *images).model, random_values(0)).train()
+    accuracy(network, images[1], batch=7)
+    assert network.training
+
+
+def test_sng_is_the_same_search_without_adaptation(images, tmp_path):
+    job = Search(changed(method="sng"), *images)
+    assert isinstance(job.searching.optimizer, SNG)
+    records = training.run(job, Run(tmp_path, {}, METRICS), epochs=2, steps=job.steps, images=8)
+    assert "delta" not in records[0]
+    assert records[0]["largest_probability"] != records[1]["largest_probability"]
+
+
+def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(searching, "FINALISTS", 3)
+    settings = changed(method="uniform", candidates=8)
+    job = Search(settings, *images)
+    assert isinstance(job.searching.optimizer, Uniform)
+    for number in range(2):
+        job.step(number)
+    assert job.searching.certainty()["largest_probability"] == pytest.approx(
+        np.mean([1 / len(v.choices) for v in SPACE.values()])
+    )
+    drawn = [c.values for c in Uniform(SPACE, seed=np.random.SeedSequence(0).spawn(2)[1]).ask(8)]
+    valid = Batches(images[0], halves(24, 0)[1], 4, 0, VALID)
+
+    def loss(values, numbers):
+        nas.select(job.model, values)
+        with torch.no_grad():
+            parts = [F.cross_entropy(job.model(images), labels) for images, labels in map(valid, numbers)]
+        return np.mean([part.item() for part in parts])
+
+    first = sorted(range(8), key=lambda k: loss(drawn[k], [k % valid.steps]))
+    assert job.searching.found()["values"] == min(
+        (drawn[k] for k in first[:3]), key=lambda values: loss(values, range(valid.steps))
+    )
+    assert "test_accuracy" not in job.finish_epoch(1)
+
+
+def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, tmp_path):
+    sizes = sorted(parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
+    limit = sizes[10]
+    job = Search(changed(most_parameters=limit), *images)
+    ran = []
+    job.searching.oneshot._loss = lambda model, batch: (
+        ran.append(job.size(model, job._selected())) or job.loss(model, batch)
+    )
+    job._selected = lambda: {
+        name: d.value for d in job.model.modules() if isinstance(d, nas.Decision) for name in [d.name]
+    }
+    for number in range(4):
+        job.step(number)
+    assert ran
+    assert max(ran) <= limit
+    found = job.searching.found()
+    assert found["inside"]
+    assert parameters(found["values"], 2, 3, affine=False) <= limit
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"samples": 1}, "samples must be at least 2, got 1"),
+        ({"cells": 2}, "cells must be at least 3, got 2"),
+        ({"rate": math.nan}, "rate must be above 0, got nan"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"images": 7}, "images must be at least two mini-batches of 4, got 7"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        changed(**settings)
