@@ -199,6 +199,9 @@ def recalibrate(
         raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
     modes = [(module, module.training) for module in model.modules()]
     momenta = [norm.momentum for norm in norms]
+    uncounted = [norm for norm in norms if norm.num_batches_tracked is None]  # it saves a kernel in every call
+    for norm in uncounted:
+        norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=_device_of(norm))
     before = [[buffer.clone() for buffer in norm.buffers(recurse=False)] for norm in norms]
     try:
         model.eval()
@@ -218,6 +221,8 @@ def recalibrate(
     finally:
         for norm, momentum in zip(norms, momenta, strict=True):
             norm.momentum = momentum
+        for norm in uncounted:
+            norm.num_batches_tracked = None
         for module, training in modes:
             module.training = training
 
