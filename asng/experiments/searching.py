@@ -91,10 +91,20 @@ class Searching:
             amp=training.dtype_of(settings.amp),
         )
 
-    def step(self, number: int, done: float) -> nas.Step:
-        """Iteration `number`, at the learning rate that a cosine has when a share `done` of all is behind it."""
+    def step(self, number: int, done: float) -> dict[str, training.Number]:
+        """Iteration `number`, at the learning rate that a cosine has when a share `done` of all is behind it.
+
+        Returns the mean losses of the architectures that ran and, under a limit, the share inside of it.
+        """
         training.set_rate(self.oneshot.weights, training.cosine(self._settings.rate, done))
-        return self.oneshot.step(self._train(number), self._valid(number))
+        step = self.oneshot.step(self._train(number), self._valid(number))
+        inside = sum(loss is not None for loss in step.valid_losses)
+        record: dict[str, training.Number] = {"train_loss": step.train_loss} if step.train_losses else {}
+        if inside:
+            record["valid_loss"] = step.valid_loss
+        if self._settings.most_parameters is not None:
+            record["inside"] = inside / len(step.valid_losses)
+        return record
 
     def certainty(self) -> dict[str, float]:
         """How far it has come: the mean of the largest probabilities, and ASNG's step size."""

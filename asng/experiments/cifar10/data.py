@@ -10,6 +10,7 @@ from functools import cache
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import pooch  # type: ignore[import-untyped]
@@ -144,15 +145,25 @@ def _download(folder: Path, progress: Progress) -> None:
     try:
         with TemporaryDirectory(prefix=".cifar-10-", dir=above) as aside:  # the same file system, to be renamed
             archive, unpacked = Path(aside, "archive"), Path(aside, FOLDER)
-            pooch.HTTPDownloader(progressbar=_Bar(progress), chunk_size=2**18)(RELEASE.url, str(archive), None)
+            _fetch(archive, progress)
             if (found := _md5(archive.read_bytes())) != RELEASE.md5:
                 raise OSError(f"what came has the MD5 sum {found}, not {RELEASE.md5}")
             _unpack(archive, unpacked)
             folder.parent.mkdir(parents=True, exist_ok=True)
             _rename(unpacked, folder)
     except OSError as error:
-        why = (str(error) or type(error).__name__).splitlines()[0][:200]
+        why = (str(error) or type(error).__name__).splitlines()[0]
         raise OSError(f"CIFAR-10 is not in {folder} and could not be downloaded ({why}); {_by_hand()}") from None
+
+
+def _fetch(archive: Path, progress: Progress) -> None:
+    answers: list[Any] = []  # pooch leaves them open when it is interrupted
+    keep = {"response": lambda answer, **_: answers.append(answer)}
+    try:
+        pooch.HTTPDownloader(_Bar(progress), chunk_size=2**18, hooks=keep)(RELEASE.url, str(archive), None)
+    finally:
+        for answer in answers:
+            answer.close()
 
 
 def _unpack(archive: Path, folder: Path) -> None:

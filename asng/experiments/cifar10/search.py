@@ -1,6 +1,5 @@
 """The search on CIFAR-10 (section 3.2 of the paper): two cells, searched with shared weights."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,9 +92,8 @@ class Search:
 
     def step(self, number: int) -> dict[str, training.Number]:
         self._correct.clear()
-        step = self.searching.step(number, number // self.steps / self._settings.epochs)
-        accuracy = torch.stack(self._correct).mean() if self._correct else math.nan
-        return {"train_loss": step.train_loss, "valid_loss": step.valid_loss, "valid_accuracy": accuracy}
+        record = self.searching.step(number, number // self.steps / self._settings.epochs)
+        return {**record, "valid_accuracy": torch.stack(self._correct).mean()} if self._correct else record
 
     def finish_epoch(self, epoch: int) -> dict[str, Any]:
         record: dict[str, Any] = self.searching.certainty()

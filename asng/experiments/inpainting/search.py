@@ -116,8 +116,7 @@ class Search:
         self._test = Tested(test, settings.mask, TESTED)
 
     def step(self, number: int) -> dict[str, training.Number]:
-        step = self.searching.step(number, number / self._settings.iterations)
-        return {"train_loss": step.train_loss, "valid_loss": step.valid_loss}
+        return self.searching.step(number, number / self._settings.iterations)
 
     def finish_epoch(self, epoch: int) -> dict[str, Any]:
         record: dict[str, Any] = self.searching.certainty()

@@ -1,0 +1,135 @@
+"""Training an autoencoder from scratch: schedule, resumption, and what evaluating leaves; on small images of noise."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from PIL import Image
+
+from asng import ASNG, checkpoints, nas
+from asng.experiments import training
+from asng.experiments.inpainting import measures
+from asng.experiments.inpainting.data import Batches, Faces
+from asng.experiments.inpainting.encoding import base_values, variables
+from asng.experiments.inpainting.masks import fixed
+from asng.experiments.inpainting.network import fresh
+from asng.experiments.inpainting.retraining import Retrain, Retraining, evaluate, rate_at, retrain
+from asng.experiments.inpainting.search import MASKS, Search, Settings, search
+from asng.experiments.searching import TRAIN
+from asng.runs import METRICS
+
+TINY = Retraining(iterations=10, stretch=5, batch=2, mask="half")
+VALUES = ASNG(variables("cat", layers=3, widths=(2, 4)), seed=4).ask(1)[0].values
+
+
+@pytest.fixture(scope="module")
+def faces():
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (9, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    some = Faces(pixels, tuple("abcdefghi"))
+    return some, some.part(torch.arange(4))
+
+
+def test_the_defaults_are_the_papers():
+    settings = Retraining()
+    assert (settings.iterations, settings.batch, settings.rate, settings.mask) == (500_000, 16, 1e-3, "center")
+
+
+def test_the_learning_rate_falls_to_a_tenth_at_two_and_at_four_fifths(faces):
+    job = Retrain(TINY, VALUES, *faces)
+    rates = []
+    for number in range(10):
+        job.step(number)
+        rates.append(job._descent.weights.param_groups[0]["lr"])
+    assert rates == pytest.approx([1e-3] * 4 + [1e-4] * 4 + [1e-5] * 2)
+    assert rate_at(1.0, 0.399) == 1.0
+
+
+def test_a_step_is_adam_on_the_squared_error_with_clipping(faces):
+    job = Retrain(TINY, VALUES, *faces)
+    torch.manual_seed(0)
+    twin = fresh(VALUES, (16, 16))
+    weights = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    batches = Batches(faces[0], torch.arange(9), 2, "half", 0, TRAIN)
+    for number in range(3):
+        loss = job.step(number)["train_loss"]
+        original, corrupted = batches(number)
+        weights.zero_grad()
+        expected = F.mse_loss(twin(corrupted), original)
+        expected.backward()
+        torch.nn.utils.clip_grad_norm_(twin.parameters(), 5.0)
+        weights.step()
+        assert torch.equal(loss, expected)
+    assert all(torch.equal(a, b) for a, b in zip(job.model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.fixture(scope="module")
+def whole(faces, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, retrain(TINY, VALUES, folder, *faces)
+
+
+def records_of(folder):
+    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("number", [2, 7])
+def test_a_training_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
+    step = Retrain.step
+
+    def until(self, at):
+        if at == number:
+            raise Killed
+        return step(self, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Retrain, "step", until)
+        with pytest.raises(Killed):
+            retrain(TINY, VALUES, tmp_path, *faces)
+    torch.manual_seed(77)
+    retrain(TINY, VALUES, tmp_path, *faces)
+    assert records_of(tmp_path) == records_of(whole[0])
+    one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (whole[0], tmp_path))
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+
+
+def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
+    folder = whole[0]
+    report = evaluate(folder, *faces)
+    model = fresh(VALUES, (16, 16))
+    model.load_state_dict(checkpoints.load(folder / training.CHECKPOINT)["job"]["model"])
+    scores = measures.evaluate(model, faces[1].images, fixed("half", 4, (16, 16), MASKS))
+    assert report["psnr"] == pytest.approx(float(scores.psnr.mean()))
+    assert report["ssim"] == pytest.approx(float(scores.ssim.mean()))
+    assert (report["kind"], report["iterations"], report["images"]) == ("retrain", 10, 4)
+    assert json.loads((folder / "evaluation.json").read_text()) == report
+    assert [one["image"] for one in report["per_image"]] == list("abcd")
+    with Image.open(folder / "restored.png") as picture:
+        assert picture.width > picture.height > 16
+
+
+def test_evaluating_a_search_tests_what_it_found(faces, tmp_path):
+    settings = Settings(iterations=2, stretch=2, layers=3, widths=(2, 4), batch=2, encoding="int")
+    summary = search(settings, tmp_path, *faces)
+    report = evaluate(tmp_path, *faces)
+    assert report["kind"] == "search"
+    assert report["psnr"] == pytest.approx(summary["last"]["test_psnr"])
+    assert nas.space_of(Search(settings, *faces).model).keys() == summary["values"].keys()
+
+
+def test_training_learns_to_fill_holes(faces):
+    """Faces of one colour each: what is missing follows from what is there."""
+    pixels = torch.randint(256, (9, 3, 1, 1), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
+    plain = Faces(pixels.expand(9, 3, 16, 16).contiguous(), faces[0].names)
+    values = base_values(variables("cat", layers=3, widths=(8, 16)), depth=2, channels=16)
+    job = Retrain(Retraining(iterations=400, stretch=400, batch=8, mask="pixel", rate=0.01), values, plain, plain)
+    before = job.finish_epoch(0)["test_psnr"]
+    for number in range(400):
+        job.step(number)
+    assert job.finish_epoch(1)["test_psnr"] > before + 6

@@ -1,0 +1,176 @@
+"""The search for inpainting: what it computes, that it resumes bit-equal, both encodings; on small images of noise."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+from asng import ASNG, Integer, checkpoints, nas
+from asng.experiments import training
+from asng.experiments.data import halves
+from asng.experiments.inpainting import measures
+from asng.experiments.inpainting.data import Batches, Faces
+from asng.experiments.inpainting.encoding import describe
+from asng.experiments.inpainting.masks import fixed
+from asng.experiments.inpainting.search import MASKS, Search, Settings, search
+from asng.experiments.searching import TRAIN, VALID
+from asng.nas.architecture import from_json
+from asng.runs import METRICS
+
+TINY = Settings(iterations=6, stretch=2, layers=3, widths=(2, 4), batch=2)
+
+
+@pytest.fixture(scope="module")
+def faces():
+    def some(n, seed):
+        generator = torch.Generator().manual_seed(seed)
+        pixels = torch.randint(256, (n, 3, 16, 16), generator=generator, dtype=torch.uint8)
+        return Faces(pixels, tuple(f"{seed}-{number}" for number in range(n)))
+
+    return some(12, 0), some(5, 1)
+
+
+def changed(**settings):
+    return Settings(**{**vars(TINY), **settings})
+
+
+def test_the_defaults_are_the_papers():
+    settings = Settings()
+    assert (settings.iterations, settings.batch, settings.layers, settings.rate) == (50_000, 16, 20, 0.025)
+    assert (settings.samples, settings.method, settings.encoding, settings.mask) == (2, "asng", "cat", "center")
+
+
+def test_an_iteration_is_the_papers(faces):
+    """Both halves see their own faces; all architectures of a half see the same faces and holes; no decay."""
+    job = Search(changed(mask="pixel"), *faces)
+    group = job.searching.oneshot.weights.param_groups[0]
+    assert isinstance(job.searching.optimizer, ASNG)
+    assert (group["momentum"], group["weight_decay"]) == (0.9, 0.0)
+    seen = []
+    inner = job.searching.oneshot._loss
+    job.searching.oneshot._loss = lambda model, batch: seen.append(batch) or inner(model, batch)
+    job.step(4)
+    batches = [
+        Batches(faces[0], half, 2, "pixel", 0, stream)(4)
+        for half, stream in zip(halves(12, 0), (TRAIN, VALID), strict=True)
+    ]
+    for batch, expected in zip(seen, (batches[0], batches[0], batches[1], batches[1]), strict=True):
+        assert all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True))
+
+
+def test_the_loss_is_the_squared_error_over_the_whole_image(faces):
+    job = Search(TINY, *faces)
+    original, corrupted = Batches(faces[0], torch.arange(12), 2, "center", 0, TRAIN)(0)
+    nas.select(job.model, job.searching.optimizer.mode())
+    restored = job.model(corrupted)
+    assert torch.equal(job.searching._loss(job.model, (original, corrupted)), F.mse_loss(restored, original))
+    assert restored.shape == original.shape
+
+
+def test_the_learning_rate_falls_in_every_iteration_on_a_cosine(faces):
+    job = Search(TINY, *faces)
+    for number in range(6):
+        job.step(number)
+        rate = job.searching.oneshot.weights.param_groups[0]["lr"]
+        assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * number / 6)) / 2)
+
+
+@pytest.fixture(scope="module", params=["cat", "int"])
+def whole(request, faces, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    settings = changed(encoding=request.param)
+    return settings, folder, search(settings, folder, *faces)
+
+
+def test_a_run_leaves_metrics_architecture_and_a_summary(whole):
+    settings, folder, summary = whole
+    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    assert [(record["stretch"], record["step"]) for record in records] == [(1, 2), (2, 4), (3, 6)]
+    for record in records:
+        assert {"train_loss", "valid_loss", "largest_probability", "delta", "test_psnr", "test_ssim"} <= set(record)
+    space = nas.space_of(Search(settings, *small()).model)
+    assert any(isinstance(variable, Integer) for variable in space.values()) == (settings.encoding == "int")
+    values = from_json((folder / "architecture.json").read_text(), space)
+    assert values == summary["values"]
+    assert summary["chain"] == describe(values, (16, 16)).splitlines()
+    assert json.loads((folder / "summary.json").read_text())["values"] == json.loads(json.dumps(values))
+
+
+def small():
+    faces = Faces(torch.zeros(8, 3, 16, 16, dtype=torch.uint8), tuple("abcdefgh"))
+    return faces, faces
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("number", [0, 3, 5])
+def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
+    settings, folder, summary = whole
+    step = Search.step
+
+    def until(self, at):
+        if at == number:
+            raise Killed
+        return step(self, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Search, "step", until)
+        with pytest.raises(Killed):
+            search(settings, tmp_path, *faces)
+    torch.manual_seed(1234)
+    again = search(settings, tmp_path, *faces)
+    assert again["distribution"] == summary["distribution"]
+    one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (folder, tmp_path))
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+    assert without_times(folder) == without_times(tmp_path)
+
+
+def without_times(folder):
+    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
+
+
+def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_change(faces):
+    job = Search(changed(mask="half", seed=3), *faces)
+    record = job.finish_epoch(1)
+    model = nas.extract(job.model, job.searching.optimizer.mode())
+    scores = measures.evaluate(model, faces[1].images, fixed("half", 5, (16, 16), MASKS))
+    assert record["test_psnr"] == pytest.approx(float(scores.psnr.mean()))
+    assert record["test_ssim"] == pytest.approx(float(scores.ssim.mean()))
+    assert "test_psnr" not in Search(changed(test=False), *faces).finish_epoch(1)
+
+
+def test_random_search_and_limits_work_here_too(faces, tmp_path):
+    uniform = search(changed(method="uniform", candidates=4), tmp_path / "uniform", *faces)
+    assert uniform["probability"] is None
+    sizes = [nas.parameters(Search(TINY, *faces).model, ASNG(SPACE, seed=seed).ask(1)[0].values) for seed in range(20)]
+    limit = int(np.median(sizes))
+    limited = search(changed(most_parameters=limit), tmp_path / "limited", *faces)
+    assert limited["inside"]
+    assert nas.parameters(Search(TINY, *faces).model, limited["values"]) <= limit
+
+
+SPACE = nas.space_of(Search(TINY, *small()).model)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"iterations": 5}, "iterations must be a multiple of stretch, 2, got 5"),
+        ({"layers": 1}, "layers must be at least 2, got 1"),
+        ({"batch": 0}, "batch must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        changed(**settings)
+
+
+def test_more_faces_than_there_are_is_an_error(faces):
+    with pytest.raises(ValueError, match="images must be at most 12, which are there to train with; got 13"):
+        Search(changed(images=13), *faces)
