@@ -264,6 +264,13 @@ def test_copies_and_states_give_the_same_network(net):
     assert torch.equal(other(x), small(x))
 
 
+def test_statistics_are_estimated_anew_for_an_extracted_network(net):
+    small = nas.extract(net, RANDOM[1])
+    nas.recalibrate(small, [images(64)])
+    trained, tested = small.train()(images(64)), small.eval()(images(64))
+    torch.testing.assert_close(trained, tested, rtol=0.05, atol=0.05)  # a variance over n or n - 1 numbers
+
+
 # Auxiliary head.
 
 
