@@ -127,14 +127,20 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path,
     with monkeypatch.context() as patch:
         patch.setattr(Search, "step", until)
         with pytest.raises(Killed):
-            search(TINY, tmp_path, *images)
+            run(TINY, images, tmp_path)
     torch.manual_seed(1234)
-    again = search(TINY, tmp_path, *images)
-    assert again["values"] == summary["values"]
-    assert again["distribution"] == summary["distribution"]
+    job = run(TINY, images, tmp_path)
+    assert {name: p.tolist() for name, p in job.searching.optimizer.distribution().items()} == summary["distribution"]
     one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (folder, tmp_path))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert without_times(folder) == without_times(tmp_path)
+
+
+def run(settings, images, folder):
+    """A search without the pictures at its end."""
+    job = Search(settings, *images)
+    training.run(job, Run(folder, {}, METRICS), epochs=settings.epochs, steps=job.steps, images=8)
+    return job
 
 
 def without_times(folder):
@@ -143,7 +149,8 @@ def without_times(folder):
 
 
 def test_another_seed_is_another_search(images, whole, tmp_path):
-    assert search(changed(seed=1), tmp_path, *images)["distribution"] != whole[1]["distribution"]
+    other = run(changed(seed=1), images, tmp_path).searching.optimizer.distribution()
+    assert {name: p.tolist() for name, p in other.items()} != whole[1]["distribution"]
 
 
 def test_a_folder_of_other_settings_is_refused(images, whole):
@@ -152,9 +159,9 @@ def test_a_folder_of_other_settings_is_refused(images, whole):
 
 
 def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
-    silent = search(changed(test=False), tmp_path, *images)
-    assert silent["distribution"] == whole[1]["distribution"]
-    assert "test_accuracy" not in silent["last"]
+    silent = run(changed(test=False), images, tmp_path).searching.optimizer.distribution()
+    assert {name: p.tolist() for name, p in silent.items()} == whole[1]["distribution"]
+    assert all("test_accuracy" not in record for record in without_times(tmp_path))
 
 
 def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statistics(images):

@@ -1,5 +1,6 @@
 """Costs of architectures: counted by hand, measured without a trace in the model, summed beyond limits."""
 
+import copy
 import json
 import time
 from typing import Any, ClassVar
@@ -11,6 +12,7 @@ from torch import nn
 
 from asng.nas import (
     BatchNorm1d,
+    BatchNorm2d,
     Costs,
     Flops,
     Latency,
@@ -400,6 +402,42 @@ def test_recalibration_averages_over_the_batches():
     assert net[0].num_batches_tracked == 4
 
 
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_norms_that_do_not_count_their_batches_are_recalibrated_all_the_same(affine):
+    width = Width("w", 1, 3)
+    layers: list[Any] = [nn.Conv2d(1, 3, 1), BatchNorm2d(width, affine=affine), nn.Conv2d(3, 1, 1), nn.BatchNorm2d(1)]
+    counting: Any = nn.Sequential(*layers)
+    silent = copy.deepcopy(counting)
+    for norm in (silent[1], silent[3]):
+        norm.num_batches_tracked = None
+    networks: list[Any] = [extract(model, {"w": 3}) for model in (counting, silent)]
+    for network in networks:
+        recalibrate(network, batches(4))
+    for place in (1, 3):
+        one, other = [network[place] for network in networks]
+        assert torch.equal(one.running_mean, other.running_mean)
+        assert torch.equal(one.running_var, other.running_var)
+        assert one.num_batches_tracked == 4
+        assert other.num_batches_tracked is None
+        assert other.momentum == 0.1
+    assert list(networks[1].state_dict()) == [
+        name for name in networks[0].state_dict() if "num_batches_tracked" not in name
+    ]
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_an_elastic_norm_in_a_selected_supernet_is_recalibrated_in_its_part(counts):
+    net: Any = nn.Sequential(BatchNorm2d(Width("w", 1, 3)))
+    if not counts:
+        net[0].num_batches_tracked = None
+    select(net, {"w": 1})
+    recalibrate(net, batches(4))
+    plain: Any = nn.Sequential(nn.BatchNorm2d(1))
+    recalibrate(plain, batches(4))
+    assert torch.equal(net[0].running_mean, torch.cat([plain[0].running_mean, torch.zeros(2)]))
+    assert (net[0].num_batches_tracked is None) == (not counts)
+
+
 def test_recalibration_leaves_weights_and_random_numbers_alone():
     net: Any = extract(Net(), LARGE)
     weights = {name: parameter.clone() for name, parameter in net.named_parameters()}
@@ -440,18 +478,22 @@ def broken(model, batch):
     raise RuntimeError("no memory")
 
 
+@pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.parametrize(
     ("data", "forward", "error"),
     [([], None, "there are no batches"), (iter([]), None, "there are no batches"), (batches(2), broken, "no memory")],
 )
-def test_a_recalibration_that_fails_changes_nothing(data, forward, error):
+def test_a_recalibration_that_fails_changes_nothing(data, forward, error, counts):
     net: Any = nn.Sequential(nn.BatchNorm2d(1))
     net(batches(1)[0])
+    if not counts:
+        net[0].num_batches_tracked = None
     before = everything(net)
     with pytest.raises((ValueError, RuntimeError), match=error):
         recalibrate(net, data, forward)
     assert everything(net) == before
     assert net[0].momentum == 0.1
+    assert (net[0].num_batches_tracked is None) == (not counts)
 
 
 def test_a_batch_norm_that_does_not_run_keeps_its_statistics():

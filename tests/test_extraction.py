@@ -285,7 +285,7 @@ class Kept(nn.Module):
         self.options = [nas.Linear(4, width), nn.Linear(4, 6)]
         self.op = OneOf("op", self.options)
         self.norm = nas.LayerNorm(width)
-        self.steps = {"norm": self.norm, "rest": (self.op,)}
+        self.steps: dict[str, Any] = {"norm": self.norm, "rest": (self.op,)}
         self.doubled = width * 2
         self.add_module("me", None)
 

@@ -154,7 +154,7 @@ def test_the_end_of_every_epoch_is_shown_as_a_line(tmp_path):
     run(Noisy(), tmp_path, show=lambda fraction, text, line=False: shown.append((fraction, text, line)))
     lines = [(fraction, text) for fraction, text, line in shown if line]
     assert [fraction for fraction, _ in lines] == [1 / 3, 2 / 3, 1.0]
-    assert all(f"epoch {place}, train loss" in text for place, (_, text) in enumerate(lines, start=1))
+    assert all(f"epoch {place}, step {5 * place}, train loss" in text for place, (_, text) in enumerate(lines, start=1))
 
 
 def test_between_the_lines_it_shows_where_it_is(tmp_path, monkeypatch):

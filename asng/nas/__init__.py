@@ -2,12 +2,13 @@
 
 from asng.nas.architecture import from_json, to_json
 from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
-from asng.nas.cost import Costs, Flops, Latency, Limit, parameters, recalibrate
+from asng.nas.cost import Costs, Flops, Latency, Limit, parameters
 from asng.nas.decision import Decision, UpTo
 from asng.nas.elastic import Conv2d, ConvTranspose2d, Linear
 from asng.nas.extraction import extract
 from asng.nas.norms import BatchNorm1d, BatchNorm2d, LayerNorm
 from asng.nas.oneshot import OneShot, Step
+from asng.nas.recalibration import recalibrate
 from asng.nas.result import Found, MostLikely, found, most_likely
 from asng.nas.search import search
 from asng.nas.selection import Decisions, select, space_of

@@ -8,7 +8,7 @@ import math
 import numbers
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
@@ -19,6 +19,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asng.nas.choices import Pick, Value, Width
 from asng.nas.decision import Sized
+from asng.nas.devices import device_of, moved
 from asng.nas.extraction import Freezing, extract
 from asng.nas.selection import Decisions, Values, paths_of
 
@@ -126,9 +127,9 @@ class Flops:
 
     def __call__(self, model: nn.Module, values: Values) -> int:
         with _untouched(Decisions(model)), torch.no_grad():
-            device = _device_of(model)
+            device = device_of(model)
             network = extract(model, values).eval().to(device)
-            inputs = _moved(self.inputs, device)
+            inputs = moved(self.inputs, device)
             with FlopCounterMode(display=False) as counter:
                 network(*inputs)
         return int(counter.get_total_flops())
@@ -153,10 +154,10 @@ class Latency:
         self.warm_up = warm_up
 
     def __call__(self, model: nn.Module, values: Values) -> float:
-        device = self.device or _device_of(model)
+        device = self.device or device_of(model)
         with _untouched(Decisions(model), device), torch.no_grad():
             network = extract(model, values).eval().to(device)
-            inputs = _moved(self.inputs, device)
+            inputs = moved(self.inputs, device)
             for _ in range(self.warm_up):
                 network(*inputs)
             return statistics.median(_seconds(network, inputs, device) for _ in range(self.repeats))
@@ -181,70 +182,6 @@ def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) ->
                 return float(begin.elapsed_time(end)) / 1000
         case other:
             raise ValueError(f"latency is measured on cpu or cuda, not on {other}; give a measure of your own")
-
-
-def recalibrate(
-    model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any] | None = None
-) -> None:
-    """Estimate the batch-norm statistics of a network anew, as plain averages over the batches.
-
-    An extracted network has those of the supernet, where they were averaged over many architectures.
-    Everything but the batch norms is in evaluation mode meanwhile. `forward(model, batch)` runs the
-    model; without it a batch is the input, or a tuple or list that starts with it. If anything fails,
-    the statistics stay as they were.
-    """
-    kinds = nn.modules.batchnorm._BatchNorm
-    norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]
-    if not norms:
-        raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
-    modes = [(module, module.training) for module in model.modules()]
-    momenta = [norm.momentum for norm in norms]
-    uncounted = [norm for norm in norms if norm.num_batches_tracked is None]  # it saves a kernel in every call
-    for norm in uncounted:
-        norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=_device_of(norm))
-    before = [[buffer.clone() for buffer in norm.buffers(recurse=False)] for norm in norms]
-    try:
-        model.eval()
-        for norm in norms:
-            norm.reset_running_stats()
-            norm.momentum = None  # torch's way to ask for a plain average
-            norm.train()
-        if not _run(model, batches, forward or _forward):
-            raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")
-        for norm, buffers in zip(norms, before, strict=True):
-            if norm.num_batches_tracked == 0:  # it does not run
-                _put_back(norm, buffers)
-    except BaseException:
-        for norm, buffers in zip(norms, before, strict=True):
-            _put_back(norm, buffers)
-        raise
-    finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
-            norm.momentum = momentum
-        for norm in uncounted:
-            norm.num_batches_tracked = None
-        for module, training in modes:
-            module.training = training
-
-
-def _run(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]) -> int:
-    """Run forward on all batches; how many there were."""
-    count = 0
-    with torch.no_grad():
-        for batch in batches:
-            forward(model, batch)
-            count += 1
-    return count
-
-
-def _put_back(norm: nn.Module, buffers: Sequence[torch.Tensor]) -> None:
-    for buffer, old in zip(norm.buffers(recurse=False), buffers, strict=True):
-        buffer.copy_(old)
-
-
-def _forward(model: nn.Module, batch: Any) -> Any:
-    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-    return model(_moved(inputs, _device_of(model)))
 
 
 @contextmanager
@@ -276,23 +213,3 @@ def _checked(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
             "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32)"
         )
     return inputs
-
-
-def _device_of(model: nn.Module) -> torch.device:
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return torch.device("cpu")
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    """Tensors in tuples, lists and dicts on a device."""
-    match value:
-        case torch.Tensor():
-            return value.to(device)
-        case tuple() | list():
-            moved = [_moved(item, device) for item in value]
-            return type(value)(*moved) if hasattr(value, "_fields") else type(value)(moved)
-        case Mapping():
-            return {key: _moved(item, device) for key, item in value.items()}
-        case _:
-            return value
