@@ -508,19 +508,3 @@ def test_a_batch_norm_that_does_not_run_keeps_its_statistics():
 def test_without_batch_norm_there_is_nothing_to_recalibrate(net):
     with pytest.raises(ValueError, match="no batch norm with running statistics"):
         recalibrate(net, batches(1))
-
-
-def test_recalibration_of_norms_that_do_not_count_their_batches_leaves_them_so():
-    torch.manual_seed(0)
-    counted, uncounted = nn.BatchNorm2d(3), nn.BatchNorm2d(3)
-    uncounted.num_batches_tracked = None
-    batches = [torch.randn(4, 3, 5, 5) for _ in range(3)]
-    for norm in (counted, uncounted):
-        recalibrate(norm, batches)
-    assert uncounted.num_batches_tracked is None
-    assert torch.equal(counted.running_mean, uncounted.running_mean)
-    assert torch.equal(counted.running_var, uncounted.running_var)
-    with pytest.raises(ValueError, match="no batches"):
-        recalibrate(uncounted, [])
-    assert uncounted.num_batches_tracked is None
-    assert torch.equal(counted.running_mean, uncounted.running_mean)

@@ -1,0 +1,92 @@
+"""Batch-norm statistics of a network, estimated anew."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asng.nas.devices import device_of, moved
+
+
+def recalibrate(
+    model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any] | None = None
+) -> None:
+    """Estimate the batch-norm statistics of a network anew, as plain averages over the batches.
+
+    An extracted network has those of the supernet, where they were averaged over many architectures.
+    Everything but the batch norms is in evaluation mode meanwhile. `forward(model, batch)` runs the
+    model; without it a batch is the input, or a tuple or list that starts with it. If anything fails,
+    the statistics stay as they were.
+    """
+    kinds = nn.modules.batchnorm._BatchNorm
+    norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]
+    if not norms:
+        raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
+    modes = [(module, module.training) for module in model.modules()]
+    kept = [_Kept(norm) for norm in norms]
+    try:
+        model.eval()
+        for norm in kept:
+            norm.begin()
+        if not _run(model, batches, forward or _forward):
+            raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")
+        for norm in kept:
+            norm.end()
+    except BaseException:
+        for norm in kept:
+            norm.put_back()
+        raise
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
+class _Kept:
+    """A batch norm, and what it was like before."""
+
+    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
+        self._norm, self._momentum, self._counts = norm, norm.momentum, norm.num_batches_tracked is not None
+        self._statistics = [buffer.clone() for buffer in norm.buffers(recurse=False)]
+
+    def begin(self) -> None:
+        """Forget the statistics and average from here on."""
+        norm = self._norm
+        if not self._counts:  # as some do to save a kernel; but an average has to count
+            assert isinstance(norm.running_mean, Tensor)
+            norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
+        norm.reset_running_stats()
+        norm.momentum = None  # torch's way to ask for a plain average
+        norm.train()
+
+    def end(self) -> None:
+        """Keep what was averaged, if there was anything."""
+        if self._norm.num_batches_tracked == 0:  # it does not run
+            self.put_back()
+        self._tidy()
+
+    def put_back(self) -> None:
+        """All as it was before."""
+        self._tidy()
+        for buffer, old in zip(self._norm.buffers(recurse=False), self._statistics, strict=True):
+            buffer.copy_(old)
+
+    def _tidy(self) -> None:
+        self._norm.momentum = self._momentum
+        if not self._counts:
+            self._norm.num_batches_tracked = None
+
+
+def _run(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]) -> int:
+    """Run forward on all batches; how many there were."""
+    count = 0
+    with torch.no_grad():
+        for batch in batches:
+            forward(model, batch)
+            count += 1
+    return count
+
+
+def _forward(model: nn.Module, batch: Any) -> Any:
+    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
+    return model(moved(inputs, device_of(model)))
