@@ -65,6 +65,7 @@ class Net(nn.Module):
         decisions = [nas.Value(name, variable) for name, variable in space.items()]
         channels = [decision for decision in decisions if decision.name.endswith(".channels")]
         self.decisions = nn.ModuleList(decisions)
+        # The image may come into any of the first layers: all take as much as comes, and begin alike.
         takes = nas.UpTo(max(COLOURS, *widths_of(space)))
         self.encoder = nn.ModuleList([_of_each_kind(_conv, nas.Conv2d, takes, gives) for gives in channels])
         self.decoder = nn.ModuleList([_of_each_kind(_mirror, nas.ConvTranspose2d, takes, gives) for gives in channels])
