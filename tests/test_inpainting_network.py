@@ -106,7 +106,7 @@ def test_extraction_is_for_the_size_that_the_net_is_for(size):
     x = images(*size)
     for encoding in ENCODINGS:
         net = small(encoding, size)
-        for values in architectures(net, 30):
+        for values in architectures(net, 12):
             plain: Any = nas.extract(net, values)
             assert torch.equal(out_of(net, values, x), plain(x))
             assert len(plain.encoder) == len(plain.decoder) == depth(values, size)
@@ -219,7 +219,7 @@ def flops(model: nn.Module, x: Tensor) -> int:
 def test_variables_that_are_not_active_have_no_effect_and_the_others_have(encoding, size):
     net, x = alive(small(encoding, size)), images(*size)
     decisions, space = nas.Decisions(net), nas.space_of(net)
-    for values, other in zip(architectures(net, 30), architectures(net, 30, first=1000), strict=True):
+    for values, other in zip(architectures(net, 12), architectures(net, 12, first=1000), strict=True):
         active = decisions.active(values)
         names = {f"layer{layer.number}" for layer in chain(values)} | {"output"}
         assert {name.partition(".")[0] for name in active} == names
