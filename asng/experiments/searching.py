@@ -73,13 +73,8 @@ class Searching:
         streams = np.random.SeedSequence(settings.seed).spawn(2)
         self.optimizer = METHODS[settings.method](nas.space_of(model), samples=settings.samples, seed=streams[0])
         self._judges = streams[1]
-        weights = torch.optim.SGD(
-            model.parameters(),
-            lr=settings.rate,
-            momentum=0.9,
-            weight_decay=weight_decay,
-            fused=next(model.parameters()).is_cuda,
-        )
+        # Not fused: there torch refuses weights that are touched for the first time beside others that were before.
+        weights = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=weight_decay)
         most = settings.most_parameters
         self.oneshot = nas.OneShot(
             model,
