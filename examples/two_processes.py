@@ -25,16 +25,16 @@ def loss(model, x):
     return F.mse_loss(model(x), torch.sin(5 * x))
 
 
+together = "RANK" in os.environ  # torchrun says who is who
+if together:
+    dist.init_process_group("gloo")  # "nccl" on GPUs
+rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+
 torch.manual_seed(0)  # all processes need the same batches
 train, valid = ([torch.rand(64, 1) * 2 - 1 for _ in range(20)] for _ in range(2))
 model = Net()
 weights = torch.optim.Adam(model.parameters(), lr=0.01)
 optimizer = ASNG(nas.space_of(model), samples=4, seed=0)  # two processes run two of the four candidates each
-
-together = "RANK" in os.environ  # torchrun says who is who
-if together:  # after the first torch optimizer was made: otherwise torch may not stop gloo's threads before the exit
-    dist.init_process_group("gloo")  # "nccl" on GPUs
-rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
 
 found = nas.search(model, train, valid, loss, epochs=30, optimizer=optimizer, weights=weights)
 

@@ -5,6 +5,7 @@ import itertools
 import multiprocessing
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import asng
 from asng import ASNG, checkpoints
 from asng.nas import Limit, OneOf, OneShot, Repeat, parameters, search, space_of
 
@@ -217,6 +219,7 @@ def crowd(target, folder, *arguments, ranks=2):
 
 def _member(rank, ranks, target, folder, arguments):
     faulthandler.enable()
+    assert "torch.distributed.nn" in sys.modules  # so that no optimizer loads it after the group is there
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     sys.stderr = open(Path(folder, f"stderr{rank}.txt"), "w", buffering=1)  # noqa: SIM115 - as long as the process
     dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks)
@@ -274,6 +277,19 @@ def dying(rank, folder, moment):
     Path(folder, f"finished{rank}").touch()
 
 
+def torchrun(folder, *arguments, ranks=2):
+    """This file as a script in several processes, started as users start theirs; what they print is in log.txt."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__]
+    package = str(Path(asng.__file__).parents[1])
+    with open(Path(folder, "log.txt"), "w") as log:
+        return subprocess.Popen(
+            [*command, str(folder), *arguments],
+            env={**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
 def searching_together(rank, folder, settings):
     """A search in several processes, with other seeds in each."""
     settings = dict(settings)
@@ -291,3 +307,22 @@ def searching_together(rank, folder, settings):
         Path(folder, f"stopped{rank}.txt").write_text(str(error))
         return
     torch.save(result, Path(folder, f"rank{rank}.pt"))
+
+
+def _under_torchrun(folder, killed_at=None):
+    """A search as in a user's script; `killed_at`: the loss in which the second process is killed."""
+    dist.init_process_group("gloo")
+    rank, calls = dist.get_rank(), itertools.count(1)
+
+    def loss(model, batch):
+        if rank == 1 and killed_at is not None and next(calls) == int(killed_at):
+            _killed()
+        return cross_entropy(model, batch)
+
+    result = small_search(Path(folder, "checkpoint.pt"), seed=3 + rank, loss=loss, epochs=4, dropout=0.0)
+    torch.save(result, Path(folder, f"rank{rank}.pt"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _under_torchrun(*sys.argv[1:])

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from searches import (
     searching_together,
     small_search,
     started,
+    torchrun,
 )
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, TensorDataset
@@ -609,6 +611,27 @@ def test_two_processes_search_what_one_searches(tmp_path, own_generator):
         assert result["history"] == alone["history"]
         for name, value in result["weights"].items():
             torch.testing.assert_close(value, alone["weights"][name])
+
+
+def test_torchrun_searches_what_one_process_searches_and_ends_when_a_process_dies(tmp_path):
+    folders = [tmp_path / "whole", tmp_path / "killed"]
+    for folder in folders:
+        folder.mkdir()
+    begin = time.monotonic()
+    whole, killed = torchrun(folders[0]), torchrun(folders[1], "25")  # in the third epoch of four
+    assert killed.wait(60) != 0
+    assert whole.wait(60) == 0, (folders[0] / "log.txt").read_text()
+    assert time.monotonic() - begin < 60
+    alone = small_search(None, epochs=4, dropout=0.0)
+    for rank in range(2):
+        result = torch.load(folders[0] / f"rank{rank}.pt", weights_only=True)
+        assert result["optimizer"] == alone["optimizer"]
+        assert result["values"] == alone["values"]
+        for name, value in result["weights"].items():
+            torch.testing.assert_close(value, alone["weights"][name])
+    assert "Signal 9 (SIGKILL)" in (folders[1] / "log.txt").read_text()
+    assert not list(folders[1].glob("rank*.pt"))
+    assert len(checkpoints.load(folders[1] / "checkpoint.pt")["run"]["history"]) == 2  # to continue from
 
 
 def test_ctrl_c_in_one_process_stops_all_and_all_go_on(tmp_path):

@@ -10,6 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+if dist.is_available():
+    # Its functions keep the process group that there is when they are defined, by their default arguments. Torch
+    # loads it with the first optimizer; if that is made after the group, gloo's threads may not end before the process.
+    import torch.distributed.nn
+
 
 def rank_and_ranks() -> tuple[int, int]:
     """Which process this is, counted from 0, and how many there are."""
