@@ -318,6 +318,22 @@ def test_parameters_that_weights_does_not_hold_are_named():
     made(model, weights=torch.optim.SGD(some, 0.1)).step(*batches(2))
 
 
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    model = Net()
+    with pytest.raises(ValueError, match=r"^LBFGS asks for a closure .*use a torch optimizer that steps without one"):
+        made(model, weights=torch.optim.LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    "kind", [getattr(torch.optim, name) for name in ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "Rprop")]
+)
+def test_other_torch_optimizers_step(kind):
+    model = Net()
+    before = copy.deepcopy(model.head.weight)
+    made(model, weights=kind(model.parameters(), lr=0.01)).step(*batches(2))
+    assert not torch.equal(model.head.weight, before)
+
+
 @pytest.mark.parametrize(("name", "value"), [("amp", torch.float32), ("clip_norm", 0.0), ("clip_norm", -1.0)])
 def test_wrong_settings_are_named(name, value):
     with pytest.raises(ValueError, match=f"{name} must be .*{value}"):

@@ -5,6 +5,7 @@ candidates and are told the same losses, so theta is equal everywhere without be
 """
 
 import copy
+import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -120,6 +121,11 @@ class OneShot:
             raise ValueError(
                 f"weights does not hold the model's parameters {', '.join(left[:3])}{more}; make it with "
                 "model.parameters(), or call requires_grad_(False) on those that stay as they are"
+            )
+        if not _steps_alone(self.weights):
+            raise ValueError(
+                f"{type(self.weights).__name__} asks for a closure to evaluate the loss again, but every step here has "
+                "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
             )
         if self._amp not in (None, torch.bfloat16, torch.float16):
             raise ValueError(f"amp must be torch.bfloat16, torch.float16 or None, got {self._amp}")
@@ -282,6 +288,15 @@ class OneShot:
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None
+
+
+def _steps_alone(weights: torch.optim.Optimizer) -> bool:
+    """Whether an optimizer's `step()` may be called without a closure."""
+    try:
+        inspect.signature(weights.step).bind()
+    except TypeError:
+        return False
+    return True
 
 
 def _shown(item: tuple[str, Any]) -> tuple[str, str]:

@@ -50,7 +50,9 @@ def search(
 
     `train` and `valid` are iterated anew in every epoch (lists, DataLoaders); `valid` starts over
     when it is shorter. By default the weights follow SGD from 0.025 to 0 on a cosine, with momentum
-    0.9 and decay 3e-4, as in the paper; a schedule is stepped after every epoch.
+    0.9 and decay 3e-4, as in the paper; that suits images, but is slow for small tabular problems,
+    where `weights=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A schedule is
+    stepped after every epoch.
 
     With a `checkpoint` the state is saved after every epoch and at Ctrl-C, and the same call continues
     from there; on the CPU it ends with the same bits as without a pause. For that the batches may
