@@ -157,6 +157,14 @@ def test_a_name_declared_twice_differently_shows_both_and_where():
         )
 
 
+@pytest.mark.parametrize("kind", [np.arange, torch.arange])
+def test_choices_that_are_arrays_are_compared(kind):
+    one, equal, other = (Value("a", Categorical([kind(2), kind(n)])) for n in (3, 3, 4))
+    assert space_of(nn.ModuleList([one, equal])) == {"a": one.variable}
+    with pytest.raises(ValueError, match=r"'a' is declared twice, differently: Categorical.* at 0, Categorical.* at 1"):
+        space_of(nn.ModuleList([one, other]))
+
+
 def test_a_conflict_with_the_model_itself_says_the_top():
     model = OneOf("op", [OneOf("op", [nn.ReLU(), nn.Tanh(), nn.ELU()]), nn.ReLU()])
     with pytest.raises(ValueError, match=r"\(0, 1\)\) at the top, .*\(0, 1, 2\)\) at options.0;"):
@@ -345,6 +353,18 @@ class Chain(nn.Module):
 
     def freeze(self) -> nn.Module:
         return nn.Sequential(*(self.layers[node] for node in self.way()))
+
+
+def test_methods_of_these_names_that_have_nothing_to_do_with_decisions_are_left_alone():
+    class Busy(nn.Linear):
+        def running(self) -> bool:
+            return True
+
+    model = nn.Sequential(Busy(2, 2), OneOf("op", [Busy(2, 2), nn.Identity()]))
+    decisions = Decisions(model)
+    assert decisions.active({"op": 0}) == {"op"}
+    decisions.select({"op": 1})
+    assert [type(module) for module in decisions.running()].count(Busy) == 1
 
 
 def test_a_users_module_says_what_runs_and_what_stays():

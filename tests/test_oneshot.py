@@ -318,6 +318,21 @@ def test_parameters_that_weights_does_not_hold_are_named():
     made(model, weights=torch.optim.SGD(some, 0.1)).step(*batches(2))
 
 
+def test_choices_that_are_arrays_are_compared():
+    model = nn.Sequential(Value("a", Categorical([np.arange(2), np.arange(3)])), nn.Linear(3, 3))
+    weights = torch.optim.SGD(model.parameters(), 0.1)
+    equal, other = (Categorical([np.arange(2), np.arange(n)]) for n in (3, 4))
+    OneShot(model, ASNG({"a": equal}), weights, cross_entropy)
+    with pytest.raises(ValueError, match="they differ in 'a'"):
+        OneShot(model, ASNG({"a": other}), weights, cross_entropy)
+
+
+def test_sparse_gradients_are_refused_by_name():
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), OneOf("op", [nn.Identity(), nn.Tanh()]))
+    with pytest.raises(ValueError, match=r"^0 has sparse gradients, .* make it with sparse=False"):
+        made(model)
+
+
 def test_an_optimizer_that_needs_a_closure_is_refused():
     model = Net()
     with pytest.raises(ValueError, match=r"^LBFGS asks for a closure .*use a torch optimizer that steps without one"):

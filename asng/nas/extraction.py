@@ -63,16 +63,18 @@ class Freezing:
         for module in self._original:
             if module not in staying:
                 after = self._became.get(module)
-                instead[id(module)] = after if after in staying else None
-                if isinstance(module, Decision) and not module._modules:
-                    instead[id(module)] = after or module.freeze()  # a value
+                if after is None and isinstance(module, Decision) and not module._modules:
+                    after = module.freeze()  # a value, for those who read it elsewhere
+                instead[id(module)] = after
         return _Memo(instead)
 
     def _frozen(self, module: nn.Module) -> nn.Module:
         if module not in self._became:
             result = module
             if self._is_open(module):
-                replaced = self._instead(module) or self._replaced(module)
+                replaced = self._instead(module)
+                if replaced is None:
+                    replaced = self._replaced(module)
                 if replaced is not module:
                     result = self._frozen(replaced)
                 else:

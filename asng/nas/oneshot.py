@@ -5,7 +5,6 @@ candidates and are told the same losses, so theta is equal everywhere without be
 """
 
 import copy
-import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from asng.asktell import AskTell, Candidate
 from asng.nas import processes
 from asng.nas.cost import Costs, Limit
-from asng.nas.selection import running_modules
+from asng.nas.requirements import check
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -95,40 +94,16 @@ class OneShot:
         self.costs = Costs(model, limits)
         self.decisions = self.costs.decisions
         self._parameters = [p for group in weights.param_groups for p in group["params"]]
-        self._check()
+        check(self.decisions, optimizer, weights)
         if clip_norm is not None and not clip_norm > 0:
             raise ValueError(f"clip_norm must be above 0, or None for no clipping, got {clip_norm!r}")
+        if amp not in (None, torch.bfloat16, torch.float16):
+            raise ValueError(f"amp must be torch.bfloat16, torch.float16 or None, got {amp}")
         self._clip_norm = math.inf if clip_norm is None else clip_norm
         self.device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp is torch.float16)
         self._rank, self._ranks = processes.rank_and_ranks()
         self._begin_alike()
-
-    def _check(self) -> None:
-        if not self.decisions.space:
-            raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
-        mine, theirs = list(self.decisions.space.items()), list(self.optimizer.space.items())
-        if mine != theirs:
-            differing = [name for name, _ in set(map(_shown, mine)) ^ set(map(_shown, theirs))]
-            what = f"they differ in {', '.join(map(repr, sorted(set(differing))[:5]))}" if differing else "by its order"
-            raise ValueError(
-                f"the optimizer searches another space than the model's ({what}); make it with space_of(model)"
-            )
-        held = {id(parameter) for parameter in self._parameters}
-        left = [name for name, p in self.model.named_parameters() if p.requires_grad and id(p) not in held]
-        if left:
-            more = f" and {len(left) - 3} more" if len(left) > 3 else ""
-            raise ValueError(
-                f"weights does not hold the model's parameters {', '.join(left[:3])}{more}; make it with "
-                "model.parameters(), or call requires_grad_(False) on those that stay as they are"
-            )
-        if not _steps_alone(self.weights):
-            raise ValueError(
-                f"{type(self.weights).__name__} asks for a closure to evaluate the loss again, but every step here has "
-                "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
-            )
-        if self._amp not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"amp must be torch.bfloat16, torch.float16 or None, got {self._amp}")
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """One iteration: all candidates of a half see the same batch."""
@@ -201,7 +176,7 @@ class OneShot:
         """False for an architecture without weights, which is fine; an error for a loss that lost its gradient."""
         if not loss.requires_grad and any(
             parameter.requires_grad
-            for module in running_modules(self.model)
+            for module in self.decisions.running()
             for parameter in module.parameters(recurse=False)
         ):
             raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
@@ -288,19 +263,6 @@ class OneShot:
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None
-
-
-def _steps_alone(weights: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer's `step()` may be called without a closure."""
-    try:
-        inspect.signature(weights.step).bind()
-    except TypeError:
-        return False
-    return True
-
-
-def _shown(item: tuple[str, Any]) -> tuple[str, str]:
-    return item[0], repr(item[1])
 
 
 def _same_shapes(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """All decisions of a model: found by name, selected from outside, and which of them have an effect."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -50,7 +50,7 @@ class Decisions:
     def _declare(self, decision: Decision, path: str, declared: dict[str, str]) -> None:
         name = decision.name
         first = self.space.setdefault(name, decision.variable)
-        if first != decision.variable:
+        if not same_variable(first, decision.variable):
             raise ValueError(
                 f"decision {name!r} is declared twice, differently: {first} at {declared[name] or 'the top'}, "
                 f"{decision.variable} at {path}; give one of them another name"
@@ -123,8 +123,19 @@ class Decisions:
         `running()`.
         """
         with self.selected(values):
-            running = running_modules(self.model, lambda module: self.open.get(module, ()))
-            return {module.name for module in running if isinstance(module, Decision)}
+            return {module.name for module in self.running(lambda m: m in self.open) if isinstance(module, Decision)}
+
+    def running(self, wanted: Callable[[nn.Module], bool] = lambda module: True) -> Iterator[nn.Module]:
+        """The model and all inside that run under the selected values, each once; only those that are wanted."""
+        seen, waiting = set(), [self.model]
+        while waiting:
+            module = waiting.pop()
+            if module not in seen and wanted(module):
+                seen.add(module)
+                yield module
+                says = getattr(type(module), "running", None) if module in self.open else None
+                inside = says(module) if callable(says) else module._modules.values()
+                waiting.extend(child for child in inside if child is not None)
 
     @cached_property
     def open(self) -> dict[nn.Module, list[nn.Module]]:
@@ -174,20 +185,6 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
     return paths
 
 
-def running_modules(
-    model: nn.Module, children: Callable[[nn.Module], Iterable[nn.Module]] = nn.Module.children
-) -> Iterator[nn.Module]:
-    """A module and all inside that run under the selected values, each once."""
-    seen, waiting = set(), [model]
-    while waiting:
-        module = waiting.pop()
-        if module not in seen:
-            seen.add(module)
-            yield module
-            running = getattr(type(module), "running", None)
-            waiting.extend(running(module) if callable(running) else children(module))
-
-
 def is_open(module: nn.Module, seen: dict[nn.Module, list[nn.Module]]) -> bool:
     """Whether a module is or holds a decision or an elastic layer; `seen` remembers the children that do."""
     if module not in seen:
@@ -221,8 +218,16 @@ def place_of(variable: Categorical, value: Any) -> int | None:
     return None
 
 
+def same_variable(one: Variable, other: Variable) -> bool:
+    """Whether two variables are equal; choices may also be arrays, which cannot be compared as other things are."""
+    if isinstance(one, Categorical) and isinstance(other, Categorical):
+        pairs = zip(one.choices, other.choices, strict=False)
+        return len(one.choices) == len(other.choices) and all(a is b or _equal(a, b) for a, b in pairs)
+    return one == other
+
+
 def _equal(value: Any, choice: Any) -> bool:
-    return np.array_equal(value, choice) if hasattr(choice, "shape") else bool(value == choice)
+    return bool(np.array_equal(value, choice)) if hasattr(choice, "shape") else bool(value == choice)
 
 
 def _written(variable: Variable, value: Any) -> Any:

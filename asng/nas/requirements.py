@@ -1,0 +1,51 @@
+"""What a one-shot search needs of a model and of its two optimizers, said before the first step."""
+
+import inspect
+
+import torch
+from torch import nn
+
+from asng.asktell import AskTell
+from asng.nas.selection import Decisions, same_variable
+
+
+def check(decisions: Decisions, optimizer: AskTell, weights: torch.optim.Optimizer) -> None:
+    """Raise ValueError, with the cure, for what cannot be searched."""
+    if not decisions.space:
+        raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
+    _check_space(decisions, optimizer)
+    _check_weights(decisions.model, weights)
+    for module, path in decisions.paths.items():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise ValueError(
+                f"{path or 'the model'} has sparse gradients, whose norm torch cannot take; make it with sparse=False"
+            )
+
+
+def _check_space(decisions: Decisions, optimizer: AskTell) -> None:
+    mine, theirs = decisions.space, optimizer.space
+    equal = {name for name in mine if name in theirs and same_variable(mine[name], theirs[name])}
+    differing = sorted({*mine, *theirs} - equal)
+    if differing or list(mine) != list(theirs):
+        what = f"they differ in {', '.join(map(repr, differing[:5]))}" if differing else "by its order"
+        raise ValueError(
+            f"the optimizer searches another space than the model's ({what}); make it with space_of(model)"
+        )
+
+
+def _check_weights(model: nn.Module, weights: torch.optim.Optimizer) -> None:
+    held = {id(parameter) for group in weights.param_groups for parameter in group["params"]}
+    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
+    if left:
+        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+        raise ValueError(
+            f"weights does not hold the model's parameters {', '.join(left[:3])}{more}; make it with "
+            "model.parameters(), or call requires_grad_(False) on those that stay as they are"
+        )
+    try:
+        inspect.signature(type(weights).step).bind(weights)  # of the class: schedules wrap that of the object
+    except TypeError:
+        raise ValueError(
+            f"{type(weights).__name__} asks for a closure to evaluate the loss again, but every step here has "
+            "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
+        ) from None
