@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -554,6 +555,7 @@ def test_a_loaded_state_goes_on_with_the_same_bits():
         lambda: made(Net(depth=4)),
         lambda: made(Switch()),
         lambda: made(amp=torch.float16),
+        lambda: made(limits=[Limit(parameters, 200)]),
         lambda: (lambda net: made(net, weights=torch.optim.SGD([{"params": [p]} for p in net.parameters()], 0.1)))(
             Net()
         ),
@@ -574,6 +576,37 @@ def test_a_state_of_another_search_changes_nothing(other):
     assert all(torch.equal(value, mine["model"][name]) for name, value in after["model"].items())
     assert after["touched"] == mine["touched"]
     assert str(after["weights"]) == str(mine["weights"])
+
+
+def changes(state, path=()):
+    """States in which one part is something else."""
+    for key, value in state.items():
+        if isinstance(value, dict):
+            yield from changes(value, (*path, key))
+        others: list[Any] = [None, "x", 3, []]
+        for other in others:
+            if type(other) is not type(value):
+                yield (*path, key), other
+
+
+def test_a_state_of_which_a_part_is_something_else_does_not_fit():
+    oneshot = made()
+    oneshot.step(*batches(2))
+    whole = oneshot.state_dict()
+    messages = []
+    for path, other in changes({key: whole[key] for key in ("model", "optimizer", "touched", "limits", "costs")}):
+        state = copy.deepcopy(whole)
+        *way, last = path
+        part = state
+        for key in way:
+            part = part[key]
+        part[last] = other
+        try:
+            made().load_state_dict(state)  # numbers of other types may do
+        except ValueError as error:
+            messages.append(str(error))
+    assert len(messages) > 40
+    assert all(message.startswith("the state does not fit: ") for message in messages)
 
 
 # Several processes ---------------------------------------------------------------------------------

@@ -497,6 +497,7 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         "first.options.0.weight is (8, 4) there, (9, 4) here": {"model": Net(width=9)},
         "blocks.blocks.3": {"model": Net(depth=4)},
         "planned for 2 epochs, not 3": {"epochs": 3},
+        "its limits are on [], these on ['parameters']": {"limits": [Limit(parameters, 200)]},
         "optimizer with another settings": {"optimizer": ASNG(space_of(Net()), alpha=2.0)},
     }
     for reason, settings in others.items():

@@ -240,6 +240,7 @@ class OneShot:
             "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "touched": [parameter.grad is not None for parameter in self._parameters],
+            "limits": [limit.name for limit in self.costs.limits],
             "costs": dict(self.costs.known),
         }
 
@@ -250,16 +251,20 @@ class OneShot:
             _same_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
+            limits = [limit.name for limit in self.costs.limits]
+            if state["limits"] != limits:  # their numbers may differ, the costs are the same
+                raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
+            costs = {str(key): tuple(map(float, numbers)) for key, numbers in state["costs"].items()}
             self.optimizer.load_state_dict(state["optimizer"])
             self.weights.load_state_dict(state["weights"])
             self._scaler.load_state_dict(state["scaler"])
             self.model.load_state_dict(state["model"])
-        except (KeyError, RuntimeError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever a foreign state makes of its readers
             self.weights.load_state_dict(before[0])
             self.optimizer.load_state_dict(before[1])
-            raise ValueError(f"the state does not fit: {error}") from None
+            raise ValueError(f"the state does not fit: {error if str(error) else repr(error)}") from None
         self.costs.known.clear()
-        self.costs.known.update({key: tuple(costs) for key, costs in state["costs"].items()})
+        self.costs.known.update(costs)
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None

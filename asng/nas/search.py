@@ -127,7 +127,7 @@ def _resume(position: Position, path: Path | None, epochs: int | None) -> None:
         if loaded["epochs"] != epochs:
             raise ValueError(f"planned for {loaded['epochs']} epochs, not {epochs}, on the default schedule")
         position.load_state_dict(loaded["run"])
-    except (KeyError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # whatever a foreign state makes of its readers
         raise ValueError(
             f"{path} is of another search ({error}); use another path, or delete it to start anew"
         ) from None
