@@ -595,7 +595,7 @@ def test_freeze_must_return_a_module():
         def freeze(self) -> None:
             pass
 
-    with pytest.raises(TypeError, match=r"freeze\(\) of Stuck must return a module, got None"):
+    with pytest.raises(TypeError, match=r"freeze\(\) of Stuck must return a module, .* got None; if it is for"):
         extract(Stuck(), {"from": 0})
 
 
@@ -604,8 +604,12 @@ def test_a_freeze_that_has_nothing_to_do_with_decisions_is_left_alone():
         def freeze(self) -> None:
             raise AssertionError
 
-    extracted = extract(nn.ModuleList([Own(), Pick("from", 2), None]), {"from": 0})
+    class Setting(nn.Sequential):
+        freeze = True
+
+    extracted = extract(nn.ModuleList([Own(), Pick("from", 2), None, Setting(Pick("from", 2))]), {"from": 0})
     assert type(extracted[0]) is Own
+    assert type(extracted[3]) is Setting
 
 
 def test_a_selected_model_is_copied_and_pickled_with_its_selection(net):

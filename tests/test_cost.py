@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from asng import Custom, NormalFamily
 from asng.nas import (
     BatchNorm1d,
     BatchNorm2d,
@@ -341,6 +342,28 @@ def test_the_excess_is_relative_and_summed_over_the_limits():
     assert costs.excess({"op": "none", "depth": 2, "input": 0}) == 0.0  # at the limit is inside
     assert costs.excess({"op": "wide", "depth": 0, "input": 0}) == 0.0
     assert all(type(cost) is float for cost in costs.of(SMALL))
+
+
+class Point:
+    """A value of one's own kind."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def __index__(self):
+        return self.x
+
+
+@pytest.mark.parametrize("kind", [int, Point])
+def test_the_nearest_is_the_newest_with_the_smallest_excess_whatever_its_values_are(kind):
+    own = Custom(NormalFamily([0.0], [1.0], [0.1], mirrored=True), value=Point)
+    net = nn.Sequential(Value("n", Integer(1, 5) if kind is int else own), nn.Linear(1, 1))
+    costs = Costs(net, [Limit(lambda model, values: int(values["n"]), 1)])
+    assert costs.nearest() is None
+    values = [kind(n) for n in (3, 2, 4, 2, 5)]
+    for value in values:
+        costs.of({"n": value})
+    assert costs.nearest() == {"n": values[3]}
 
 
 def test_without_limits_everything_is_inside():

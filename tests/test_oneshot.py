@@ -274,6 +274,15 @@ def test_a_wrong_loss_is_named(loss, message):
         made(Switch(), loss=loss).step(torch.ones(3), torch.ones(3))
 
 
+def test_an_error_in_the_loss_says_in_which_architecture():
+    def loss(model, x):
+        return model(x)[:, 2 * model.which.value]
+
+    with pytest.raises(IndexError) as error:
+        made(Switch(), loss=loss).step(torch.ones(3), torch.ones(3))
+    assert error.value.__notes__ in (["in the architecture {'which': 0}"], ["in the architecture {'which': 1}"])
+
+
 def test_a_loss_of_double_precision_is_told_as_it_is():
     def loss(model, x):
         return model(x).sum().double() * 0 + 1 + 1e-12 * model.which.value

@@ -55,11 +55,13 @@ class Costs:
         self.model = model
         self.limits = tuple(limits)
         self.known: dict[str, tuple[float, ...]] = {}
+        self._met: dict[str, dict[str, Any]] = {}
         self.decisions = Decisions(model)
 
     def of(self, values: Values) -> tuple[float, ...]:
         """What an architecture costs, one number per limit."""
         key = self.decisions.key(values)
+        self._met[key] = dict(values)
         if key not in self.known:
             self.known[key] = tuple(self._measured(limit, values) for limit in self.limits)
         return self.known[key]
@@ -71,8 +73,8 @@ class Costs:
 
     def nearest(self) -> dict[str, Any] | None:
         """Of all architectures measured so far, the newest with the smallest excess."""
-        newest_first = [self.decisions.values(key) for key in reversed(self.known)]
-        return min(newest_first, key=self.excess, default=None)
+        newest_first = [self._met.get(key) or self.decisions.values(key) for key in reversed(self.known)]
+        return min((values for values in newest_first if values is not None), key=self.excess, default=None)
 
     def _measured(self, limit: Limit, values: Values) -> float:
         if limit.measure is parameters:

@@ -91,11 +91,14 @@ class Freezing:
     def _replaced(self, module: nn.Module) -> nn.Module:
         """What a module's own `freeze()` puts in its place; itself where it has none."""
         freeze = getattr(module, "freeze", None)
-        if freeze is None:
+        if not callable(freeze):
             return module
         replaced = freeze()
         if not isinstance(replaced, nn.Module):
-            raise TypeError(f"freeze() of {type(module).__name__} must return a module, got {replaced!r}")
+            raise TypeError(
+                f"freeze() of {type(module).__name__} must return a module, which takes its place, got {replaced!r}; "
+                "if it is for something else, give it another name"
+            )
         waiting = [replaced]
         while waiting:
             inner = waiting.pop()

@@ -165,8 +165,12 @@ class OneShot:
     def _run(self, candidate: Candidate, batch: Batch) -> Tensor:
         """The loss of a candidate."""
         self.decisions.choose(candidate.values)
-        with torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None):
-            loss = self._loss(self.model, batch)
+        try:
+            with torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None):
+                loss = self._loss(self.model, batch)
+        except Exception as error:
+            error.add_note(f"in the architecture {candidate.values}")
+            raise
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f"loss(model, batch) must return a scalar tensor, got {got}")

@@ -155,8 +155,10 @@ class Decisions:
             self._check_names(values)
         return json.dumps([_written(variable, values[name]) for name, variable in self.space.items()], default=repr)
 
-    def values(self, key: str) -> dict[str, Any]:
-        """The architecture that `key` was given."""
+    def values(self, key: str) -> dict[str, Any] | None:
+        """The architecture that `key` was given; None where values of the user's own kinds cannot be read back."""
+        if not all(isinstance(variable, (Categorical, Integer, Real)) for variable in self.space.values()):
+            return None
         pairs = zip(self.space.items(), json.loads(key), strict=True)
         return {name: v.choices[place] if isinstance(v, Categorical) else place for (name, v), place in pairs}
 
