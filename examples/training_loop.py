@@ -50,7 +50,7 @@ oneshot = nas.OneShot(model, optimizer, weights, loss, clip_norm=5.0)
 modes: list[dict] = []  # the most likely architecture after every epoch
 while len(modes) < 60 and (len(modes) < 6 or modes[-6:] != modes[-1:] * 6):  # stop when 6 epochs changed nothing
     halves = torch.randperm(600).split(60), (600 + torch.randperm(600)).split(60)  # to train weights, to judge
-    losses = [sum(oneshot.step(*batches).train_losses) / 2 for batches in zip(*halves, strict=True)]
+    losses = [oneshot.step(*batches).train_loss for batches in zip(*halves, strict=True)]
     schedule.step()
     modes.append(optimizer.mode())
     print(f"epoch {len(modes)}: training loss {sum(losses) / 10:.3f}, {modes[-1]}")

@@ -57,7 +57,7 @@ def search(
     With a `checkpoint` the state is saved after every epoch and at Ctrl-C, and the same call continues
     from there; on the CPU it ends with the same bits as without a pause. For that the batches may
     depend on torch's, NumPy's and Python's global random numbers and on a loader's own generator, and
-    on nothing else that changes.
+    on nothing else that changes, such as workers that persist.
 
     `seed` decides the architectures drawn and the order of the batches: while batches are loaded,
     torch's generator is one of their own. In several processes all see the batches of the first.
