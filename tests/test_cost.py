@@ -135,6 +135,19 @@ def test_flops_are_counted_on_the_example(values, flops):
     assert Flops(IMAGES.repeat(3, 1, 1, 1))(Net(), values) == 3 * flops
 
 
+def test_a_module_that_returns_its_parameter_has_no_operations():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.constant = nn.Parameter(torch.zeros(5))
+
+        def forward(self, x):
+            return self.constant.expand(len(x), -1)
+
+    net = nn.Sequential(OneOf("op", [nn.Linear(3, 5), Flat()]), nn.Linear(5, 2))
+    assert [Flops(torch.zeros(4, 3))(net, {"op": op}) for op in (0, 1)] == [2 * 4 * (15 + 10), 2 * 4 * 10]
+
+
 @pytest.mark.parametrize("width", [1, 3, 8])
 def test_elastic_layers_cost_what_their_selected_part_costs(width):
     units = Width("width", 1, 8)

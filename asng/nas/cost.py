@@ -132,7 +132,9 @@ class Flops:
     def __call__(self, model: nn.Module, values: Values) -> int:
         with _untouched(Decisions(model)), torch.no_grad():
             device = device_of(model)
-            network = extract(model, values).eval().to(device)
+            network = (
+                extract(model, values).eval().requires_grad_(False).to(device)
+            )  # torch's counter follows gradients
             inputs = moved(self.inputs, device)
             with FlopCounterMode(display=False) as counter:
                 network(*inputs)
