@@ -55,26 +55,31 @@ class Costs:
         self.model = model
         self.limits = tuple(limits)
         self.known: dict[str, tuple[float, ...]] = {}
-        self._met: dict[str, dict[str, Any]] = {}
         self.decisions = Decisions(model)
+        self._met: dict[str, dict[str, Any]] = {}  # values that their keys do not tell
 
     def of(self, values: Values) -> tuple[float, ...]:
         """What an architecture costs, one number per limit."""
         key = self.decisions.key(values)
-        self._met[key] = dict(values)
+        if not self.decisions.readable:
+            self._met[key] = dict(values)
         if key not in self.known:
             self.known[key] = tuple(self._measured(limit, values) for limit in self.limits)
         return self.known[key]
 
     def excess(self, values: Values) -> float:
         """How far an architecture is outside, relative to the limits and summed over them; 0 inside of all."""
-        pairs = zip(self.of(values), self.limits, strict=True)
+        return self._beyond(self.of(values))
+
+    def _beyond(self, costs: Sequence[float]) -> float:
+        pairs = zip(costs, self.limits, strict=True)
         return sum((max(0.0, cost / limit.at_most - 1) for cost, limit in pairs), 0.0)
 
     def nearest(self) -> dict[str, Any] | None:
         """Of all architectures measured so far, the newest with the smallest excess."""
-        newest_first = [self._met.get(key) or self.decisions.values(key) for key in reversed(self.known)]
-        return min((values for values in newest_first if values is not None), key=self.excess, default=None)
+        told = self.known if self.decisions.readable else self._met
+        key = min(reversed(told), key=lambda key: self._beyond(self.known[key]), default=None)
+        return None if key is None else self._met.get(key) or self.decisions.values(key)
 
     def _measured(self, limit: Limit, values: Values) -> float:
         if limit.measure is parameters:

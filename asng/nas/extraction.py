@@ -46,7 +46,7 @@ class Freezing:
         self._instead = instead
         self._became: dict[nn.Module, nn.Module] = {}
         self._decisions = decisions
-        self._seen: dict[nn.Module, list[nn.Module]] = {}  # of those that freeze() made, which are open
+        self._seen: dict[nn.Module, bool] = {}  # of those that freeze() made, which are open
 
     def network(self) -> nn.Module:
         """The model without decisions, made of its own modules where they have none; it stays as it is."""

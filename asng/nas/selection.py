@@ -123,7 +123,8 @@ class Decisions:
         `running()`.
         """
         with self.selected(values):
-            return {module.name for module in self.running(lambda m: m in self.open) if isinstance(module, Decision)}
+            running = self.running(self.open.__contains__)
+            return {module.name for module in running if isinstance(module, Decision)}
 
     def running(self, wanted: Callable[[nn.Module], bool] = lambda module: True) -> Iterator[nn.Module]:
         """The model and all inside that run under the selected values, each once; only those that are wanted."""
@@ -138,11 +139,10 @@ class Decisions:
                 waiting.extend(child for child in inside if child is not None)
 
     @cached_property
-    def open(self) -> dict[nn.Module, list[nn.Module]]:
-        """The modules that are, or hold, a decision or an elastic layer, each with its children that do."""
-        seen: dict[nn.Module, list[nn.Module]] = {}
-        is_open(self.model, seen)
-        return {module: inside for module, inside in seen.items() if is_open(module, seen)}
+    def open(self) -> set[nn.Module]:
+        """The modules that are, or hold, a decision or an elastic layer."""
+        seen: dict[nn.Module, bool] = {}
+        return {module for module in self.paths if is_open(module, seen)}
 
     def key(self, values: Values) -> str:
         """An architecture as one line of text; choices by their place, since they may be anything.
@@ -155,10 +155,13 @@ class Decisions:
             self._check_names(values)
         return json.dumps([_written(variable, values[name]) for name, variable in self.space.items()], default=repr)
 
-    def values(self, key: str) -> dict[str, Any] | None:
-        """The architecture that `key` was given; None where values of the user's own kinds cannot be read back."""
-        if not all(isinstance(variable, (Categorical, Integer, Real)) for variable in self.space.values()):
-            return None
+    @cached_property
+    def readable(self) -> bool:
+        """Whether a key tells the values: those of a family of the user's own may be anything."""
+        return all(isinstance(variable, (Categorical, Integer, Real)) for variable in self.space.values())
+
+    def values(self, key: str) -> dict[str, Any]:
+        """The architecture that `key` was given, where keys are readable."""
         pairs = zip(self.space.items(), json.loads(key), strict=True)
         return {name: v.choices[place] if isinstance(v, Categorical) else place for (name, v), place in pairs}
 
@@ -187,12 +190,12 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
     return paths
 
 
-def is_open(module: nn.Module, seen: dict[nn.Module, list[nn.Module]]) -> bool:
-    """Whether a module is or holds a decision or an elastic layer; `seen` remembers the children that do."""
+def is_open(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
+    """Whether a module is, or holds, a decision or an elastic layer; `seen` remembers it."""
     if module not in seen:
-        children = [child for child in module._modules.values() if child is not None]
-        seen[module] = [child for child in children if is_open(child, seen)]
-    return bool(seen[module]) or isinstance(module, (Decision, Sized))
+        inside = (is_open(child, seen) for child in module._modules.values() if child is not None)
+        seen[module] = isinstance(module, (Decision, Sized)) or any(inside)
+    return seen[module]
 
 
 # Values of variables.
