@@ -309,6 +309,15 @@ def test_an_architecture_is_measured_once_whatever_the_order_of_its_names():
     assert calls == [LARGE, SMALL]
 
 
+def test_the_model_is_walked_through_once_for_all_architectures(monkeypatch):
+    net = Net()
+    costs = Costs(net, [Limit(lambda model, values: values["depth"] + 1, 2)])
+    for name in ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters"):
+        monkeypatch.setattr(nn.Module, name, lambda *_, **__: pytest.fail("walked through the model"))
+    monkeypatch.setattr("asng.nas.selection.paths_of", lambda model: pytest.fail("walked through the model"))
+    assert [costs.of({**LARGE, "depth": depth}) for depth in (1, 2, 3)] == [(2.0,), (3.0,), (4.0,)]
+
+
 def test_what_is_known_can_be_saved_as_json_and_put_back():
     measure, calls = counting()
     costs = Costs(Net(), [Limit(measure, 2)])
