@@ -632,7 +632,11 @@ def test_torchrun_searches_what_one_process_searches_and_ends_when_a_process_die
             torch.testing.assert_close(value, alone["weights"][name])
     assert "Signal 9 (SIGKILL)" in (folders[1] / "log.txt").read_text()
     assert not list(folders[1].glob("rank*.pt"))
-    assert len(checkpoints.load(folders[1] / "checkpoint.pt")["run"]["history"]) == 2  # to continue from
+    assert len(checkpoints.load(folders[1] / "checkpoint.pt")["run"]["history"]) == 2
+    members = crowd(searching_together, folders[1], {"epochs": 4, "dropout": 0.0})  # continue from there
+    assert [ended(member) for member in members] == [0, 0]
+    for rank in range(2):
+        assert torch.load(folders[1] / f"rank{rank}.pt", weights_only=True)["optimizer"] == alone["optimizer"]
 
 
 def test_ctrl_c_in_one_process_stops_all_and_all_go_on(tmp_path):
