@@ -263,7 +263,16 @@ class Batches:
         """Images, float32 (size, 3, 32, 32), and labels, int64 (size,); `number` counts over all epochs, from 0."""
         indices, generator = self._order(number)
         chosen = _send(indices, self._images.labels.device)
-        return augment(self._images.images[chosen], generator), self._images.labels[chosen]
+        return laid_out(augment(self._images.images[chosen], generator)), self._images.labels[chosen]
+
+
+def laid_out(images: Tensor) -> Tensor:
+    """Images in the layout with which the network is fastest: on the CPU channels last, about twice as fast.
+
+    Not for every network: torch 2.13 writes outside of its memory for 1x1 convolutions of stride 2 in that layout,
+    which there are none of here.
+    """
+    return images.contiguous(memory_format=torch.channels_last) if images.device.type == "cpu" else images
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
