@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import checkpoints, nas
-from asng.experiments import training
+from asng.experiments import curves, training
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10.data import Batches, Images
 from asng.experiments.cifar10.network import Net, set_drop_path, size
@@ -80,6 +80,7 @@ def retrain(
         "last": records[-1],
     }
     write_json(folder / "summary.json", summary)
+    curves.draw({"": records}, folder)
     return summary
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import nas
-from asng.experiments import training
+from asng.experiments import curves, training
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10.data import Batches, Images, normalise
 from asng.experiments.cifar10.network import Net
@@ -45,7 +45,7 @@ class Settings(SearchSettings):
 
 
 # Small enough for two cores: it learns something visible in about five minutes.
-SMALL = Settings(epochs=12, channels=8, cells=3, images=10_000)
+SMALL = Settings(epochs=10, channels=8, cells=3, images=10_000)
 
 
 def search(
@@ -60,6 +60,7 @@ def search(
     write_json(folder / "architecture.json", to_dict(found["values"]))
     write_json(folder / "summary.json", summary)
     drawing.draw(found["values"], folder, found["distribution"])
+    curves.draw({"": records}, folder)
     return summary
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from asng import checkpoints, nas
-from asng.experiments import training
+from asng.experiments import curves, training
 from asng.experiments.inpainting.data import Batches, Faces
 from asng.experiments.inpainting.encoding import describe
 from asng.experiments.inpainting.masks import Mask
@@ -84,6 +84,7 @@ def retrain(
         "last": records[-1],
     }
     write_json(folder / "summary.json", summary)
+    curves.draw({"": records}, folder)
     return summary
 
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import nas
-from asng.experiments import training
+from asng.experiments import curves, training
 from asng.experiments.data import halves
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import Batches, Faces
@@ -87,6 +87,7 @@ def search(
     }
     write_json(folder / "architecture.json", to_dict(found["values"]))
     write_json(folder / "summary.json", summary)
+    curves.draw({"": records}, folder)
     return summary
 
 

@@ -1,0 +1,56 @@
+"""What trainings measured, as curves: losses, accuracies and the like, one panel for each kind."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+# A panel for each ending of names; what several runs have in common has the same stroke, a run has its colour.
+PANELS = {"loss": "loss", "accuracy": "accuracy", "psnr": "PSNR [dB]", "ssim": "SSIM", "probability": "certainty"}
+STROKES = ("-", "--", ":")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind, too
+
+
+def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
+    """Write curves.svg and curves.png of the records of some runs, by their names; returns the paths.
+
+    Records without anything to draw, or none at all, are an error.
+    """
+    names = list(dict.fromkeys(name for records in runs.values() for record in records for name in record))
+    panels = {ending: [name for name in names if name.endswith(ending)] for ending in PANELS}
+    shown = {ending: metrics for ending, metrics in panels.items() if metrics}
+    if not shown:
+        raise ValueError(f"there is nothing to draw in {names}; records have names that end in {', '.join(PANELS)}")
+    figure = Figure(figsize=(4 * len(shown), 3.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    for place, (ending, metrics) in enumerate(shown.items(), start=1):
+        _panel(figure.add_subplot(1, len(shown), place), runs, ending, metrics)
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"curves.{suffix}" for suffix in ("svg", "png")]
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "asng"}):  # text stays text; same numbers, same file
+        figure.savefig(paths[0], metadata={"Date": None})
+        figure.savefig(paths[1], dpi=150)
+    return paths
+
+
+def _panel(axes: Any, runs: Mapping[str, Sequence[Mapping[str, Any]]], ending: str, metrics: Sequence[str]) -> None:
+    percent = 100 if ending == "accuracy" else 1
+    for colour, (run, records) in zip(_cycled(COLOURS, len(runs)), runs.items(), strict=True):
+        for stroke, metric in zip(_cycled(STROKES, len(metrics)), metrics, strict=True):
+            points = [
+                (record["step"], percent * record[metric]) for record in records if record.get(metric) is not None
+            ]
+            label = " ".join(part for part in (run, metric.removesuffix(ending).replace("_", " ").strip()) if part)
+            if points:
+                axes.plot(*zip(*points, strict=True), stroke, color=colour, label=label, marker="o"[len(points) > 1 :])
+    axes.set_xlabel("step")
+    axes.set_ylabel(PANELS[ending] + (" [%]" if ending == "accuracy" else ""))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, frameon=False)
+
+
+def _cycled(items: Sequence[str], count: int) -> list[str]:
+    return [items[place % len(items)] for place in range(count)]
