@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from asng import nas
 from asng.experiments import curves, training
 from asng.experiments.cifar10 import drawing
-from asng.experiments.cifar10.data import Batches, Images, normalise
+from asng.experiments.cifar10.data import Batches, Images, laid_out, normalise
 from asng.experiments.cifar10.network import Net
 from asng.experiments.cifar10.space import parameters
 from asng.experiments.data import halves
@@ -37,15 +37,17 @@ class Settings(SearchSettings):
     """Images in a mini-batch."""
     images: int = 50_000
     """How many of the training images are used."""
+    tested: int = 10_000
+    """How many of the test images are used after an epoch."""
 
     def __post_init__(self) -> None:
-        check(self, epochs=1, channels=2, cells=3, batch=2, samples=2, candidates=1, seed=0)
+        check(self, epochs=1, channels=2, cells=3, batch=2, samples=2, candidates=1, tested=1, seed=0)
         if self.images // 2 < self.batch:
             raise ValueError(f"images must be at least two mini-batches of {self.batch}, got {self.images}")
 
 
 # Small enough for two cores: it learns something visible in about five minutes.
-SMALL = Settings(epochs=10, channels=8, cells=3, images=10_000)
+SMALL = Settings(epochs=10, channels=8, cells=3, images=10_000, tested=2000)
 
 
 def search(
@@ -99,13 +101,15 @@ class Search:
     def finish_epoch(self, epoch: int) -> dict[str, Any]:
         record: dict[str, Any] = self.searching.certainty()
         likely = self.searching.most_likely() if self._settings.test else None
-        return record if likely is None else {**record, "test_accuracy": self.test_accuracy(likely)}
+        return (
+            record if likely is None else {**record, "test_accuracy": self.test_accuracy(likely, self._settings.tested)}
+        )
 
-    def test_accuracy(self, values: Mapping[str, Any]) -> float:
-        """Of an architecture with the weights of the search, its batch statistics estimated anew."""
+    def test_accuracy(self, values: Mapping[str, Any], tested: int | None = None) -> float:
+        """Of an architecture with the weights of the search, its batch statistics estimated anew; on all test images."""
         network = nas.extract(self.model, values)
         nas.recalibrate(network, (self._train(number)[0] for number in range(min(CALIBRATION, self.steps))))
-        return accuracy(network, self._test)
+        return accuracy(network, Images(self._test.images[:tested], self._test.labels[:tested]))
 
     def state_dict(self) -> dict[str, Any]:
         return self.searching.state_dict()
@@ -114,13 +118,14 @@ class Search:
         self.searching.load_state_dict(state)
 
 
-def accuracy(network: nn.Module, images: Images, batch: int = 1000) -> float:
+def accuracy(network: nn.Module, images: Images, batch: int | None = None) -> float:
     """The share of images that a network tells right, in evaluation mode."""
+    batch = batch or (1000 if images.images.is_cuda else 100)  # small ones stay in a CPU's cache
     mode = network.training
     network.eval()
     correct = torch.zeros((), dtype=torch.int64, device=images.images.device)
     with torch.no_grad():
         for part, labels in zip(torch.split(images.images, batch), torch.split(images.labels, batch), strict=True):
-            correct += (network(normalise(part)).argmax(1) == labels).sum()
+            correct += (network(laid_out(normalise(part))).argmax(1) == labels).sum()
     network.train(mode)
     return correct.item() / len(images)
