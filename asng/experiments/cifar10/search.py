@@ -106,7 +106,7 @@ class Search:
         )
 
     def test_accuracy(self, values: Mapping[str, Any], tested: int | None = None) -> float:
-        """Of an architecture with the weights of the search, its batch statistics estimated anew; on all test images."""
+        """Of an architecture with the weights of the search, its batch statistics estimated anew."""
         network = nas.extract(self.model, values)
         nas.recalibrate(network, (self._train(number)[0] for number in range(min(CALIBRATION, self.steps))))
         return accuracy(network, Images(self._test.images[:tested], self._test.labels[:tested]))
