@@ -5,6 +5,7 @@ Flags come from the settings of each experiment, so that there is one place wher
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib import import_module
 
 try:
     import rich  # noqa: F401
@@ -12,48 +13,61 @@ try:
 except ImportError as error:
     sys.exit(f"The command line needs more than the optimizer ({error}); install it with: pip install 'asng[nas]'")
 
-from asng.cli import cifar10, inpainting
-from asng.cli.digits import run_digits
-from asng.cli.toy import run_toy
-
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 WRONG_INPUT = 2
 
-
-# The words of a command, and what they run.
-COMMANDS: dict[tuple[str, ...], tuple[Callable[[Sequence[str]], None], str]] = {
-    ("cifar10", "search"): (cifar10.run_search, "the cells of an image classifier, on CIFAR-10"),
-    ("cifar10", "retrain"): (cifar10.run_retrain, "an architecture trained from scratch"),
-    ("cifar10", "evaluate"): (cifar10.run_evaluate, "test accuracy of a run"),
-    ("digits", "search"): (run_digits, "a search of a minute, on handwritten digits"),
-    ("inpainting", "search"): (inpainting.run_search, "an autoencoder that fills holes in faces"),
-    ("inpainting", "retrain"): (inpainting.run_retrain, "an autoencoder trained from scratch"),
-    ("inpainting", "evaluate"): (inpainting.run_evaluate, "PSNR, SSIM and pictures of a run"),
-    ("toy",): (run_toy, "the paper's toy problem: robustness to the initial step size"),
+# The words of a command, and what it is for.
+COMMANDS = {
+    ("cifar10", "search"): "the cells of an image classifier, on CIFAR-10",
+    ("cifar10", "retrain"): "an architecture trained from scratch",
+    ("cifar10", "evaluate"): "test accuracy of a run",
+    ("digits", "search"): "a search of a minute, on handwritten digits",
+    ("inpainting", "search"): "an autoencoder that fills holes in faces",
+    ("inpainting", "retrain"): "an autoencoder trained from scratch",
+    ("inpainting", "evaluate"): "PSNR, SSIM and pictures of a run",
+    ("toy",): "the paper's toy problem: robustness to the initial step size",
 }
 
 
-def overview() -> str:
-    lines = [f"  asng {' '.join(words):<20} {purpose}" for words, (_, purpose) in COMMANDS.items()]
-    return "\n".join(["usage: asng EXPERIMENT [VERB] [flags]", "", *lines, "", "--help behind each says more."])
+def overview(experiment: str | None = None) -> str:
+    """All commands, or those of an experiment."""
+    shown = {words: purpose for words, purpose in COMMANDS.items() if experiment in (None, words[0])}
+    lines = [f"  asng {' '.join(words):<20} {purpose}" for words, purpose in shown.items()]
+    usage = "EXPERIMENT [VERB]" if experiment is None else f"{experiment} VERB"
+    return "\n".join([f"usage: asng {usage} [flags]", "", *lines, "", "--help behind each says more."])
+
+
+def function_of(words: Sequence[str]) -> Callable[[Sequence[str]], None]:
+    """What runs a command: of `asng cifar10 search`, `run_search` in asng/cli/cifar10.py.
+
+    Imported when it is needed, for torch takes seconds and not every command has to wait for it.
+    """
+    function: Callable[[Sequence[str]], None] = getattr(import_module(f"asng.cli.{words[0]}"), f"run_{words[-1]}")
+    return function
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 2 wrong input, 130 interrupted."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(overview())
-        return
     words = next((words for words in COMMANDS if tuple(arguments[: len(words)]) == words), None)
-    if words is None:
-        known = ", ".join(f"'{' '.join(words)}'" for words in COMMANDS)
-        print(f"asng: no command {' '.join(arguments[:2])!r}; there is {known}", file=sys.stderr)
-        sys.exit(WRONG_INPUT)
-    command, _ = COMMANDS[words]
     try:
-        command(arguments[len(words) :])
+        if words is None:
+            describe(arguments)
+        else:
+            function_of(words)(arguments[len(words) :])
     except (ValueError, OSError) as error:
         print(f"asng: {error}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def describe(arguments: Sequence[str]) -> None:
+    """Print which commands there are, where none is named; raises ValueError for one that there is not."""
+    experiment = arguments[0] if arguments and arguments[0] in {words[0] for words in COMMANDS} else None
+    rest = arguments if experiment is None else arguments[1:]
+    if rest and rest[0] not in ("-h", "--help"):
+        known = [words[-1] if experiment else words[0] for words in COMMANDS if experiment in (None, words[0])]
+        asked = " ".join(filter(None, (experiment, rest[0])))
+        raise ValueError(f"no command {asked!r}; {experiment or 'asng'} has {', '.join(dict.fromkeys(known))}")
+    print(overview(experiment))

@@ -8,15 +8,23 @@ from typing import Annotated
 import tyro
 from rich.console import Console
 
-from asng.cli.images import Where, architecture, folder_of
+from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of
 from asng.cli.terminal import parsed, progress_bar
-from asng.experiments.cifar10.data import load
+from asng.experiments.cifar10.data import Images, load
 from asng.experiments.cifar10.retraining import SMALL_RETRAINING, Retraining, evaluate, retrain
 from asng.experiments.cifar10.search import SMALL, Settings, search
 from asng.experiments.cifar10.space import SPACE, random_values
+from asng.experiments.searching import config_in
 from asng.experiments.training import device_of
+from asng.nas.architecture import from_json
 
 Flat = tyro.conf.arg(name="")
+
+
+def images_of(where: Where, console: Console) -> tuple[Images, Images]:
+    """Training and test images."""
+    with progress_bar(console, "download", None) as progress:
+        return load(where.data, device_of(where.device), progress)
 
 
 @dataclass(frozen=True)
@@ -51,7 +59,7 @@ def run_search(arguments: Sequence[str]) -> None:
     name = f"cifar10{'-small' if small else ''}-{settings.method}-seed{settings.seed}"
     folder = command.out or Path("runs") / name
     console = Console()
-    images = load(command.where.data, device_of(command.where.device))
+    images = images_of(command.where, console)
     with progress_bar(console, "cifar10 search", folder) as progress:
         summary = search(settings, folder, *images, show=progress)
     if not summary["inside"]:
@@ -75,7 +83,7 @@ class Retrain:
       asng cifar10 retrain --architecture random --seed 3        a yardstick
     """
 
-    run: tyro.conf.Positional[Path | None] = None
+    run: RunOrNone = None
     """Folder of a search."""
     settings: Annotated[Retraining, Flat] = field(default_factory=Retraining)
     where: Annotated[Where, Flat] = field(default_factory=Where)
@@ -92,10 +100,10 @@ def run_retrain(arguments: Sequence[str]) -> None:
     settings = SMALL_RETRAINING if "--small" in arguments else Retraining()
     command: Retrain = parsed(Retrain, "cifar10 retrain", arguments, Retrain(settings=settings))
     run, given, seed = command.run, command.architecture, command.settings.seed
-    values = architecture(run, given, SPACE, random_values, seed)
+    values = architecture("cifar10", run, given, lambda text: from_json(text, SPACE), random_values, seed)
     folder = folder_of(command.out, run, given, "cifar10", seed)
     console = Console()
-    images = load(command.where.data, device_of(command.where.device))
+    images = images_of(command.where, console)
     with progress_bar(console, "cifar10 retrain", folder) as progress:
         summary = retrain(command.settings, values, folder, *images, show=progress)
     accuracy = 100 * summary["last"]["test_accuracy"]
@@ -113,7 +121,7 @@ class Evaluate:
       asng cifar10 evaluate runs/cifar10-asng-seed0
     """
 
-    run: tyro.conf.Positional[Path]
+    run: SomeRun
     """Folder of a search or of a retraining."""
     where: Annotated[Where, Flat] = field(default_factory=Where)
 
@@ -121,7 +129,8 @@ class Evaluate:
 def run_evaluate(arguments: Sequence[str]) -> None:
     """`asng cifar10 evaluate`."""
     command: Evaluate = parsed(Evaluate, "cifar10 evaluate", arguments)
-    result = evaluate(command.run, *load(command.where.data, device_of(command.where.device)))
+    config_in(command.run, "cifar10")  # before anything takes long
+    result = evaluate(command.run, *images_of(command.where, Console()))
     what = (
         "the architecture found so far, with shared weights" if result["kind"] == "search" else "trained from scratch"
     )

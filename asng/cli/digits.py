@@ -32,7 +32,7 @@ class DigitsSearch:
     """Folder of the run."""
 
 
-def run_digits(arguments: Sequence[str]) -> None:
+def run_search(arguments: Sequence[str]) -> None:
     """`asng digits search`."""
     command = parsed(DigitsSearch, "digits search", arguments)
     console = Console()

@@ -1,12 +1,19 @@
 """What the commands of the experiments on images share: where data lies, which architecture is meant."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from asng.nas.architecture import from_json
-from asng.space import Variable
+import tyro
+
+from asng.runs import config_of
+
+# A folder that is named without a flag.
+SomeRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+RunOrNone = Annotated[
+    Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]", help_behavior_hint="(optional)")
+]
 
 
 @dataclass(frozen=True)
@@ -20,9 +27,10 @@ class Where:
 
 
 def architecture(
+    experiment: str,
     run: Path | None,
     given: str | None,
-    space: Mapping[str, Variable] | None,
+    read: Callable[[str], dict[str, Any]],
     random: Callable[[int], dict[str, Any]],
     seed: int,
 ) -> dict[str, Any]:
@@ -31,14 +39,23 @@ def architecture(
         raise ValueError("give either the folder of a search, or --architecture with a JSON file or the word random")
     if given == "random":
         return random(seed)
-    path = Path(given) if given is not None else Path(str(run)) / "architecture.json"
+    path = Path(given) if given is not None else found_in(Path(str(run)), experiment)
     if not path.is_file():
-        cure = "let the search finish first" if given is None else "give a JSON file, or the word random"
-        raise ValueError(f"there is no {path}; {cure}")
+        raise ValueError(f"there is no file {path}; give one as architecture.json, or the word random")
     try:
-        return from_json(path.read_text(encoding="utf-8"), space)
+        return read(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
+
+
+def found_in(run: Path, experiment: str) -> Path:
+    """The file with what a run found; raises ValueError for a run of another experiment and for one without it."""
+    there, path = config_of(run), run / "architecture.json"
+    if there.get("experiment") != experiment:
+        raise ValueError(f"{run} is a run of {there.get('experiment')}, not of {experiment}")
+    if not path.is_file():
+        raise ValueError(f"there is no {path} yet; let the search finish first: the same command continues it")
+    return path
 
 
 def folder_of(out: Path | None, run: Path | None, given: str | None, experiment: str, seed: int) -> Path:
@@ -47,7 +64,10 @@ def folder_of(out: Path | None, run: Path | None, given: str | None, experiment:
     >>> folder_of(None, None, "random", "cifar10", 3).as_posix()
     'runs/cifar10-random-seed3'
     """
-    name = f"retrain-seed{seed}"
     if out is not None:
         return out
-    return run / name if run is not None else Path("runs") / f"{experiment}-{Path(str(given)).stem}-seed{seed}"
+    return (
+        run / f"retrain-seed{seed}"
+        if run is not None
+        else Path("runs") / f"{experiment}-{Path(str(given)).stem}-seed{seed}"
+    )

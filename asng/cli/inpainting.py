@@ -8,14 +8,17 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from asng.cli.images import Where, architecture, folder_of
+from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, found_in
 from asng.cli.terminal import parsed, progress_bar
 from asng.experiments.inpainting.data import Data, load
-from asng.experiments.inpainting.encoding import base_values, depth, random_values, variables
+from asng.experiments.inpainting.encoding import base_values, depth, random_values, variables, widths_of
 from asng.experiments.inpainting.retraining import SMALL_RETRAINING, Retraining, evaluate, retrain
 from asng.experiments.inpainting.search import SMALL, Settings, search
+from asng.experiments.searching import config_in
 from asng.experiments.training import device_of
+from asng.nas.architecture import from_json
 from asng.runs import config_of
+from asng.space import Variable
 
 Flat = tyro.conf.arg(name="")
 
@@ -30,13 +33,13 @@ class Lists:
     """The same for the test images."""
 
 
-def faces(where: Where, lists: Lists, console: Console, folder: Path) -> Data:
-    """The faces; what is wrong with some of them is said."""
+def faces(where: Where, lists: Lists, console: Console) -> Data:
+    """Faces to train and to test with; what is wrong with some of them is said."""
     given = (lists.train_list, lists.test_list)
     if (given[0] is None) != (given[1] is None):
         raise ValueError("give --train-list and --test-list together, or neither")
     both = None if given[0] is None or given[1] is None else (given[0], given[1])
-    with progress_bar(console, "faces", folder) as progress:
+    with progress_bar(console, "reading faces", None) as progress:
         data = load(where.data, device_of(where.device), lists=both, progress=progress)
     console.print(f"{len(data.train):,} faces to train, {len(data.test):,} to test ({data.split})", highlight=False)
     for name, reason in list(data.damaged.items())[:5]:
@@ -77,7 +80,7 @@ def run_search(arguments: Sequence[str]) -> None:
     name = f"{settings.encoding}-{settings.mask}-{settings.method}-seed{settings.seed}"
     folder = command.out or Path("runs") / f"inpainting{'-small' if small else ''}-{name}"
     console = Console()
-    data = faces(command.where, command.lists, console, folder)
+    data = faces(command.where, command.lists, console)
     with progress_bar(console, "inpainting search", folder) as progress:
         summary = search(settings, folder, data.train, data.test, progress)
     if not summary["inside"]:
@@ -88,27 +91,30 @@ def run_search(arguments: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class Retrain:
-    """Train an autoencoder from scratch on faces with holes, and test it. Ctrl-C saves; the same command continues.
+    """Train an autoencoder from scratch on faces with holes, and test it.
+
+    The mask is that of the search, unless another one is given. The yardstick base has layers of 3x3 with skip
+    and 64 channels. Ctrl-C saves; the same command continues.
 
     Examples:
-      asng inpainting retrain runs/inpainting-cat-center-asng-seed0           what a search found
-      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture base
-      asng inpainting retrain --architecture random --seed 3 --mask pixel      a yardstick
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0                          what a search found
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture base      yardsticks
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture random --seed 3
+      asng inpainting retrain --architecture random --seed 3 --mask pixel
       asng inpainting retrain --architecture network.json --iterations 20000
     """
 
-    run: tyro.conf.Positional[Path | None] = None
+    run: RunOrNone = None
     """Folder of a search."""
     settings: Annotated[Retraining, Flat] = field(default_factory=Retraining)
     where: Annotated[Where, Flat] = field(default_factory=Where)
     lists: Annotated[Lists, Flat] = field(default_factory=Lists)
     architecture: str | None = None
-    """A file as architecture.json; random, which draws one from the seed; or, beside the folder of a search, base: as
-    many layers as were found there, all of 64 channels, 3x3, with skip."""
+    """A file as architecture.json; random, drawn from the space of RUN or of the paper; base, as deep as RUN found."""
     small: bool = False
     """Other defaults, for two cores: fewer faces and iterations."""
     out: Path | None = None
-    """Folder of the run; RUN/retrain-seedS, or runs/inpainting-NAME-seedS."""
+    """Folder of the run; RUN/retrain-seedS, RUN/random-seedS, RUN/base-seedS, or runs/inpainting-NAME-seedS."""
 
 
 def run_retrain(arguments: Sequence[str]) -> None:
@@ -121,7 +127,7 @@ def run_retrain(arguments: Sequence[str]) -> None:
         settings = replace(settings, mask=config_of(run).get("mask", settings.mask))
     values, folder = chosen(command)
     console = Console()
-    data = faces(command.where, command.lists, console, folder)
+    data = faces(command.where, command.lists, console)
     with progress_bar(console, "inpainting retrain", folder) as progress:
         summary = retrain(settings, values, folder, data.train, data.test, progress)
     console.print(*summary["chain"], sep="\n", highlight=False)
@@ -131,20 +137,43 @@ def run_retrain(arguments: Sequence[str]) -> None:
 def chosen(command: Retrain) -> tuple[dict[str, Any], Path]:
     """The architecture that is meant, and where it is trained."""
     run, given, seed = command.run, command.architecture, command.settings.seed
+    if run is not None and given in ("base", "random"):
+        values = base(run) if given == "base" else random_values(space_of(run), seed)
+        return values, command.out or run / f"{given}-seed{seed}"
     if given == "base":
-        if run is None:
-            raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
-        there = config_of(run)
-        found = architecture(run, None, None, random, seed)
-        space = variables(there["encoding"], there["layers"], widths=there["widths"])
-        channels = min(64, max(there["widths"])) if there["widths"] else 64
-        return base_values(space, depth(found), channels), command.out or run / f"base-seed{seed}"
-    return architecture(run, given, None, random, seed), folder_of(command.out, run, given, "inpainting", seed)
+        raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
+    values = architecture("inpainting", run, given, read, lambda seed: random_values(variables("cat"), seed), seed)
+    return values, folder_of(command.out, run, given, "inpainting", seed)
 
 
-def random(seed: int) -> dict[str, Any]:
-    """An architecture of the space cat, drawn from a seed."""
-    return random_values(variables("cat"), seed)
+def space_of(run: Path) -> dict[str, Variable]:
+    """The space of a search."""
+    there = config_of(run)
+    if (there.get("experiment"), there.get("kind")) != ("inpainting", "search"):
+        raise ValueError(f"{run} is no search of inpainting, beside which base and random could be trained")
+    return variables(there["encoding"], there["layers"], widths=there["widths"])
+
+
+def base(run: Path) -> dict[str, Any]:
+    """The baseline BASE with as many layers as a search has found."""
+    space = space_of(run)
+    found = read(found_in(run, "inpainting").read_text(encoding="utf-8"))
+    return base_values(space, depth(found), min(64, max(widths_of(space))))
+
+
+def read(text: str) -> dict[str, Any]:
+    """The architecture in a file, of either encoding; its names and channels tell the space that it is checked by."""
+    values = from_json(text)
+    widths = [value for name, value in values.items() if name.endswith(".channels")]
+    if len(widths) < 2 or not all(isinstance(width, int) for width in widths):
+        raise ValueError("this is no autoencoder: layer1.channels, layer2.channels and so on must be integers")
+    integers = "layer1.kernel" in values
+    space = variables(
+        "int" if integers else "cat",
+        len(widths),
+        widths=(min(widths), max(widths) + 1) if integers else sorted(set(widths)),
+    )
+    return from_json(text, space)
 
 
 @dataclass(frozen=True)
@@ -158,7 +187,7 @@ class Evaluate:
       asng inpainting evaluate runs/inpainting-cat-center-asng-seed0
     """
 
-    run: tyro.conf.Positional[Path]
+    run: SomeRun
     """Folder of a search or of a retraining."""
     where: Annotated[Where, Flat] = field(default_factory=Where)
     lists: Annotated[Lists, Flat] = field(default_factory=Lists)
@@ -168,8 +197,8 @@ def run_evaluate(arguments: Sequence[str]) -> None:
     """`asng inpainting evaluate`."""
     command: Evaluate = parsed(Evaluate, "inpainting evaluate", arguments)
     console = Console()
-    config_of(command.run)
-    data = faces(command.where, command.lists, console, command.run)
+    config_in(command.run, "inpainting")  # before anything takes long
+    data = faces(command.where, command.lists, console)
     report = evaluate(command.run, data.train, data.test)
     psnr = "infinite" if report["psnr"] is None else f"{report['psnr']:.2f} dB"
     console.print(f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces", highlight=False)

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import tyro
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     Progress,
@@ -17,6 +18,7 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 
 def parsed(command: Any, name: str, arguments: Sequence[str], default: Any = tyro.MISSING_NONPROP) -> Any:
@@ -27,7 +29,7 @@ def parsed(command: Any, name: str, arguments: Sequence[str], default: Any = tyr
         description=cleandoc(command.__doc__ or ""),
         args=arguments,
         default=default,
-        config=(tyro.conf.FlagCreatePairsOff,),
+        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
     )
 
 
@@ -38,27 +40,37 @@ class Bar(Protocol):
 
 
 @contextmanager
-def progress_bar(console: Console, title: str, folder: Path) -> Iterator[Bar]:
-    """A bar with the time left; without a terminal, a line now and then. Ctrl-C says how to continue."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    left = TimeRemainingColumn()
+def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[Bar]:
+    """A bar with the time left, and below it what was last said; without a terminal, a line now and then.
+
+    It appears with the first news, so that nothing flashes where there is nothing to do. Ctrl-C says how to
+    continue with what is in the folder, if anything is kept at all.
+    """
+    columns = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
+    bar = Progress(*columns, TimeRemainingColumn(), speed_estimate_period=600)
+    task = bar.add_task(title, total=1.0)
+    live = Live(bar, console=console)
     tenths = -1
 
-    with Progress(*columns, left, console=console, disable=not console.is_terminal, speed_estimate_period=600) as bar:
-        task = bar.add_task(title, total=1.0)
+    def progress(fraction: float, text: str = "", *, line: bool = False) -> None:
+        nonlocal tenths
+        bar.update(task, completed=fraction)
+        if console.is_terminal:
+            live.start()
+            shown = bar if line or not text else Group(bar, Text(text))  # so that a long text breaks, not the bar
+            live.update(shown, refresh=line)
+        if line:
+            console.print(text, soft_wrap=True, highlight=False)
+        elif not console.is_terminal and not text and int(fraction * 10) > tenths:
+            tenths = int(fraction * 10)
+            console.print(f"{title}: {tenths * 10} %")
 
-        def progress(fraction: float, text: str = "", *, line: bool = False) -> None:
-            nonlocal tenths
-            bar.update(task, completed=fraction, description=f"{title} {text}".rstrip() if not line else title)
-            if line:
-                console.print(text, soft_wrap=True, highlight=False)
-            elif not console.is_terminal and not text and int(fraction * 10) > tenths:
-                tenths = int(fraction * 10)
-                console.print(f"{title}: {tenths * 10} %")
-
-        try:
-            yield progress
-        except KeyboardInterrupt:
-            bar.stop()
-            print(f"Interrupted. What is finished is in {folder}; the same command continues.", file=sys.stderr)
-            raise
+    try:
+        yield progress
+    except KeyboardInterrupt:
+        live.stop()
+        kept = "" if folder is None else f" What is finished is in {folder}; the same command continues."
+        print(f"Interrupted.{kept}", file=sys.stderr)
+        raise
+    finally:
+        live.stop()

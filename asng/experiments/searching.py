@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from asng import SNG, Uniform, __version__, nas
 from asng.asktell import AskTell
 from asng.experiments import training
+from asng.nas.architecture import from_json
 from asng.optimizer import ASNG
 from asng.runs import config_of
 
@@ -41,7 +42,7 @@ class SearchSettings:
     most_parameters: int | None = None
     """A hard limit on the parameters of an architecture, at the size of the search."""
     test: bool = True
-    """Test the most likely architecture now and then, at the cost of some time that is not counted."""
+    """Whether the most likely architecture is tested now and then, in time that is not counted."""
     amp: training.Amp = "off"
     """Mixed precision."""
     seed: int = 0
@@ -120,12 +121,22 @@ class Searching:
         distribution = {name: np.asarray(p).tolist() for name, p in self.optimizer.distribution().items()}
         return {"values": values, "inside": inside, "probability": probability, "distribution": distribution}
 
+    def found_in(self, folder: Path) -> dict[str, Any]:
+        """The architecture that a run has found so far; random search chooses its own at the end, and only once."""
+        likely = self.most_likely()
+        if likely is not None:
+            return likely
+        path = folder / "architecture.json"
+        if not path.exists():
+            raise ValueError(f"{folder} is a random search, which chooses an architecture at its end; let it finish")
+        return from_json(path.read_text(encoding="utf-8"), self.optimizer.space)
+
     def _best_of_random(self) -> dict[str, Any]:
         """Random search with shared weights: many on a mini-batch each, then the best few of them on all."""
         drawn = Uniform(self.optimizer.space, seed=self._judges).ask(self._settings.candidates)
         inside = [candidate.values for candidate in drawn if not self.oneshot.excess(candidate.values)]
         if not inside:
-            raise RuntimeError(f"none of {len(drawn)} architectures meets the limit; raise most_parameters")
+            raise ValueError(f"none of {len(drawn)} architectures meets the limit; raise most_parameters")
         first = [self._judged(values, [place % self._steps]) for place, values in enumerate(inside)]
         best = [inside[place] for place in np.argsort(first, kind="stable")[:FINALISTS]]
         return min(best, key=lambda values: self._judged(values, range(self._steps)))

@@ -87,12 +87,21 @@ def mean(numbers: Iterable[float]) -> float | None:
 
 
 def run(
-    job: Job, kept: Run, *, epochs: int, steps: int, images: int, show: Show = silent, unit: str = "epoch"
+    job: Job,
+    kept: Run,
+    *,
+    epochs: int,
+    steps: int,
+    images: int,
+    show: Show = silent,
+    glance: Callable[[], Mapping[str, float]] = dict,
+    unit: str = "epoch",
 ) -> list[dict[str, Any]]:
     """Do what is left of `epochs` times `steps` steps, of `images` each; returns the records of all epochs.
 
     After every epoch its record is a line of the run's metrics, and the state is saved. Ctrl-C saves
-    too, in the middle of an epoch, and ends in KeyboardInterrupt.
+    too, in the middle of an epoch, and ends in KeyboardInterrupt. What a `glance` at the job gives is
+    shown beside what a step measured, and asked for only then.
     """
     path = kept.folder / CHECKPOINT
     number, epoch = 0, Epoch()
@@ -119,7 +128,8 @@ def run(
                 shown = now
                 where = f"{unit} {number // steps + 1}/{epochs} step {number % steps}/{steps}"
                 rate = images * (number % steps) / epoch.seconds
-                show(number / (epochs * steps), f"{where}, {described(epoch.newest())}, {rate:.0f} images/s")
+                seen = described({**epoch.newest(), **glance()})
+                show(number / (epochs * steps), f"{where}, {seen}, {rate:.0f} images/s")
             if interrupted():
                 if number % steps:
                     _save(path, job, number, epoch)

@@ -142,7 +142,7 @@ def evaluate(folder: Path, train: Images, test: Images) -> dict[str, Any]:
     if there["kind"] == "search":
         search = Search(settings_in(Settings, there), train, test)
         search.load_state_dict(state["job"])
-        result = search.test_accuracy(search.searching.found()["values"])
+        result = search.test_accuracy(search.searching.found_in(folder))
     else:
         retrain = Retrain(settings_in(Retraining, there), from_dict(there["architecture"]), train, test)
         retrain.load_state_dict(state["job"])

@@ -56,7 +56,15 @@ def search(
     """Search, or go on with a search; leaves architecture, pictures of the cells and a summary in the folder."""
     kept = Run(folder, config("cifar10", "search", settings), METRICS)
     job = Search(settings, train, test)
-    records = training.run(job, kept, epochs=settings.epochs, steps=job.steps, images=2 * settings.batch, show=show)
+    records = training.run(
+        job,
+        kept,
+        epochs=settings.epochs,
+        steps=job.steps,
+        images=2 * settings.batch,
+        show=show,
+        glance=job.searching.certainty,
+    )
     found = job.searching.found()
     summary = {**found, "machine": training.machine(job.device), "last": records[-1]}
     write_json(folder / "architecture.json", to_dict(found["values"]))

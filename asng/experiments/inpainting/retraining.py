@@ -128,7 +128,7 @@ def evaluate(folder: Path, train: Faces, test: Faces) -> dict[str, Any]:
             there["widths"] = tuple(there["widths"])
         job = Search(settings_in(Settings, there), train, test)
         job.load_state_dict(state["job"])
-        model = nas.extract(job.model, job.searching.found()["values"])
+        model = nas.extract(job.model, job.searching.found_in(folder))
     else:
         job = Retrain(settings_in(Retraining, there), from_dict(there["architecture"]), train, test)
         job.load_state_dict(state["job"])

@@ -76,7 +76,14 @@ def search(
     job = Search(settings, train, test)
     stretches = settings.iterations // settings.stretch
     records = training.run(
-        job, kept, epochs=stretches, steps=settings.stretch, images=2 * settings.batch, show=show, unit="stretch"
+        job,
+        kept,
+        epochs=stretches,
+        steps=settings.stretch,
+        images=2 * settings.batch,
+        show=show,
+        glance=job.searching.certainty,
+        unit="stretch",
     )
     found = job.searching.found()
     summary = {
