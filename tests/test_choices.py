@@ -184,14 +184,35 @@ def test_widths_of_one_name_conflict_across_layers():
         (lambda: Pick(3, 3), "a decision needs a name, got 3"),
         (lambda: Value("k", [1, 3]), r"'k' needs a variable, such as asng.Integer\(1, 3\), got \[1, 3\]"),
         (lambda: OneOf("op", [nn.ReLU(), torch.relu]), "'op' chooses among modules, got .*relu.* for 1"),
-        (lambda: OneOf("op", []), "empty"),
-        (lambda: Repeat("depth", [nn.ReLU()] * 2, low=-1), "low must be at least 0, got -1"),
-        (lambda: Repeat("depth", [nn.ReLU()] * 2, low=2), "low < high must hold"),
+        (lambda: OneOf("op", []), "OneOf 'op' chooses among modules, got none"),
+        (lambda: Pick("from", 0), "the number of inputs of Pick 'from' must be at least 1, got 0"),
+        (lambda: Pick("from", [1, 2]), r"Pick 'from' must be a whole number, got \[1, 2\]"),
+        (
+            lambda: Repeat("depth", [nn.ReLU()] * 2, low=-1),
+            "'depth' .*got low=-1 and 2 of them; low must be at least 0",
+        ),
+        (lambda: Repeat("depth", [nn.ReLU()] * 2, low=2), "'depth' .*got low=2 and 2 of them; low must be .* fewer"),
+        (lambda: Repeat("depth", []), "'depth' .*got low=1 and 0 of them"),
+        (lambda: Width("w", 8), "Width 'w' needs low < high, or a list of widths, got low=8 and high=None"),
+        (lambda: Width("w", 8, 8), "Width 'w' needs low < high, or a list of widths, got low=8 and high=8"),
     ],
 )
 def test_what_cannot_be_decided_is_said_when_it_is_declared(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+@pytest.mark.parametrize("kind", [list, tuple, iter, nn.ModuleList, lambda modules: nn.Sequential(*modules)])
+def test_modules_come_in_anything_that_gives_them(kind):
+    assert OneOf("op", kind([nn.ReLU(), nn.Tanh()])).variable == Categorical([0, 1])
+    assert Repeat("depth", kind([nn.ReLU(), nn.Tanh()])).variable == Integer(1, 2)
+
+
+@pytest.mark.parametrize("kind", [dict, nn.ModuleDict])
+def test_modules_in_dicts_are_chosen_by_name(kind):
+    model = OneOf("op", kind({"relu": nn.ReLU(), "tanh": nn.Tanh()}))
+    assert model.variable == Categorical(["relu", "tanh"])
+    assert isinstance(extract(model, {"op": "tanh"}), nn.Tanh)
 
 
 # Selection: complete and inside.

@@ -554,7 +554,6 @@ def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
         (lambda: nas.Linear("3", 3), "whole number or follows a decision, got '3'"),
         (lambda: Width("a", 0, 4), "a width must be at least 1, but 'a' can be 0"),
         (lambda: Width("a", [4, -1]), "a width must be at least 1"),
-        (lambda: Width("a", 4), r"needs the largest width too, or a list of widths, got 4 alone"),
         (lambda: nas.Conv2d(3, 4, 3, groups=2), "in_channels must be divisible by groups"),
         (lambda: nas.ConvTranspose2d(3, 4, 3, padding_mode="reflect"), 'Only "zeros" padding mode'),
         (lambda: nas.Conv2d(3, 4, 3, padding_mode="edge"), "padding_mode must be one of"),

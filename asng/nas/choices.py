@@ -5,12 +5,13 @@ wherever they stand, and an architecture is a plain dict of names and values. On
 runs.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
 from torch import nn
 
+from asng.asktell import count
 from asng.nas.decision import Decision, largest
 from asng.nas.plain import Constant, Item
 from asng.space import Categorical, Integer
@@ -23,8 +24,11 @@ class OneOf(Decision):
     Categorical(choices=('relu', 'tanh'))
     """
 
-    def __init__(self, name: str, modules: Sequence[nn.Module] | Mapping[str, nn.Module]) -> None:
-        named = dict(modules) if isinstance(modules, Mapping) else dict(enumerate(modules))
+    def __init__(self, name: str, modules: Iterable[nn.Module] | Mapping[str, nn.Module] | nn.ModuleDict) -> None:
+        pairs: Any = modules.items() if isinstance(modules, (Mapping, nn.ModuleDict)) else enumerate(modules)
+        named = dict(pairs)
+        if not named:
+            raise ValueError(f"OneOf {name!r} chooses among modules, got none")
         super().__init__(name, Categorical(tuple(named)))
         for key, module in named.items():
             if not isinstance(module, nn.Module):
@@ -56,8 +60,9 @@ class Pick(Decision):
     """
 
     def __init__(self, name: str, n: int) -> None:
-        super().__init__(name, Categorical(range(n)))
-        self.n = n
+        inputs = count(n, f"the number of inputs of Pick {name!r}", least=1)
+        super().__init__(name, Categorical(range(inputs)))
+        self.n = inputs
 
     def forward(self, inputs: Sequence[Any]) -> Any:
         if len(inputs) != self.n:
@@ -78,10 +83,14 @@ class Repeat(Decision):
     Integer(low=1, high=3)
     """
 
-    def __init__(self, name: str, blocks: Sequence[nn.Module], low: int = 1) -> None:
+    def __init__(self, name: str, blocks: Iterable[nn.Module], low: int = 1) -> None:
+        blocks = list(blocks)
+        if not 0 <= low < len(blocks):
+            raise ValueError(
+                f"Repeat {name!r} runs from low to all of its blocks, got low={low} and {len(blocks)} of them; "
+                "low must be at least 0 and fewer than there are"
+            )
         super().__init__(name, Integer(low, len(blocks)))
-        if low < 0:
-            raise ValueError(f"low must be at least 0, got {low}")
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Any) -> Any:
@@ -127,8 +136,8 @@ class Width(Decision):
     def __init__(self, name: str, low: int | Sequence[int], high: int | None = None) -> None:
         if isinstance(low, Sequence):
             super().__init__(name, Categorical(low))
-        elif high is None:
-            raise ValueError(f"Width {name!r} needs the largest width too, or a list of widths, got {low!r} alone")
+        elif high is None or not low < high:
+            raise ValueError(f"Width {name!r} needs low < high, or a list of widths, got low={low!r} and high={high!r}")
         else:
             super().__init__(name, Integer(low, high))
         largest(self, "a width")
