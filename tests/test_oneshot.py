@@ -103,7 +103,8 @@ def test_draws_for_the_weights_are_dropped_and_the_others_told(method, monkeypat
     seen = []
 
     def loss(model, batch):
-        seen.append((batch, {m.name: m.value for m in model.modules() if hasattr(m, "variable")}, model.training))
+        values = {m.name: m.value for m in model.modules() if hasattr(m, "variable")}
+        seen.append((batch, values, model.training, torch.is_grad_enabled()))
         return cross_entropy(model, batch)
 
     oneshot = OneShot(model, optimizer, torch.optim.SGD(model.parameters(), 0.1), loss)
@@ -114,9 +115,11 @@ def test_draws_for_the_weights_are_dropped_and_the_others_told(method, monkeypat
     assert len(told) == 1
     assert told[0][0] is asked[1]
     assert tuple(told[0][1]) == step.valid_losses
-    assert [batch for batch, _, _ in seen] == [first, first, second, second]
-    assert [values for _, values, _ in seen] == [c.values for part in asked for c in part]
-    assert all(training for _, _, training in seen)  # batch norms use the batch in both halves
+    ran, selected, training, with_gradient = zip(*seen, strict=True)
+    assert ran == (first, first, second, second)
+    assert list(selected) == [c.values for part in asked for c in part]
+    assert all(training)  # batch norms use the batch in both halves
+    assert with_gradient == (True, True, False, False)
     assert step.candidates == tuple(c.values for c in asked[1])
     assert step.excess == (0.0, 0.0)
     assert len(step.train_losses) == 2
@@ -274,6 +277,12 @@ def test_a_wrong_loss_is_named(loss, message):
         made(Switch(), loss=loss).step(torch.ones(3), torch.ones(3))
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_loss_is_one_number_of_any_shape(shape):
+    step = made(Switch(), loss=lambda model, x: model(x).reshape(shape)).step(torch.ones(3), torch.ones(3))
+    assert step.train_losses == (3.0, 3.0)
+
+
 def test_an_error_in_the_loss_says_in_which_architecture():
     def loss(model, x):
         return model(x)[:, 2 * model.which.value]
@@ -417,9 +426,29 @@ def test_inside_without_a_finite_loss_is_still_before_outside():
         return model(x) * (math.nan if model.which.value == 1 else 1)
 
     OneShot(model, optimizer, torch.optim.SGD(model.parameters(), 0.1), loss, limits=[limit]).step(
-        torch.ones(3), torch.ones(3)
+        torch.ones(3), torch.full((3,), 1e37)
     )
-    assert told[2] == told[3] < told[1] < told[0]
+    assert told[2] == told[3] < told[1] < told[0]  # however large a loss is
+
+
+def test_the_weights_are_trained_by_as_many_candidates_as_without_limits():
+    oneshot = made(Switch(5), samples=4, loss=lambda model, x: model(x), limits=[Limit(lambda m, v: 1 + v["which"], 1)])
+    for _ in range(5):
+        assert len(oneshot.step(torch.ones(3), torch.ones(3)).train_losses) == 4  # others are drawn for those outside
+
+
+def test_touched_weights_rest_in_a_step_that_finds_none_inside():
+    model = Switch()
+    optimizer = Scripted(space_of(model), seed=0)
+    weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    limit = Limit(lambda model, values: 1 + values["which"], 1)
+    oneshot = OneShot(model, optimizer, weights, lambda model, x: model(x), limits=[limit])
+    optimizer.script = [0] * 4
+    oneshot.step(torch.ones(3), torch.ones(3))
+    before = copy.deepcopy(model.state_dict())
+    optimizer.script = [1] * 1000
+    assert oneshot.step(torch.ones(3), torch.ones(3)).train_losses == ()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
 def test_best_stays_a_loss_under_limits():
@@ -461,6 +490,8 @@ def test_costs_are_measured_once_per_architecture():
     again.load_state_dict(state)
     again.excess({"first": 0, "depth": 1})
     assert len(measured) == len(set(measured))  # nor after a pause: a latency would be another
+    again.load_state_dict(made(limits=[Limit(cost, 200)]).state_dict())
+    assert again.costs.known == {}  # exactly what was known there
 
 
 # Inactive variables --------------------------------------------------------------------------------
