@@ -4,6 +4,7 @@ And Ctrl-C that waits until there is something whole to write.
 """
 
 import os
+import re
 import shutil
 import signal
 import threading
@@ -58,11 +59,23 @@ def load(path: Path) -> dict[str, Any]:
             file.seek(0)
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # whatever a damaged file makes of its reader
-            raise ValueError(f"{path} is damaged or no checkpoint ({_first_line(error)}){_offer(path)}") from None
+            raise ValueError(f"{path} is damaged or no checkpoint ({reason(error)}){_offer(path)}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
         raise ValueError(f"{path} is not a checkpoint of this version of asng{_offer(path)}")
     state: dict[str, Any] = content["state"]
     return state
+
+
+def reason(error: Exception) -> str:
+    """What an exception says, in its first sentence.
+
+    >>> reason(KeyError("model"))
+    "it has no 'model'"
+    """
+    if isinstance(error, KeyError):
+        return f"it has no {error}"
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    return re.split(r"(?<=\w)\. ", said)[0][:200]
 
 
 @contextmanager
@@ -106,12 +119,8 @@ def _sync_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
-
-
 def _offer(path: Path) -> str:
     before = previous(path)
     if before.exists():
         return f"; the one before it is {before}: rename it to {path.name} to continue from there"
-    return "; delete it to start anew"
+    return "; use another path, or delete it to start anew"

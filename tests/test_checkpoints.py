@@ -178,7 +178,14 @@ def test_a_file_of_torch_that_is_no_checkpoint_is_refused(written, content):
 def test_without_a_previous_one_it_says_to_delete(tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"; delete it to start anew$"):
+    with pytest.raises(ValueError, match=r"; use another path, or delete it to start anew$"):
+        load(path)
+
+
+def test_a_model_that_was_saved_whole_is_refused_in_one_sentence(tmp_path):
+    path = tmp_path / "model.pt"
+    torch.save(torch.nn.Linear(2, 2), path)
+    with pytest.raises(ValueError, match=r"model\.pt is damaged or no checkpoint \(Weights only load failed\); use"):
         load(path)
 
 

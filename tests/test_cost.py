@@ -401,6 +401,13 @@ def test_a_cost_that_is_none_names_the_limit_and_the_value(cost):
         costs.excess(SMALL)
 
 
+def test_an_error_in_a_measure_says_in_which_and_of_which_architecture():
+    costs = Costs(Net(), [Limit(Flops(torch.zeros(1, 3, 6, 6)), 100)])  # as many channels as the model does not take
+    with pytest.raises(RuntimeError) as error:
+        costs.excess(SMALL)
+    assert error.value.__notes__ == [f"in Flops of the architecture {SMALL}"]
+
+
 def test_an_infinite_cost_is_infinitely_far_outside():
     assert Costs(Net(), [Limit(lambda model, values: float("inf"), 1)]).excess(SMALL) == float("inf")
 

@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import threading
 import time
 from typing import Any
 
@@ -428,6 +429,14 @@ def test_a_second_ctrl_c_does_not_wait():
         searched(loss=loss)
 
 
+def test_a_search_runs_in_a_thread_too():
+    results = []
+    thread = threading.Thread(target=lambda: results.append(searched()))
+    thread.start()
+    thread.join()
+    assert len(results[0].history) == 2
+
+
 def test_many_pauses_change_nothing(tmp_path, whole):
     path = tmp_path / "checkpoint.pt"
     result, pauses = None, 0
@@ -507,6 +516,19 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         assert reason in str(error.value)
         assert "use another path, or delete it to start anew" in str(error.value)
     assert len(searched(checkpoint=path).history) == 2
+
+
+def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    searched(checkpoint=path)
+    whole = checkpoints.load(path)
+    for state in (whole, whole["run"], whole["run"]["search"]):
+        for part in list(state):
+            kept = state.pop(part)
+            checkpoints.save(path, whole)
+            with pytest.raises(ValueError, match=rf"is of another search \(.*it has no '{part}'\); use another path"):
+                searched(checkpoint=path)
+            state[part] = kept
 
 
 def test_a_longer_search_on_a_schedule_of_one_s_own_goes_on(tmp_path):

@@ -85,7 +85,11 @@ class Costs:
         if limit.measure is parameters:
             return float(_parameters(self.decisions, values))  # without a new look at the whole model
         with _untouched(self.decisions):
-            cost = limit.measure(self.model, values)
+            try:
+                cost = limit.measure(self.model, values)
+            except Exception as error:
+                error.add_note(f"in {limit.name} of the architecture {dict(values)}")
+                raise
         try:
             number = float(cost)
         except (TypeError, ValueError, RuntimeError):

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asng import checkpoints
 from asng.asktell import AskTell, Candidate
 from asng.nas import processes
 from asng.nas.cost import Costs, Limit
@@ -266,7 +267,7 @@ class OneShot:
         except Exception as error:  # whatever a foreign state makes of its readers
             self.weights.load_state_dict(before[0])
             self.optimizer.load_state_dict(before[1])
-            raise ValueError(f"the state does not fit: {error if str(error) else repr(error)}") from None
+            raise ValueError(f"the state does not fit: {checkpoints.reason(error)}") from None
         self.costs.known.clear()
         self.costs.known.update(costs)
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.

@@ -3,9 +3,7 @@
 In the background it is only `OneShot`; whoever wants another loop writes one around that.
 """
 
-import signal
-import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -78,7 +76,7 @@ def search(
     position = Position(oneshot, plan, train, valid, int(streams[1].generate_state(1)[0]))
     path = None if checkpoint is None else Path(checkpoint)
     length = epochs if schedule is None else None  # a given schedule may go on for longer than was planned
-    with _interrupts() as interrupted:
+    with checkpoints.interrupts() as interrupted:
         _resume(position, path, length)
         with _bar(progress and processes.is_first(), epochs) as show:
             while position.epoch < epochs:
@@ -129,29 +127,8 @@ def _resume(position: Position, path: Path | None, epochs: int | None) -> None:
         position.load_state_dict(loaded["run"])
     except Exception as error:  # whatever a foreign state makes of its readers
         raise ValueError(
-            f"{path} is of another search ({error}); use another path, or delete it to start anew"
+            f"{path} is of another search ({checkpoints.reason(error)}); use another path, or delete it to start anew"
         ) from None
-
-
-@contextmanager
-def _interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C waits for the end of a step, so that what is saved is whole; a second one does not wait."""
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    seen = False
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal seen
-        if seen:
-            raise KeyboardInterrupt
-        seen = True
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: seen
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
