@@ -55,6 +55,7 @@ def most_likely(oneshot: OneShot) -> MostLikely:
     """The most likely architecture that meets all limits, without extracting it; cheap enough for every epoch.
 
     Under limits that the most likely values do not meet, others are drawn and measured, up to a thousand.
+    Of several processes all have to call it then, as the first one measures for all.
     """
     values = _choice(oneshot)
     optimizer = oneshot.optimizer
