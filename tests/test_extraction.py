@@ -357,15 +357,16 @@ def test_a_layer_with_a_forward_of_its_own_needs_a_freeze_of_its_own():
 
     class Finished(Scaled):
         def freeze(self, takes: int | None = None) -> nn.Module:
-            plain = nn.Linear(3, int(self._out()))
-            plain.weight, plain.bias = (nn.Parameter(2 * part.detach()) for part in self.needed().values())
+            weight = self.weight[: self.gives.value].detach()
+            plain = nn.Linear(3, len(weight))
+            plain.weight, plain.bias = nn.Parameter(2 * weight), nn.Parameter(torch.zeros(len(weight)))
             return plain
 
     message = r"^0 is a Scaled with a forward\(\) of its own, which the plain layer would not have; give it a "
     with pytest.raises(ValueError, match=message):
         extract(nn.Sequential(Scaled(3, Width("w", 2, 4))), {"w": 2})
-    model = nn.Sequential(Finished(3, Width("w", 2, 4)))
+    model = nn.Sequential(Finished(3, Width("w", 2, 4), bias=False))
     select(model, {"w": 2})
     x = torch.randn(1, 3)
     assert torch.allclose(extract(model, {"w": 2})(x), model(x))
-    assert parameters(model, {"w": 2}) == 8
+    assert parameters(model, {"w": 2}) == 2 * 3 + 2  # with the bias that only the plain layer has
