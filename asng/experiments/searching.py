@@ -1,7 +1,7 @@
 """What the searches on images share: their settings, the parts of a one-shot search, and what it has found."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -86,6 +86,8 @@ class Searching:
             limits=[] if most is None else [nas.Limit(size, most, "parameters")],
             amp=training.dtype_of(settings.amp),
         )
+        if settings.method == "uniform" and most is not None:
+            self._drawn()  # raises now rather than at the end
 
     def step(self, number: int, done: float) -> dict[str, training.Number]:
         """Iteration `number`, at the learning rate that a cosine has when a share `done` of all is behind it.
@@ -131,21 +133,26 @@ class Searching:
             raise ValueError(f"{folder} is a random search, which chooses an architecture at its end; let it finish")
         return from_json(path.read_text(encoding="utf-8"), self.optimizer.space)
 
-    def _best_of_random(self) -> dict[str, Any]:
-        """Random search with shared weights: many on a mini-batch each, then the best few of them on all."""
+    def _drawn(self) -> list[dict[str, Any]]:
+        """The candidates of random search that are inside of the limit."""
         drawn = Uniform(self.optimizer.space, seed=self._judges).ask(self._settings.candidates)
         inside = [candidate.values for candidate in drawn if not self.oneshot.excess(candidate.values)]
         if not inside:
             raise ValueError(f"none of {len(drawn)} architectures meets the limit; raise most_parameters")
-        first = [self._judged(values, [place % self._steps]) for place, values in enumerate(inside)]
-        best = [inside[place] for place in np.argsort(first, kind="stable")[:FINALISTS]]
+        return inside
+
+    def _best_of_random(self) -> dict[str, Any]:
+        """Random search with shared weights: many on the same mini-batch, then the best few of them on all."""
+        best = sorted(self._drawn(), key=lambda values: self._judged(values, [0]))[:FINALISTS]
         return min(best, key=lambda values: self._judged(values, range(self._steps)))
 
-    def _judged(self, values: Values, numbers: Any) -> float:
+    def _judged(self, values: Values, numbers: Iterable[int]) -> float:
+        """The mean loss on some mini-batches; what is not finite is worst."""
         nas.select(self.oneshot.model, values)
         with torch.no_grad():
             losses = [self._loss(self.oneshot.model, self._valid(number)) for number in numbers]
-        return torch.stack(losses).mean().item()
+        loss = torch.stack(losses).mean().item()
+        return loss if math.isfinite(loss) else math.inf
 
     def state_dict(self) -> dict[str, Any]:
         return self.oneshot.state_dict()
