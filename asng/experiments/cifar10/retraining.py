@@ -1,5 +1,6 @@
 """Training an architecture from scratch on CIFAR-10, and testing what was trained."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,10 +51,14 @@ class Retraining:
 
     def __post_init__(self) -> None:
         check(self, epochs=1, cells=3, batch=2, seed=0, most_parameters=1)
+        if self.channels is not None:
+            check(self, channels=1)
         if self.images < self.batch:
             raise ValueError(f"images must be at least a mini-batch of {self.batch}, got {self.images}")
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
+        if not 0 <= self.auxiliary < math.inf:
+            raise ValueError(f"auxiliary must be at least 0, got {self.auxiliary}")
 
 
 SMALL_RETRAINING = Retraining(epochs=10, channels=8, cells=5, images=10_000)
@@ -68,8 +73,8 @@ def retrain(
     show: training.Show = training.silent,
 ) -> dict[str, Any]:
     """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
+    job = Retrain(settings, values, train, test)  # first: what it refuses leaves no folder behind
     kept = Run(folder, {**config("cifar10", "retrain", settings), "architecture": to_dict(values)}, METRICS)
-    job = Retrain(settings, values, train, test)
     write_json(folder / "architecture.json", to_dict(values))
     drawing.draw(values, folder)
     records = training.run(job, kept, epochs=settings.epochs, steps=job.steps, images=settings.batch, show=show)

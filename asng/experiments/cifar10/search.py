@@ -14,7 +14,7 @@ from asng.experiments import curves, training
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10.data import Batches, Images, laid_out, normalise
 from asng.experiments.cifar10.network import Net
-from asng.experiments.cifar10.space import parameters
+from asng.experiments.cifar10.space import LEAST, parameters
 from asng.experiments.data import halves
 from asng.experiments.searching import TRAIN, VALID, Searching, SearchSettings, check, config
 from asng.nas.architecture import to_dict
@@ -54,8 +54,8 @@ def search(
     settings: Settings, folder: Path, train: Images, test: Images, show: training.Show = training.silent
 ) -> dict[str, Any]:
     """Search, or go on with a search; leaves architecture, pictures of the cells and a summary in the folder."""
+    job = Search(settings, train, test)  # first: what it refuses leaves no folder behind
     kept = Run(folder, config("cifar10", "search", settings), METRICS)
-    job = Search(settings, train, test)
     records = training.run(
         job,
         kept,
@@ -79,16 +79,24 @@ class Search:
 
     def __init__(self, settings: Settings, train: Images, test: Images) -> None:
         self._settings, self._test, self.device = settings, test, train.images.device
+        self._check_limit()
         torch.manual_seed(settings.seed)
         self.model = Net(settings.channels, settings.cells).to(self.device)
         first, second = halves(settings.images, settings.seed)
         self._train = Batches(train, first, settings.batch, settings.seed, TRAIN)
         valid = Batches(train, second, settings.batch, settings.seed, VALID)
         self.steps = self._train.steps
+        self.calibration = min(CALIBRATION, self.steps)
         self._correct: list[Tensor] = []
         self.searching = Searching(
             settings, self.model, self.loss, self._train, valid, steps=valid.steps, size=self.size, weight_decay=3e-4
         )
+
+    def _check_limit(self) -> None:
+        """Raise ValueError where no architecture is small enough; it would never run one."""
+        most, least = self._settings.most_parameters, self.size(None, LEAST)
+        if most is not None and most < least:
+            raise ValueError(f"the smallest architecture has {least:,} parameters, more than most_parameters={most:,}")
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross entropy; of an architecture that is judged, the accuracy is noted."""
@@ -97,7 +105,7 @@ class Search:
             self._correct.append((scores.argmax(1) == batch[1]).double().mean())
         return F.cross_entropy(scores, batch[1])
 
-    def size(self, model: nn.Module, values: Mapping[str, Any]) -> int:
+    def size(self, model: nn.Module | None, values: Mapping[str, Any]) -> int:
         """The parameters of an architecture in the network of the search."""
         return parameters(values, self._settings.channels, self._settings.cells, affine=False)
 
@@ -109,14 +117,15 @@ class Search:
     def finish_epoch(self, epoch: int) -> dict[str, Any]:
         record: dict[str, Any] = self.searching.certainty()
         likely = self.searching.most_likely() if self._settings.test else None
-        return (
-            record if likely is None else {**record, "test_accuracy": self.test_accuracy(likely, self._settings.tested)}
-        )
+        if likely is None:
+            return record
+        tested = self.test_accuracy(likely, self._settings.tested)
+        return {**record, "test_accuracy": tested, "calibration_batches": self.calibration}
 
     def test_accuracy(self, values: Mapping[str, Any], tested: int | None = None) -> float:
         """Of an architecture with the weights of the search, its batch statistics estimated anew."""
         network = nas.extract(self.model, values)
-        nas.recalibrate(network, (self._train(number)[0] for number in range(min(CALIBRATION, self.steps))))
+        nas.recalibrate(network, (self._train(number)[0] for number in range(self.calibration)))
         return accuracy(network, Images(self._test.images[:tested], self._test.labels[:tested]))
 
     def state_dict(self) -> dict[str, Any]:

@@ -75,6 +75,10 @@ def values_of(code: Sequence[int]) -> dict[str, Any]:
     return values
 
 
+# The architecture with the fewest parameters: pools only, each node on the one before it, so that one end is loose.
+LEAST = values_of([number for node in range(NODES) for number in (1 + node, 1 + node, 1, 1)] * len(KINDS))
+
+
 def code_of(values: Mapping[str, Any]) -> list[int]:
     """The 40 numbers that `values_of` makes these values of."""
     _check(values)
