@@ -386,6 +386,13 @@ def test_the_images_of_an_epoch_look_different_in_the_next():
     assert len(seen) == 80
 
 
+def test_every_image_of_a_mini_batch_has_a_square_of_16_cut_out_that_may_be_clipped():
+    pictures, _ = Batches(numbered(60), torch.arange(60), 60, 0, 0)(0)
+    sizes = (pictures == 0).all(1).sum((1, 2))
+    assert sizes.max() == 16 * 16
+    assert 8 * 8 <= sizes.min() < sizes.max()
+
+
 def test_a_part_holds_the_named_images_in_their_order():
     part = numbered(20).part(torch.tensor([5, 2, 2]))
     assert part.labels.tolist() == [6, 3, 3]

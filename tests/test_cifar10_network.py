@@ -293,6 +293,23 @@ def test_the_auxiliary_head_sees_the_second_reduction_cell():
     assert reached == [True] * 6 + [False] * 2
 
 
+def test_the_auxiliary_head_is_that_of_a_slow_obvious_version():
+    net: Any = selected(Net(channels=2, cells=3, affine=True, auxiliary=True).double(), RANDOM[0])
+    seen: list[torch.Tensor] = []
+    net.cells[2].register_forward_hook(lambda cell, inputs, output: seen.append(output))
+    second = net(images(side=32).double())[1]
+    convolutions = [layer.weight for layer in net.auxiliary if isinstance(layer, nn.Conv2d)]
+    assert [tuple(weight.shape) for weight in convolutions] == [(128, 8, 1, 1), (768, 128, 2, 2)]
+    x = seen[0].relu()
+    x = torch.stack([x[:, :, i : i + 5, j : j + 5].mean((2, 3)) for i in (0, 3) for j in (0, 3)], 2).unflatten(
+        2, (2, 2)
+    )
+    x = normalised(mixed(x, convolutions[0])).relu()
+    x = normalised(torch.einsum("ncij,ocij->no", x, convolutions[1])[:, :, None, None]).relu()
+    last = net.auxiliary[-1]
+    torch.testing.assert_close(second, x.flatten(1) @ last.weight.T + last.bias)
+
+
 # Drop path.
 
 
@@ -325,6 +342,17 @@ def test_a_path_is_dropped_per_image_or_made_up_for_and_an_identity_never():
     # The same path twice is dropped twice, independently of each other and of other nodes.
     assert abs((both == 0).double().mean() - rate**2) < 4 * (rate**2 * (1 - rate**2) / n) ** 0.5
     assert abs(torch.corrcoef(torch.stack([both, one]))[0, 1]) < 4 / n**0.5
+
+
+def test_an_identity_that_halves_is_a_path_like_others(net):
+    small, outputs = nas.extract(net, ALL_ZERO), []
+    for cell in (module for module in small.modules() if isinstance(module, Cell)):
+        cell.register_forward_hook(lambda cell, inputs, output: outputs.append(output))
+    for rate in (0.0, 0.5):
+        set_drop_path(small, rate)
+        small(images())
+    assert torch.equal(outputs[0], outputs[5])  # a normal cell
+    assert not torch.equal(outputs[1], outputs[6])  # a reduction
 
 
 def test_dropped_paths_follow_the_seed_and_cost_nothing_at_a_rate_of_zero(net):

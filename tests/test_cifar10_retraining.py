@@ -13,7 +13,7 @@ from asng.experiments.cifar10.data import Batches, Images
 from asng.experiments.cifar10.network import Cell, size
 from asng.experiments.cifar10.retraining import Retrain, Retraining, evaluate, retrain
 from asng.experiments.cifar10.search import Search, Settings, accuracy, search
-from asng.experiments.cifar10.space import channels_for, random_values
+from asng.experiments.cifar10.space import channels_for, parameters, random_values
 from asng.experiments.searching import TRAIN
 from asng.runs import METRICS
 
@@ -46,7 +46,7 @@ def test_the_defaults_are_the_papers():
 def test_the_channels_are_as_many_as_the_parameters_allow(images):
     job = Retrain(changed(channels=None, most_parameters=20_000), VALUES, *images)
     assert job.channels == channels_for(VALUES, cells=3, at_most=20_000)
-    assert job.parameters == size(job.model) <= 20_000
+    assert job.parameters == size(job.model) == parameters(VALUES, job.channels, 3) <= 20_000  # batch norms scale
 
 
 def test_the_learning_rate_and_dropped_paths_follow_the_epoch_linearly_and_on_a_cosine(images):
@@ -61,20 +61,41 @@ def test_the_learning_rate_and_dropped_paths_follow_the_epoch_linearly_and_on_a_
 
 
 def test_the_loss_is_that_of_both_heads_and_a_step_is_sgd_with_momentum_decay_and_clipping(images):
-    job, twin = (Retrain(changed(drop_path=0.0), VALUES, *images) for _ in range(2))
+    job, twin = (Retrain(changed(drop_path=0.0, auxiliary=40.0), VALUES, *images) for _ in range(2))
     weights = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     batches = Batches(images[0], torch.arange(12), 4, 0, TRAIN)
     for number in range(2):
         loss = job.step(number)["train_loss"]
         pixels, labels = batches(number)
         scores, auxiliary = twin.model(pixels)
-        expected = F.cross_entropy(scores, labels) + 0.4 * F.cross_entropy(auxiliary, labels)
+        expected = F.cross_entropy(scores, labels) + 40 * F.cross_entropy(auxiliary, labels)
         weights.zero_grad()
         expected.backward()
-        torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0)
+        assert torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0) > 5
         weights.step()
-        assert torch.equal(loss, expected)
+        assert float(loss) == expected.item()
     assert all(torch.equal(a, b) for a, b in zip(job.model.parameters(), twin.model.parameters(), strict=True))
+
+
+def test_mixed_precision_is_that_of_the_training(images):
+    job = Retrain(changed(amp="bfloat16"), VALUES, *images)
+    kinds = []
+    job.model.get_submodule("classifier").register_forward_hook(
+        lambda layer, inputs, output: kinds.append(output.dtype)
+    )
+    job.step(0)
+    assert kinds == [torch.bfloat16]
+
+
+def test_weights_and_mini_batches_follow_from_the_seed(images):
+    def drawn(seed):
+        job = Retrain(changed(seed=seed), VALUES, *images)
+        return job.model.state_dict()["stem.0.weight"].tolist(), [
+            job._batches(number)[1].tolist() for number in range(6)
+        ]
+
+    assert drawn(1) == drawn(1)
+    assert all(one != other for one, other in zip(drawn(0), drawn(1), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -110,6 +131,17 @@ def test_a_training_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_pat
     assert records_of(tmp_path) == records_of(whole[0])
     one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (whole[0], tmp_path))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+
+
+def test_a_record_counts_the_images_of_an_epoch(whole):
+    for record in map(json.loads, (whole[0] / METRICS).read_text().splitlines()):
+        assert record["images_per_second"] == pytest.approx(3 * 4 / record["seconds"])
+
+
+def test_settings_that_are_refused_late_leave_no_folder(images, tmp_path):
+    with pytest.raises(ValueError, match="more than at_most=10"):
+        retrain(changed(channels=None, most_parameters=10), VALUES, tmp_path / "run", *images)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_of_another_architecture_is_refused(images, whole):
@@ -158,6 +190,9 @@ def test_training_learns_to_tell_colours_apart():
     [
         ({"drop_path": 1.0}, "drop_path must be at least 0 and below 1, got 1.0"),
         ({"images": 3}, "images must be at least a mini-batch of 4, got 3"),
+        ({"channels": 0}, "channels must be at least 1, got 0"),
+        ({"auxiliary": -0.4}, "auxiliary must be at least 0, got -0.4"),
+        ({"auxiliary": math.nan}, "auxiliary must be at least 0, got nan"),
         ({"most_parameters": 0}, "most_parameters must be at least 1, got 0"),
     ],
 )

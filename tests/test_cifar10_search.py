@@ -35,6 +35,16 @@ def changed(**settings):
     return Settings(**{**vars(TINY), **settings})
 
 
+def listen(job, note):
+    """Let `note(model, batch)` hear of every loss that is about to be computed."""
+
+    def loss(model, batch):
+        note(model, batch)
+        return job.loss(model, batch)
+
+    job.searching.oneshot._loss = loss
+
+
 def test_the_defaults_are_the_papers():
     settings = Settings()
     assert (settings.epochs, settings.channels, settings.cells, settings.batch) == (100, 16, 8, 64)
@@ -51,9 +61,7 @@ def test_an_iteration_is_the_papers(images):
     assert (group["momentum"], group["weight_decay"], group["nesterov"]) == (0.9, 3e-4, False)
     first, second = halves(24, TINY.seed)
     seen = []
-    job.searching.oneshot._loss = lambda model, batch: (
-        seen.append((batch, torch.is_grad_enabled())) or job.loss(model, batch)
-    )
+    listen(job, lambda model, batch: seen.append((batch, torch.is_grad_enabled())))
     values = job.step(4)
     assert [differentiated for _, differentiated in seen] == [True, True, False, False]
     train, valid = (Batches(images[0], half, 4, TINY.seed, place)(4) for place, half in enumerate((first, second)))
@@ -61,6 +69,61 @@ def test_an_iteration_is_the_papers(images):
         assert all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True))
     assert math.isfinite(values["train_loss"])
     assert 0 <= values["valid_accuracy"] <= 1
+
+
+def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
+    """Of weights that were touched before but are not sampled, too."""
+    job, twin = (Search(TINY, *images) for _ in range(2))
+    job.searching.oneshot._loss = lambda model, batch: 100 * job.loss(model, batch)  # so that clipping matters
+    weights = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    train = Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
+    for number in range(3):
+        weights.zero_grad(set_to_none=False)
+        pixels, labels = train(number)
+        for candidate in twin.searching.optimizer.ask():
+            nas.select(twin.model, candidate.values)
+            (100 * F.cross_entropy(twin.model(pixels), labels) / 2).backward()
+        assert torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0) > 5
+        weights.step()
+        job.step(number)
+        twin.searching.optimizer.load_state_dict(job.searching.optimizer.state_dict())
+    for (name, one), other in zip(job.model.named_parameters(), twin.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+
+
+def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
+    job = Search(changed(samples=3), *images)
+    seen = []
+    listen(job, lambda model, batch: seen.append(batch[0]))
+    job.step(0)
+    assert [torch.equal(batch, seen[0]) for batch in seen] == [True] * 3 + [False] * 3
+    assert all(torch.equal(batch, seen[3]) for batch in seen[3:])
+
+
+@pytest.mark.parametrize("amp", ["bfloat16", "float16"])
+def test_mixed_precision_is_that_of_both_halves(images, amp):
+    job = Search(changed(amp=amp), *images)
+    kinds = []
+    job.model.classifier.register_forward_hook(lambda layer, inputs, output: kinds.append(output.dtype))
+    assert math.isfinite(job.step(0)["valid_loss"])
+    assert kinds == [training.dtype_of(amp)] * 4
+    assert {parameter.dtype for parameter in job.model.parameters()} == {torch.float32}
+
+
+def test_weights_halves_and_architectures_follow_from_the_seed(images):
+    def drawn(seed):
+        job = Search(changed(seed=seed), *images)
+        numbers = sorted(job._train(number)[1].tolist() for number in range(3))
+        first = [candidate.values for candidate in job.searching.optimizer.ask()]
+        return (
+            job.model.state_dict()["stem.0.weight"].tolist(),
+            sorted(job._train._order._indices.tolist()),
+            first,
+            numbers,
+        )
+
+    assert drawn(1) == drawn(1)
+    assert all(one != other for one, other in zip(drawn(0), drawn(1), strict=True))
 
 
 def test_the_learning_rate_falls_once_an_epoch_on_a_cosine(images):
@@ -77,9 +140,7 @@ def test_the_learning_rate_falls_once_an_epoch_on_a_cosine(images):
 def test_the_accuracy_is_that_of_the_architectures_that_are_judged(images):
     job = Search(TINY, *images)
     judged = []
-    job.searching.oneshot._loss = lambda model, batch: (
-        judged.append((model(batch[0]).detach(), batch[1])) or job.loss(model, batch)
-    )
+    listen(job, lambda model, batch: judged.append((model(batch[0]).detach(), batch[1])))
     for number in range(3):
         judged.clear()
         values = job.step(number)
@@ -97,12 +158,15 @@ def test_a_run_leaves_metrics_architecture_pictures_and_a_summary(whole):
     folder, summary = whole
     names = {path.name for path in folder.iterdir()}
     assert {"config.json", METRICS, "checkpoint.pt", "architecture.json", "summary.json"} <= names
-    assert {"cells.svg", "cells.png"} <= names
+    for name in ("cells", "probabilities", "curves"):
+        assert {f"{name}.svg", f"{name}.png"} <= names
     records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
     assert [record["epoch"] for record in records] == [1, 2]
     for record in records:
         assert {"train_loss", "valid_loss", "valid_accuracy", "largest_probability", "delta"} <= set(record)
         assert {"test_accuracy", "seconds", "images_per_second"} <= set(record)
+        assert record["images_per_second"] == pytest.approx(3 * 2 * 4 / record["seconds"])
+        assert record["calibration_batches"] == 3  # so the log says that batch statistics were estimated anew
     values = from_json((folder / "architecture.json").read_text(), SPACE)
     assert values == summary["values"]
     probabilities = json.loads((folder / "summary.json").read_text())["distribution"]
@@ -181,6 +245,13 @@ def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statis
     assert result == np.mean(np.array(right) == images[1].labels.numpy())
 
 
+def test_only_as_many_images_are_tested_as_asked_for(images, monkeypatch):
+    job = Search(changed(tested=5), *images)
+    monkeypatch.setattr("asng.experiments.cifar10.search.accuracy", lambda network, images: images.labels.tolist())
+    assert job.finish_epoch(1)["test_accuracy"] == images[1].labels[:5].tolist()
+    assert job.test_accuracy(random_values(0)) == images[1].labels.tolist()
+
+
 def test_accuracy_leaves_the_mode_of_a_network_alone(images):
     network = nas.extract(Search(TINY, *images).model, random_values(0)).train()
     accuracy(network, images[1], batch=7)
@@ -214,28 +285,60 @@ def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(ima
             parts = [F.cross_entropy(job.model(images), labels) for images, labels in map(valid, numbers)]
         return np.mean([part.item() for part in parts])
 
-    first = sorted(range(8), key=lambda k: loss(drawn[k], [k % valid.steps]))
-    assert job.searching.found()["values"] == min(
-        (drawn[k] for k in first[:3]), key=lambda values: loss(values, range(valid.steps))
-    )
+    first = sorted(drawn, key=lambda values: loss(values, [0]))  # all on the same mini-batch
+    assert job.searching.found()["values"] == min(first[:3], key=lambda values: loss(values, range(valid.steps)))
     assert "test_accuracy" not in job.finish_epoch(1)
+
+
+def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
+    job = Search(changed(method="uniform", candidates=4), *images)
+    drawn = job.searching._drawn()
+    losses = iter([math.nan, 3.0, math.inf, 2.0, *[math.nan] * 3, *[1.0] * 3, *[math.inf] * 6])
+    job.searching._loss = lambda model, batch: torch.tensor(next(losses))
+    assert job.searching.found()["values"] == drawn[1]  # its losses are 3, then 1; those of drawn[3] 2, then nan
+
+
+def test_random_search_stays_inside_of_the_limit_or_says_at_once_that_it_cannot(images):
+    sizes = sorted(parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
+    job = Search(changed(method="uniform", candidates=20, most_parameters=sizes[10]), *images)
+    drawn = job.searching._drawn()
+    assert 0 < len(drawn) < 20
+    assert parameters(job.searching.found()["values"], 2, 3, affine=False) <= sizes[10]
+    with pytest.raises(ValueError, match="none of 3 architectures meets the limit; raise most_parameters"):
+        Search(changed(method="uniform", candidates=3, most_parameters=500), *images)
+
+
+def test_a_limit_that_no_architecture_meets_is_refused_at_once_and_leaves_no_folder(images, tmp_path):
+    with pytest.raises(ValueError, match="smallest architecture has 452 parameters, more than most_parameters=451"):
+        search(changed(most_parameters=451), tmp_path / "run", *images)
+    assert not (tmp_path / "run").exists()
+    Search(changed(most_parameters=452), *images)
+
+
+def test_the_limit_is_on_the_parameters_of_the_network_of_the_search(images):
+    job = Search(TINY, *images)
+    for seed in range(3):
+        small = nas.extract(job.model, random_values(seed))
+        assert job.size(job.model, random_values(seed)) == sum(parameter.numel() for parameter in small.parameters())
 
 
 def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, tmp_path):
     sizes = sorted(parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
     limit = sizes[10]
     job = Search(changed(most_parameters=limit), *images)
-    ran = []
-    job.searching.oneshot._loss = lambda model, batch: (
-        ran.append(job.size(model, job._selected())) or job.loss(model, batch)
-    )
-    job._selected = lambda: {
-        name: d.value for d in job.model.modules() if isinstance(d, nas.Decision) for name in [d.name]
-    }
+    ran: list[int] = []
+    judged: list[int] = []
+
+    def note(model, batch):
+        values = {module.name: module.value for module in model.modules() if isinstance(module, nas.Decision)}
+        (ran if torch.is_grad_enabled() else judged).append(job.size(model, values))
+
+    listen(job, note)
     for number in range(4):
-        job.step(number)
-    assert ran
-    assert max(ran) <= limit
+        before = len(judged)
+        assert job.step(number)["inside"] == (len(judged) - before) / 2
+    assert 0 < len(judged) < 8
+    assert max(ran + judged) <= limit
     found = job.searching.found()
     assert found["inside"]
     assert parameters(found["values"], 2, 3, affine=False) <= limit

@@ -82,6 +82,12 @@ def test_the_number_of_channels_is_the_largest_that_fits(code, cells, at_most):
     assert parameters(values, channels, cells) <= at_most < parameters(values, channels + 1, cells)
 
 
+@given(codes, st.integers(1, 4), st.integers(3, 8), st.booleans())
+def test_no_architecture_has_fewer_parameters_than_the_least(code, channels, cells, affine):
+    least = parameters(space.LEAST, channels, cells, affine=affine)
+    assert least <= parameters(values_of(code), channels, cells, affine=affine)
+
+
 def test_a_seed_draws_the_same_architecture_again_and_all_choices_occur():
     assert space.random_values(7) == space.random_values(7)
     drawn = [space.random_values(seed) for seed in range(100)]
