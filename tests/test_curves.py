@@ -1,12 +1,13 @@
 """Curves of what trainings measured: every number in its place, the same file for the same numbers."""
 
 import re
+from typing import Any
 
 import pytest
 
 from asng.experiments import curves
 
-RECORDS = [
+RECORDS: list[dict[str, Any]] = [
     {"epoch": 1, "step": 10, "train_loss": 2.0, "valid_loss": 2.5, "valid_accuracy": 0.25, "seconds": 3.0},
     {"epoch": 2, "step": 20, "train_loss": 1.0, "valid_loss": None, "valid_accuracy": 0.5, "seconds": 3.0},
 ]

@@ -81,10 +81,14 @@ def test_every_epoch_leaves_a_record_with_means_and_measures(tmp_path):
 
 
 def test_the_loss_of_a_record_is_the_mean_over_its_steps(tmp_path):
-    job, losses = Noisy(), []
-    step = job.step
-    job.step = lambda number: {"train_loss": losses.append(v := step(number)["train_loss"].item()) or v}
-    records = run(job, tmp_path)
+    class Noted(Noisy):
+        def step(self, number):
+            result = super().step(number)
+            losses.append(result["train_loss"].item())
+            return result
+
+    losses: list[float] = []
+    records = run(Noted(), tmp_path)
     for place, record in enumerate(records):
         mine = losses[place * STEPS : (place + 1) * STEPS]
         assert record["train_loss"] == pytest.approx(sum(mine) / STEPS, rel=1e-12)
@@ -137,16 +141,20 @@ def test_a_checkpoint_of_another_job_is_an_error_that_says_what_to_do(tmp_path):
 
 
 def test_losses_that_are_never_finite_end_the_run_with_a_cure(tmp_path):
-    job = Noisy()
-    job.step = lambda number: {"train_loss": math.nan, "accuracy": math.nan}
+    class Lost(Noisy):
+        def step(self, number):
+            return {"train_loss": math.nan, "accuracy": math.nan}
+
     with pytest.raises(RuntimeError, match=r"train_loss in epoch 1 were NaN.*learning rate"):
-        run(job, tmp_path)
+        run(Lost(), tmp_path)
 
 
 def test_a_single_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path):
-    job = Noisy()
-    job.step = lambda number: {"train_loss": math.inf if number == 2 else 1.0}
-    assert [record["train_loss"] for record in run(job, tmp_path)] == [1.0] * EPOCHS
+    class Once(Noisy):
+        def step(self, number):
+            return {"train_loss": math.inf if number == 2 else 1.0}
+
+    assert [record["train_loss"] for record in run(Once(), tmp_path)] == [1.0] * EPOCHS
 
 
 def test_the_end_of_every_epoch_is_shown_as_a_line(tmp_path):
@@ -227,7 +235,8 @@ def test_the_learning_rate_follows_a_cosine():
     assert [training.cosine(0.1, k / 4) for k in range(5)] == pytest.approx(
         [0.1, 0.05 * (1 + math.sqrt(0.5)), 0.05, 0.05 * (1 - math.sqrt(0.5)), 0.0]
     )
-    weights = torch.optim.SGD([{"params": [nn.Parameter(torch.zeros(1))]}, {"params": []}], lr=1.0)
+    one, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
+    weights = torch.optim.SGD([{"params": [one]}, {"params": [other]}], lr=1.0)
     training.set_rate(weights, 0.5)
     assert [group["lr"] for group in weights.param_groups] == [0.5, 0.5]
 
