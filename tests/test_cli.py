@@ -1,31 +1,140 @@
-"""The command line: what it prints, its exit codes, and Ctrl-C."""
+"""What all commands share: the overview, bars, exit codes; and `asng toy` and `asng digits search`."""
 
+import io
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 
 import pytest
+from commands import interrupted, refused, run, unexplained
+from rich.console import Console
 
 from asng import cli
+from asng.cli.terminal import progress_bar
 from asng.experiments import toy
 
 SIZE = ["--variables", "10", "--choices", "4", "--rates", "0.05", "--alphas", "1.5"]
 SMALL = [*SIZE, "--runs", "4", "--iterations", "1500", "--powers", "0", "2"]
-LONGER = [*SIZE, "--runs", "5", "--iterations", "5000", "--powers", "0", "3", "4"]  # most of these never succeed
+LONGER = [*SIZE, "--runs", "5", "--iterations", "2500", "--powers", "0", "3", "4"]  # most of these never succeed
+LIVE = "epoch 1/100 step 123/390, train loss 2.305, valid loss 2.301, valid accuracy 0.1125, delta 1.234, 1234 images/s"
 
 
-def asng(*arguments):
-    command = [sys.executable, "-m", "asng", *map(str, arguments)]
-    return subprocess.run(command, check=False, capture_output=True, text=True)
+# The overview
+
+
+def test_without_a_command_all_of_them_are_listed():
+    for words in ([], ["-h"], ["--help"]):
+        done = run(*words)
+        assert (done.code, done.err) == (0, "")
+        for command, purpose in cli.COMMANDS.items():
+            assert re.search(rf"asng {' '.join(command)} +{purpose}", done.out)
+
+
+def test_an_experiment_alone_lists_its_verbs():
+    for words in (["cifar10"], ["cifar10", "--help"]):
+        done = run(*words)
+        assert done.code == 0
+        assert done.out.startswith("usage: asng cifar10 VERB [flags]\n")
+        assert re.findall(r"  asng (\w+ \w+)", done.out) == ["cifar10 search", "cifar10 retrain", "cifar10 evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tony"], "no command 'tony'; asng has cifar10, digits, inpainting, toy"),
+        (["--runs", "3"], "no command '--runs'; asng has cifar10, digits, inpainting, toy"),
+        (["cifar10", "serach"], "no command 'cifar10 serach'; cifar10 has search, retrain, evaluate"),
+        (["digits", "--seeds", "3"], "no command 'digits --seeds'; digits has search"),
+    ],
+)
+def test_a_command_that_is_none_is_wrong_input_and_the_others_are_named(words, message):
+    assert refused(*words) == message
+
+
+def test_every_command_in_the_overview_can_be_run():
+    assert all(callable(cli.function_of(words)) for words in cli.COMMANDS)
+
+
+def test_the_overview_does_not_wait_for_torch():
+    program = "import sys; from asng.cli import main; main([]); print('torch' in sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stderr == "False\n"
+
+
+def test_ctrl_c_anywhere_is_exit_code_130_without_a_traceback(monkeypatch):
+    monkeypatch.setattr(cli, "import_module", lambda name: os.kill(os.getpid(), signal.SIGINT))
+    done = run("toy")
+    assert (done.code, done.out, done.err) == (130, "", "")
+
+
+# Bars
+
+
+def frames(width, *news, folder=None, pause=0.15):
+    """What a terminal of a width is sent, cut where it is cleared for something new, without its other controls."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, _environ={})
+    with progress_bar(console, "cifar10 search", folder) as progress:
+        for fraction, text, line in news:
+            progress(fraction, text, line=line)
+            time.sleep(pause)
+    sent = re.split(r"\x1b\[2K(?:\x1b\[1A\x1b\[2K)*", file.getvalue().replace("\r", ""))
+    return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frame) for frame in sent]
+
+
+@pytest.mark.parametrize(("width", "lines"), [(80, 3), (160, 2)])
+def test_a_long_text_breaks_below_the_bar_and_the_bar_stays_whole(width, lines):
+    shown = [frame for frame in frames(width, (0.1, LIVE, False), (0.2, LIVE, False)) if frame]
+    assert shown
+    for frame in shown:
+        bar, *text = frame.rstrip("\n").split("\n")
+        assert re.fullmatch(r"cifar10 search [━╸╺]+ +\d+% \d:\d\d:\d\d left [-\d:]+ *", bar)
+        assert len(text) == lines - 1
+        assert " ".join(" ".join(text).split()) == LIVE
+        assert max(len(line) for line in (bar, *text)) <= width
+
+
+def test_what_is_worth_a_line_stays_above_the_bar():
+    sent = frames(80, (0.5, "epoch 1, train loss 2.3", True), (1.0, "epoch 2, train loss 2.2", True))
+    assert [line for frame in sent for line in frame.split("\n") if line.startswith("epoch")] == [
+        "epoch 1, train loss 2.3",
+        "epoch 2, train loss 2.2",
+    ]
+
+
+def test_where_there_is_nothing_to_do_no_bar_appears():
+    assert frames(80) == [""]
+
+
+def test_without_a_terminal_tenths_are_said_once(capsys):
+    with progress_bar(Console(width=80), "toy", None) as progress:
+        for fraction in (0.0, 0.04, 0.31, 0.39, 1.0):
+            progress(fraction)
+    assert capsys.readouterr().out == "toy: 0 %\ntoy: 30 %\ntoy: 100 %\n"
+
+
+def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
+    for folder, message in (
+        (None, "Interrupted.\n"),
+        (tmp_path, f"Interrupted. What is finished is in {tmp_path}; the same command continues.\n"),
+    ):
+        with pytest.raises(KeyboardInterrupt), progress_bar(Console(width=80), "toy", folder):
+            raise KeyboardInterrupt
+        assert capsys.readouterr().err == message
+
+
+# toy and digits
 
 
 def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
-    done = asng("toy", *SMALL, "--out", tmp_path / "toy")
-    assert (done.returncode, done.stderr) == (0, "")
-    assert all(method in done.stdout for method in toy.METHODS)
-    assert done.stdout.rstrip().endswith(str(tmp_path / "toy" / "toy.png"))
+    done = run("toy", *SMALL, "--out", tmp_path / "toy")
+    assert (done.code, done.err) == (0, "")
+    assert all(method in done.out for method in toy.METHODS)
+    assert done.out.rstrip().endswith(str(tmp_path / "toy" / "toy.png"))
     assert {file.name for file in (tmp_path / "toy").iterdir()} == {
         "config.json",
         "results.jsonl",
@@ -33,101 +142,68 @@ def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
         "toy.png",
         "toy.svg",
     }
-    assert "\x1b" not in done.stdout  # plain when not a terminal
+    assert "\x1b" not in done.out  # plain when not a terminal
 
 
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert asng("toy", *LONGER, "--out", whole).returncode == 0
+    assert run("toy", *LONGER, "--out", whole).code == 0
 
-    command = [sys.executable, "-m", "asng", "toy", *LONGER, "--out", str(parted)]
-    process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True, text=True
-    )
     results = parted / "results.jsonl"
-    wait_until(lambda: results.exists() and results.read_text().count("\n") >= 1)
-    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
-    _, errors = process.communicate(timeout=20)
-    assert process.returncode == 130
-    assert errors == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
-    wait_until(lambda: not group_exists(process.pid))  # no worker stays behind
+    program = ["-m", "asng", "toy", *LONGER, "--out", str(parted)]
+    done = interrupted(program, lambda: results.exists() and results.read_text().count("\n"))
+    assert done.code == 130
+    assert done.err == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     kept = results.read_text()
     assert 1 <= kept.count("\n") < (whole / "results.jsonl").read_text().count("\n")
     assert not (parted / "summary.json").exists()
 
-    assert asng("toy", *LONGER, "--out", parted).returncode == 0
+    assert run("toy", *LONGER, "--out", parted).code == 0
     assert results.read_text().startswith(kept)
     for name in ("summary.json", "toy.svg"):
         assert (parted / name).read_bytes() == (whole / name).read_bytes()
 
 
-def wait_until(holds, seconds=30):
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
-
-
-def group_exists(group):
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["toy", "--runs", "0"], "asng: runs must be at least 1, got 0\n"),
-        (["toy", "--alphas", "0.5"], "asng: alphas must be above 1, got (0.5,)\n"),
-        (["tony"], "asng: no command 'tony'; there is 'digits search', 'toy'\n"),
+        (["toy", "--runs", "0"], "runs must be at least 1, got 0"),
+        (["toy", "--alphas", "0.5"], "alphas must be above 1, got (0.5,)"),
     ],
 )
-def test_wrong_input_is_one_line_and_exit_code_2(arguments, message, capsys):
-    with pytest.raises(SystemExit) as left:
-        cli.main(arguments)
-    assert left.value.code == 2
-    printed = capsys.readouterr()
-    assert (printed.out, printed.err) == ("", message)
+def test_wrong_input_is_one_line_and_exit_code_2(arguments, message):
+    assert refused(*arguments) == message
 
 
-def test_a_folder_of_another_configuration_is_wrong_input(tmp_path, capsys):
+def test_a_folder_of_another_configuration_is_wrong_input(tmp_path):
     (tmp_path / "config.json").write_text('{"experiment": "digits"}')
-    with pytest.raises(SystemExit) as left:
-        cli.main(["toy", "--out", str(tmp_path)])
-    assert left.value.code == 2
-    error = capsys.readouterr().err
-    assert "experiment: digits there, toy here" in error
-    assert error.count("\n") == 1
+    assert "experiment: digits there, toy here" in refused("toy", "--out", tmp_path)
 
 
-def test_a_flag_that_is_not_a_number_is_wrong_input(capsys):
-    with pytest.raises(SystemExit) as left:
-        cli.main(["toy", "--runs", "many"])
-    assert left.value.code == 2
-    assert "--runs" in capsys.readouterr().err
+def test_a_flag_that_is_not_a_number_is_wrong_input():
+    done = run("toy", "--runs", "many")
+    assert done.code == 2
+    assert "--runs" in done.err
 
 
-def test_help_teaches_by_examples(capsys):
-    cli.main([])
-    assert "asng toy" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as left:
-        cli.main(["toy", "--help"])
-    assert left.value.code == 0
-    text = capsys.readouterr().out
-    for part in ("asng toy --quick", "Examples:", "--rates", "--out", "the same command continues"):
-        assert part in text
+@pytest.mark.parametrize("command", ["toy", "digits search"])
+def test_help_shows_examples_and_explains_every_flag(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    done = run(*command.split(), "--help")
+    assert done.code == 0
+    for part in (f"Examples:\n  asng {command}", "--out", "the same command continues"):
+        assert part in done.out
+    assert unexplained(done.out) == []
 
 
 def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
     seen = []
 
-    def run(sweep, folder, progress):
+    def note(sweep, folder, progress):
         seen.append((sweep, folder))
         return {"runs": 1, "iterations": 1, "ranges": [], "points": []}
 
-    monkeypatch.setattr(toy, "run", run)
+    monkeypatch.setattr(toy, "run", note)
     cli.main(["toy", "--quick", "--runs", "3", "--out", str(tmp_path)])
     cli.main(["toy", "--runs", "3"])
     assert seen[0][0].runs == seen[1][0].runs == 3
@@ -135,3 +211,16 @@ def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
     assert seen[1][0].iterations == toy.Settings().iterations
     assert seen[0][1] == tmp_path
     assert str(seen[1][1]) == "runs/toy"
+
+
+def test_digits_ends_in_what_was_found_beside_its_yardsticks(tmp_path):
+    done = run("digits", "search", "--epochs", "1", "--training-epochs", "1", "--out", tmp_path)
+    assert (done.code, done.err) == (0, "")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    values = ", ".join(f"{name}={value}" for name, value in summary["rows"][0]["values"].items())
+    assert re.search(rf"^Found with seed 0, probability [\d.e-]+: {re.escape(values)}$", done.out, re.MULTILINE)
+    kinds = ("found", "random_mean", "random_best", "hand")
+    assert re.findall(r"(\d+\.\d\d) %", done.out) == [
+        f"{100 * summary['accuracy'][kind]['mean']:.2f}" for kind in kinds
+    ]
+    assert done.out.rstrip().endswith(f"Architecture: {tmp_path / 'architecture.json'}")

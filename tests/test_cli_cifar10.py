@@ -1,0 +1,366 @@
+"""`asng cifar10 search`, `retrain` and `evaluate`, on a release of a few images of noise."""
+
+import hashlib
+import io
+import json
+import math
+import os
+import signal
+import tarfile
+import threading
+from dataclasses import asdict, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+from commands import interrupted, records_of, refused, run, unexplained
+
+from asng import checkpoints
+from asng.cli import cifar10 as command
+from asng.experiments import curves, training
+from asng.experiments.cifar10 import data, drawing
+from asng.experiments.cifar10.retraining import SMALL_RETRAINING, Retraining
+from asng.experiments.cifar10.search import SMALL, Settings
+from asng.experiments.cifar10.space import SPACE, parameters, random_values
+from asng.nas.architecture import from_json, to_json
+
+IMAGES = 8  # in each file
+SIZE = ["--channels", "2", "--cells", "3", "--batch", "4"]
+TINY = [*SIZE, "--images", "24", "--epochs", "1"]
+# Runs without the environment's data, in another process.
+PROGRAM = """
+import json, sys
+from asng.cli import main
+from asng.experiments.cifar10 import data
+data.RELEASE = data.Release(**json.loads(sys.argv[1]))
+main(sys.argv[2:])
+"""
+
+
+def contents() -> dict[str, bytes]:
+    random = np.random.default_rng(0)
+    files = {}
+    for name in data.RELEASE.files:
+        records = random.integers(0, 256, (IMAGES, data.RECORD), dtype=np.uint8)
+        records[:, 0] %= 10
+        files[name] = records.tobytes()
+    return files
+
+
+@pytest.fixture(scope="module", autouse=True)
+def release(tmp_path_factory):
+    """Few images in place of the official ones, found through the environment; pictures only where they are tested."""
+    folder, files = tmp_path_factory.mktemp("data") / data.FOLDER, contents()
+    folder.mkdir()
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(data, "RELEASE", data.Release("http://127.0.0.1:9/nobody-listens", "", sums, IMAGES))
+        patch.setenv("ASNG_DATA", str(folder.parent))
+        patch.setenv("NO_PROXY", "127.0.0.1")
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A search with all defaults but its size: its folder, and what the command said."""
+    above = tmp_path_factory.mktemp("searched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(above)
+        return above / "runs" / "cifar10-asng-seed0", run("cifar10", "search", *TINY)
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """No pictures, which take longer than all the rest."""
+    monkeypatch.setattr(curves, "draw", lambda *arguments: None)
+    monkeypatch.setattr(drawing, "draw", lambda *arguments: None)
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Notes what `search` and `retrain` are asked for, and ends there; in an empty folder."""
+    seen = []
+
+    class Asked(Exception):
+        pass
+
+    def ask(*arguments, **_):
+        seen.append(arguments)
+        raise Asked
+
+    def which(*words):
+        with pytest.raises(Asked):
+            run("cifar10", *words)
+        return seen[-1]
+
+    monkeypatch.setattr(command, "search", ask)
+    monkeypatch.setattr(command, "retrain", ask)
+    monkeypatch.chdir(tmp_path)
+    return which
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+# Search
+
+
+def test_a_search_leaves_its_run_and_says_how_to_go_on(searched):
+    folder, done = searched
+    assert (done.code, done.err) == (0, "")
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "metrics.jsonl", "architecture.json", "summary.json", "cells.png", "cells.svg"} <= names
+    lines = done.out.splitlines()
+    assert lines[0].startswith("epoch 1, step 3, train loss ")
+    assert all(word in lines[0] for word in ("valid accuracy", "largest probability", "delta", "test accuracy"))
+    values = from_json((folder / "architecture.json").read_text(), SPACE)
+    assert lines[1:] == [
+        f"Found: {' '.join(f'{name}={value}' for name, value in values.items())}",
+        "Cells: runs/cifar10-asng-seed0/cells.png",
+        "Train it from scratch: asng cifar10 retrain runs/cifar10-asng-seed0",
+    ]
+    assert "\x1b" not in done.out  # plain when not a terminal
+
+
+def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(asked):
+    assert asked("search")[1] == Path("runs/cifar10-asng-seed0")
+    assert asked("search", "--method", "sng", "--seed", "3", "--small")[1] == Path("runs/cifar10-small-sng-seed3")
+    assert asked("search", "--small", "--out", "here")[1] == Path("here")
+
+
+def test_small_changes_defaults_and_flags_still_count(asked):
+    assert asked("search")[0] == Settings()
+    assert asked("search", "--small")[0] == SMALL != Settings()
+    assert asked("search", "--epochs", "3", "--small", "--cells", "4")[0] == replace(SMALL, epochs=3, cells=4)
+    random = ["--architecture", "random"]
+    assert asked("retrain", *random)[0] == Retraining()
+    assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAINING, batch=9)
+
+
+def test_without_tests_no_test_accuracy_is_recorded(plain, tmp_path):
+    assert run("cifar10", "search", *TINY, "--no-test", "--out", tmp_path).code == 0
+    assert "test_accuracy" not in records_of(tmp_path)[0]
+
+
+def test_sng_is_searched_with_by_the_same_command(plain, tmp_path):
+    assert run("cifar10", "search", *TINY, "--method", "sng", "--out", tmp_path).code == 0
+    assert "delta" not in records_of(tmp_path)[0]
+    assert summary_of(tmp_path)["probability"] > 0
+
+
+def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_path):
+    assert run("cifar10", "search", *TINY, "--method", "uniform", "--candidates", "4", "--out", tmp_path).code == 0
+    assert summary_of(tmp_path)["probability"] is None
+    done = run("cifar10", "evaluate", tmp_path)
+    assert (done.code, done.out[:14]) == (0, "Test accuracy ")
+    (tmp_path / "architecture.json").unlink()  # as before its end
+    error = refused("cifar10", "evaluate", tmp_path)
+    assert error == f"{tmp_path} is a random search, which chooses an architecture at its end; let it finish"
+
+
+def test_an_architecture_is_found_within_the_most_parameters(plain, tmp_path):
+    sizes = sorted(parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
+    assert run("cifar10", "search", *TINY, "--most-parameters", sizes[10], "--out", tmp_path).code == 0
+    assert parameters(summary_of(tmp_path)["values"], 2, 3, affine=False) <= sizes[10]
+
+
+def test_a_limit_that_none_meets_is_wrong_input(tmp_path):
+    error = refused("cifar10", "search", *TINY, "--most-parameters", "1", "--out", tmp_path)
+    assert error == "the smallest architecture has 452 parameters, more than most_parameters=1"
+
+
+def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, release, tmp_path):
+    words = ["cifar10", "search", *SIZE, "--batch", "2", "--images", "16", "--epochs", "3", "--no-test"]
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    assert run(*words, "--out", whole).code == 0
+    program = ["-c", PROGRAM, json.dumps(asdict(data.RELEASE)), *words, "--out", parted]
+    metrics = parted / "metrics.jsonl"
+    done = interrupted(program, lambda: metrics.exists() and metrics.read_text().count("\n"))
+    assert (done.code, done.err) == (
+        130,
+        f"Interrupted. What is finished is in {parted}; the same command continues.\n",
+    )
+    assert 4 <= checkpoints.load(parted / training.CHECKPOINT)["number"] < 12
+    assert not (parted / "summary.json").exists()
+    assert run(*words, "--out", parted).code == 0
+    assert records_of(parted) == records_of(whole)
+    assert {**summary_of(parted), "last": 0} == {**summary_of(whole), "last": 0}
+
+
+# Retraining
+
+
+def test_what_a_search_found_is_retrained_inside_of_its_folder(searched, plain):
+    folder, _ = searched
+    done = run("cifar10", "retrain", folder, *TINY)
+    assert (done.code, done.err) == (0, "")
+    inside = folder / "retrain-seed0"
+    found = json.loads((folder / "architecture.json").read_text())
+    assert json.loads((inside / "architecture.json").read_text()) == found
+    summary = summary_of(inside)
+    accuracy = 100 * summary["last"]["test_accuracy"]
+    last = f"Test accuracy {accuracy:.2f} %, {summary['parameters']:,} parameters, 2 channels"
+    assert done.out.splitlines()[-1] == last
+    tested = run("cifar10", "evaluate", inside)
+    assert tested.out == f"Test accuracy {accuracy:.2f} % after 6 steps (trained from scratch)\n"
+
+
+def test_an_architecture_may_come_from_a_file_or_from_a_seed(asked, tmp_path):
+    (tmp_path / "cell.json").write_text(to_json(random_values(8)))
+    settings, values, folder, *_ = asked("retrain", "--architecture", "cell.json", "--seed", "2")
+    assert (settings.seed, values, folder) == (2, random_values(8), Path("runs/cifar10-cell-seed2"))
+    _, values, folder, *_ = asked("retrain", "--architecture", "random", "--seed", "3")
+    assert (values, folder) == (random_values(3), Path("runs/cifar10-random-seed3"))
+    assert asked("retrain", "--architecture", "random", "--out", "here")[2] == Path("here")
+
+
+def test_an_architecture_that_is_not_there_or_not_of_the_space_is_wrong_input(tmp_path, searched):
+    either = "give either the folder of a search, or --architecture"
+    assert refused("cifar10", "retrain").startswith(either)
+    assert refused("cifar10", "retrain", searched[0], "--architecture", "random").startswith(either)
+    path = tmp_path / "cell.json"
+    there_is_none = f"there is no file {path}; give one as architecture.json, or the word random"
+    assert refused("cifar10", "retrain", "--architecture", path) == there_is_none
+    for content, message in (
+        ("{", "an architecture is JSON"),
+        ('{"op": 1}', 'an architecture is {"version": 1'),
+        (to_json({"layer1.channels": 64}), "the architecture has no value for 'normal0.in1'"),
+        (to_json({**random_values(0), "normal0.op1": "conv7"}), "'conv7' is outside of"),
+    ):
+        path.write_text(content)
+        assert refused("cifar10", "retrain", "--architecture", path).startswith(f"{path}: {message}")
+
+
+def test_a_search_that_has_not_finished_cannot_be_retrained(tmp_path):
+    assert refused("cifar10", "retrain", tmp_path) == f"{tmp_path} is no run: it has no config.json"
+    (tmp_path / "config.json").write_text('{"experiment": "inpainting", "kind": "search"}')
+    assert refused("cifar10", "retrain", tmp_path) == f"{tmp_path} is a run of inpainting, not of cifar10"
+    (tmp_path / "config.json").write_text('{"experiment": "cifar10", "kind": "search"}')
+    cure = "let the search finish first: the same command continues it"
+    assert refused("cifar10", "retrain", tmp_path) == f"there is no {tmp_path / 'architecture.json'} yet; {cure}"
+
+
+# Evaluation
+
+
+def test_evaluating_a_search_tests_what_it_found_with_shared_weights(searched):
+    accuracy = 100 * summary_of(searched[0])["last"]["test_accuracy"]
+    done = run("cifar10", "evaluate", searched[0])
+    what = "the architecture found so far, with shared weights"
+    assert (done.code, done.out, done.err) == (0, f"Test accuracy {accuracy:.2f} % after 3 steps ({what})\n", "")
+
+
+def test_what_is_no_run_is_not_evaluated(tmp_path, monkeypatch):
+    monkeypatch.setenv("ASNG_DATA", str(tmp_path / "nowhere"))  # it is said before data is looked for
+    assert refused("cifar10", "evaluate", tmp_path) == f"{tmp_path} is no run: it has no config.json"
+    (tmp_path / "config.json").write_text('{"experiment": "cifar10", "kind": "search"}')
+    assert refused("cifar10", "evaluate", tmp_path).startswith(f"{tmp_path} has no checkpoint.pt yet")
+
+
+# Data
+
+
+def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path, release):
+    for name in data.RELEASE.files:
+        (tmp_path / name).write_bytes((release / name).read_bytes())
+    (tmp_path / "data_batch_3.bin").write_bytes(b"short")
+    words = ["--data", tmp_path, "--out", tmp_path / "run"]
+    assert refused("cifar10", "search", *words).startswith(f"{tmp_path / 'data_batch_3.bin'} has 5 bytes, not 24,584; ")
+    (tmp_path / "data_batch_3.bin").unlink()
+    assert refused("cifar10", "search", *words).startswith(f"{tmp_path} lacks data_batch_3.bin; ")
+    nothing = tmp_path / "nothing" / data.FOLDER
+    error = refused("cifar10", "retrain", "--architecture", "random", "--data", nothing, "--out", tmp_path / "run")
+    assert error.startswith(f"CIFAR-10 is not in {nothing} and could not be downloaded (")
+    assert not (tmp_path / "run").exists()
+    assert refused("cifar10", "search", "--device", "gpu").startswith("there is no device 'gpu'")
+
+
+class Server(ThreadingHTTPServer):
+    """Serves the release, or presses Ctrl-C in the middle of it."""
+
+    def __init__(self, content: bytes, interrupt: bool) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content[:-1000])
+                if interrupt:
+                    os.kill(os.getpid(), signal.SIGINT)
+                else:
+                    self.wfile.write(content[-1000:])
+
+            def log_message(self, *arguments):
+                pass
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+
+    def __enter__(self):
+        self.thread.start()
+        return self
+
+    def __exit__(self, *error):
+        self.shutdown()
+        self.thread.join()
+        self.server_close()
+
+
+@pytest.mark.parametrize("interrupt", [False, True])
+def test_a_download_has_a_bar_and_ctrl_c_in_it_promises_nothing(plain, tmp_path, monkeypatch, interrupt):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in contents().items():
+            member = tarfile.TarInfo(f"{data.FOLDER}/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+    content = packed.getvalue()
+    with Server(content, interrupt) as server:
+        url = f"http://127.0.0.1:{server.server_port}/cifar-10-binary.tar.gz"
+        there = replace(data.RELEASE, url=url, md5=hashlib.md5(content).hexdigest())
+        monkeypatch.setattr(data, "RELEASE", there)
+        done = run("cifar10", "search", *TINY, "--no-test", "--data", tmp_path / "new", "--out", tmp_path / "run")
+    if interrupt:
+        assert (done.code, done.err) == (130, "Interrupted.\n")
+        assert list(tmp_path.iterdir()) == []
+    else:
+        assert done.code == 0
+        assert "download: 100 %\nepoch 1, " in done.out
+        again = run("cifar10", "search", *TINY, "--no-test", "--data", tmp_path / "new", "--out", tmp_path / "run")
+        assert "download:" not in again.out
+
+
+def test_ctrl_c_while_data_is_read_is_no_traceback(tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "_read", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
+    done = run("cifar10", "search", *TINY, "--out", tmp_path / "run")
+    assert (done.code, done.out, done.err) == (130, "", "Interrupted.\n")
+
+
+# Help
+
+
+@pytest.mark.parametrize("verb", ["search", "retrain", "evaluate"])
+def test_help_shows_examples_and_explains_every_flag(verb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    done = run("cifar10", verb, "--help")
+    assert done.code == 0
+    assert f"Examples:\n  asng cifar10 {verb}" in done.out
+    assert "{None}" not in done.out
+    assert unexplained(done.out) == []
+
+
+REAL, OFFICIAL = os.environ.get("ASNG_DATA"), data.RELEASE
+
+
+@pytest.mark.skipif(REAL is None, reason="ASNG_DATA names no folder of data")
+def test_a_search_on_real_images(plain, tmp_path, monkeypatch):
+    monkeypatch.setattr(data, "RELEASE", OFFICIAL)
+    words = ["--small", "--epochs", "1", "--images", "512", "--tested", "200"]
+    assert run("cifar10", "search", *words, "--data", REAL, "--out", tmp_path).code == 0
+    (record,) = records_of(tmp_path)
+    assert math.isfinite(record["train_loss"])
+    assert 0 < record["test_accuracy"] < 1

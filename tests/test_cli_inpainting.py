@@ -1,0 +1,324 @@
+"""`asng inpainting search`, `retrain` and `evaluate`, on a folder of small images of one colour each."""
+
+import json
+import math
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from commands import interrupted, records_of, refused, run, unexplained
+from PIL import Image
+
+from asng import checkpoints
+from asng.cli import inpainting as command
+from asng.experiments import curves, training
+from asng.experiments.inpainting import cache
+from asng.experiments.inpainting.encoding import base_values, chain, depth, random_values, variables
+from asng.experiments.inpainting.retraining import SMALL_RETRAINING, Retraining
+from asng.experiments.inpainting.search import SMALL, Settings
+from asng.nas.architecture import to_json
+
+SPACE = ["--layers", "3", "--widths", "2", "4"]
+STEPS = ["--iterations", "2", "--stretch", "2", "--batch", "2"]
+TINY = [*SPACE, *STEPS]
+
+
+def fill(folder, n=12):
+    folder.mkdir()
+    for number in range(n):
+        Image.new("RGB", (70, 64), (20 * number, 255 - 20 * number, 100)).save(folder / f"{number:02}.png")
+    return folder
+
+
+@pytest.fixture(scope="module", autouse=True)
+def faces(tmp_path_factory):
+    """A folder of images, found through the environment."""
+    folder = fill(tmp_path_factory.mktemp("data") / "faces")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASNG_DATA", str(folder.parent))
+        yield folder
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A search with another mask than the default: its folder, and what the command said."""
+    above = tmp_path_factory.mktemp("searched")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(above)
+        return above / "runs" / "inpainting-int-half-asng-seed0", run("inpainting", "search", *TINY, *INT)
+
+
+INT = ["--encoding", "int", "--mask", "half"]
+
+
+@pytest.fixture
+def plain(monkeypatch):
+    """No curves, which take longer than all the rest."""
+    monkeypatch.setattr(curves, "draw", lambda *arguments: None)
+
+
+@pytest.fixture
+def asked(monkeypatch, tmp_path):
+    """Notes what `search` and `retrain` are asked for, and ends there; in an empty folder."""
+    seen = []
+
+    class Asked(Exception):
+        pass
+
+    def ask(*arguments, **_):
+        seen.append(arguments)
+        raise Asked
+
+    def which(*words):
+        with pytest.raises(Asked):
+            run("inpainting", *words)
+        return seen[-1]
+
+    monkeypatch.setattr(command, "search", ask)
+    monkeypatch.setattr(command, "retrain", ask)
+    monkeypatch.chdir(tmp_path)
+    return which
+
+
+def summary_of(folder):
+    return json.loads((folder / "summary.json").read_text())
+
+
+# Search
+
+
+def test_a_search_leaves_its_run_and_says_what_it_found_and_how_to_go_on(searched):
+    folder, done = searched
+    assert (done.code, done.err) == (0, "")
+    assert {"config.json", "metrics.jsonl", "architecture.json", "summary.json"} <= {p.name for p in folder.iterdir()}
+    lines = done.out.splitlines()
+    assert "11 faces to train, 1 to test (drawn with seed 0)" in lines
+    (record,) = [line for line in lines if line.startswith("stretch 1, step 2, train loss ")]
+    assert all(word in record for word in ("valid loss", "largest probability", "delta", "test psnr", "test ssim"))
+    assert lines[lines.index("Found:") + 1 :] == [
+        *summary_of(folder)["chain"],
+        "Train it from scratch: asng inpainting retrain runs/inpainting-int-half-asng-seed0",
+    ]
+    assert "\x1b" not in done.out  # plain when not a terminal
+
+
+def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(asked):
+    assert asked("search")[1] == Path("runs/inpainting-cat-center-asng-seed0")
+    named = asked("search", "--small", "--method", "uniform", "--encoding", "int", "--widths", "2", "4", "--seed", "3")
+    assert named[1] == Path("runs/inpainting-small-int-center-uniform-seed3")
+    assert asked("search", "--mask", "pixel", "--out", "here")[1] == Path("here")
+
+
+def test_small_changes_defaults_and_flags_still_count(asked):
+    assert asked("search")[0] == Settings()
+    assert asked("search", "--small")[0] == SMALL != Settings()
+    assert asked("search", "--batch", "3", "--small")[0] == replace(SMALL, batch=3)
+    random = ["--architecture", "random"]
+    assert asked("retrain", *random)[0] == Retraining()
+    assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAINING, batch=9)
+
+
+def test_without_tests_nothing_is_tested_and_a_limit_holds(plain, tmp_path):
+    done = run("inpainting", "search", *TINY, "--no-test", "--most-parameters", "2000", "--out", tmp_path)
+    assert done.code == 0
+    assert "test_psnr" not in records_of(tmp_path)[0]
+    assert 0 < records_of(tmp_path)[0]["inside"] <= 1
+    assert summary_of(tmp_path)["inside"]
+
+
+def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_path):
+    assert run("inpainting", "search", *TINY, "--method", "uniform", "--candidates", "2", "--out", tmp_path).code == 0
+    assert "delta" not in records_of(tmp_path)[0]
+    assert run("inpainting", "evaluate", tmp_path).code == 0
+    (tmp_path / "architecture.json").unlink()  # as before its end
+    error = refused("inpainting", "evaluate", tmp_path)
+    assert error == f"{tmp_path} is a random search, which chooses an architecture at its end; let it finish"
+
+
+def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, tmp_path):
+    words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "24", "--stretch", "3", "--no-test"]
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    assert run(*words, "--out", whole).code == 0
+    metrics = parted / "metrics.jsonl"
+    program = ["-m", "asng", *words, "--out", parted]
+    done = interrupted(program, lambda: metrics.exists() and metrics.read_text().count("\n"))
+    assert (done.code, done.err) == (
+        130,
+        f"Interrupted. What is finished is in {parted}; the same command continues.\n",
+    )
+    assert 3 <= checkpoints.load(parted / training.CHECKPOINT)["number"] < 24
+    assert not (parted / "summary.json").exists()
+    assert run(*words, "--out", parted).code == 0
+    assert records_of(parted) == records_of(whole)
+    assert {**summary_of(parted), "last": 0} == {**summary_of(whole), "last": 0}
+
+
+# Retraining
+
+
+def test_what_a_search_found_is_retrained_behind_its_mask_and_evaluated(searched, plain):
+    folder, _ = searched
+    done = run("inpainting", "retrain", folder, *STEPS)
+    assert (done.code, done.err) == (0, "")
+    inside = folder / "retrain-seed0"
+    assert json.loads((inside / "config.json").read_text())["mask"] == "half"
+    found = json.loads((folder / "architecture.json").read_text())
+    assert json.loads((inside / "architecture.json").read_text()) == found
+    summary = summary_of(inside)
+    evaluate = f"{summary['parameters']:,} parameters. Test it: asng inpainting evaluate {inside}"
+    assert done.out.splitlines()[-len(summary["chain"]) - 1 :] == [*summary["chain"], evaluate]
+    tested = run("inpainting", "evaluate", inside)
+    assert (tested.code, tested.err) == (0, "")
+    report = json.loads((inside / "evaluation.json").read_text())
+    assert (report["kind"], report["iterations"], report["images"]) == ("retrain", 2, 1)
+    shown = f"PSNR {report['psnr']:.2f} dB, SSIM {report['ssim']:.4f} on 1 faces"
+    assert tested.out.splitlines()[-2:] == [shown, f"Picture: {inside / 'restored.png'}"]
+    assert (inside / "restored.png").exists()
+
+
+def test_another_mask_may_be_given(asked, searched):
+    assert asked("retrain", searched[0])[0].mask == "half"
+    assert asked("retrain", searched[0], "--architecture", "base")[0].mask == "half"
+    assert asked("retrain", searched[0], "--mask", "pixel")[0].mask == "pixel"
+    assert asked("retrain", searched[0], "--mask=center")[0].mask == "center"
+    assert asked("retrain", "--architecture", "random")[0].mask == "center"
+
+
+def test_an_architecture_may_come_from_a_file_of_either_encoding_or_from_a_seed(asked, tmp_path):
+    for encoding in ("cat", "int"):
+        values = random_values(variables(encoding, 4, widths=(3, 7)), seed=1)
+        (tmp_path / "network.json").write_text(to_json(values))
+        assert asked("retrain", "--architecture", "network.json")[1:3] == (
+            values,
+            Path("runs/inpainting-network-seed0"),
+        )
+    drawn = asked("retrain", "--architecture", "random", "--seed", "3")
+    assert drawn[1:3] == (random_values(variables("cat"), 3), Path("runs/inpainting-random-seed3"))
+
+
+def test_yardsticks_beside_a_search_are_of_its_space(asked, searched):
+    folder, _ = searched
+    space = variables("int", 3, widths=(2, 4))
+    drawn = asked("retrain", folder, "--architecture", "random", "--seed", "5")
+    assert drawn[1:3] == (random_values(space, 5), folder / "random-seed5")
+    found = json.loads((folder / "architecture.json").read_text())["values"]
+    _, values, where, *_ = asked("retrain", folder, "--architecture", "base")
+    assert where == folder / "base-seed0"
+    assert values == base_values(space, depth(found), channels=4)
+    assert {(layer.kernel, layer.skip, layer.channels) for layer in chain(values)} == {(3, True, 4)}
+    assert asked("retrain", folder, "--architecture", "base", "--out", "here")[2] == Path("here")
+
+
+def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_path, searched):
+    either = "give either the folder of a search, or --architecture"
+    assert refused("inpainting", "retrain").startswith(either)
+    path = tmp_path / "network.json"
+    assert refused("inpainting", "retrain", searched[0], "--architecture", path).startswith(either)
+    assert refused("inpainting", "retrain", "--architecture", "base").startswith("base has as many layers as")
+    assert refused("inpainting", "retrain", "--architecture", path).startswith(f"there is no file {path}; ")
+    values = base_values(variables("cat", 3, widths=(2, 4)), 2, channels=2)
+    for content, message in (
+        ("{", "an architecture is JSON"),
+        (to_json({"normal0.in1": 1}), "this is no autoencoder: "),
+        (to_json({**values, "layer2.channels": "many"}), "this is no autoencoder: "),
+        (to_json({**values, "layer1.type": "7x7 skip"}), "'7x7 skip' is outside of"),
+        (to_json({**values, "layer2.connection": 3}), "3 is outside of"),  # it would lead in a circle
+        (to_json({k: v for k, v in values.items() if k != "output.connection"}), "the architecture has no value for"),
+    ):
+        path.write_text(content)
+        assert refused("inpainting", "retrain", "--architecture", path).startswith(f"{path}: {message}")
+
+
+def test_a_search_that_has_not_finished_cannot_be_retrained(tmp_path):
+    assert refused("inpainting", "retrain", tmp_path) == f"{tmp_path} is no run: it has no config.json"
+    (tmp_path / "config.json").write_text('{"experiment": "cifar10", "kind": "search"}')
+    assert refused("inpainting", "retrain", tmp_path) == f"{tmp_path} is a run of cifar10, not of inpainting"
+    words = ["inpainting", "retrain", tmp_path, "--architecture"]
+    for word in ("base", "random"):
+        assert refused(*words, word).startswith(f"{tmp_path} is no search of inpainting")
+    settings = {"experiment": "inpainting", "kind": "search", "encoding": "cat", "layers": 3, "widths": [2, 4]}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    for more in ([], ["--architecture", "base"]):
+        error = refused("inpainting", "retrain", tmp_path, *more)
+        assert error.startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the search finish first")
+
+
+def test_evaluating_a_search_tests_what_it_found(searched):
+    done = run("inpainting", "evaluate", searched[0])
+    assert done.code == 0
+    last = summary_of(searched[0])["last"]
+    assert f"PSNR {last['test_psnr']:.2f} dB, SSIM {last['test_ssim']:.4f} on 1 faces\n" in done.out
+
+
+# Data
+
+
+def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
+    folder = fill(tmp_path / "some")
+    for number in range(7):
+        (folder / f"broken{number}.png").write_text("no image")
+    out = []
+    for _ in range(2):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(command, "search", lambda *arguments: {"inside": True, "chain": []})
+            out.append(run("inpainting", "search", "--data", folder).out.splitlines())
+    assert out[0][:2] == ["reading faces: 0 %", "reading faces: 100 %"]
+    assert out[0][2:] == out[1]  # no bar where there is nothing to do
+    assert out[1][0] == "11 faces to train, 1 to test (drawn with seed 0)"
+    assert [line.split(" (")[0] for line in out[1][1:6]] == [f"Left out: broken{number}.png" for number in range(5)]
+    assert out[1][6] == "... and 2 more, listed beside the cached faces"
+
+
+def test_lists_are_given_together_and_split_the_faces(asked, faces, tmp_path):
+    for name, numbers in (("train.txt", range(5)), ("test.txt", range(5, 8))):
+        (tmp_path / name).write_text("".join(f"{number:02}.png\n" for number in numbers))
+    lists = ["--train-list", tmp_path / "train.txt", "--test-list", tmp_path / "test.txt"]
+    train, test = asked("search", *lists)[2:4]
+    assert (len(train), len(test)) == (5, 3)
+    assert refused("inpainting", "search", *lists[:2]) == "give --train-list and --test-list together, or neither"
+
+
+def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path):
+    words = ["inpainting", "search", "--out", tmp_path / "run", "--data"]
+    assert refused(*words, tmp_path / "nothing").startswith(f"there is no folder {tmp_path / 'nothing'}; name the one")
+    (tmp_path / "empty").mkdir()
+    assert refused(*words, tmp_path / "empty").startswith(f"{tmp_path / 'empty'} holds no images")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "1.png").write_text("no image")
+    assert refused(*words, tmp_path / "bad").startswith(f"all 1 images in {tmp_path / 'bad'} are damaged, such as")
+    assert not (tmp_path / "run").exists()
+
+
+def test_ctrl_c_while_faces_are_read_promises_nothing(tmp_path, monkeypatch):
+    folder = fill(tmp_path / "some")
+    monkeypatch.setattr(cache, "_write_header", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
+    done = run("inpainting", "search", *TINY, "--data", folder, "--out", tmp_path / "run")
+    assert (done.code, done.err) == (130, "Interrupted.\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["some"]
+
+
+# Help
+
+
+@pytest.mark.parametrize("verb", ["search", "retrain", "evaluate"])
+def test_help_shows_examples_and_explains_every_flag(verb, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    done = run("inpainting", verb, "--help")
+    assert done.code == 0
+    assert f"Examples:\n  asng inpainting {verb}" in done.out
+    assert "{None}" not in done.out
+    assert unexplained(done.out) == []
+
+
+REAL = os.environ.get("ASNG_DATA")
+
+
+@pytest.mark.skipif(REAL is None, reason="ASNG_DATA names no folder of data")
+def test_a_search_on_real_faces(plain, tmp_path):
+    words = ["--small", "--iterations", "10", "--stretch", "10", "--images", "200"]
+    assert run("inpainting", "search", *words, "--data", REAL, "--out", tmp_path).code == 0
+    (record,) = records_of(tmp_path)
+    assert math.isfinite(record["train_loss"])
+    assert record["test_psnr"] > 5
