@@ -161,6 +161,13 @@ def test_evaluating_a_search_gives_the_accuracy_of_what_it_found(images, tmp_pat
     assert result == {"kind": "search", "steps": 2, "test_accuracy": summary["last"]["test_accuracy"]}
 
 
+def test_evaluating_a_search_tests_all_images(images, tmp_path, monkeypatch):
+    monkeypatch.setattr("asng.experiments.cifar10.search.accuracy", lambda network, images: len(images))
+    settings = Settings(epochs=1, channels=2, cells=3, batch=4, images=16, tested=3)
+    assert search(settings, tmp_path, *images)["last"]["test_accuracy"] == 3
+    assert evaluate(tmp_path, *images)["test_accuracy"] == 10
+
+
 def test_evaluating_what_is_no_run_says_so(images, whole, tmp_path):
     with pytest.raises(ValueError, match="is no run"):
         evaluate(tmp_path, *images)

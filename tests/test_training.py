@@ -52,8 +52,9 @@ class Noisy:
         self.descent.load_state_dict(state)
 
 
-def run(job, folder, epochs=EPOCHS, show=training.silent):
-    return training.run(job, Run(folder, {"is": "a test"}, METRICS), epochs=epochs, steps=STEPS, images=4, show=show)
+def run(job, folder, epochs=EPOCHS, show=training.silent, **more):
+    kept = Run(folder, {"is": "a test"}, METRICS)
+    return training.run(job, kept, epochs=epochs, steps=STEPS, images=4, show=show, **more)
 
 
 def without_times(records):
@@ -125,6 +126,16 @@ def test_a_line_of_metrics_without_its_checkpoint_is_written_again(whole, tmp_pa
     assert without_times(run(Noisy(), tmp_path)) == whole[0]
 
 
+def test_the_time_before_an_interruption_counts(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(Noisy(interrupt_at=1), tmp_path)
+    state = checkpoints.load(tmp_path / training.CHECKPOINT)
+    assert state["seconds"] > 0
+    checkpoints.save(tmp_path / training.CHECKPOINT, {**state, "seconds": 1000.0})
+    first, second = run(Noisy(), tmp_path, epochs=2)
+    assert first["seconds"] > 1000 > second["seconds"]
+
+
 def test_a_finished_run_does_nothing_more(tmp_path):
     first = run(Noisy(), tmp_path)
     job = Noisy()
@@ -172,6 +183,48 @@ def test_between_the_lines_it_shows_where_it_is(tmp_path, monkeypatch):
     assert len(shown) == EPOCHS * (STEPS - 1)
     assert shown[0].startswith("epoch 1/3 step 1/5, train loss ")
     assert shown[0].endswith(" images/s")
+
+
+def test_a_glance_at_the_job_is_shown_between_the_lines_and_asked_for_only_then(tmp_path, monkeypatch):
+    glances, shown = [], []
+
+    def glance():
+        glances.append(1)
+        return {"largest_probability": 0.25, "delta": 1.5}
+
+    run(Noisy(), tmp_path / "quick", glance=glance)
+    assert not glances  # it was over before anything had to be shown
+    monkeypatch.setattr(training, "SHOWN_EVERY", -1.0)
+    records = run(
+        Noisy(),
+        tmp_path / "shown",
+        show=lambda fraction, text, line=False: shown.append((text, line)),
+        glance=glance,
+    )
+    for text, line in shown:
+        assert (", largest probability 0.25, delta 1.5, " in text) == (not line)
+    assert len(glances) == sum(not line for _, line in shown) == EPOCHS * (STEPS - 1)
+    assert all("delta" not in record for record in records)
+
+
+def test_a_run_that_goes_on_shows_how_far_it_was(tmp_path):
+    fractions = []
+    with pytest.raises(KeyboardInterrupt):
+        run(Noisy(interrupt_at=7), tmp_path)
+    run(Noisy(), tmp_path, show=lambda fraction, text, line=False: fractions.append(fraction))
+    assert fractions == [2 / 3, 1.0]
+
+
+def test_amp_names_a_type():
+    assert [training.dtype_of(amp) for amp in ("off", "bfloat16", "float16")] == [None, torch.bfloat16, torch.float16]
+
+
+def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
+    epoch = training.Epoch()
+    for value in (1.0, torch.tensor(3.0), torch.tensor(math.nan), torch.tensor(5.0, dtype=torch.float64)):
+        epoch.add({"loss": value, "lost": math.inf})
+    assert epoch.means() == {"loss": 3.0, "lost": None}
+    assert epoch.newest() == {"loss": 5.0, "lost": math.inf}
 
 
 # Descent
