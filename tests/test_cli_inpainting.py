@@ -128,6 +128,11 @@ def test_without_tests_nothing_is_tested_and_a_limit_holds(plain, tmp_path):
     assert summary_of(tmp_path)["inside"]
 
 
+def test_losses_that_are_never_finite_are_one_line_with_a_cure(plain, tmp_path):
+    error = refused("inpainting", "search", *TINY, "--rate", "1e30", "--iterations", "12", "--out", tmp_path)
+    assert "were NaN or infinite; lower the learning rate" in error
+
+
 def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_path):
     assert run("inpainting", "search", *TINY, "--method", "uniform", "--candidates", "2", "--out", tmp_path).code == 0
     assert "delta" not in records_of(tmp_path)[0]

@@ -156,7 +156,7 @@ def test_losses_that_are_never_finite_end_the_run_with_a_cure(tmp_path):
         def step(self, number):
             return {"train_loss": math.nan, "accuracy": math.nan}
 
-    with pytest.raises(RuntimeError, match=r"train_loss in epoch 1 were NaN.*learning rate"):
+    with pytest.raises(ValueError, match=r"train_loss in epoch 1 were NaN.*learning rate"):
         run(Lost(), tmp_path)
 
 

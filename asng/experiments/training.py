@@ -142,7 +142,7 @@ def _record(job: Job, epoch: Epoch, number: int, rate: float) -> dict[str, Any]:
     means = epoch.means()
     lost = [name for name, value in means.items() if name.endswith("loss") and value is None]
     if lost:
-        raise RuntimeError(
+        raise ValueError(
             f"all values of {', '.join(lost)} in epoch {number} were NaN or infinite; lower the learning rate"
         )
     return {**means, **job.finish_epoch(number), "seconds": epoch.seconds, "images_per_second": rate}
