@@ -286,7 +286,10 @@ def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(ima
         return np.mean([part.item() for part in parts])
 
     first = sorted(drawn, key=lambda values: loss(values, [0]))  # all on the same mini-batch
+    modes = []
+    job.model.register_forward_pre_hook(lambda model, inputs: modes.append(model.training))
     assert job.searching.found()["values"] == min(first[:3], key=lambda values: loss(values, range(valid.steps)))
+    assert modes[: 8 + 3 * valid.steps] == [True] * (8 + 3 * valid.steps)  # with batch statistics
     assert "test_accuracy" not in job.finish_epoch(1)
 
 
