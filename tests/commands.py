@@ -89,5 +89,5 @@ def unexplained(help_text: str) -> list[str]:
     """The flags of a help text that no words stand behind."""
     _, options = help_text.split(" options ", 1)
     parts = [part.split("(default")[0] for part in re.split(r"\n[│ ]+(?=--[a-z])", options)[1:]]
-    assert len(parts) > 2, "this is no help text"
+    assert len(parts) >= 2, "this is no help text"
     return [part for part in parts if len(re.findall("[a-z]{2,}", re.sub(r"^--\S+( \{.*?\})?", "", part))) < 2]
