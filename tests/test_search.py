@@ -349,6 +349,15 @@ def test_where_the_most_likely_is_outside_the_most_likely_inside_is_taken():
     assert optimizer.state_dict() == before  # looking draws nothing
 
 
+def test_one_in_two_hundred_inside_is_drawn():
+    model = Free()
+    model.choices = nn.ModuleList([Value(name, Categorical(range(6))) for name in "abc"])
+    weights = torch.optim.SGD(model.parameters(), lr=0.1)
+    limit = Limit(lambda model, values: 15 - sum(values.values()), 0.5)
+    oneshot = OneShot(model, ASNG(space_of(model), seed=0), weights, lambda model, _: model(), limits=[limit])
+    assert most_likely(oneshot)[:2] == ({"a": 5, "b": 5, "c": 5}, True)
+
+
 def test_one_met_during_the_search_serves_where_draws_find_none():
     model = Free()
     names = [f"v{i}" for i in range(8)]
@@ -447,6 +456,21 @@ def test_many_pauses_change_nothing(tmp_path, whole):
             pauses += 1
     assert pauses == 15  # two steps at a time, of thirty
     assert same(result, whole[False])
+
+
+def test_the_seconds_of_an_epoch_count_from_before_the_pause(tmp_path):
+    calls = itertools.count(1)
+
+    def slow(model, batch):
+        time.sleep(0.05)
+        if next(calls) == 8:
+            signal.raise_signal(signal.SIGINT)
+        return cross_entropy(model, batch)
+
+    with pytest.raises(KeyboardInterrupt):
+        searched(loss=slow, checkpoint=tmp_path / "c.pt")
+    first = searched(checkpoint=tmp_path / "c.pt").history[0]
+    assert first["seconds"] > 8 * 0.05
 
 
 def test_a_search_that_is_done_is_not_done_again(tmp_path, whole):
