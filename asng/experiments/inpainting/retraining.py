@@ -69,8 +69,8 @@ def retrain(
     show: training.Show = training.silent,
 ) -> dict[str, Any]:
     """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
-    kept = Run(folder, {**config("inpainting", "retrain", settings), "architecture": to_dict(values)}, METRICS)
     job = Retrain(settings, values, train, test)
+    kept = Run(folder, {**config("inpainting", "retrain", settings), "architecture": to_dict(values)}, METRICS)
     write_json(folder / "architecture.json", to_dict(values))
     stretches = settings.iterations // settings.stretch
     records = training.run(

@@ -72,8 +72,8 @@ def search(
     settings: Settings, folder: Path, train: Faces, test: Faces, show: training.Show = training.silent
 ) -> dict[str, Any]:
     """Search, or go on with a search; leaves the architecture and a summary in the folder."""
-    kept = Run(folder, config("inpainting", "search", settings), METRICS)
     job = Search(settings, train, test)
+    kept = Run(folder, config("inpainting", "search", settings), METRICS)
     stretches = settings.iterations // settings.stretch
     records = training.run(
         job,
