@@ -7,6 +7,7 @@ random architectures of the same space and a network made by hand, all trained i
 import math
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -192,12 +193,24 @@ def run(settings: Settings, folder: Path, progress: Progress = lambda done: None
     del config["seeds"]
     kept = Run(folder, config)
     last = settings.seed + settings.seeds
-    for number, seed in enumerate(range(settings.seed, last)):
-        _one_seed(settings, seed, kept, partial(_within, progress, number, settings.seeds))
+    with _one_thread():
+        for number, seed in enumerate(range(settings.seed, last)):
+            _one_seed(settings, seed, kept, partial(_within, progress, number, settings.seeds))
     summary = summarise([record for record in kept.results() if record["seed"] < last])
     write_json(kept.folder / "summary.json", summary)
     write_json(kept.folder / "architecture.json", to_dict(summary["rows"][-1]["values"]))
     return summary
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Networks so small gain little from more, lose much where others compute, too, and then differ in rounding."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _within(progress: Progress, number: int, of: int, done: float) -> None:
