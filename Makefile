@@ -8,7 +8,7 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --co
 .PHONY: demo test format hooks bench clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
-	rm -rf runs/demo
+	@[ ! -e runs/demo/summary.json ] || rm -r runs/demo  # finished: anew; interrupted: it goes on
 	$(BIN)/asng digits search --out runs/demo
 
 test: .venv/installed  ## format, lint, types, tests: what the CI runs
@@ -32,6 +32,7 @@ clean:
 
 # setuptools comes first and without build isolation, so that it too has the pinned version.
 .venv/installed: pyproject.toml constraints.txt
+	@echo 'Installing into .venv, which takes some minutes ...'
 	$(PYTHON) -m venv .venv
 	$(INSTALL) setuptools
 	$(INSTALL) --no-build-isolation --editable '.[nas,onnx,dev]'

@@ -18,6 +18,7 @@ from commands import interrupted, records_of, refused, run, unexplained
 
 from asng import checkpoints
 from asng.cli import cifar10 as command
+from asng.cli.images import Where, next_command
 from asng.experiments import curves, training
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.retraining import SMALL_RETRAINING, Retraining
@@ -118,12 +119,27 @@ def test_a_search_leaves_its_run_and_says_how_to_go_on(searched):
     assert lines[0].startswith("epoch 1, step 3, train loss ")
     assert all(word in lines[0] for word in ("valid accuracy", "largest probability", "delta", "test accuracy"))
     values = from_json((folder / "architecture.json").read_text(), SPACE)
-    assert lines[1:] == [
-        f"Found: {' '.join(f'{name}={value}' for name, value in values.items())}",
+    assert lines[1] == "Found:"
+    for node, line in enumerate(lines[2:12]):
+        kind, number = ("normal", "reduction")[node // 5], node % 5
+        slots = [(values[f"{kind}{number}.op{k}"], values[f"{kind}{number}.in{k}"]) for k in (1, 2)]
+        names = ["cell k-2", "cell k-1", *(f"node {n}" for n in range(5))]
+        ends = " + ".join(f"{operation} of {names[source]}" for operation, source in slots)
+        assert line == f"{kind} node {number}: {ends}"
+    assert lines[12:] == [
         "Cells: runs/cifar10-asng-seed0/cells.png",
         "Train it from scratch: asng cifar10 retrain runs/cifar10-asng-seed0",
     ]
     assert "\x1b" not in done.out  # plain when not a terminal
+
+
+def test_how_to_go_on_repeats_what_matters():
+    folder, data = Path("a"), Path("d")
+    assert next_command("cifar10", folder, False, Where()) == "asng cifar10 retrain a"
+    assert (
+        next_command("cifar10", folder, True, Where(data, "cpu"))
+        == "asng cifar10 retrain a --small --data d --device cpu"
+    )
 
 
 def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(asked):
@@ -156,7 +172,7 @@ def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_
     assert run("cifar10", "search", *TINY, "--method", "uniform", "--candidates", "4", "--out", tmp_path).code == 0
     assert summary_of(tmp_path)["probability"] is None
     done = run("cifar10", "evaluate", tmp_path)
-    assert (done.code, done.out[:14]) == (0, "Test accuracy ")
+    assert (done.code, done.out.splitlines()[-1][:14]) == (0, "Test accuracy ")
     (tmp_path / "architecture.json").unlink()  # as before its end
     error = refused("cifar10", "evaluate", tmp_path)
     assert error == f"{tmp_path} is a random search, which chooses an architecture at its end; let it finish"
@@ -206,7 +222,8 @@ def test_what_a_search_found_is_retrained_inside_of_its_folder(searched, plain):
     last = f"Test accuracy {accuracy:.2f} %, {summary['parameters']:,} parameters, 2 channels"
     assert done.out.splitlines()[-1] == last
     tested = run("cifar10", "evaluate", inside)
-    assert tested.out == f"Test accuracy {accuracy:.2f} % after 6 steps (trained from scratch)\n"
+    result = f"Test accuracy {accuracy:.2f} % after 6 steps (trained from scratch)"
+    assert tested.out.splitlines() == ["Testing on 8 images ...", result]
 
 
 def test_an_architecture_may_come_from_a_file_or_from_a_seed(asked, tmp_path):
@@ -251,7 +268,8 @@ def test_evaluating_a_search_tests_what_it_found_with_shared_weights(searched):
     accuracy = 100 * summary_of(searched[0])["last"]["test_accuracy"]
     done = run("cifar10", "evaluate", searched[0])
     what = "the architecture found so far, with shared weights"
-    assert (done.code, done.out, done.err) == (0, f"Test accuracy {accuracy:.2f} % after 3 steps ({what})\n", "")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.splitlines()[-1] == f"Test accuracy {accuracy:.2f} % after 3 steps ({what})"
 
 
 def test_what_is_no_run_is_not_evaluated(tmp_path, monkeypatch):

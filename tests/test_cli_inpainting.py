@@ -94,7 +94,7 @@ def test_a_search_leaves_its_run_and_says_what_it_found_and_how_to_go_on(searche
     assert (done.code, done.err) == (0, "")
     assert {"config.json", "metrics.jsonl", "architecture.json", "summary.json"} <= {p.name for p in folder.iterdir()}
     lines = done.out.splitlines()
-    assert "11 faces to train, 1 to test (drawn with seed 0)" in lines
+    assert "11 faces to train with, 1 to test with (drawn with seed 0)" in lines
     (record,) = [line for line in lines if line.startswith("stretch 1, step 2, train loss ")]
     assert all(word in record for word in ("valid loss", "largest probability", "delta", "test psnr", "test ssim"))
     assert lines[lines.index("Found:") + 1 :] == [
@@ -271,7 +271,7 @@ def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
             out.append(run("inpainting", "search", "--data", folder).out.splitlines())
     assert out[0][:2] == ["reading faces: 0 %", "reading faces: 100 %"]
     assert out[0][2:] == out[1]  # no bar where there is nothing to do
-    assert out[1][0] == "11 faces to train, 1 to test (drawn with seed 0)"
+    assert out[1][0] == "11 faces to train with, 1 to test with (drawn with seed 0)"
     assert [line.split(" (")[0] for line in out[1][1:6]] == [f"Left out: broken{number}.png" for number in range(5)]
     assert out[1][6] == "... and 2 more, listed beside the cached faces"
 

@@ -11,7 +11,8 @@ try:
     import rich  # noqa: F401
     import tyro  # noqa: F401
 except ImportError as error:
-    sys.exit(f"The command line needs more than the optimizer ({error}); install it with: pip install 'asng[nas]'")
+    cure = "install asng with its extra: pip install '.[nas]' from a checkout"
+    sys.exit(f"The command line needs more than the optimizer ({error}); {cure}")
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 WRONG_INPUT = 2

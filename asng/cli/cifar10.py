@@ -1,19 +1,19 @@
 """`asng cifar10 search`, `retrain` and `evaluate`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from rich.console import Console
 
-from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of
+from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, next_command
 from asng.cli.terminal import parsed, progress_bar
 from asng.experiments.cifar10.data import Images, load
 from asng.experiments.cifar10.retraining import SMALL_RETRAINING, Retraining, evaluate, retrain
 from asng.experiments.cifar10.search import SMALL, Settings, search
-from asng.experiments.cifar10.space import SPACE, random_values
+from asng.experiments.cifar10.space import KINDS, NODES, SPACE, paths_of, random_values
 from asng.experiments.searching import config_in
 from asng.experiments.training import device_of
 from asng.nas.architecture import from_json
@@ -64,9 +64,20 @@ def run_search(arguments: Sequence[str]) -> None:
         summary = search(settings, folder, *images, show=progress)
     if not summary["inside"]:
         console.print("No architecture met the limit; this is the nearest one.")
-    console.print(f"Found: {' '.join(f'{name}={value}' for name, value in summary['values'].items())}", soft_wrap=True)
+    console.print("Found:", *lines_of(summary["values"]), sep="\n", highlight=False)
     console.print(f"Cells: {folder / 'cells.png'}", soft_wrap=True)
-    console.print(f"Train it from scratch: asng cifar10 retrain {folder}", soft_wrap=True)
+    again = next_command("cifar10", folder, small, command.where)
+    console.print(f"Train it from scratch: {again}", soft_wrap=True)
+
+
+def lines_of(values: Mapping[str, Any]) -> list[str]:
+    """Both cells of an architecture, a line for each node."""
+    sources = ["cell k-2", "cell k-1", *(f"node {node}" for node in range(NODES))]
+    return [
+        f"{kind} node {node}: " + " + ".join(f"{operation} of {sources[source]}" for source, operation in pair)
+        for kind in KINDS
+        for node, pair in enumerate(paths_of(values, kind))
+    ]
 
 
 @dataclass(frozen=True)
@@ -130,7 +141,10 @@ def run_evaluate(arguments: Sequence[str]) -> None:
     """`asng cifar10 evaluate`."""
     command: Evaluate = parsed(Evaluate, "cifar10 evaluate", arguments)
     config_in(command.run, "cifar10")  # before anything takes long
-    result = evaluate(command.run, *images_of(command.where, Console()))
+    console = Console()
+    train, test = images_of(command.where, console)
+    console.print(f"Testing on {len(test):,} images ...", highlight=False)
+    result = evaluate(command.run, train, test)
     what = (
         "the architecture found so far, with shared weights" if result["kind"] == "search" else "trained from scratch"
     )

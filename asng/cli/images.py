@@ -21,7 +21,7 @@ class Where:
     """Flags that every command on images has."""
 
     data: Path | None = None
-    """Folder of the data; by default that of the environment variable ASNG_DATA, or else a cache of asng's own."""
+    """Folder of the data; by default that of the environment variable ASNG_DATA, or else the user's cache."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto is the GPU where there is one."""
 
@@ -48,8 +48,22 @@ def architecture(
         raise ValueError(f"{path}: {error}") from None
 
 
+def next_command(experiment: str, folder: Path, small: bool, where: Where) -> str:
+    """How to train from scratch what a search found, in the same place and at the same size.
+
+    >>> next_command("cifar10", Path("runs/one"), True, Where())
+    'asng cifar10 retrain runs/one --small'
+    """
+    flags = ["--small"] if small else []
+    flags += [] if where.data is None else ["--data", str(where.data)]
+    flags += [] if where.device == "auto" else ["--device", where.device]
+    return " ".join(["asng", experiment, "retrain", str(folder), *flags])
+
+
 def found_in(run: Path, experiment: str) -> Path:
     """The file with what a run found; raises ValueError for a run of another experiment and for one without it."""
+    if not run.is_dir():
+        raise ValueError(f"there is no folder {run}; give that of a search")
     there, path = config_of(run), run / "architecture.json"
     if there.get("experiment") != experiment:
         raise ValueError(f"{run} is a run of {there.get('experiment')}, not of {experiment}")

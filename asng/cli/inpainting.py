@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, found_in
+from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, found_in, next_command
 from asng.cli.terminal import parsed, progress_bar
 from asng.experiments.inpainting.data import Data, load
 from asng.experiments.inpainting.encoding import base_values, depth, random_values, variables, widths_of
@@ -41,7 +41,7 @@ def faces(where: Where, lists: Lists, console: Console) -> Data:
     both = None if given[0] is None or given[1] is None else (given[0], given[1])
     with progress_bar(console, "reading faces", None) as progress:
         data = load(where.data, device_of(where.device), lists=both, progress=progress)
-    console.print(f"{len(data.train):,} faces to train, {len(data.test):,} to test ({data.split})", highlight=False)
+    console.print(f"{len(data.train):,} faces to train with, {len(data.test):,} to test with ({data.split})")
     for name, reason in list(data.damaged.items())[:5]:
         console.print(f"Left out: {name} ({reason})", soft_wrap=True, highlight=False)
     if len(data.damaged) > 5:
@@ -86,7 +86,8 @@ def run_search(arguments: Sequence[str]) -> None:
     if not summary["inside"]:
         console.print("No architecture met the limit; this is the nearest one.")
     console.print("Found:", *summary["chain"], sep="\n", highlight=False)
-    console.print(f"Train it from scratch: asng inpainting retrain {folder}", soft_wrap=True)
+    again = next_command("inpainting", folder, small, command.where)
+    console.print(f"Train it from scratch: {again}", soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -142,8 +143,9 @@ def chosen(command: Retrain) -> tuple[dict[str, Any], Path]:
         return values, command.out or run / f"{given}-seed{seed}"
     if given == "base":
         raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
-    values = architecture("inpainting", run, given, read, lambda seed: random_values(variables("cat"), seed), seed)
-    return values, folder_of(command.out, run, given, "inpainting", seed)
+    drawn_from = variables(SMALL.encoding, SMALL.layers, widths=SMALL.widths) if command.small else variables("cat")
+    values = architecture("inpainting", run, given, read, lambda seed: random_values(drawn_from, seed), seed)
+    return values, folder_of(command.out, run, given, f"inpainting{'-small' if command.small else ''}", seed)
 
 
 def space_of(run: Path) -> dict[str, Variable]:
@@ -199,6 +201,7 @@ def run_evaluate(arguments: Sequence[str]) -> None:
     console = Console()
     config_in(command.run, "inpainting")  # before anything takes long
     data = faces(command.where, command.lists, console)
+    console.print(f"Testing on {len(data.test):,} faces ...", highlight=False)
     report = evaluate(command.run, data.train, data.test)
     psnr = "infinite" if report["psnr"] is None else f"{report['psnr']:.2f} dB"
     console.print(f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces", highlight=False)
