@@ -48,7 +48,7 @@ class Retraining:
         check_stretch(self.iterations, self.stretch)
 
 
-SMALL_RETRAINING = Retraining(iterations=1000, stretch=100, images=4000)
+SMALL_RETRAINING = Retraining(mask="pixel", iterations=1500, stretch=250, images=4000)
 
 
 def rate_at(start: float, done: float) -> float:
