@@ -36,7 +36,7 @@ BY_HAND = {
 class Settings:
     """What the default job does; together about a minute on two cores."""
 
-    epochs: int = 120
+    epochs: int = 180
     """Of the search, over half of the training images; the other half judges architectures."""
     training_epochs: int = 30
     """Of training an architecture from scratch, over all training images."""
