@@ -123,8 +123,8 @@ def test_a_search_leaves_its_run_and_says_how_to_go_on(searched):
     for node, line in enumerate(lines[2:12]):
         kind, number = ("normal", "reduction")[node // 5], node % 5
         slots = [(values[f"{kind}{number}.op{k}"], values[f"{kind}{number}.in{k}"]) for k in (1, 2)]
-        names = ["cell k-2", "cell k-1", *(f"node {n}" for n in range(5))]
-        ends = " + ".join(f"{operation} of {names[source]}" for operation, source in slots)
+        sources = ["cell k-2", "cell k-1", *(f"node {n}" for n in range(5))]
+        ends = " + ".join(f"{operation} of {sources[source]}" for operation, source in slots)
         assert line == f"{kind} node {number}: {ends}"
     assert lines[12:] == [
         "Cells: runs/cifar10-asng-seed0/cells.png",
