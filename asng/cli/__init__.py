@@ -22,7 +22,7 @@ COMMANDS = {
     ("cifar10", "search"): "the cells of an image classifier, on CIFAR-10",
     ("cifar10", "retrain"): "an architecture trained from scratch",
     ("cifar10", "evaluate"): "test accuracy of a run",
-    ("digits", "search"): "a search of a minute, on handwritten digits",
+    ("digits", "search"): "a search of a minute or two, on handwritten digits",
     ("inpainting", "search"): "an autoencoder that fills holes in faces",
     ("inpainting", "retrain"): "an autoencoder trained from scratch",
     ("inpainting", "evaluate"): "PSNR, SSIM and pictures of a run",

@@ -16,7 +16,7 @@ from asng.experiments import digits
 
 @dataclass(frozen=True)
 class DigitsSearch:
-    """Search a network for handwritten digits, train it from scratch and test it: about a minute on the CPU.
+    """Search a network for handwritten digits, train it from scratch and test it: a minute or two on the CPU.
 
     Beside it, trained alike: random architectures of the same space, as many as the time of the
     search buys, and a network made by hand. Writes architecture.json, results.jsonl and

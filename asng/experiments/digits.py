@@ -1,4 +1,4 @@
-"""A search that takes a minute: scikit-learn's handwritten digits, 8x8 pixels, on the CPU.
+"""A search that takes a minute or two: scikit-learn's handwritten digits, 8x8 pixels, on the CPU.
 
 The architecture is searched with shared weights, trained again from scratch and tested, beside
 random architectures of the same space and a network made by hand, all trained in the same way.
@@ -34,7 +34,7 @@ BY_HAND = {
 
 @dataclass(frozen=True)
 class Settings:
-    """What the default job does; together about a minute on two cores."""
+    """What the default job does; together a minute or two on one core."""
 
     epochs: int = 180
     """Of the search, over half of the training images; the other half judges architectures."""
