@@ -106,7 +106,7 @@ def test_a_search_leaves_its_run_and_says_what_it_found_and_how_to_go_on(searche
 
 def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(asked):
     assert asked("search")[1] == Path("runs/inpainting-cat-center-asng-seed0")
-    named = asked("search", "--small", "--method", "uniform", "--encoding", "int", "--widths", "2", "4", "--seed", "3")
+    named = asked("search", "--small", "--method", "uniform", "--encoding", "int", "--seed", "3")
     assert named[1] == Path("runs/inpainting-small-int-pixel-uniform-seed3")
     assert asked("search", "--mask", "pixel", "--out", "here")[1] == Path("here")
 

@@ -58,7 +58,7 @@ class Settings(SearchSettings):
 
 
 # Small enough for two cores.
-SMALL = Settings(mask="pixel", iterations=600, stretch=100, layers=6, widths=(8, 16, 32), images=4000)
+SMALL = Settings(mask="pixel", iterations=600, stretch=100, layers=6, widths=(8, 32), images=4000)
 
 
 def indices_of(faces: Faces, images: int | None) -> int:
