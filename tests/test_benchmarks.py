@@ -4,7 +4,9 @@ import json
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -75,7 +77,14 @@ def test_missing_libraries_and_a_missing_rich_are_left_out(tmp_path):
     assert "40 categorical of 5" in printed
 
 
-@pytest.mark.parametrize("name", ["inactive", "step"])
+SHOWN: dict[str, Callable[[dict[str, Any]], str]] = {
+    "inactive": lambda row: f"{row['last']['difference'][0]:+.4f}",
+    "inpainting": lambda row: f"{row['new_ms']:,.1f}",
+    "step": lambda row: f"{row['own_us']:,.0f}",
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
 def test_the_others_run_in_their_quick_form_and_write_what_they_print(name, tmp_path):
     script = SCRIPT.with_name(f"{name}.py")
     more = ["--modules", "300"] if name == "step" else []
@@ -85,5 +94,4 @@ def test_the_others_run_in_their_quick_form_and_write_what_they_print(name, tmp_
     result = json.loads((tmp_path / f"{name}.json").read_text())
     assert result["quick"] is True
     for row in result["rows"]:
-        shown = f"{row['own_us']:,.0f}" if name == "step" else f"{row['last']['difference'][0]:+.4f}"
-        assert shown in done.stdout
+        assert SHOWN[name](row) in done.stdout
