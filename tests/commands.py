@@ -11,6 +11,8 @@ import time
 from contextlib import redirect_stderr, redirect_stdout
 from typing import NamedTuple
 
+import pytest
+
 from asng import cli
 from asng.runs import METRICS
 
@@ -91,3 +93,30 @@ def unexplained(help_text: str) -> list[str]:
     parts = [part.split("(default")[0] for part in re.split(r"\n[│ ]+(?=--[a-z])", options)[1:]]
     assert len(parts) >= 2, "this is no help text"
     return [part for part in parts if len(re.findall("[a-z]{2,}", re.sub(r"^--\S+( \{.*?\})?", "", part))) < 2]
+
+
+def summary_of(folder) -> dict:
+    """What a run that has ended says of itself."""
+    return json.loads((folder / "summary.json").read_text())
+
+
+class Asked(Exception):
+    """Ends a command where its computation would begin."""
+
+
+def asking(monkeypatch, command, experiment):
+    """A function that runs a command up to its computation, and returns what `search` or `retrain` is asked for."""
+    seen = []
+
+    def ask(*arguments, **_):
+        seen.append(arguments)
+        raise Asked
+
+    def which(*words):
+        with pytest.raises(Asked):
+            run(experiment, *words)
+        return seen[-1]
+
+    monkeypatch.setattr(command, "search", ask)
+    monkeypatch.setattr(command, "retrain", ask)
+    return which

@@ -37,7 +37,13 @@ def test_what_is_saved_is_loaded(tmp_path):
     torch.load(path, weights_only=True)
 
 
-def test_the_one_before_is_kept(tmp_path):
+@pytest.mark.parametrize("links", [True, False])
+def test_the_one_before_is_kept_also_where_there_are_no_links(tmp_path, monkeypatch, links):
+    def link(*names):
+        raise OSError("no links here")
+
+    if not links:
+        monkeypatch.setattr(os, "link", link)
     path = tmp_path / "checkpoint.pt"
     for number in range(4):
         save(path, state(number))
@@ -45,14 +51,6 @@ def test_the_one_before_is_kept(tmp_path):
         if number:
             assert load(previous(path))["number"] == number - 1
     assert sorted(os.listdir(tmp_path)) == ["checkpoint.previous.pt", "checkpoint.pt"]
-
-
-def test_without_links_it_is_copied(tmp_path, monkeypatch):
-    def link(*names):
-        raise OSError("no links here")
-
-    monkeypatch.setattr(os, "link", link)
-    test_the_one_before_is_kept(tmp_path)
 
 
 @pytest.mark.parametrize("call", range(5))

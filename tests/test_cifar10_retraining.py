@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import records_of
 
 from asng import checkpoints, nas
 from asng.experiments import training
@@ -102,11 +103,6 @@ def test_weights_and_mini_batches_follow_from_the_seed(images):
 def whole(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     return folder, retrain(TINY, VALUES, folder, *images)
-
-
-def records_of(folder):
-    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
 
 
 class Killed(Exception):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import records_of
 
 from asng import ASNG, SNG, Uniform, checkpoints, nas
 from asng.experiments import searching, training
@@ -197,7 +198,7 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path,
     assert {name: p.tolist() for name, p in job.searching.optimizer.distribution().items()} == summary["distribution"]
     one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (folder, tmp_path))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
-    assert without_times(folder) == without_times(tmp_path)
+    assert records_of(folder) == records_of(tmp_path)
 
 
 def run(settings, images, folder):
@@ -205,11 +206,6 @@ def run(settings, images, folder):
     job = Search(settings, *images)
     training.run(job, Run(folder, {}, METRICS), epochs=settings.epochs, steps=job.steps, images=8)
     return job
-
-
-def without_times(folder):
-    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
 
 
 def test_another_seed_is_another_search(images, whole, tmp_path):
@@ -225,7 +221,7 @@ def test_a_folder_of_other_settings_is_refused(images, whole):
 def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
     silent = run(changed(test=False), images, tmp_path).searching.optimizer.distribution()
     assert {name: p.tolist() for name, p in silent.items()} == whole[1]["distribution"]
-    assert all("test_accuracy" not in record for record in without_times(tmp_path))
+    assert all("test_accuracy" not in record for record in records_of(tmp_path))
 
 
 def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statistics(images):

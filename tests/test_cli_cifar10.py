@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from commands import interrupted, records_of, refused, run, unexplained
+from commands import asking, interrupted, records_of, refused, run, summary_of, unexplained
 
 from asng import checkpoints
 from asng.cli import cifar10 as command
@@ -83,28 +83,8 @@ def plain(monkeypatch):
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """Notes what `search` and `retrain` are asked for, and ends there; in an empty folder."""
-    seen = []
-
-    class Asked(Exception):
-        pass
-
-    def ask(*arguments, **_):
-        seen.append(arguments)
-        raise Asked
-
-    def which(*words):
-        with pytest.raises(Asked):
-            run("cifar10", *words)
-        return seen[-1]
-
-    monkeypatch.setattr(command, "search", ask)
-    monkeypatch.setattr(command, "retrain", ask)
     monkeypatch.chdir(tmp_path)
-    return which
-
-
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
+    return asking(monkeypatch, command, "cifar10")
 
 
 # Search

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import interrupted, records_of, refused, run, unexplained
+from commands import asking, interrupted, records_of, refused, run, summary_of, unexplained
 from PIL import Image
 
 from asng import checkpoints
@@ -62,28 +62,8 @@ def plain(monkeypatch):
 @pytest.fixture
 def asked(monkeypatch, tmp_path):
     """Notes what `search` and `retrain` are asked for, and ends there; in an empty folder."""
-    seen = []
-
-    class Asked(Exception):
-        pass
-
-    def ask(*arguments, **_):
-        seen.append(arguments)
-        raise Asked
-
-    def which(*words):
-        with pytest.raises(Asked):
-            run("inpainting", *words)
-        return seen[-1]
-
-    monkeypatch.setattr(command, "search", ask)
-    monkeypatch.setattr(command, "retrain", ask)
     monkeypatch.chdir(tmp_path)
-    return which
-
-
-def summary_of(folder):
-    return json.loads((folder / "summary.json").read_text())
+    return asking(monkeypatch, command, "inpainting")
 
 
 # Search

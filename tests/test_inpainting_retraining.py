@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import records_of
 from PIL import Image
 
 from asng import ASNG, checkpoints, nas
@@ -17,7 +18,6 @@ from asng.experiments.inpainting.network import fresh
 from asng.experiments.inpainting.retraining import Retrain, Retraining, evaluate, rate_at, retrain
 from asng.experiments.inpainting.search import MASKS, Search, Settings, search
 from asng.experiments.searching import TRAIN
-from asng.runs import METRICS
 
 TINY = Retraining(iterations=10, stretch=5, batch=2, mask="half")
 VALUES = ASNG(variables("cat", layers=3, widths=(2, 4)), seed=4).ask(1)[0].values
@@ -68,11 +68,6 @@ def test_a_step_is_adam_on_the_squared_error_with_clipping(faces):
 def whole(faces, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     return folder, retrain(TINY, VALUES, folder, *faces)
-
-
-def records_of(folder):
-    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
 
 
 class Killed(Exception):

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from commands import records_of
 
 from asng import ASNG, Integer, checkpoints, nas
 from asng.experiments import training
@@ -132,12 +133,7 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, 
     assert again["distribution"] == summary["distribution"]
     one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (folder, tmp_path))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
-    assert without_times(folder) == without_times(tmp_path)
-
-
-def without_times(folder):
-    records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
+    assert records_of(folder) == records_of(tmp_path)
 
 
 def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_change(faces):

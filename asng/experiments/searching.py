@@ -14,6 +14,7 @@ from asng import SNG, Uniform, __version__, nas
 from asng.asktell import AskTell
 from asng.experiments import training
 from asng.nas.architecture import from_json
+from asng.nas.result import certainty
 from asng.optimizer import ASNG
 from asng.runs import config_of
 
@@ -105,10 +106,8 @@ class Searching:
         return record
 
     def certainty(self) -> dict[str, float]:
-        """How far it has come: the mean of the largest probabilities, and ASNG's step size."""
-        largest = [float(np.max(p)) for p in self.optimizer.distribution().values() if isinstance(p, np.ndarray)]
-        record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
-        return {**record, "delta": self.optimizer.delta} if isinstance(self.optimizer, ASNG) else record
+        """How far it has come."""
+        return certainty(self.optimizer)
 
     def most_likely(self) -> dict[str, Any] | None:
         """The most likely architecture so far; none where all are equally likely."""
@@ -186,9 +185,10 @@ def config_in(folder: Path, experiment: str) -> dict[str, Any]:
 
 
 def settings_in(kind: type[Kind], there: Mapping[str, Any]) -> Kind:
-    """Settings of a kind, as a run's folder has them."""
+    """Settings of a kind, as a run's folder has them; JSON knows no tuples, and settings no lists."""
+    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in there.items()}
     try:
-        given = {field.name: there[field.name] for field in fields(kind)}  # type: ignore[arg-type]
+        given = {field.name: tuples[field.name] for field in fields(kind)}  # type: ignore[arg-type]
     except KeyError as error:
         raise ValueError(f"the run was made by another version of asng, without the setting {error}") from None
     return kind(**given)

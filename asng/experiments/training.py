@@ -6,7 +6,7 @@ the job saves; so a run that was interrupted, or killed, continues from its chec
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from asng import checkpoints
+from asng.nas.oneshot import finite_mean
 from asng.runs import Run
 
 CHECKPOINT = "checkpoint.pt"
@@ -74,16 +75,11 @@ class Epoch:
 
     def means(self) -> dict[str, float | None]:
         """Over the steps, of what is finite; None where nothing is."""
-        return {name: mean(values) for name, values in self.plain().items()}
+        means = {name: finite_mean(values) for name, values in self.plain().items()}
+        return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
 
     def newest(self) -> dict[str, float]:
         return {name: float(values[-1]) for name, values in self.measured.items()}
-
-
-def mean(numbers: Iterable[float]) -> float | None:
-    """Of those that are finite; None if none is."""
-    finite = [number for number in numbers if math.isfinite(number)]
-    return sum(finite) / len(finite) if finite else None
 
 
 def run(
@@ -120,8 +116,9 @@ def run(
             epoch.seconds += now - started
             if number % steps == 0:
                 rate = images * steps / epoch.seconds
-                kept.append({unit: number // steps, "step": number, **_record(job, epoch, number // steps, rate)})
-                show(number / (epochs * steps), described(kept.results()[-1]), line=True)
+                record = {unit: number // steps, "step": number, **_record(job, epoch, number // steps, rate)}
+                kept.append(record)
+                show(number / (epochs * steps), described(record), line=True)
                 epoch = Epoch()
                 _save(path, job, number, epoch)
             elif now - shown > SHOWN_EVERY:

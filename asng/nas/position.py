@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from asng.nas import processes
 from asng.nas.oneshot import Batch, OneShot, Step, finite_mean
-from asng.optimizer import ASNG
+from asng.nas.result import certainty
 
 Show = Callable[[int, int, Step], None]
 
@@ -91,16 +91,10 @@ class Position:
                 f"all losses of epoch {self.epoch + 1} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
-        optimizer = self._oneshot.optimizer
         record = {"epoch": self.epoch + 1, "train_loss": train, "valid_loss": valid, "seconds": self._seconds}
         if self._oneshot.costs.limits:
             record["inside"] = inside
-        largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
-        if largest:
-            record["largest_probability"] = sum(largest) / len(largest)
-        if isinstance(optimizer, ASNG):
-            record["delta"] = optimizer.delta
-        self.history.append(record)
+        self.history.append({**record, **certainty(self._oneshot.optimizer)})
         self.epoch, self._done, self._seconds = self.epoch + 1, [], 0.0
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import nn
 
 from asng.asktell import AskTell
@@ -14,6 +15,7 @@ from asng.nas import processes
 from asng.nas.extraction import extract
 from asng.nas.oneshot import OneShot
 from asng.nas.selection import Values, place_of
+from asng.optimizer import ASNG
 from asng.space import Categorical, Integer, Normal
 
 DRAWS = 1000  # for an architecture inside the limits, where the most likely one is outside
@@ -105,3 +107,10 @@ def _mass(normal: Normal, value: int, variable: Integer) -> float:
     high = math.inf if value == variable.high else value + 0.5
     below = [0.5 * (1 + math.erf((edge - normal.mean) / (normal.std * math.sqrt(2)))) for edge in (low, high)]
     return below[1] - below[0]
+
+
+def certainty(optimizer: AskTell) -> dict[str, float]:
+    """How far a search has come: the mean of the largest probabilities of its choices, and ASNG's step size."""
+    largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
+    record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
+    return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record

@@ -14,7 +14,7 @@ from asng.experiments.inpainting.encoding import describe
 from asng.experiments.inpainting.masks import Mask
 from asng.experiments.inpainting.network import fresh
 from asng.experiments.inpainting.pictures import picture
-from asng.experiments.inpainting.search import TESTED, Search, Settings, Tested, check_stretch, indices_of, loss_of
+from asng.experiments.inpainting.search import TESTED, Search, Settings, Tested, check_stretch, loss_of, used_of
 from asng.experiments.searching import TRAIN, check, config, config_in, settings_in
 from asng.nas.architecture import from_dict, to_dict
 from asng.runs import METRICS, Run, write_json
@@ -100,7 +100,7 @@ class Retrain:
         self._descent = training.Descent(
             self.model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp)
         )
-        indices = torch.arange(indices_of(train, settings.images))
+        indices = torch.arange(used_of(train, settings.images))
         self._batches = Batches(train, indices, settings.batch, settings.mask, settings.seed, TRAIN)
         self._test = Tested(test, settings.mask, TESTED)
 
@@ -124,8 +124,6 @@ def evaluate(folder: Path, train: Faces, test: Faces) -> dict[str, Any]:
     state = checkpoints.load(folder / training.CHECKPOINT)
     job: Search | Retrain
     if there["kind"] == "search":
-        if isinstance(there["widths"], list):  # JSON knows no tuples
-            there["widths"] = tuple(there["widths"])
         job = Search(settings_in(Settings, there), train, test)
         job.load_state_dict(state["job"])
         model = nas.extract(job.model, job.searching.found_in(folder))

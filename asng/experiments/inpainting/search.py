@@ -61,7 +61,7 @@ class Settings(SearchSettings):
 SMALL = Settings(mask="pixel", iterations=600, stretch=100, layers=6, widths=(8, 32), images=4000)
 
 
-def indices_of(faces: Faces, images: int | None) -> int:
+def used_of(faces: Faces, images: int | None) -> int:
     """How many of the faces are used."""
     if images is not None and images > len(faces):
         raise ValueError(f"images must be at most {len(faces)}, which are there to train with; got {images}")
@@ -113,7 +113,7 @@ class Search:
         self.model = Net(settings.encoding, settings.layers, widths=settings.widths, size=(height, width)).to(
             self.device
         )
-        first, second = halves(indices_of(train, settings.images), settings.seed)
+        first, second = halves(used_of(train, settings.images), settings.seed)
         batches, valid = (
             Batches(train, half, settings.batch, settings.mask, settings.seed, stream)
             for half, stream in ((first, TRAIN), (second, VALID))
