@@ -1,8 +1,10 @@
 """Folders of images: found, cropped, resized, kept in one file, and built anew when something changes."""
 
+import fcntl
 import json
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -88,6 +90,17 @@ def test_grey_transparent_and_sideways_images_become_upright_colour_images(tmp_p
     assert is_all(upright[:, -5:], RED)
 
 
+def test_grey_of_16_bits_and_palettes_with_transparency_become_colour_images(tmp_path):
+    Image.fromarray(np.full((9, 9), 300 * 77, np.uint16)).save(tmp_path / "grey.png")
+    palette = Image.new("P", (9, 9), 1)
+    palette.putpalette([*RED, *BLUE])
+    palette.save(tmp_path / "palette.png", transparency=b"\x00\xff")
+    kept = faces(tmp_path, size=16)
+    assert kept.damaged == {}
+    assert is_all(kept.images[0], (300 * 77 // 256,) * 3)
+    assert is_all(kept.images[1], BLUE)
+
+
 def test_other_sizes_are_kept_beside_each_other(tmp_path):
     save(tmp_path / "a.png")
     assert faces(tmp_path, size=8).images.shape == (1, 3, 8, 8)
@@ -122,9 +135,10 @@ def test_aligned_images_have_no_boxes_and_of_several_releases_the_first_is_used(
     assert is_all(wild.images[0], BLUE, tolerance=3)
 
 
-def test_images_in_the_wild_without_boxes_are_refused(tmp_path):
+def test_images_in_the_wild_without_boxes_are_refused(tmp_path, monkeypatch):
     save(tmp_path / "img_celeba/000001.jpg")
-    for folder in (tmp_path, tmp_path / "img_celeba"):
+    monkeypatch.chdir(tmp_path / "img_celeba")
+    for folder in (tmp_path, tmp_path / "img_celeba", Path(".")):
         with pytest.raises(ValueError, match=r"cropped by the boxes of list_bbox_celeba\.txt, which is not in"):
             faces(folder)
 
@@ -297,6 +311,43 @@ def test_links_are_followed_but_not_in_circles(tmp_path):
     (tmp_path / "images/back").symlink_to(tmp_path / "images", target_is_directory=True)
     (tmp_path / "images/broken.png").symlink_to(tmp_path / "nowhere.png")
     assert faces(tmp_path / "images").names == ("linked/a.png",)
+
+
+def test_what_only_looks_like_an_image_file_is_passed_by(tmp_path):
+    save(tmp_path / "a.png")
+    (tmp_path / "folder.png").mkdir()
+    (tmp_path / "circle.png").symlink_to("circle.png")
+    os.mkfifo(tmp_path / "pipe.png")  # opened, it would wait for somebody to write
+    assert faces(tmp_path).names == ("a.png",)
+
+
+def test_what_killed_builders_left_goes_as_soon_as_nobody_is_at_work(tmp_path):
+    save(tmp_path / "a.png")
+    left = tmp_path / ".asng/building-long-ago"
+    left.mkdir(parents=True)
+    (left / "images").write_bytes(bytes(99))
+    other = os.open(tmp_path / ".asng", os.O_RDONLY)
+    fcntl.flock(other, fcntl.LOCK_SH)  # as somebody has it who builds
+    assert built(tmp_path)
+    assert left.exists()
+    os.close(other)
+    save(tmp_path / "b.png")
+    assert built(tmp_path)
+    assert len(list((tmp_path / ".asng").iterdir())) == 2
+
+
+def test_what_is_left_while_building_goes_at_the_end(tmp_path):
+    save(tmp_path / "a.png")
+    left = tmp_path / ".asng/building-killed-meanwhile"
+    faces(tmp_path, progress=lambda done: left.mkdir(exist_ok=True))
+    assert len(list((tmp_path / ".asng").iterdir())) == 2
+
+
+def test_a_cache_that_others_replace_at_once_is_an_error_with_the_cure(tmp_path, monkeypatch):
+    save(tmp_path / "a.png")
+    monkeypatch.setattr(cache, "_build", lambda *arguments: None)
+    with pytest.raises(ValueError, match="changed while they were read; run the same command again"):
+        faces(tmp_path)
 
 
 def test_what_is_not_a_size_is_refused(tmp_path):

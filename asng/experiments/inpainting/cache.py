@@ -11,10 +11,12 @@ taken. Where several of these folders lie together, only the first is used, for 
 import hashlib
 import json
 import os
+import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -32,6 +34,7 @@ BOXES = "list_bbox_celeba.txt"
 WILD, *ALIGNED = "img_celeba", "img_align_celeba", "img_align_celeba_png"
 VERSION = 1  # of what is kept; another one is built anew
 CHUNK = 128  # images between two reports of progress
+BUILDING = "building-"  # how folders begin that are about to become a cache
 
 Box = tuple[int, int, int, int]  # left, top, width, height
 Bytes = NDArray[np.uint8]
@@ -72,9 +75,11 @@ def faces(folder: Path, size: int = 64, progress: Progress = lambda done: None) 
     at = None if boxes is None else read_boxes(folder / boxes.name)
     crops = "central square" if at is None else BOXES
     settings = {"fingerprint": fingerprint, "folder": str(folder), "size": size, "filter": "lanczos", "crop": crops}
-    _build(place, settings, [file.name for file in files], partial(_one, folder, at, size), progress)
+    with _at_work(place):
+        _build(place, settings, [file.name for file in files], partial(_one, folder, at, size), progress)
     built = _read(place, size, fingerprint)
-    assert built is not None
+    if built is None:  # somebody else has read, and kept, other files
+        raise ValueError(f"the images in {folder} changed while they were read; run the same command again")
     return built
 
 
@@ -90,7 +95,7 @@ def _sources(folder: Path) -> tuple[list[File], File | None]:
             "name the folder with the face images by --data or ASNG_DATA"
         )
     for release in (WILD, *ALIGNED):
-        members = [file for file in files if f"/{release}/" in f"/{folder.name}/{file.name}"]
+        members = [file for file in files if f"/{release}/" in f"/{Path(os.path.abspath(folder)).name}/{file.name}"]
         if members:
             break
     else:
@@ -118,12 +123,13 @@ def _walk(folder: Path) -> Iterator[File]:
                 if entry.name.startswith("."):
                     continue
                 name = path + entry.name
-                if entry.is_dir():
-                    waiting.append(name + "/")
-                elif entry.name == BOXES or entry.name.lower().endswith(ENDINGS):
-                    with suppress(FileNotFoundError):  # a link that leads nowhere
+                with suppress(OSError):  # a link that leads nowhere, or to itself
+                    if entry.is_dir():
+                        waiting.append(name + "/")
+                    elif entry.name == BOXES or entry.name.lower().endswith(ENDINGS):
                         about = entry.stat()
-                        yield File(name, about.st_size, about.st_mtime_ns)
+                        if stat.S_ISREG(about.st_mode):  # who opens a pipe waits, perhaps for ever
+                            yield File(name, about.st_size, about.st_mtime_ns)
 
 
 def read_boxes(path: Path) -> dict[str, Box]:
@@ -171,8 +177,15 @@ def face(path: Path, size: int, box: Box | None) -> Bytes:
         if box is None:  # cameras may store images sideways and say so; boxes count the pixels as they are stored
             ImageOps.exif_transpose(image, in_place=True)
         square = image.crop(crop(image.width, image.height, box))
-        small = square.convert("RGB").resize((size, size), Image.Resampling.LANCZOS)
+        small = _coloured(square).resize((size, size), Image.Resampling.LANCZOS)
     return np.asarray(small).transpose(2, 0, 1)
+
+
+def _coloured(image: Image.Image) -> Image.Image:
+    """Any image with three bytes for a pixel."""
+    if image.mode.startswith("I"):  # grey in 16 bits, which Pillow would cut off at 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
 
 def _one(folder: Path, boxes: dict[str, Box] | None, size: int, name: str) -> Bytes | str:
@@ -188,12 +201,37 @@ def _one(folder: Path, boxes: dict[str, Box] | None, size: int, name: str) -> By
         return reason.splitlines()[0]
 
 
+@contextmanager
+def _at_work(place: Path) -> Iterator[None]:
+    """Tell others that somebody builds here; whoever finds nobody removes what builders left that were killed."""
+    if os.name != "posix":  # elsewhere there are no such locks, and it stays
+        yield
+        return
+    import fcntl
+
+    def sweep() -> None:
+        with suppress(OSError):  # others are at work, or the file system has no locks
+            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for left in place.glob(f"{BUILDING}*"):
+                shutil.rmtree(left, ignore_errors=True)
+
+    opened = os.open(place, os.O_RDONLY)
+    try:
+        sweep()
+        with suppress(OSError):
+            fcntl.flock(opened, fcntl.LOCK_SH)
+        yield
+    finally:
+        sweep()
+        os.close(opened)
+
+
 def _build(
     place: Path, settings: dict[str, Any], names: list[str], one: Callable[[str], Bytes | str], progress: Progress
 ) -> None:
     """Write both files aside and move them into place, the one with the names last: only then the cache is there."""
     size = settings["size"]
-    with tempfile.TemporaryDirectory(prefix="building-", dir=place, ignore_cleanup_errors=True) as aside:
+    with tempfile.TemporaryDirectory(prefix=BUILDING, dir=place, ignore_cleanup_errors=True) as aside:
         images, about = Path(aside) / "images", Path(aside) / "about"
         good, damaged = _write_images(images, size, names, one, progress)
         if not good:
