@@ -1,4 +1,4 @@
-"""SNG and Adam: the formulas, rows, known answers; what they share with ASNG is in test_asktell.py."""
+"""SNG and Adam: the formulas, rows, known answers; what they share with ASNG is in test_asktell.py and beside it."""
 
 import math
 from typing import Any

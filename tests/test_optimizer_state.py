@@ -1,0 +1,210 @@
+"""The state of an optimizer: through JSON it goes on to the bit, and what does not fit is refused."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from small_space import METHODS, SPACE, Bounded, run, through_json
+
+from asng import ASNG, Categorical, Custom, Integer, Real
+
+# Going on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("samples", [2, 5])
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_equals_uninterrupted_to_the_bit(method, samples):
+    whole = method(SPACE, samples=samples, seed=3)
+    for _ in range(25):
+        resumed = method(SPACE, samples=samples, seed=99)
+        resumed.load_state_dict(through_json(whole.state_dict()))
+        assert resumed.state_dict() == whole.state_dict()
+        assert resumed.best == whole.best
+        for optimizer in (whole, resumed):
+            optimizer.ask(3)  # odd numbers of draws, so that the generator is caught at any moment
+            run(optimizer, 4)
+        assert resumed.state_dict() == whole.state_dict()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_in_another_process(method, tmp_path):
+    (tmp_path / "state.json").write_text(json.dumps(run(method(SPACE, seed=3), 20).state_dict()))
+    program = (
+        f"import sys; sys.path[:0] = {[str(Path(__file__).parent), *filter(None, sys.path)]!r}\n"
+        "import json, pathlib, small_space as t\n"
+        f"optimizer = t.{method.__name__}(t.SPACE)\n"
+        "optimizer.load_state_dict(json.loads(pathlib.Path('state.json').read_text()))\n"
+        "print(json.dumps(t.run(optimizer, 20).state_dict()))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    assert json.loads(done.stdout) == through_json(run(method(SPACE, seed=3), 40).state_dict())
+
+
+def test_a_saved_state_is_a_copy():
+    optimizer = run(ASNG(SPACE, seed=0), 5)
+    state = optimizer.state_dict()
+    kept = through_json(state)
+    run(optimizer, 5)
+    assert state == kept
+    other = ASNG(SPACE)
+    other.load_state_dict(state)
+    state["state"]["theta"][0] = 0.0
+    state["generator"]["state"]["state"] = 0
+    assert other.state_dict() == kept
+
+
+# What is refused ------------------------------------------------------------------------------------
+
+
+def changed(path, value):
+    def change(state):
+        *inner, last = path
+        for key in inner:
+            state = state[key]
+        state[last] = value
+
+    return change
+
+
+def removed(path):
+    def change(state):
+        *inner, last = path
+        for key in inner:
+            state = state[key]
+        del state[last]
+
+    return change
+
+
+DAMAGE: dict[str, Any] = {
+    "without space": removed(["space"]),
+    "without settings": removed(["settings"]),
+    "without state": removed(["state"]),
+    "without generator": removed(["generator"]),
+    "without best": removed(["best"]),
+    "with something more": changed(["more"], 1),
+    "space is nothing": changed(["space"], None),
+    "space is something else": changed(["space"], ["lr"]),
+    "settings is no dict": changed(["settings"], "ASNG"),
+    "of another method": changed(["settings", "method"], "Other"),
+    "drawn otherwise": changed(["settings", "mirrored"], False),
+    "state is no dict": changed(["state"], None),
+    "without theta": removed(["state", "theta"]),
+    "theta too short": changed(["state", "theta"], [0.5]),
+    "theta not numbers": changed(["state", "theta"], ["a"] * 11),
+    "theta one number": changed(["state", "theta"], 0.5),
+    "theta nested unevenly": changed(["state", "theta"], [[1.0], [1.0, 2.0]]),
+    "theta NaN": changed(["state", "theta", 0], math.nan),
+    "theta infinite": changed(["state", "theta", 0], math.inf),
+    "theta outside the allowed set": changed(["state", "theta", 0], -0.5),
+    "theta null": changed(["state", "theta", 0], None),
+    "generator is no dict": changed(["generator"], None),
+    "generator empty": changed(["generator"], {}),
+    "generator of another kind": changed(["generator", "bit_generator"], "MT19937"),
+    "generator without state": removed(["generator", "state"]),
+    "generator with a negative state": changed(["generator", "state", "state"], -1),
+    "generator with text": changed(["generator", "state", "state"], "x"),
+    "best is no dict": changed(["best"], 3),
+    "best without loss": removed(["best", "loss"]),
+    "best without x": removed(["best", "x"]),
+    "best too short": changed(["best", "x"], [0.0]),
+    "best of text": changed(["best", "x"], ["a"] * 5),
+    "best NaN": changed(["best", "x", 0], math.nan),
+    "best loss NaN": changed(["best", "loss"], math.nan),
+    "best loss text": changed(["best", "loss"], "low"),
+    "best of no choice": changed(["best", "x", 1], 3.0),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage, method):
+    optimizer = run(method(SPACE, seed=0), 5)
+    before, best = optimizer.state_dict(), optimizer.best
+    state = through_json(run(method(SPACE, seed=1), 9).state_dict())
+    damage(state)
+    with pytest.raises(ValueError, match="state"):
+        optimizer.load_state_dict(state)
+    assert optimizer.state_dict() == before
+    assert optimizer.best == best
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("gamma", None), ("gamma", [0.0]), ("divisor", math.nan), ("divisor", 0.0), ("divisor", -1.0)]
+)
+def test_a_state_with_impossible_numbers_is_refused(name, value):
+    optimizer = ASNG(SPACE, seed=0)
+    state = through_json(run(ASNG(SPACE, seed=1), 9).state_dict())
+    state["state"][name] = value
+    before = optimizer.state_dict()
+    with pytest.raises(ValueError, match=name):
+        optimizer.load_state_dict(state)
+    assert optimizer.state_dict() == before
+
+
+@pytest.mark.parametrize("state", [None, [], "state", {}, 3])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match="state"):
+        ASNG(SPACE).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**SPACE, "op": Categorical(["pool", "conv", "skip"])},
+        {**SPACE, "op": Categorical(["conv", "pool"])},
+        {**SPACE, "n": Integer(1, 10)},
+        {**SPACE, "lr": Real(1e-4, 1e-1)},
+        {**SPACE, "more": Categorical([1])},
+        {name: SPACE[name] for name in list(SPACE)[:-1]},
+        {name: SPACE[name] for name in reversed(SPACE)},
+    ],
+    ids=["order of choices", "fewer choices", "range", "scale", "more", "fewer", "order of variables"],
+)
+def test_a_state_of_another_space_is_refused(other):
+    optimizer, state = ASNG(other, seed=0), run(ASNG(SPACE, seed=1), 5).state_dict()
+    before = optimizer.state_dict()
+    with pytest.raises(ValueError, match="another space"):
+        optimizer.load_state_dict(through_json(state))
+    assert optimizer.state_dict() == before
+
+
+@pytest.mark.parametrize("setting", [{"alpha": 2.0}, {"delta_init": 0.5}, {"delta_max": 9.0}, {"mirrored": False}])
+def test_a_state_with_other_settings_is_refused_by_name(setting):
+    optimizer = ASNG(SPACE, **setting)
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        optimizer.load_state_dict(ASNG(SPACE).state_dict())
+
+
+def test_a_state_of_another_method_is_refused():
+    for method in METHODS:
+        for other in METHODS:
+            if method is not other:
+                with pytest.raises(ValueError, match="method"):
+                    method(SPACE).load_state_dict(other(SPACE).state_dict())
+
+
+def test_a_state_of_other_parameters_of_ones_own_family_is_refused():
+    state = ASNG({"own": Custom(Bounded(5))}).state_dict()
+    ASNG({"own": Custom(Bounded(5))}).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"high=5.*high=6"):
+        ASNG({"own": Custom(Bounded(6))}).load_state_dict(state)
+
+
+def test_sets_as_choices_are_the_same_space_in_another_process():
+    code = (
+        "from asng import *\n"
+        "print(ASNG({'s': Categorical([frozenset('abcde'), frozenset('xyz')])}).state_dict()['space'])"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(seen) == 1
