@@ -20,6 +20,7 @@ from asng.experiments.inpainting.encoding import (
     fitting,
     layers_in,
     random_values,
+    read_values,
     variables,
 )
 from asng.families import family_of
@@ -120,6 +121,13 @@ def test_architectures_are_readable_json_and_come_back(encoding):
     text = nas.to_json(values)
     assert nas.from_json(text, space) == values
     assert '"layer3.connection": ' in text
+
+
+@settings(max_examples=100, deadline=None)
+@given(encoding=st.sampled_from(ENCODINGS), layers=st.integers(2, 25), seed=st.integers(0, 2**32))
+def test_architectures_are_read_without_knowing_their_space(encoding, layers, seed):
+    values = random_values(variables(encoding, layers, widths=(4, 8)), seed)
+    assert read_values(nas.to_json(values)) == values
 
 
 def test_random_architectures_follow_the_seed_and_differ():

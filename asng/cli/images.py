@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
+from rich.console import Console
 
 from asng.runs import config_of
 
@@ -24,6 +25,11 @@ class Where:
     """Folder of the data; by default that of the environment variable ASNG_DATA, or else the user's cache."""
     device: str = "auto"
     """cpu, cuda, cuda:1; auto is the GPU where there is one."""
+
+
+def plain_console() -> Console:
+    """What commands print on; names of files stand there as they are, also those with brackets and colons."""
+    return Console(markup=False, emoji=False)
 
 
 def architecture(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from asng.nas.architecture import from_json
 from asng.optimizer import ASNG
 from asng.space import Categorical, Integer, Variable
 
@@ -163,6 +164,27 @@ def describe(values: Values, size: tuple[int, int] = SIZE) -> str:
         else:
             lines.append(f"{text}left out at {size[0]}x{size[1]}")
     return "\n".join(lines)
+
+
+def read_values(text: str) -> dict[str, Any]:
+    """The architecture in a text, of either encoding; its names and channels tell the space that it is checked by.
+
+    >>> from asng.nas.architecture import to_json
+    >>> values = base_values(variables("int", layers=3), 2, channels=100)
+    >>> read_values(to_json(values)) == values
+    True
+    """
+    values = from_json(text)
+    widths = [value for name, value in values.items() if name.endswith(".channels")]
+    if len(widths) < 2 or not all(isinstance(width, int) for width in widths):
+        raise ValueError("this is no autoencoder: layer1.channels, layer2.channels and so on must be integers")
+    integers = "layer1.kernel" in values
+    space = variables(
+        "int" if integers else "cat",
+        len(widths),
+        widths=(min(widths), max(widths) + 1) if integers else sorted(set(widths)),
+    )
+    return from_json(text, space)
 
 
 def random_values(space: Space, seed: int) -> dict[str, Any]:
