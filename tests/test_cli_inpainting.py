@@ -114,8 +114,10 @@ def test_losses_that_are_never_finite_are_one_line_with_a_cure(plain, tmp_path):
 
 
 def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_path):
-    assert run("inpainting", "search", *TINY, "--method", "uniform", "--candidates", "2", "--out", tmp_path).code == 0
+    done = run("inpainting", "search", *TINY, "--method", "uniform", "--candidates", "2", "--out", tmp_path)
+    assert done.code == 0
     assert "delta" not in records_of(tmp_path)[0]
+    assert "choosing among 2 architectures" in done.out.splitlines()
     assert run("inpainting", "evaluate", tmp_path).code == 0
     (tmp_path / "architecture.json").unlink()  # as before its end
     error = refused("inpainting", "evaluate", tmp_path)
@@ -159,7 +161,12 @@ def test_what_a_search_found_is_retrained_behind_its_mask_and_evaluated(searched
     report = json.loads((inside / "evaluation.json").read_text())
     assert (report["kind"], report["iterations"], report["images"]) == ("retrain", 2, 1)
     shown = f"PSNR {report['psnr']:.2f} dB, SSIM {report['ssim']:.4f} on 1 faces"
-    assert tested.out.splitlines()[-2:] == [shown, f"Picture: {inside / 'restored.png'}"]
+    assert tested.out.splitlines()[1:] == [
+        "testing on 1 faces: 0 %",
+        "testing on 1 faces: 100 %",
+        shown,
+        f"Picture: {inside / 'restored.png'}",
+    ]
     assert (inside / "restored.png").exists()
 
 
@@ -237,13 +244,23 @@ def test_evaluating_a_search_tests_what_it_found(searched):
     assert f"PSNR {last['test_psnr']:.2f} dB, SSIM {last['test_ssim']:.4f} on 1 faces\n" in done.out
 
 
+def test_the_checkpoint_of_another_run_is_refused_in_one_line(searched, plain, tmp_path):
+    run("inpainting", "retrain", searched[0], *STEPS, "--out", tmp_path)
+    ours = tmp_path / training.CHECKPOINT
+    ours.write_bytes((searched[0] / training.CHECKPOINT).read_bytes())
+    for words in (["evaluate", tmp_path], ["retrain", searched[0], *STEPS, "--out", tmp_path]):
+        assert refused("inpainting", *words).startswith(f"{ours} is of another run (")
+
+
 # Data
 
 
 def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
     folder = fill(tmp_path / "some")
-    for number in range(7):
-        (folder / f"broken{number}.png").write_text("no image")
+    names = ["broken.png", "broken:cat:.png", "broken[/x].png", "broken[red].png"]
+    (folder / "broken[").mkdir()
+    for name in [*names, "other1.png", "other2.png", "other3.png"]:
+        (folder / name).write_text("no image")
     out = []
     for _ in range(2):
         with pytest.MonkeyPatch.context() as patch:
@@ -252,7 +269,7 @@ def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
     assert out[0][:2] == ["reading faces: 0 %", "reading faces: 100 %"]
     assert out[0][2:] == out[1]  # no bar where there is nothing to do
     assert out[1][0] == "11 faces to train with, 1 to test with (drawn with seed 0)"
-    assert [line.split(" (")[0] for line in out[1][1:6]] == [f"Left out: broken{number}.png" for number in range(5)]
+    assert [line.split(" (")[0] for line in out[1][1:6]] == [f"Left out: {name}" for name in [*names, "other1.png"]]
     assert out[1][6] == "... and 2 more, listed beside the cached faces"
 
 

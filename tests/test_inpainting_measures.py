@@ -110,8 +110,10 @@ class Grey(nn.Module):
 
 def test_evaluation_is_that_of_every_image_by_itself():
     images, masks, model = smooth(7, 0).clamp(min=1), fixed("half", 7, (64, 64), seed=0), Grey()
-    scores = evaluate(model, images, masks, batch=3)
+    heard: list[float] = []
+    scores = evaluate(model, images, masks, batch=3, progress=heard.append)
     assert model.seen == [3, 3, 1]
+    assert heard == [0, 3 / 7, 6 / 7, 1]
     assert model.training
     for number in range(7):
         by_hand = torch.where(masks[number], images[number], 128)[None]

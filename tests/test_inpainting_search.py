@@ -172,6 +172,15 @@ def test_settings_that_cannot_be_are_refused(settings, message):
         changed(**settings)
 
 
-def test_more_faces_than_there_are_is_an_error(faces):
-    with pytest.raises(ValueError, match="images must be at most 12, which are there to train with; got 13"):
-        Search(changed(images=13), *faces)
+@pytest.mark.parametrize("images", [13, 0, -3])
+def test_more_faces_than_there_are_or_none_is_an_error(faces, images):
+    with pytest.raises(ValueError, match=f"images must be 1 to 12, as many as are there to train with; got {images}"):
+        Search(changed(images=images), *faces)
+
+
+def test_of_fewer_faces_the_first_are_used(faces):
+    job = Search(changed(images=4, batch=2), *faces)
+    few = {tuple(image.flatten().tolist()) for face in faces[0].images[:4] for image in (face, face.flip(2))}
+    for batches in (job.searching._train, job.searching._valid):
+        for image in (batches(0)[0] * 255).round().byte():
+            assert tuple(image.flatten().tolist()) in few

@@ -12,6 +12,7 @@ from torch import nn
 from asng import ASNG, SNG, Categorical, Integer, Uniform, __version__, nas
 from asng.experiments import training
 from asng.experiments.searching import (
+    FINALISTS,
     Searching,
     SearchSettings,
     check,
@@ -141,6 +142,18 @@ def test_random_search_never_moves_and_takes_the_best_that_it_judges():
     assert (found["values"], found["probability"]) == ({"shift": 0.0}, None)
     assert found["distribution"] == {"shift": [0.25] * 4}
     assert search.found() == found  # drawn anew from the same seed
+
+
+def test_random_search_shows_how_far_its_choice_is():
+    shown = []
+    search = searching(method="uniform", candidates=40)
+    search.found(lambda fraction, text, *, line=False: shown.append((fraction, text, line)))
+    assert shown[0] == (0.0, "choosing among 40 architectures", True)
+    fractions = [fraction for fraction, _, _ in shown]
+    assert len(shown) == 1 + 40 + FINALISTS
+    assert fractions == sorted(fractions)
+    assert fractions[-1] == 1.0
+    assert not any(line for _, _, line in shown[1:])
 
 
 def test_random_search_takes_none_outside_of_the_limit():

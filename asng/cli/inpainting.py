@@ -8,15 +8,14 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, found_in, next_command
+from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, found_in, next_command, plain_console
 from asng.cli.terminal import parsed, progress_bar
 from asng.experiments.inpainting.data import Data, load
-from asng.experiments.inpainting.encoding import base_values, depth, random_values, variables, widths_of
+from asng.experiments.inpainting.encoding import base_values, depth, random_values, read_values, variables, widths_of
 from asng.experiments.inpainting.retraining import SMALL_RETRAINING, Retraining, evaluate, retrain
 from asng.experiments.inpainting.search import SMALL, Settings, search
 from asng.experiments.searching import config_in
 from asng.experiments.training import device_of
-from asng.nas.architecture import from_json
 from asng.runs import config_of
 from asng.space import Variable
 
@@ -79,7 +78,7 @@ def run_search(arguments: Sequence[str]) -> None:
     settings = command.settings
     name = f"{settings.encoding}-{settings.mask}-{settings.method}-seed{settings.seed}"
     folder = command.out or Path("runs") / f"inpainting{'-small' if small else ''}-{name}"
-    console = Console()
+    console = plain_console()
     data = faces(command.where, command.lists, console)
     with progress_bar(console, "inpainting search", folder) as progress:
         summary = search(settings, folder, data.train, data.test, progress)
@@ -127,7 +126,7 @@ def run_retrain(arguments: Sequence[str]) -> None:
     if run is not None and not masked:
         settings = replace(settings, mask=config_of(run).get("mask", settings.mask))
     values, folder = chosen(command)
-    console = Console()
+    console = plain_console()
     data = faces(command.where, command.lists, console)
     with progress_bar(console, "inpainting retrain", folder) as progress:
         summary = retrain(settings, values, folder, data.train, data.test, progress)
@@ -144,7 +143,7 @@ def chosen(command: Retrain) -> tuple[dict[str, Any], Path]:
     if given == "base":
         raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
     drawn_from = variables(SMALL.encoding, SMALL.layers, widths=SMALL.widths) if command.small else variables("cat")
-    values = architecture("inpainting", run, given, read, lambda seed: random_values(drawn_from, seed), seed)
+    values = architecture("inpainting", run, given, read_values, lambda seed: random_values(drawn_from, seed), seed)
     return values, folder_of(command.out, run, given, f"inpainting{'-small' if command.small else ''}", seed)
 
 
@@ -159,23 +158,8 @@ def space_of(run: Path) -> dict[str, Variable]:
 def base(run: Path) -> dict[str, Any]:
     """The baseline BASE with as many layers as a search has found."""
     space = space_of(run)
-    found = read(found_in(run, "inpainting").read_text(encoding="utf-8"))
+    found = read_values(found_in(run, "inpainting").read_text(encoding="utf-8"))
     return base_values(space, depth(found), min(64, max(widths_of(space))))
-
-
-def read(text: str) -> dict[str, Any]:
-    """The architecture in a file, of either encoding; its names and channels tell the space that it is checked by."""
-    values = from_json(text)
-    widths = [value for name, value in values.items() if name.endswith(".channels")]
-    if len(widths) < 2 or not all(isinstance(width, int) for width in widths):
-        raise ValueError("this is no autoencoder: layer1.channels, layer2.channels and so on must be integers")
-    integers = "layer1.kernel" in values
-    space = variables(
-        "int" if integers else "cat",
-        len(widths),
-        widths=(min(widths), max(widths) + 1) if integers else sorted(set(widths)),
-    )
-    return from_json(text, space)
 
 
 @dataclass(frozen=True)
@@ -198,11 +182,11 @@ class Evaluate:
 def run_evaluate(arguments: Sequence[str]) -> None:
     """`asng inpainting evaluate`."""
     command: Evaluate = parsed(Evaluate, "inpainting evaluate", arguments)
-    console = Console()
+    console = plain_console()
     config_in(command.run, "inpainting")  # before anything takes long
     data = faces(command.where, command.lists, console)
-    console.print(f"Testing on {len(data.test):,} faces ...", highlight=False)
-    report = evaluate(command.run, data.train, data.test)
+    with progress_bar(console, f"testing on {len(data.test):,} faces", None) as progress:
+        report = evaluate(command.run, data.train, data.test, progress)
     psnr = "infinite" if report["psnr"] is None else f"{report['psnr']:.2f} dB"
     console.print(f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces", highlight=False)
     console.print(f"Picture: {command.run / 'restored.png'}", soft_wrap=True)

@@ -113,10 +113,10 @@ class Searching:
         """The most likely architecture so far; none where all are equally likely."""
         return None if self._settings.method == "uniform" else nas.most_likely(self.oneshot).values
 
-    def found(self) -> dict[str, Any]:
+    def found(self, show: training.Show = training.silent) -> dict[str, Any]:
         """The architecture that the search ends with, and the distribution behind it."""
         if self._settings.method == "uniform":
-            values, inside, probability = self._best_of_random(), True, None
+            values, inside, probability = self._best_of_random(show), True, None
         else:
             values, inside, probability = nas.most_likely(self.oneshot)
         distribution = {name: np.asarray(p).tolist() for name, p in self.optimizer.distribution().items()}
@@ -140,10 +140,22 @@ class Searching:
             raise ValueError(f"none of {len(drawn)} architectures meets the limit; raise most_parameters")
         return inside
 
-    def _best_of_random(self) -> dict[str, Any]:
+    def _best_of_random(self, show: training.Show) -> dict[str, Any]:
         """Random search with shared weights: many on the same mini-batch, then the best few of them on all."""
-        best = sorted(self._drawn(), key=lambda values: self._judged(values, [0]))[:FINALISTS]
-        return min(best, key=lambda values: self._judged(values, range(self._steps)))
+        drawn, done = self._drawn(), 0
+        text = f"choosing among {len(drawn):,} architectures"
+        every = len(drawn) + min(FINALISTS, len(drawn)) * self._steps
+        show(0.0, text, line=True)
+
+        def judged(values: Values, batches: int) -> float:
+            nonlocal done
+            loss = self._judged(values, range(batches))
+            done += batches
+            show(done / every, text)
+            return loss
+
+        best = sorted(drawn, key=lambda values: judged(values, 1))[:FINALISTS]
+        return min(best, key=lambda values: judged(values, self._steps))
 
     def _judged(self, values: Values, numbers: Iterable[int]) -> float:
         """The mean loss on some mini-batches; what is not finite is worst."""

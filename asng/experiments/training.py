@@ -168,13 +168,19 @@ def _save(path: Path, job: Job, number: int, epoch: Epoch) -> None:
 
 
 def _resumed(path: Path, job: Job) -> tuple[int, Epoch]:
+    state = loaded(path, job)
+    torch.set_rng_state(state["random"])
+    if job.device.type == "cuda" and state["random_cuda"] is not None:
+        torch.cuda.set_rng_state(state["random_cuda"], job.device)
+    return state["number"], Epoch({name: list(v) for name, v in state["measured"].items()}, state["seconds"])
+
+
+def loaded(path: Path, job: Job) -> dict[str, Any]:
+    """What a checkpoint holds, its job's state given to `job`; raises ValueError for the checkpoint of another run."""
     state = checkpoints.load(path)
     try:
         job.load_state_dict(state["job"])
-        torch.set_rng_state(state["random"])
-        if job.device.type == "cuda" and state["random_cuda"] is not None:
-            torch.cuda.set_rng_state(state["random_cuda"], job.device)
-        return state["number"], Epoch({name: list(v) for name, v in state["measured"].items()}, state["seconds"])
+        return state
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         first = (str(error) or repr(error)).splitlines()[0]
         raise ValueError(f"{path} is of another run ({first}); use another folder, or delete this one") from None

@@ -27,6 +27,7 @@ import pooch  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from asng.experiments.data import Progress
 from asng.runs import write_json
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
@@ -38,7 +39,6 @@ BUILDING = "building-"  # how folders begin that are about to become a cache
 
 Box = tuple[int, int, int, int]  # left, top, width, height
 Bytes = NDArray[np.uint8]
-Progress = Callable[[float], None]  # hears the fraction that is done
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asng.experiments.data import Order, place
+from asng.experiments.data import Order, Progress, place
 from asng.experiments.inpainting import cache
 from asng.experiments.inpainting.masks import Mask, draw
 
@@ -58,7 +58,7 @@ def load(
     size: int = 64,
     lists: Lists | None = None,
     seed: int = 0,
-    progress: cache.Progress = lambda done: None,
+    progress: Progress = lambda done: None,
 ) -> Data:
     """The faces in a folder (see `folder_of`), cropped and resized once, split by lists, by its folders or by a seed.
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asng.experiments.data import Progress
+
 WINDOW, SIGMA = 11, 1.5  # of the Gaussian that SSIM looks through
 LUMINANCE, CONTRAST = (0.01 * 255) ** 2, (0.03 * 255) ** 2  # the paper's C1 = (K1 L)^2, C2 = (K2 L)^2
 
@@ -134,12 +136,17 @@ def restore(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Te
     return corrupted, restored
 
 
-def evaluate(model: nn.Module, images: Tensor, masks: Tensor, batch: int = 100) -> Scores:
+def evaluate(
+    model: nn.Module, images: Tensor, masks: Tensor, batch: int = 100, progress: Progress = lambda done: None
+) -> Scores:
     """How well a model restores images, uint8 (n, 3, height, width), on its device, from behind masks (n, 1, ...)."""
     if len(images) == 0 or len(images) != len(masks):
         raise ValueError(f"every image needs a mask, got {len(images)} images and {len(masks)} masks")
     found: list[tuple[Tensor, Tensor]] = []
-    for original, mask in zip(torch.split(images, batch), torch.split(masks, batch), strict=True):
-        restored = restore(model, original, mask)[1]
+    for first in range(0, len(images), batch):
+        progress(first / len(images))
+        original = images[first : first + batch]
+        restored = restore(model, original, masks[first : first + batch])[1]
         found.append((psnr(restored, original), ssim(restored, original)))
+    progress(1.0)
     return Scores(*(torch.cat(values).cpu() for values in zip(*found, strict=True)))

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from asng import checkpoints, nas
+from asng import nas
 from asng.experiments import curves, training
+from asng.experiments.data import Progress
 from asng.experiments.inpainting.data import Batches, Faces
 from asng.experiments.inpainting.encoding import describe
 from asng.experiments.inpainting.masks import Mask
@@ -118,21 +120,21 @@ class Retrain:
         self._descent.load_state_dict(state)
 
 
-def evaluate(folder: Path, train: Faces, test: Faces) -> dict[str, Any]:
+def evaluate(folder: Path, train: Faces, test: Faces, progress: Progress = lambda done: None) -> dict[str, Any]:
     """PSNR and SSIM on all test faces of what a run has trained so far; leaves evaluation.json and restored.png."""
     there = config_in(folder, "inpainting")
-    state = checkpoints.load(folder / training.CHECKPOINT)
-    job: Search | Retrain
+    path = folder / training.CHECKPOINT
+    model: nn.Module
     if there["kind"] == "search":
-        job = Search(settings_in(Settings, there), train, test)
-        job.load_state_dict(state["job"])
-        model = nas.extract(job.model, job.searching.found_in(folder))
+        search = Search(settings_in(Settings, there), train, test)
+        state = training.loaded(path, search)
+        model = nas.extract(search.model, search.searching.found_in(folder))
     else:
-        job = Retrain(settings_in(Retraining, there), from_dict(there["architecture"]), train, test)
-        job.load_state_dict(state["job"])
-        model = job.model
+        retrain = Retrain(settings_in(Retraining, there), from_dict(there["architecture"]), train, test)
+        state = training.loaded(path, retrain)
+        model = retrain.model
     tested = Tested(test, there["mask"])
-    scores = tested.scores(model)
+    scores = tested.scores(model, progress)
     report = {"kind": there["kind"], "iterations": state["number"], **scores.report(tested.names)}
     grid, report["shown"] = picture(model, tested.images, tested.masks, scores)
     grid.save(folder / "restored.png")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asng import nas
 from asng.experiments import curves, training
-from asng.experiments.data import halves
+from asng.experiments.data import Progress, halves
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import Batches, Faces
 from asng.experiments.inpainting.encoding import Encoding, describe
@@ -63,9 +63,9 @@ SMALL = Settings(mask="pixel", iterations=600, stretch=100, layers=6, widths=(8,
 
 def used_of(faces: Faces, images: int | None) -> int:
     """How many of the faces are used."""
-    if images is not None and images > len(faces):
-        raise ValueError(f"images must be at most {len(faces)}, which are there to train with; got {images}")
-    return images or len(faces)
+    if images is not None and not 1 <= images <= len(faces):
+        raise ValueError(f"images must be 1 to {len(faces)}, as many as are there to train with; got {images}")
+    return len(faces) if images is None else images
 
 
 def search(
@@ -85,7 +85,7 @@ def search(
         glance=job.searching.certainty,
         unit="stretch",
     )
-    found = job.searching.found()
+    found = job.searching.found(show)
     summary = {
         **found,
         "chain": describe(found["values"], job.model.size).splitlines(),
@@ -146,9 +146,9 @@ class Tested:
         height, width = self.images.shape[2:]
         self.masks = fixed(mask, len(self.images), (height, width), MASKS)
 
-    def scores(self, model: nn.Module) -> measures.Scores:
+    def scores(self, model: nn.Module, progress: Progress = lambda done: None) -> measures.Scores:
         """PSNR and SSIM of each face that a model restores."""
-        return measures.evaluate(model, self.images, self.masks)
+        return measures.evaluate(model, self.images, self.masks, progress=progress)
 
     def means(self, model: nn.Module) -> dict[str, Any]:
         """Means of both, as a record has them."""
