@@ -1,161 +1,282 @@
-"""Extraction keeps shared weights shared and leaves nothing of the search behind, wherever modules are kept."""
-
-# mypy: disable-error-code="arg-type, index, union-attr, operator, attr-defined"
+"""Extraction: a plain network that equals the selected one and is as large as it, with nothing of the search left."""
+# (mypy)
 # (torch's modules are looked into)
 
+import copy
+import inspect
 import pickle
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 import torch
+from decisions import ONE, Counted, is_plain, size_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import asng
 from asng import nas
-from asng.nas import Decision, OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
-from asng.nas.decision import Sized
-from asng.space import Categorical
+from asng.nas import Decisions, OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
+from asng.nas import plain as plain_modules
+from asng.space import Integer, Real
 
-torch.set_num_threads(1)
-
-
-def size_of(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+# Joint decisions: a cell whose loose ends are joined by a 1x1 convolution with columns for every node.
 
 
-# Weights that layers share.
+class Cell(nn.Module):
+    """Nodes that add two earlier ones; those that no later node uses are joined."""
 
-
-class Coder(nn.Module):
-    """The decoder is the encoder backwards, with the same weight."""
-
-    def __init__(self, hidden: Any, back: Any = None) -> None:
+    def __init__(self, channels: int, nodes: int = 4) -> None:
         super().__init__()
-        self.there = nas.Linear(4, hidden, bias=False)
-        self.last = nn.Parameter(torch.randn(8, 4))
-        self.also = nas.Linear(4, hidden if back is None else back, bias=False)
-        self.also.weight = self.there.weight
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.there(x) + self.also(2 * x)
-
-
-def test_elastic_layers_that_share_a_weight_share_the_same_part_of_it():
-    model = Coder(Width("w", 2, 8))
-    for w in (2, 5, 8):
-        extracted: Any = extract(model, {"w": w})
-        assert extracted.there.weight is extracted.also.weight
-        assert type(extracted.there) is type(extracted.also) is nn.Linear
-        assert extracted.there.weight.shape == (w, 4)
-        assert parameters(model, {"w": w}) == size_of(extracted) == 4 * w + 32
-        x = torch.randn(3, 4)
-        select(model, {"w": w})
-        assert torch.equal(extracted(x), model(x))
-        extracted(x).sum().backward()
-        assert torch.allclose(extracted.there.weight.grad, 3 * x.sum(0).expand(w, -1), atol=1e-5)
-    assert model.there.ties is None  # nothing stays behind
-
-
-def test_different_parts_of_a_shared_weight_are_an_error_that_names_both():
-    model = nn.Sequential(Coder(Width("w", 2, 8), Width("v", 2, 8)), OneOf("op", [nn.Identity(), nn.ReLU()]))
-    assert extract(model, {"w": 3, "v": 3, "op": 0})[0].also.weight.shape == (3, 4)
-    for use in (extract, parameters):
-        with pytest.raises(ValueError) as error:  # noqa: PT011
-            use(model, {"w": 3, "v": 5, "op": 0})
-        assert str(error.value) == (
-            "0.there.weight and 0.also.weight share one parameter, but this architecture needs (3, 4) and (5, 4) "
-            "of it; give them sizes that are always the same, or weights of their own"
+        self.channels = channels
+        self.inputs = nn.ModuleList(
+            nn.ModuleList(Pick(f"node{n}.{side}", 1 + n) for side in "ab") for n in range(nodes)
         )
-    assert model[0].also.ties is None
+        self.ops = nn.ModuleList(
+            OneOf(f"op{n}", [nn.Identity(), nas.Conv2d(channels, channels, 3, padding=1)]) for n in range(nodes)
+        )
+        self.join = nn.Conv2d(nodes * channels, channels, 1, bias=False)
 
+    def loose(self) -> list[int]:
+        """The nodes that nobody takes; node n is number n + 1 among the inputs."""
+        taken = {pick.value for picks in self.inputs for pick in picks}
+        return [n for n in range(len(self.ops)) if n + 1 not in taken]
 
-class Embedded(nn.Module):
-    """The usual tie of a language model: an embedding, which is plain, and an output layer."""
-
-    def __init__(self, vocabulary: int = 11) -> None:
-        super().__init__()
-        width = Width("w", [2, 4])
-        self.embedding = nn.Embedding(vocabulary, 4)
-        self.body = nas.Linear(4, width)
-        self.head = nas.Linear(width, vocabulary, bias=False)
-        self.head.weight = self.embedding.weight
+    def columns(self) -> list[int]:
+        return [n * self.channels + c for n in self.loose() for c in range(self.channels)]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.head(self.body(self.embedding(x)))
+        ends = run_nodes(self, x)
+        joined = torch.cat([ends[n] for n in self.loose()], dim=1)
+        return nn.functional.conv2d(joined, self.join.weight[:, self.columns()])
+
+    def freeze(self) -> nn.Module:
+        frozen = FrozenCell()
+        frozen.inputs, frozen.ops = self.inputs, self.ops  # with decisions, which are frozen after it
+        frozen.ends = self.loose()
+        frozen.join = nn.Conv2d(len(self.columns()), self.channels, 1, bias=False)
+        frozen.join.weight = nn.Parameter(self.join.weight[:, self.columns()])
+        return frozen
 
 
-def test_an_elastic_and_a_plain_layer_share_where_the_elastic_one_uses_all():
-    model = Embedded()
-    whole: Any = extract(model, {"w": 4})
-    assert whole.head.weight is whole.embedding.weight
-    assert whole.head.weight is not model.embedding.weight
-    assert parameters(model, {"w": 4}) == size_of(whole) == 11 * 4 + 20
-    twin = pickle.loads(pickle.dumps(whole))
-    assert twin.head.weight is twin.embedding.weight
-    message = r"embedding\.weight and head\.weight share one parameter.*needs \(11, 4\) and \(11, 2\)"
-    with pytest.raises(ValueError, match=message):
-        extract(model, {"w": 2})
-    assert model.head.weight is model.embedding.weight
+class FrozenCell(nn.Module):
+    ends: list[int]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        ends = run_nodes(self, x)
+        return self.join(torch.cat([ends[n] for n in self.ends], dim=1))
 
 
-def test_a_tie_with_a_branch_that_is_not_taken_binds_nothing():
-    width = Width("w", [2, 4])
-    plain, elastic = nn.Linear(3, 4), nas.Linear(3, width)
-    elastic.weight = plain.weight
-    model = nn.ModuleList([OneOf("op", [plain, nn.Identity()]), elastic])
-    assert extract(model, {"op": 1, "w": 2})[1].weight.shape == (2, 3)
-    assert parameters(model, {"op": 1, "w": 2}) == 6 + 2
-    with pytest.raises(ValueError, match=r"0\.options\.0\.weight and 1\.weight share"):
-        extract(model, {"op": 0, "w": 2})
-    assert size_of(extract(model, {"op": 0, "w": 4})) == parameters(model, {"op": 0, "w": 4}) == 12 + 4 + 4
+def run_nodes(cell: Any, x: torch.Tensor) -> list[torch.Tensor]:
+    done = [x]
+    for (first, second), op in zip(cell.inputs, cell.ops, strict=True):
+        done.append(op(first(done) + second(done)))
+    return done[1:]
 
 
-def test_a_convolution_and_its_opposite_share_a_kernel():
-    kernel, width = Value("k", Categorical([1, 3])), Width("w", 2, 6)
-    there = nas.Conv2d(3, width, kernel, padding=1, bias=False)
-    back = nas.ConvTranspose2d(width, 3, kernel, padding=1, bias=False)
-    back.weight = there.weight
-    model = nn.Sequential(there, back)
-    x = torch.randn(1, 3, 5, 5)
-    for k in (1, 3):
-        values = {"k": k, "w": 4}
-        extracted: Any = extract(model, values)
-        assert extracted[0].weight is extracted[1].weight
-        assert parameters(model, values) == size_of(extracted) == 4 * 3 * k * k
-        select(model, values)
-        assert torch.allclose(extracted(x), model(x), atol=1e-6)
+class Net(nn.Module):
+    """A supernet with every kind of decision; more cells have the same decisions."""
+
+    def __init__(self, cells: int = 2) -> None:
+        super().__init__()
+        width = Width("width", 2, 6)
+        self.stem = nas.Conv2d(3, width * 2, Value("k", Integer(1, 2)) * 2 - 1, padding=1, bias=False)
+        self.norm = nas.BatchNorm2d(width * 2)
+        self.depthwise = nas.Conv2d(width * 2, width * 2, 3, padding=1, groups=width * 2)
+        self.down = nas.ConvTranspose2d(Width("width", 2, 6) * 2, 4, 2, stride=2)
+        self.cells = nn.Sequential(*(Cell(4) for _ in range(cells)))
+        self.blocks = Repeat("depth", [nn.Sequential(nn.Conv2d(4, 4, 1), nn.ReLU()) for _ in range(3)], low=0)
+        self.head = nn.ModuleDict(
+            {"hidden": nas.Linear(4, Width("units", [5, 7])), "last": nas.Linear(Width("units", [5, 7]), 2)}
+        )
+        self.scale = Value("scale", Real(0.5, 2.0))
+        self.layer_norm = nas.LayerNorm(Width("units", [5, 7]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.down(self.depthwise(self.norm(self.stem(x))))
+        x = self.blocks(self.cells(x)).mean((2, 3)) * self.scale.value
+        return self.head["last"](self.layer_norm(torch.relu(self.head["hidden"](x))))
 
 
-def test_groups_of_a_shared_weight_are_told_apart():
-    """Parts of equal shape: the first half of all channels, and the first half of each group."""
-    width = Width("w", [2, 4])
-    dense, grouped = nas.Conv2d(2, width * 2, 1, bias=False), nas.Conv2d(4, width * 2, 1, groups=2, bias=False)
-    grouped.weight = dense.weight
-    assert dense.weight.shape == (8, 2, 1, 1)
-    model = nn.ModuleList([dense, grouped])
-    whole: Any = extract(model, {"w": 4})
-    assert whole[0].weight is whole[1].weight
-    with pytest.raises(ValueError, match=r"0\.weight and 1\.weight share one parameter"):
-        extract(model, {"w": 2})
+def drawn(model: nn.Module, seed: int) -> dict[str, Any]:
+    return asng.ASNG(space_of(model), seed=seed).ask(1)[0].values
 
 
-def test_ties_survive_a_freeze_of_ones_own():
-    class Own(nn.Module):
+@pytest.fixture(scope="module")
+def net():
+    torch.manual_seed(0)
+    return Net()
+
+
+@pytest.mark.parametrize("training", [True, False])
+@settings(max_examples=25, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 10**6))
+def test_the_extracted_network_equals_the_selected_one(net, training, seed):
+    net.train(training)
+    values = drawn(net, seed)
+    before = copy.deepcopy(net.state_dict())
+    extracted = extract(net, values)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert is_plain(extracted)
+    assert all(module.training == training for module in extracted.modules())
+    x = torch.randn(2, 3, 5, 5)
+    select(net, values)
+    expected = net(x)
+    assert torch.allclose(extracted(x), expected, rtol=1e-4, atol=1e-5)
+    for twin in (copy.deepcopy(extracted), pickle.loads(pickle.dumps(extracted))):
+        assert torch.allclose(twin.eval()(x), extracted.eval()(x))
+    theirs = {parameter.data_ptr() for parameter in net.parameters()}
+    assert not theirs & {parameter.data_ptr() for parameter in extracted.parameters()}
+    assert size_of(extracted) == by_hand(values, cells=2)
+
+
+def by_hand(values: dict[str, Any], cells: int) -> int:
+    """The parameters that an architecture needs."""
+    wide, units = 2 * values["width"], values["units"]
+    kernel = 2 * values["k"] - 1
+    outer = 3 * wide * kernel**2 + 2 * wide + (9 * wide + wide) + (wide * 4 * 4 + 4)
+    taken = {values[f"node{n}.{side}"] for n in range(4) for side in "ab"}
+    loose = [n for n in range(4) if n + 1 not in taken]
+    cell = sum((4 * 4 * 9 + 4) * values[f"op{n}"] for n in range(4)) + len(loose) * 4 * 4
+    head = (4 * units + units) + 2 * units + (2 * units + 2)
+    return outer + cells * cell + values["depth"] * (16 + 4) + head
+
+
+def test_a_larger_network_takes_the_same_architecture(net):
+    values = drawn(net, 3)
+    large = extract(Net(cells=20), values)
+    assert size_of(large) == by_hand(values, cells=20)
+    assert len(large.cells) == 20
+    assert is_plain(large)
+    assert large(torch.randn(2, 3, 4, 4)).shape == (2, 2)
+
+
+def test_the_larger_network_trains(net):
+    large = extract(Net(cells=3), drawn(net, 4))
+    large(torch.randn(2, 3, 4, 4)).sum().backward()
+    assert all(parameter.grad is not None for parameter in large.parameters())
+
+
+def test_extracting_leaves_the_selection_as_it_was(net):
+    first, second = drawn(net, 1), drawn(net, 2)
+    assert first != second
+    select(net, first)
+    extract(net, second)
+    assert net.scale.value == first["scale"]
+    fresh = Net()
+    extract(fresh, first)
+    with pytest.raises(RuntimeError, match="no value yet"):
+        _ = fresh.scale.value
+
+
+def test_an_extracted_network_is_exported_by_torch(net):
+    extracted = extract(net.eval(), drawn(net, 5)).eval()
+    x = torch.randn(2, 3, 5, 5)
+    exported = torch.export.export(extracted, (x,))
+    assert torch.allclose(exported.module()(x), extracted(x), atol=1e-6)
+
+
+def test_an_extracted_network_of_torchs_layers_needs_no_asng_to_load(tmp_path):
+    model = nn.Sequential(
+        OneOf("op", [nas.Conv2d(3, Width("w", 2, 4), 3), nn.ReLU()]), nas.BatchNorm2d(Width("w", 2, 4))
+    )
+    torch.save(extract(model, {"op": 0, "w": 3}), tmp_path / "model.pt")
+    program = f"""
+import sys
+sys.modules["asng"] = None  # so that importing it fails
+import torch
+print(torch.load({str(tmp_path / "model.pt")!r}, weights_only=False))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "(0): Conv2d(3, 3, kernel_size=(3, 3)" in done.stdout
+
+
+def test_the_plain_modules_import_nothing_of_the_package():
+    assert "asng" not in inspect.getsource(plain_modules)
+
+
+# Choices inside choices, and a freeze of one's own.
+
+
+def test_choices_inside_choices_are_extracted():
+    model = OneOf("outer", [OneOf("inner", [Counted(1), Repeat("depth", [Counted(5), Counted(7)])]), Counted(9)])
+    values = {"outer": 0, "inner": 1, "depth": 2}
+    select(model, values)
+    extracted = extract(model, values)
+    assert extracted(ONE) == model(ONE) == 13
+    assert [type(module) for module in extracted.modules()] == [nn.Sequential, Counted, Counted]
+
+
+def test_freeze_must_return_a_module():
+    class Stuck(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = nas.Linear(nas.UpTo(6), 3, bias=False), nas.Linear(nas.UpTo(6), 3, bias=False)
-            self.second.weight = self.first.weight
-            self.takes = Width("w", 2, 6)
+            self.pick = Pick("from", 2)
 
-        def freeze(self) -> nn.Module:
-            return nn.ModuleList([self.first.freeze(takes=self.takes.value), self.second.freeze(takes=2)])
+        def freeze(self) -> None:
+            pass
 
-    extracted: Any = extract(Own(), {"w": 2})
-    assert extracted[0].weight is extracted[1].weight
-    with pytest.raises(ValueError, match=r"first\.weight and second\.weight.* \(3, 4\) and \(3, 2\)"):
-        extract(Own(), {"w": 4})
+    with pytest.raises(TypeError, match=r"freeze\(\) of Stuck must return a module, .* got None; if it is for"):
+        extract(Stuck(), {"from": 0})
+
+
+def test_a_freeze_that_has_nothing_to_do_with_decisions_is_left_alone():
+    class Own(nn.Module):
+        def freeze(self) -> None:
+            raise AssertionError
+
+    class Setting(nn.Sequential):
+        freeze = True
+
+    extracted = extract(nn.ModuleList([Own(), Pick("from", 2), None, Setting(Pick("from", 2))]), {"from": 0})
+    assert type(extracted[0]) is Own
+    assert type(extracted[3]) is Setting
+
+
+def test_a_layer_with_a_forward_of_its_own_needs_a_freeze_of_its_own():
+    class Scaled(nas.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    class Finished(Scaled):
+        def freeze(self, takes: int | None = None) -> nn.Module:
+            weight = self.weight[: self.gives.value].detach()
+            plain = nn.Linear(3, len(weight))
+            plain.weight, plain.bias = nn.Parameter(2 * weight), nn.Parameter(torch.zeros(len(weight)))
+            return plain
+
+    message = r"^0 is a Scaled with a forward\(\) of its own, which the plain layer would not have; give it a "
+    with pytest.raises(ValueError, match=message):
+        extract(nn.Sequential(Scaled(3, Width("w", 2, 4))), {"w": 2})
+    model = nn.Sequential(Finished(3, Width("w", 2, 4), bias=False))
+    select(model, {"w": 2})
+    x = torch.randn(1, 3)
+    assert torch.allclose(extract(model, {"w": 2})(x), model(x))
+    assert parameters(model, {"w": 2}) == 2 * 3 + 2  # with the bias that only the plain layer has
+
+
+# The selection of a supernet is its own.
+
+
+def test_a_selected_model_is_copied_and_pickled_with_its_selection(net):
+    values = drawn(net, 6)
+    select(net.eval(), values)
+    x = torch.randn(2, 3, 5, 5)
+    for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
+        assert torch.equal(twin(x), net(x))
+        select(twin, drawn(net, 7))
+        assert net.scale.value == values["scale"]
+
+
+def test_selected_values_come_back_after_an_error(net):
+    values = drawn(net, 8)
+    decisions = Decisions(net)
+    decisions.select(values)
+    with pytest.raises(KeyError), decisions.selected(drawn(net, 9)):
+        raise KeyError
+    assert net.scale.value == values["scale"]
 
 
 # Counting without copying counts what is extracted.
@@ -202,171 +323,3 @@ def test_parameters_are_counted_as_they_are_extracted(seed):
     assert torch.equal(torch.get_rng_state(), state)
     assert counted == nas.Costs(model, [nas.Limit(parameters, 1)]).of(values)[0]
     assert counted == size_of(extract(model, values))
-
-
-# Modules where torch does not look.
-
-
-class Holder(nn.Module):
-    """Keeps something in a plain attribute, besides what is registered."""
-
-    def __init__(self, kept: Any, **registered: nn.Module) -> None:
-        super().__init__()
-        for name, module in registered.items():
-            self.add_module(name, module)
-        self.kept = kept
-
-
-class Box:
-    def __init__(self, content: Any) -> None:
-        self.content = content
-
-
-def op() -> OneOf:
-    return OneOf("op", [nn.ReLU(), nn.Tanh()])
-
-
-@pytest.mark.parametrize(
-    ("kept", "message"),
-    [
-        (lambda: [op()], "body.kept, a plain list, holds OneOf 'op', where torch does not see it"),
-        (lambda: (nn.Sequential(nn.ReLU(), op()),), "body.kept, a plain tuple, holds OneOf 'op'"),
-        (lambda: {"a": nn.ReLU(), "b": op()}, "body.kept, a plain dict, holds OneOf 'op'"),
-        (lambda: [[nn.ReLU()], [{"x": op()}]], "body.kept, a plain list, holds OneOf 'op'"),
-        (lambda: {Pick("from", 2)}, "body.kept, a plain set, holds Pick 'from'"),
-        (lambda: [nas.Linear(3, 4)], "body.kept, a plain list, holds Linear"),
-        (lambda: [nas.Linear(3, Width("w", 3, 4))], "body.kept, a plain list, holds Linear"),
-        (lambda: Box(op()), "body.kept, a plain Box, holds OneOf 'op'"),
-        (lambda: Width("w", 3, 4) * 2, "body.kept, a plain Size, holds Width 'w'"),
-    ],
-)
-def test_decisions_where_torch_does_not_see_them_are_named_with_the_cure(kept, message):
-    model = nn.ModuleDict({"body": Holder(kept(), act=OneOf("act", [nn.ReLU(), nn.Tanh()]))})
-    cure = "; use nn.ModuleList, nn.ModuleDict or an attribute, or keep it outside of the model"
-    for use in (space_of, lambda m: select(m, {"act": 0}), lambda m: extract(m, {"act": 0})):
-        with pytest.raises(ValueError) as error:  # noqa: PT011
-            use(model)
-        assert str(error.value).startswith(message)
-        assert str(error.value).endswith(cure)
-
-
-def test_the_model_itself_may_be_the_one_that_hides():
-    with pytest.raises(ValueError, match=r"^kept, a plain list, holds OneOf 'op'"):
-        space_of(Holder([op()]))
-
-
-def test_what_is_also_registered_or_has_no_decision_or_is_further_out_is_fine():
-    first, second = op(), nas.Linear(3, Width("w", 3, 4))
-    width = Width("v", 2, 4)
-    for kept in (
-        [first, second],
-        {"a": (first, [second])},
-        [nn.Linear(3, 3)],
-        Box([first, nn.ReLU()]),
-        width * 2,
-        list(range(10**6)),
-        [None, "op", torch.zeros(3), Box, len, torch],
-    ):
-        model = Holder(kept, first=first, other=nn.Sequential(second, nas.Linear(4, width)))
-        assert space_of(model).keys() == {"op", "w", "v"}
-    child = Holder(None, act=OneOf("act", [nn.ReLU(), nn.Tanh()]))
-    parent = Holder(None, child=child, first=first)
-    child.kept = [parent]
-    assert space_of(parent).keys() == {"act", "op"}
-    assert space_of(child).keys() == {"act"}
-
-
-class Kept(nn.Module):
-    """Lists for its own convenience; all modules are registered as well."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        width = Width("w", 2, 6)
-        self.options = [nas.Linear(4, width), nn.Linear(4, 6)]
-        self.op = OneOf("op", self.options)
-        self.norm = nas.LayerNorm(width)
-        self.steps: dict[str, Any] = {"norm": self.norm, "rest": (self.op,)}
-        self.doubled = width * 2
-        self.add_module("me", None)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for step in (*self.steps["rest"], self.steps["norm"]):
-            x = step(x)
-        return x * self.doubled()
-
-
-def everything_in(thing: Any, found: dict[int, Any] | None = None) -> dict[int, Any]:
-    """All that can be reached from a thing, through lists, dicts and attributes."""
-    found = {} if found is None else found
-    if id(thing) not in found and not isinstance(thing, (int, str, float, type)):
-        found[id(thing)] = thing
-        inside = [*thing] if isinstance(thing, (list, tuple, set)) else []
-        inside += list(thing.values()) if isinstance(thing, dict) else []
-        inside += list(getattr(thing, "__dict__", {}).values())
-        for inner in inside:
-            everything_in(inner, found)
-    return found
-
-
-def test_a_list_of_modules_has_what_became_of_them_and_none_for_those_left_out():
-    model = Kept()
-    values = {"w": 3, "op": 0}
-    select(model, values)
-    extracted: Any = extract(model, values)
-    x = torch.randn(2, 4)
-    assert torch.allclose(extracted(x), model(x), atol=1e-6)
-    assert extracted.steps["norm"] is extracted.norm
-    assert extracted.steps["rest"] == (extracted.op,)
-    assert extracted.options == [extracted.op, None]
-    assert type(extracted.op) is nn.Linear
-    reached = everything_in(extracted).values()
-    assert not any(isinstance(thing, (Decision, Sized)) for thing in reached)
-    weights = {id(thing) for thing in reached if isinstance(thing, nn.Parameter)}
-    assert weights == {id(parameter) for parameter in extracted.parameters()}
-    assert model.options[0] is model.op.options[0]
-    assert model.steps["norm"] is model.norm
-
-
-def test_a_way_back_to_the_whole_leads_to_the_extracted_whole():
-    model: Any = nn.Sequential(Holder(None, op=op()), nas.Linear(3, Width("w", 2, 4)))
-    model[0].kept = [model, model[1]]
-    extracted: Any = extract(model, {"op": 1, "w": 2})
-    assert extracted[0].kept[0] is extracted
-    assert extracted[0].kept[1] is extracted[1]
-    assert type(extracted[1]) is nn.Linear
-
-
-def test_a_freeze_that_hides_modules_is_named():
-    class Hiding(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.op, self.layer = op(), nn.Linear(2, 2)
-
-        def freeze(self) -> nn.Module:
-            return Holder([self.layer], op=self.op)
-
-    message = r"freeze\(\) of Hiding returned a Holder whose kept, a plain list, holds Linear, where torch does not"
-    with pytest.raises(ValueError, match=message):
-        extract(nn.Sequential(Hiding()), {"op": 0})
-
-
-def test_a_layer_with_a_forward_of_its_own_needs_a_freeze_of_its_own():
-    class Scaled(nas.Linear):
-        def forward(self, input: torch.Tensor) -> torch.Tensor:
-            return 2 * super().forward(input)
-
-    class Finished(Scaled):
-        def freeze(self, takes: int | None = None) -> nn.Module:
-            weight = self.weight[: self.gives.value].detach()
-            plain = nn.Linear(3, len(weight))
-            plain.weight, plain.bias = nn.Parameter(2 * weight), nn.Parameter(torch.zeros(len(weight)))
-            return plain
-
-    message = r"^0 is a Scaled with a forward\(\) of its own, which the plain layer would not have; give it a "
-    with pytest.raises(ValueError, match=message):
-        extract(nn.Sequential(Scaled(3, Width("w", 2, 4))), {"w": 2})
-    model = nn.Sequential(Finished(3, Width("w", 2, 4), bias=False))
-    select(model, {"w": 2})
-    x = torch.randn(1, 3)
-    assert torch.allclose(extract(model, {"w": 2})(x), model(x))
-    assert parameters(model, {"w": 2}) == 2 * 3 + 2  # with the bias that only the plain layer has
