@@ -1,5 +1,5 @@
 """Decisions: each kind selected and extracted, found by name, and given values that fit."""
-# (mypy)
+# mypy: disable-error-code="arg-type, index, list-item"
 # (wrong arguments are tested, and torch's modules are looked into)
 
 from typing import Any

@@ -1,5 +1,5 @@
 """Extraction: a plain network that equals the selected one and is as large as it, with nothing of the search left."""
-# (mypy)
+# mypy: disable-error-code="arg-type, index, union-attr, list-item, attr-defined, operator"
 # (torch's modules are looked into)
 
 import copy

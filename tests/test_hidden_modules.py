@@ -1,6 +1,4 @@
 """Modules kept where torch does not look: named where they decide, and left behind by extraction."""
-# (mypy)
-# (torch's modules are looked into)
 
 from typing import Any
 

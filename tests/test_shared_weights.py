@@ -1,5 +1,5 @@
 """Extraction keeps shared what is shared: modules used twice, and weights of which layers take the same part."""
-# (mypy)
+# mypy: disable-error-code="index, union-attr"
 # (torch's modules are looked into)
 
 import pickle
