@@ -2,7 +2,8 @@
 
 from asng.asktell import Best, Candidate
 from asng.baselines import SNG, Adam, Uniform
-from asng.families import CategoricalFamily, Custom, Family, Joint, NormalFamily, family_of
+from asng.custom import Custom
+from asng.families import CategoricalFamily, Family, Joint, NormalFamily, family_of
 from asng.optimizer import ASNG, Result, minimize, rank_utilities
 from asng.space import Categorical, Integer, Normal, Real
 

@@ -3,23 +3,22 @@
 Every family is chosen such that E[statistics(x)] = theta. The natural gradient of the
 log-likelihood is then statistics(x) - theta for all of them (paper, section 2.1), and an update
 needs four things: draws, statistics, a root of the Fisher information, and the projection into the
-allowed set. Families have no state: every method takes
-theta, and every array may have leading batch axes, written `...` below.
+allowed set. Families have no state: every method takes theta, and every array may have leading batch
+axes, written `...` below.
 """
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asng.ragged import Ragged
 from asng.space import Array, Categorical, Integer, Normal, Real, Variable
 
-SQRT2 = math.sqrt(2)
 STD_MIN_INTEGER = 0.25  # supplement C
 STD_MIN_REAL = 1e-3  # of the range
 
@@ -97,89 +96,31 @@ class CategoricalFamily(Family):
         m = np.array(counts)
         if m.ndim != 1 or not m.size or m.dtype.kind not in "iu" or m.min() < 1:
             raise ValueError(f"counts must be a list of whole numbers of choices >= 1, got {counts!r}")
-        free = m[m > 1]
-        self.variables, self.size, self.dimension = len(m), int(m.sum()), int((free - 1).sum())
-        self._counts = m
-        self._starts = np.cumsum(m) - m
-        self.owner = np.repeat(np.arange(len(m)), m)  # the variable that an entry of theta belongs to
-        self._last_of_owner = (np.cumsum(m) - 1)[self.owner]
-        self._category = (np.arange(self.size) - self._starts[self.owner]).astype(float)
-        self._category_of_two = np.tile(self._category, (2, 1))  # broadcasting would cost more than comparing
-        # Where all variables are alike and small, matrix products are quicker than anything else.
-        self._alike = bool((m == m[0]).all() and m[0] <= 32)
-        self._ones = np.ones((m[0], m[0]) if self._alike else (1, 1))
-        self._up_to = np.triu(self._ones)
-        self._up_to[:, -1] = 2.0
-        last = self._last_of_owner == np.arange(self.size)
-        self._free = np.where(last, 0.0, 1.0)
-        self._before = np.where(last, -np.inf, self.owner)  # sum of theta over the variables before
-        smallest = self._smallest(m, len(free))
-        self._smallest_entry = smallest[self.owner]
+        self._rows = Ragged(m)
+        self.variables, self.size, self.dimension = len(m), int(m.sum()), int((m - 1).sum())
+        self.owner, self._last = self._rows.owner, self._rows.last
+        self._free = np.where(self._last == np.arange(self.size), 0.0, 1.0)
+        # theta_min: the paper's 1/(n_c (m_i - 1)) where that leaves room to move.
+        others = (m > 1).sum() * (m - 1)
+        smallest = np.where(others > m, 1 / np.maximum(others, 1), 1 / (2 * m))
+        smallest[m == 1] = 0.0
+        self._smallest = smallest[self.owner]
         self._room = (1 - m * smallest)[self.owner]
 
-    @staticmethod
-    def _smallest(m: NDArray[np.intp], n: int) -> Array:
-        """theta_min per variable: the paper's 1/(n_c (m_i - 1)) where that leaves room to move."""
-        paper = 1 / np.maximum(n * (m - 1), 1)
-        smallest = np.where(n * (m - 1) > m, paper, 1 / (2 * m))
-        return np.where(m > 1, smallest, 0.0)
-
-    def _products(self, entries: Array, matrix: Array) -> Array:
-        """The entries of each variable (..., m) times a matrix (m, m); for variables that are alike."""
-        result: Array = entries.reshape(-1, len(matrix)).dot(matrix).reshape(entries.shape)
-        return result
-
-    def _totals(self, entries: Array) -> Array:
-        """The sum over the entries of its variable, for each entry."""
-        if self._alike:
-            return self._products(entries, self._ones)
-        return np.add.reduceat(entries, self._starts, -1).take(self.owner, -1)
-
-    def _cumulative(self, theta: Array) -> Array:
-        """The cumulative sums of each variable, the last of them beyond any draw."""
-        if self._alike:
-            return self._products(theta, self._up_to)
-        sums = np.add.accumulate(theta, -1)
-        sums -= self._before
-        return sums
-
     def initial(self) -> Array:
-        return 1 / self._counts[self.owner]
+        return 1 / self._rows.lengths[self.owner]
 
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
-        one_run = theta.ndim == 1
-        uniform = generator.random((n, self.variables) if one_run else (*theta.shape[:-1], n, self.variables))
-        # The number of cumulative sums <= r, without the last, so at most m_i - 1.
-        if self._alike and not one_run:
-            return self._counted(theta, uniform)
-        sums = self._cumulative(theta)
-        below = uniform.take(self.owner, -1) >= (sums if one_run else sums[..., None, :])
-        counts: Array
-        if self._alike:
-            counts = below.astype(float).reshape(-1, len(self._ones)).dot(self._ones[0]).reshape(n, -1)
-        else:
-            counts = np.add.reduceat(below, self._starts, -1, dtype=float)
-        return counts
-
-    def _counted(self, theta: Array, uniform: Array) -> Array:
-        """The same for many runs of variables that are alike, category by category."""
-        x, sums = np.zeros(uniform.shape), np.zeros((*theta.shape[:-1], self.variables))
-        choices = int(self._counts[0])
-        for category in range(choices - 1):
-            sums += theta[..., category::choices]
-            x += uniform >= sums[..., None, :]
-        return x
+        return self._rows.drawn(theta, generator.random((*theta.shape[:-1], n, self.variables)))
 
     def statistics(self, x: Array) -> Array:
-        category = self._category_of_two if x.ndim == 2 and len(x) == 2 else self._category
-        chosen: NDArray[np.bool_] = x.take(self.owner, -1) == category
-        return chosen.astype(float)
+        return self._rows.marked(x)
 
     def whiten(self, theta: Array, gradient: Array) -> Array:
         # v_ij = G_ij / sqrt(th_ij) + sqrt(th_ij) sum_{k<m} G_ik / (th_im + sqrt(th_im)), where the
         # sum over k < m is -G_im because the entries of a variable sum to zero.
         root = np.sqrt(theta)
-        ratio = (gradient / (theta + root)).take(self._last_of_owner, -1)
+        ratio = (gradient / (theta + root)).take(self._last, -1)
         ratio *= root
         white = gradient / root
         white -= ratio
@@ -188,19 +129,17 @@ class CategoricalFamily(Family):
 
     def project(self, theta: Array) -> Array:
         # Supplement C in terms of the excess over theta_min, which sums to 1 - m theta_min.
-        excess = np.maximum(theta, self._smallest_entry)
-        excess -= self._smallest_entry
-        excess *= self._room / self._totals(excess)
-        excess += self._smallest_entry
+        excess = np.maximum(theta, self._smallest)
+        excess -= self._smallest
+        excess *= self._room / self._rows.totals(excess)
+        excess += self._smallest
         return excess
 
     def mode(self, theta: Array) -> Array:
-        largest = np.maximum.reduceat(theta, self._starts, -1).take(self.owner, -1)
-        first = np.where(theta == largest, self._category, np.inf)
-        return np.minimum.reduceat(first, self._starts, -1)
+        return self._rows.largest(theta)
 
     def describe(self, theta: Array) -> list[Any]:
-        return [row.copy() for row in np.split(theta, self._starts[1:])]
+        return list(self._rows.split(theta))
 
     def encode(self, parameters: Sequence[Any]) -> Array:
         return np.concatenate([np.asarray(p, dtype=float) for p in parameters])
@@ -223,10 +162,10 @@ class NormalFamily(Family):
         if not (np.isfinite(half).all() and (half > 0).all() and (least > 0).all() and (least <= half).all()):
             raise ValueError(f"0 < std_min <= (high - low) / 2 must hold, got {low!r}, {high!r} and {std_min!r}")
         self._var_min, self._var_max = np.square(least), np.square(half)
-        self.variables, self.size, self.dimension = len(self._low), 2 * len(self._low), 2 * len(self._low)
         self._mirrored = mirrored
-        self._one, self._root2 = np.ones(self.variables), np.full(self.variables, SQRT2)  # arrays: quicker than numbers
-        self.owner = np.tile(np.arange(self.variables), 2)
+        n = len(half)
+        self.variables, self.size, self.dimension, self.owner = n, 2 * n, 2 * n, np.tile(np.arange(n), 2)
+        self._one, self._root2 = np.ones(n), np.full(n, math.sqrt(2))  # arrays: quicker than numbers
 
     def initial(self) -> Array:
         mean = (self._low + self._high) / 2
@@ -243,15 +182,12 @@ class NormalFamily(Family):
         if theta.ndim == 1 and n == 2 and self._mirrored:  # the default, without a detour over stacked runs
             offset = std * generator.standard_normal(self.variables)
             return np.array((mean + offset, mean - offset))
-        mean, std = mean[..., None, :], std[..., None, :]
         rows = (n + 1) // 2 if self._mirrored else n
-        offset = std * generator.standard_normal((*theta.shape[:-1], rows, self.variables))
-        if not self._mirrored:
-            return mean + offset
-        x = np.empty((*theta.shape[:-1], n, self.variables))
-        x[..., 0::2, :] = mean + offset
-        x[..., 1::2, :] = mean - offset[..., : n // 2, :]
-        return x
+        offset = std[..., None, :] * generator.standard_normal((*theta.shape[:-1], rows, self.variables))
+        if self._mirrored:
+            offset = offset.repeat(2, -2)[..., :n, :]
+            offset[..., 1::2, :] *= -1
+        return mean[..., None, :] + offset
 
     def statistics(self, x: Array) -> Array:
         return np.concatenate((x, x * x), -1)
@@ -266,9 +202,8 @@ class NormalFamily(Family):
         first, second = a / std, (b - twice * a) / (along * std)
         along += self._one
         length = np.hypot(twice, along)
-        return np.concatenate(
-            ((along * first - twice * second) / length, (twice * first + along * second) / length), -1
-        )
+        turned = along * first - twice * second, twice * first + along * second
+        return np.concatenate((turned[0] / length, turned[1] / length), -1)
 
     def project(self, theta: Array) -> Array:
         mean = np.minimum(np.maximum(theta[..., : self.variables], self._low), self._high)
@@ -298,20 +233,19 @@ class Joint(Family):
         if not parts:
             raise ValueError("a joint distribution needs at least one family")
         self._parts: list[tuple[Family, NDArray[np.intp], slice]] = []
-        end = 0
+        self.size = 0
         for family, columns in parts:
             if len(columns) != family.variables:
                 raise ValueError(f"{family!r} draws {family.variables} numbers, got the columns {list(columns)}")
-            start, end = end, end + family.size
-            self._parts.append((family, np.array(columns, dtype=np.intp), slice(start, end)))
-        self.size = end
-        self.owner = np.concatenate([columns[family.owner] for family, columns, _ in self._parts])
-        self.dimension = sum(family.dimension for family, _ in parts)
-        self.variables = sum(family.variables for family, _ in parts)
+            own = slice(self.size, self.size + family.size)
+            self._parts.append((family, np.array(columns, dtype=np.intp), own))
+            self.size = own.stop
         every = [column for _, columns in parts for column in columns]
-        self._order = np.argsort(every)  # where the number of each column stands behind the others' parts
-        if sorted(every) != list(range(self.variables)):
+        if sorted(every) != list(range(len(every))):
             raise ValueError("the columns of the parts must cover 0, 1, 2, ... once each")
+        self._order = np.argsort(every)  # where the number of each column stands behind the others' parts
+        self.variables, self.dimension = len(every), sum(family.dimension for family, _ in parts)
+        self.owner = np.concatenate([columns[family.owner] for family, columns, _ in self._parts])
 
     def initial(self) -> Array:
         return np.concatenate([family.initial() for family, _, _ in self._parts])
@@ -334,40 +268,15 @@ class Joint(Family):
         return np.concatenate(modes, -1).take(self._order, -1)
 
     def describe(self, theta: Array) -> list[Any]:
-        parameters: list[Any] = [None] * self.variables
-        for family, columns, own in self._parts:
-            for column, value in zip(columns.tolist(), family.describe(theta[own]), strict=True):
-                parameters[column] = value
-        return parameters
+        parameters = [each for family, _, own in self._parts for each in family.describe(theta[own])]
+        return [parameters[place] for place in self._order]
 
     def encode(self, parameters: Sequence[Any]) -> Array:
         return np.concatenate([f.encode([parameters[c] for c in columns]) for f, columns, _ in self._parts])
 
 
-@dataclass(frozen=True)
-class Custom(Variable):
-    """A variable of a family of your own that draws one number; `value` makes what is evaluated of it."""
-
-    family: Family
-    value: Callable[[float], Any] = float
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.family, Family) or self.family.variables != 1:
-            raise ValueError(f"Custom takes a Family that draws one number, got {self.family!r}")
-
-    def decode(self, x: float) -> Any:
-        return self.value(x)
-
-    def raw_prior(self, prior: Any) -> Any:
-        self.family.encode([prior])  # raises where the family cannot take it
-        return prior
-
-    def readable(self, parameters: Any) -> Any:
-        return parameters
-
-
 def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family:
-    """The family for a space: one for all categoricals, one for all numbers, one for each Custom."""
+    """The family for a space: one for all categoricals, one for all numbers, its own for each Custom."""
     categorical: dict[int, int] = {}
     numeric: dict[int, tuple[float, float, float]] = {}
     parts: list[tuple[Family, Sequence[int]]] = []
@@ -379,8 +288,8 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
                 numeric[column] = (variable.low, variable.high, STD_MIN_INTEGER)
             case Real():
                 numeric[column] = (-1.0, 1.0, 2 * STD_MIN_REAL)
-            case Custom():
-                parts.append((variable.family, [column]))
+            case object(family=Family() as family):  # brings its own
+                parts.append((family, [column]))
             case _:
                 raise ValueError(f"no family for {variable!r}; wrap your own in asng.Custom")
     if numeric:
@@ -388,6 +297,4 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
         parts.insert(0, (NormalFamily(low, high, std_min, mirrored=mirrored), list(numeric)))
     if categorical:
         parts.insert(0, (CategoricalFamily(list(categorical.values())), list(categorical)))
-    if len(parts) == 1:
-        return parts[0][0]
-    return Joint(parts)
+    return parts[0][0] if len(parts) == 1 else Joint(parts)

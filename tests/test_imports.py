@@ -10,7 +10,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "asng"
 
 # From top to bottom: a room may import those that stand below it, and itself.
-CHAIN = ["cli", "experiments", "nas", "baselines", "optimizer", "asktell", "families", "space"]
+CHAIN = ["cli", "experiments", "nas", "baselines", "optimizer", "asktell", "custom", "families", "ragged", "space"]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"report", "runs", "integrations", "asng"}
 MAY_IMPORT["experiments"] |= {"runs", "asng"}  # the package itself: its version

@@ -1,0 +1,35 @@
+"""Variables of your own: any exponential family that draws one number can stand in a space."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from asng.families import Family
+from asng.space import Variable
+
+
+@dataclass(frozen=True)
+class Custom(Variable):
+    """A variable of a family of your own that draws one number; `value` makes what is evaluated of it.
+
+    >>> from asng.families import NormalFamily
+    >>> Custom(NormalFamily([0.0], [10.0], [0.5], mirrored=True), value=round).decode(6.8)
+    7
+    """
+
+    family: Family
+    value: Callable[[float], Any] = float
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.family, Family) or self.family.variables != 1:
+            raise ValueError(f"Custom takes a Family that draws one number, got {self.family!r}")
+
+    def decode(self, x: float) -> Any:
+        return self.value(x)
+
+    def raw_prior(self, prior: Any) -> Any:
+        self.family.encode([prior])  # raises where the family cannot take it
+        return prior
+
+    def readable(self, parameters: Any) -> Any:
+        return parameters

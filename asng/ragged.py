@@ -1,0 +1,107 @@
+"""Rows of different lengths, one after another in one array: what categorical variables are computed with.
+
+A row holds the entries of one variable, such as the probabilities of its choices. Arrays of entries are
+(..., size), arrays with one number per row (..., rows); all may have leading batch axes.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from asng.space import Array
+
+SMALL = 32  # up to this length of all rows, matrix products are quicker than anything else
+
+
+class Ragged:
+    """Where each entry of such an array belongs, and what is computed row by row.
+
+    >>> rows = Ragged(np.array([2, 3]))
+    >>> rows.owner, rows.last, rows.place
+    (array([0, 0, 1, 1, 1]), array([1, 1, 4, 4, 4]), array([0., 1., 0., 1., 2.]))
+    >>> rows.totals(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
+    array([ 3.,  3., 12., 12., 12.])
+    """
+
+    def __init__(self, lengths: NDArray[np.intp]) -> None:
+        ends = np.cumsum(lengths)
+        self.lengths, self.starts = lengths, ends - lengths
+        self.owner = np.repeat(np.arange(len(lengths)), lengths)  # per entry, its row
+        self.last = (ends - 1)[self.owner]  # per entry, the last entry of its row
+        self.place = (np.arange(ends[-1]) - self.starts[self.owner]).astype(float)  # per entry, where in its row
+        self._place_of_two = np.tile(self.place, (2, 1))  # broadcasting would cost more than comparing
+        self._alike = bool((lengths == lengths[0]).all() and lengths[0] <= SMALL)
+        self._ones = np.ones((lengths[0], lengths[0]) if self._alike else (1, 1))
+        self._up_to = np.triu(self._ones)
+        self._up_to[:, -1] = 2.0
+        # The sum of the rows before, whose entries sum to 1 each; and the last entry goes beyond any draw.
+        self._before = np.where(self.last == np.arange(ends[-1]), -np.inf, self.owner)
+
+    def _products(self, entries: Array, matrix: Array) -> Array:
+        """Each row times a matrix (length, length); for rows that are alike."""
+        result: Array = entries.reshape(-1, len(matrix)).dot(matrix).reshape(entries.shape)
+        return result
+
+    def totals(self, entries: Array) -> Array:
+        """For each entry, the sum over its row."""
+        if self._alike:
+            return self._products(entries, self._ones)
+        return np.add.reduceat(entries, self.starts, -1).take(self.owner, -1)
+
+    def drawn(self, probabilities: Array, uniform: Array) -> Array:
+        """The places that uniform numbers (..., n, rows) fall on, among rows (..., size) that sum to 1 each.
+
+        That is the number of cumulative sums <= r, without the last, so at most length - 1.
+
+        >>> uniform = np.array([[0.4, 0.9], [0.6, 0.15]])
+        >>> Ragged(np.array([2, 3])).drawn(np.array([0.5, 0.5, 0.1, 0.1, 0.8]), uniform)
+        array([[0., 2.],
+               [1., 1.]])
+        """
+        one_run = probabilities.ndim == 1
+        if self._alike and not one_run:
+            return self._counted(probabilities, uniform)
+        sums = self._cumulative(probabilities)
+        below = uniform.take(self.owner, -1) >= (sums if one_run else sums[..., None, :])
+        places: Array
+        if self._alike:
+            places = below.astype(float).reshape(-1, len(self._ones)).dot(self._ones[0]).reshape(uniform.shape)
+        else:
+            places = np.add.reduceat(below, self.starts, -1, dtype=float)
+        return places
+
+    def _cumulative(self, probabilities: Array) -> Array:
+        """The cumulative sums of each row, the last of them beyond any draw."""
+        if self._alike:
+            return self._products(probabilities, self._up_to)
+        sums = np.add.accumulate(probabilities, -1)
+        sums -= self._before
+        return sums
+
+    def _counted(self, probabilities: Array, uniform: Array) -> Array:
+        """The same as `drawn` for many runs of rows that are alike, place by place."""
+        length = len(self._ones)
+        places, sums = np.zeros(uniform.shape), np.zeros((*probabilities.shape[:-1], len(self.lengths)))
+        for place in range(length - 1):
+            sums += probabilities[..., place::length]
+            places += uniform >= sums[..., None, :]
+        return places
+
+    def marked(self, places: Array) -> Array:
+        """For places (..., rows), one in each row: 1 for the entry there, 0 for the others."""
+        place = self._place_of_two if places.ndim == 2 and len(places) == 2 else self.place
+        there: NDArray[np.bool_] = places.take(self.owner, -1) == place
+        return there.astype(float)
+
+    def largest(self, entries: Array) -> Array:
+        """The place of the largest entry of each row, the first of equal ones.
+
+        >>> Ragged(np.array([2, 3])).largest(np.array([0.4, 0.6, 0.4, 0.4, 0.2]))
+        array([1., 0.])
+        """
+        most = np.maximum.reduceat(entries, self.starts, -1).take(self.owner, -1)
+        first = np.where(entries == most, self.place, np.inf)
+        return np.minimum.reduceat(first, self.starts, -1)
+
+    def split(self, entries: Array) -> list[Array]:
+        """Copies of the rows of entries (size,)."""
+        return [row.copy() for row in np.split(entries, self.starts[1:])]
