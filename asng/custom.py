@@ -12,8 +12,8 @@ from asng.space import Variable
 class Custom(Variable):
     """A variable of a family of your own that draws one number; `value` makes what is evaluated of it.
 
-    >>> from asng.families import NormalFamily
-    >>> Custom(NormalFamily([0.0], [10.0], [0.5], mirrored=True), value=round).decode(6.8)
+    >>> import asng
+    >>> asng.Custom(asng.NormalFamily([0.0], [10.0], [0.5], mirrored=True), value=round).decode(6.8)
     7
     """
 
