@@ -7,5 +7,13 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import family_checks
+sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import what they share
 pytest.register_assert_rewrite("family_checks")
+
+
+@pytest.fixture
+def same_numbers():
+    """The same weights in every test of a module, whichever ran before it."""
+    import torch  # not for tests of what needs NumPy alone
+
+    torch.manual_seed(0)

@@ -1,0 +1,241 @@
+"""Small searches in processes of their own: killed, interrupted, or several that search together."""
+
+import faulthandler
+import itertools
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from searches import Net, cross_entropy, pairs, small_search
+
+import asng
+from asng import ASNG, checkpoints
+from asng.nas import Limit, OneShot, parameters, space_of
+
+# One process imports torch once and every other is a quick fork of it, in which no thread runs yet.
+context = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["asng.nas", "torch._dynamo", "torch.distributed"])  # what optimizers import when used
+
+
+def started(target, *arguments):
+    process = context.Process(target=_quietly, args=(target, arguments), daemon=True)
+    process.start()
+    return process
+
+
+def ready(process, folder):
+    """Wait until its search begins, or it has ended."""
+    while process.is_alive() and not (folder / "started").exists():
+        time.sleep(0.005)
+    (folder / "started").unlink(missing_ok=True)
+
+
+def ended(process, seconds=60):
+    """Its exit code; it is a failure if it hangs."""
+    process.join(seconds)
+    if process.exitcode is None:
+        process.kill()
+        process.join()
+        raise AssertionError(f"still running after {seconds} seconds")
+    return process.exitcode
+
+
+def _quietly(target, arguments):
+    torch.set_num_threads(1)
+    target(*arguments)
+
+
+# One process ---------------------------------------------------------------------------------------
+
+
+def searching(folder, settings, die=None):
+    """Search with a checkpoint in a folder and leave the result there; `die`: at which point of which save."""
+    folder = Path(folder)
+    if die is not None:
+        _die_while_saving(*die)
+    (folder / "started").touch()
+    try:
+        result = small_search(folder / "checkpoint.pt", loss=slow_cross_entropy, **settings)
+    except KeyboardInterrupt as error:
+        (folder / "stopped.txt").write_text(str(error))
+        sys.exit(3)
+    torch.save(result, folder / "result.new")
+    os.replace(folder / "result.new", folder / "result.pt")
+
+
+def slow_cross_entropy(model, batch):
+    time.sleep(0.0005)  # so that kills and interrupts meet steps, too
+    return cross_entropy(model, batch)
+
+
+def _killed(*arguments):
+    os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+
+
+POINTS = {
+    "half written": ("torch", "save", "half"),
+    "written, not synced": ("os", "fsync", "before"),
+    "synced": ("os", "fsync", "after"),
+    "second name": ("os", "link", "after"),
+    "previous in place": ("os", "replace", "after"),
+    "before the last rename": ("os", "replace", "before second"),
+    "renamed": ("os", "replace", "after second"),
+}
+
+
+def _die_while_saving(point, nth):
+    """At a point of the nth save."""
+    where, name, when = POINTS[point]
+    module = {"os": os, "torch": torch}[where]
+    real, save, saves, calls = getattr(module, name), checkpoints.save, itertools.count(1), itertools.count(1)
+    current = 0
+
+    def counted(*arguments):
+        nonlocal current, calls
+        current, calls = next(saves), itertools.count(1)
+        save(*arguments)
+
+    def wrapped(*arguments, **named):
+        if current != nth:
+            return real(*arguments, **named)
+        call = next(calls)
+        if when == "half":
+            real({"half": arguments[0]}, arguments[1])
+            arguments[1].truncate(arguments[1].tell() // 2)
+            arguments[1].flush()
+            _killed()
+        if when == "before" or (when == "before second" and call == 2):
+            _killed()
+        result = real(*arguments, **named)
+        if when == "after" or (when == "after second" and call == 2):
+            _killed()
+        return result
+
+    checkpoints.save = counted
+    setattr(module, name, wrapped)
+
+
+# Several ranks -------------------------------------------------------------------------------------
+
+
+def crowd(target, folder, *arguments, ranks=2):
+    """Processes of one gloo group, each running target(rank, folder, *arguments)."""
+    return [started(_member, rank, ranks, target, str(folder), arguments) for rank in range(ranks)]
+
+
+def _member(rank, ranks, target, folder, arguments):
+    faulthandler.enable()
+    assert "torch.distributed.nn" in sys.modules  # so that no optimizer loads it after the group is there
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    sys.stderr = open(Path(folder, f"stderr{rank}.txt"), "w", buffering=1)  # noqa: SIM115 - as long as the process
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks)
+    target(rank, folder, *arguments)
+    dist.destroy_process_group()
+
+
+LIMIT = 200  # parameters: about half of the architectures
+
+
+def stepping(rank, folder, kinds, steps=30):
+    """Several OneShots after another, their results in one file per rank."""
+    results = {}
+    for samples, limited in kinds:
+        torch.manual_seed(17 + rank)  # the first one's weights are taken
+        model = Net(dropout=0, norm=True).double()  # so that rounding decides no ranking
+        optimizer = ASNG(space_of(model), samples=samples, seed=5 + rank)
+        weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        measured: list[str] = []
+
+        def cost(model, values, measured=measured):
+            measured.append(str(values))
+            return parameters(model, values)
+
+        limits = [Limit(cost, LIMIT)] if limited else []
+        oneshot = OneShot(model, optimizer, weights, cross_entropy, clip_norm=1.0, limits=limits)
+        records = [oneshot.step(*pair) for pair in pairs(steps, torch.double)]
+        results[f"{samples} {limited}"] = {
+            "weights": {name: value for name, value in model.state_dict().items() if "running" not in name},
+            "optimizer": optimizer.state_dict(),
+            "train": [list(record.train_losses) for record in records],
+            "valid": [list(record.valid_losses) for record in records],
+            "measured": measured,
+        }
+    torch.save(results, Path(folder, f"rank{rank}.pt"))
+
+
+def dying(rank, folder, moment):
+    """The second process is killed in its tenth step, or after it."""
+    model = Net(dropout=0)
+    calls = itertools.count()
+
+    def loss(model, batch):
+        if rank == 1 and moment == "inside" and next(calls) == 19:
+            _killed()
+        return cross_entropy(model, batch)
+
+    oneshot = OneShot(
+        model, ASNG(space_of(model), seed=0), torch.optim.SGD(model.parameters(), lr=0.1), loss, clip_norm=1.0
+    )
+    for place, pair in enumerate(pairs(40)):
+        oneshot.step(*pair)
+        if rank == 1 and moment == "between" and place == 9:
+            _killed()
+    Path(folder, f"finished{rank}").touch()
+
+
+def torchrun(folder, *arguments, ranks=2):
+    """This file as a script in several processes, started as users start theirs; what they print is in log.txt."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__]
+    package = str(Path(asng.__file__).parents[1])
+    with open(Path(folder, "log.txt"), "w") as log:
+        return subprocess.Popen(
+            [*command, str(folder), *arguments],
+            env={**os.environ, "PYTHONPATH": package, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"},
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+
+
+def searching_together(rank, folder, settings):
+    """A search in several processes, with other seeds in each."""
+    settings = dict(settings)
+    interrupt_at = settings.pop("interrupt_at", None)
+    calls = itertools.count()
+
+    def loss(model, batch):
+        if rank == 1 and interrupt_at is not None and next(calls) == interrupt_at:
+            os.kill(os.getpid(), signal.SIGINT)
+        return cross_entropy(model, batch)
+
+    try:
+        result = small_search(Path(folder, "checkpoint.pt"), seed=3 + rank, loss=loss, **settings)
+    except KeyboardInterrupt as error:
+        Path(folder, f"stopped{rank}.txt").write_text(str(error))
+        return
+    torch.save(result, Path(folder, f"rank{rank}.pt"))
+
+
+def _under_torchrun(folder, killed_at=None):
+    """A search as in a user's script; `killed_at`: the loss in which the second process is killed."""
+    dist.init_process_group("gloo")
+    rank, calls = dist.get_rank(), itertools.count(1)
+
+    def loss(model, batch):
+        if rank == 1 and killed_at is not None and next(calls) == int(killed_at):
+            _killed()
+        return cross_entropy(model, batch)
+
+    result = small_search(Path(folder, "checkpoint.pt"), seed=3 + rank, loss=loss, epochs=4, dropout=0.0)
+    torch.save(result, Path(folder, f"rank{rank}.pt"))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    _under_torchrun(*sys.argv[1:])

@@ -1,0 +1,154 @@
+"""What OneShot and search refuse: wrong models, optimizers, losses and batches, each named with its cure."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from searches import Net, Switch, batches, cross_entropy, data, made, searched
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from asng import ASNG, Categorical, Integer, checkpoints
+from asng.nas import OneOf, OneShot, Value
+
+pytestmark = pytest.mark.usefixtures("same_numbers")
+
+# OneShot -------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_decisions_is_refused():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"no decisions to search; put some in, such as asng\.nas\.OneOf"):
+        OneShot(model, ASNG({"a": Categorical(["x", "y"])}), torch.optim.SGD(model.parameters(), 0.1), cross_entropy)
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"a": Categorical(["x", "y"])}, "differ in 'a', 'depth', 'first'"),
+        ({"first": Categorical([0, 1, 2]), "depth": Integer(1, 4)}, "differ in 'depth'"),
+        ({"depth": Integer(1, 3), "first": Categorical([0, 1, 2])}, "by its order"),
+    ],
+)
+def test_an_optimizer_of_another_space_is_refused(space, message):
+    model = Net()
+    with pytest.raises(ValueError, match=f"another space than the model's .*{message}.*space_of"):
+        OneShot(model, ASNG(space), torch.optim.SGD(model.parameters(), 0.1), cross_entropy)
+
+
+def test_parameters_that_weights_does_not_hold_are_named():
+    model = Net()
+    some = [p for name, p in model.named_parameters() if not name.startswith("head")]
+    with pytest.raises(ValueError, match=r"head\.weight, head\.bias; make it with model\.parameters\(\)"):
+        made(model, weights=torch.optim.SGD(some, 0.1))
+    with pytest.raises(ValueError, match="and 10 more"):
+        made(model, weights=torch.optim.SGD(Net().parameters(), 0.1))
+    model.head.requires_grad_(False)
+    made(model, weights=torch.optim.SGD(some, 0.1)).step(*batches(2))
+
+
+def test_choices_that_are_arrays_are_compared():
+    model = nn.Sequential(Value("a", Categorical([np.arange(2), np.arange(3)])), nn.Linear(3, 3))
+    weights = torch.optim.SGD(model.parameters(), 0.1)
+    equal, other = (Categorical([np.arange(2), np.arange(n)]) for n in (3, 4))
+    OneShot(model, ASNG({"a": equal}), weights, cross_entropy)
+    with pytest.raises(ValueError, match="they differ in 'a'"):
+        OneShot(model, ASNG({"a": other}), weights, cross_entropy)
+
+
+def test_sparse_gradients_are_refused_by_name():
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), OneOf("op", [nn.Identity(), nn.Tanh()]))
+    with pytest.raises(ValueError, match=r"^0 has sparse gradients, .* make it with sparse=False"):
+        made(model)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    model = Net()
+    with pytest.raises(ValueError, match=r"^LBFGS asks for a closure .*use a torch optimizer that steps without one"):
+        made(model, weights=torch.optim.LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize(("name", "value"), [("amp", torch.float32), ("clip_norm", 0.0), ("clip_norm", -1.0)])
+def test_wrong_settings_are_named(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be .*{value}"):
+        made(**{name: value})
+
+
+# Losses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda model, x: 1.0, "must return a scalar tensor, got 1.0"),
+        (lambda model, x: model(x) * torch.ones(2), r"got a tensor of shape \(2,\)"),
+        (lambda model, x: model(x).detach(), "does not depend on the weights"),
+    ],
+)
+def test_a_wrong_loss_is_named(loss, message):
+    with pytest.raises(ValueError, match=message):
+        made(Switch(), loss=loss).step(torch.ones(3), torch.ones(3))
+
+
+def test_an_error_in_the_loss_says_in_which_architecture():
+    def loss(model, x):
+        return model(x)[:, 2 * model.which.value]
+
+    with pytest.raises(IndexError) as error:
+        made(Switch(), loss=loss).step(torch.ones(3), torch.ones(3))
+    assert error.value.__notes__ in (["in the architecture {'which': 0}"], ["in the architecture {'which': 1}"])
+
+
+def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    calls = itertools.count()
+    with pytest.raises(RuntimeError, match="all losses of epoch 2 were NaN or infinite; lower the learning rate"):
+        searched(
+            loss=lambda model, batch: cross_entropy(model, batch) * (math.nan if next(calls) >= 20 else 1),
+            epochs=4,
+            checkpoint=path,
+        )
+    assert len(checkpoints.load(path)["run"]["history"]) == 1
+
+
+# search --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"epochs": 1.5}, r"epochs must be a whole number, got 1\.5"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"train": 3}, "train must give batches when it is iterated, such as a DataLoader, got 3"),
+        ({"train": []}, "train gave no batches in epoch 1; is it empty, or used up?"),
+        ({"valid": []}, "valid gave no batches; is it empty, or used up?"),
+        ({"train": iter(batches(2))}, "train is an iterator .* ends after one epoch of 2; pass what it is made from"),
+        ({"valid": (b for b in batches(2))}, r"valid is an iterator \(generator\), which ends after one epoch of 2"),
+        ({"valid": (b for b in batches(2)), "epochs": 1}, "valid gave no batches; is it empty, or used up?"),
+        ({"model": nn.Linear(4, 3)}, "the model has no decisions"),
+        ({"optimizer": ASNG({"a": Categorical(["x", "y"])})}, "another space than the model's"),
+        ({"weights": torch.optim.SGD(Net().parameters(), 0.1)}, "weights does not hold the model's parameters"),
+        ({"clip_norm": 0}, "clip_norm must be above 0, or None"),
+        (
+            {"schedule": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(Net().parameters(), 0.1), 1)},
+            "the schedule is of another optimizer; pass the one",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named_with_their_cure(settings, message):
+    with pytest.raises(ValueError, match=message):
+        searched(**settings)
+
+
+def test_one_epoch_takes_an_iterator():
+    assert len(searched(train=iter(batches(2)), valid=iter(batches(2)), epochs=1).history) == 1
+
+
+def test_a_sampler_that_deals_out_batches_is_refused():
+    dataset = TensorDataset(*data(16))
+    loader = DataLoader(dataset, sampler=DistributedSampler(dataset, num_replicas=2, rank=0))
+    with pytest.raises(ValueError, match="train has a DistributedSampler, but all processes need the same batches"):
+        searched(train=loader)
