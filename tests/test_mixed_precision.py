@@ -4,13 +4,7 @@ import copy
 
 import pytest
 import torch
-from searches import (
-    Net,
-    Switch,
-    cross_entropy,
-    made,
-    pairs,
-)
+from searches import Net, Switch, cross_entropy, made, pairs
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("same_numbers")

@@ -8,27 +8,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from searches import (
-    Net,
-    Scripted,
-    Switch,
-    batches,
-    cross_entropy,
-    made,
-    pairs,
-)
+from searches import Net, Scripted, Switch, batches, cross_entropy, made, pairs
 from torch import nn
 
 from asng import ASNG, SNG, Adam, Categorical
-from asng.nas import (
-    OneOf,
-    OneShot,
-    Repeat,
-    Step,
-    Value,
-    select,
-    space_of,
-)
+from asng.nas import OneOf, OneShot, Repeat, Step, Value, select, space_of
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 

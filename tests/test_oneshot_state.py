@@ -5,17 +5,9 @@ from typing import Any
 
 import pytest
 import torch
-from searches import (
-    Net,
-    Switch,
-    batches,
-    made,
-)
+from searches import Net, Switch, batches, made
 
-from asng.nas import (
-    Limit,
-    parameters,
-)
+from asng.nas import Limit, parameters
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 

@@ -10,29 +10,12 @@ import sys
 import numpy as np
 import pytest
 import torch
-from searches import (
-    Net,
-    batches,
-    cross_entropy,
-    data,
-    outcome,
-    same,
-    searched,
-)
+from searches import Net, batches, cross_entropy, data, outcome, same, searched
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from asng import ASNG, Categorical, Integer, Normal, Real
-from asng.nas import (
-    Decision,
-    Found,
-    OneOf,
-    OneShot,
-    found,
-    most_likely,
-    select,
-    space_of,
-)
+from asng.nas import Decision, Found, OneOf, OneShot, found, most_likely, select, space_of
 from asng.nas.result import probability
 
 pytestmark = pytest.mark.usefixtures("same_numbers")

@@ -8,27 +8,11 @@ import math
 
 import pytest
 import torch
-from searches import (
-    Net,
-    Scripted,
-    Switch,
-    cross_entropy,
-    made,
-    pairs,
-    searched,
-)
+from searches import Net, Scripted, Switch, cross_entropy, made, pairs, searched
 from torch import nn
 
 from asng import ASNG, Categorical
-from asng.nas import (
-    Limit,
-    OneShot,
-    Value,
-    found,
-    most_likely,
-    parameters,
-    space_of,
-)
+from asng.nas import Limit, OneShot, Value, found, most_likely, parameters, space_of
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 
