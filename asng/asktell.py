@@ -4,7 +4,6 @@ A method derives from `AskTell` and adds its state and its update; nothing is ov
 """
 
 import math
-import operator
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from asng.checks import count, flag, floats
 from asng.families import family_of
 from asng.space import Array, Space, Variable
 
@@ -56,9 +56,7 @@ class AskTell(ABC):
         self._space = Space(space)
         self._family = family_of(space, mirrored=mirrored)
         self._samples = count(samples, "samples", least=2)
-        if not isinstance(mirrored, (bool, np.bool_)):
-            raise ValueError(f"mirrored must be True or False, got {mirrored!r}")
-        self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": bool(mirrored)}
+        self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": flag(mirrored, "mirrored")}
         self._generator = _generator(seed)
         self._best: tuple[Array, float] | None = None
         self._start = self._theta_of({} if initial is None else initial)
@@ -107,7 +105,7 @@ class AskTell(ABC):
         the variables that had an effect on its loss; the others are left out of what is learnt from
         it. By default all count, as in the paper.
         """
-        drawn, numbers = self._drawn(candidates), _floats(losses)
+        drawn, numbers = self._drawn(candidates), floats(losses)
         n = len(drawn)
         if n != len(numbers):
             raise ValueError(f"got {n} candidates and {len(numbers)} losses; tell one loss for each candidate")
@@ -200,53 +198,11 @@ class AskTell(ABC):
         self._state, self._generator, self._best = new, generator, best
 
 
-def positive(value: Any, name: str, *, above: float = 0.0, most: float = math.inf) -> float:
-    """A setting as a float between two bounds, or a ValueError that names it."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        number = math.nan
-    if not above < number <= most:
-        upper = "" if math.isinf(most) else f" and at most {most:g}"
-        raise ValueError(f"{name} must be a number above {above:g}{upper}, got {str(value)[:40]}")
-    return number
-
-
-def count(value: Any, name: str, *, least: int) -> int:
-    """A whole number of at least `least`, or a ValueError that names it."""
-    try:
-        if isinstance(value, (bool, np.bool_)):
-            raise TypeError
-        number = operator.index(value)
-    except TypeError:
-        raise ValueError(f"{name} must be a whole number, got {value!r}") from None
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
-    return number
-
-
 def _generator(seed: Seed) -> np.random.Generator:
     try:
         return np.random.Generator(np.random.PCG64(seed))
     except (TypeError, ValueError):
         raise ValueError(f"seed must be a whole number >= 0, a SeedSequence or None, got {seed!r}") from None
-
-
-def _floats(losses: Iterable[Any]) -> list[float]:
-    """Losses as floats, with infinity for all that are not finite."""
-    if isinstance(losses, (str, bytes, set, frozenset, dict)) or not hasattr(losses, "__iter__"):
-        raise ValueError(f"tell takes a list of losses, in the order of the candidates, got {losses!r}")
-    numbers = []
-    for loss in losses:
-        try:
-            numbers.append(float(loss))
-        except OverflowError:  # an int beyond float64
-            numbers.append(math.inf)
-        except (TypeError, ValueError):
-            raise ValueError(f"losses must convert to float, got {loss!r}") from None
-    if not math.isfinite(sum(numbers)):
-        numbers = [number if math.isfinite(number) else math.inf for number in numbers]
-    return numbers
 
 
 def read_only(array: Array) -> Array:

@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import LARGEST_STEP, AskTell, Seed, positive
+from asng.asktell import LARGEST_STEP, AskTell, Seed
+from asng.checks import positive
 from asng.families import Family
 from asng.optimizer import Losses, moved, natural_gradient
 from asng.space import Array, Variable

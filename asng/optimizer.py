@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import LARGEST_STEP, AskTell, Seed, count, positive, read_only
+from asng.asktell import LARGEST_STEP, AskTell, Seed, read_only
+from asng.checks import count, positive
 from asng.families import Family
 from asng.space import Array, Categorical, Space, Variable
 

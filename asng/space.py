@@ -5,16 +5,18 @@ real on the scale where its range is [-1, 1] (after the logarithm, where asked f
 """
 
 import math
-import operator
 import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from asng.checks import finite, flag, ordered, whole
 
 Array = NDArray[np.float64]
 
@@ -68,17 +70,14 @@ class Categorical(Variable):
         choices = tuple(choice.item() if isinstance(choice, np.generic) else choice for choice in given)
         if not choices:
             raise ValueError("choices is empty; a categorical variable needs at least one choice")
-        repeated = _first_repeated(choices)
-        if repeated is not None:
-            raise ValueError(f"choice {repeated[0]!r} is repeated in {choices!r}; name each choice once")
+        _check_different(choices)
         object.__setattr__(self, "choices", choices)
 
     def decode(self, x: float) -> Any:
         return self.choices[int(x)]
 
     def raw_prior(self, prior: Any) -> Array:
-        """Check the probabilities that a user gave, one per choice."""
-        probabilities = _numbers(prior, "probabilities")
+        probabilities = finite(prior, "probabilities")
         if probabilities.shape != (len(self.choices),):
             raise ValueError(f"{prior!r} has to hold one probability for each of the {len(self.choices)} choices")
         if not (probabilities >= 0).all() or not math.isclose(probabilities.sum(), 1, abs_tol=1e-6):
@@ -103,16 +102,13 @@ class Integer(Variable):
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             value = getattr(self, name)
-            try:
-                if isinstance(value, (bool, np.bool_)):
-                    raise TypeError
-                object.__setattr__(self, name, operator.index(value))
-            except TypeError:
-                raise ValueError(f"{name} must be an integer, got {value!r}; for real numbers use Real") from None
+            if whole(value) is None:
+                raise ValueError(f"{name} must be an integer, got {value!r}; for real numbers use Real")
+            object.__setattr__(self, name, whole(value))
         largest, width = max(abs(self.low), abs(self.high)), self.high - self.low
         if largest > EXACT:
             raise ValueError(f"bounds beyond 2**53 are not exact in float64, got low={self.low} and high={self.high}")
-        _check_ordered(self.low, self.high)
+        ordered(self.low, self.high)
         # E[x^2] is kept to 53 bits, so deviations far below 2**-20 of the bounds drown in rounding.
         if largest * 2**-20 > max(0.25, width / 1000):
             raise ValueError(
@@ -124,12 +120,10 @@ class Integer(Variable):
         return round(min(max(x, self.low), self.high))  # half to even
 
     def raw_prior(self, prior: Any) -> Normal:
-        """Check the (mean, std) that a user gave."""
-        mean, std = _mean_and_std(prior, self.low, self.high)
-        return Normal(mean, std)
+        return _normal(prior, self.low, self.high)
 
     def readable(self, parameters: Any) -> Normal:
-        return Normal(float(parameters[0]), float(parameters[1]))
+        return Normal(*map(float, parameters))
 
 
 @dataclass(frozen=True)
@@ -155,9 +149,8 @@ class Real(Variable):
                 raise ValueError(f"bounds must be finite in float64, got {name}={str(value)[:20]}...") from None
             except (TypeError, ValueError):
                 raise ValueError(f"{name} must be a number, got {value!r}") from None
-        _check_ordered(self.low, self.high)
-        if not isinstance(self.log, (bool, np.bool_)):
-            raise ValueError(f"log must be True or False, got {self.log!r}")
+        ordered(self.low, self.high)
+        flag(self.log, "log")
         if self.log and self.low <= 0:
             raise ValueError(f"low must be above 0 on a logarithmic scale, got {self.low}; raise it or drop log=True")
         low, high = self._scaled(self.low), self._scaled(self.high)
@@ -173,8 +166,7 @@ class Real(Variable):
         return min(max(math.exp(scaled) if self.log else scaled, self.low), self.high)
 
     def raw_prior(self, prior: Any) -> Normal:
-        """Check the (mean, std) that a user gave, and bring it to the scale of raw draws."""
-        mean, std = _mean_and_std(prior, self.low, self.high)
+        mean, std = _normal(prior, self.low, self.high)
         return Normal((self._scaled(mean) - self.centre) / self.half, std / self.half)
 
     def readable(self, parameters: Any) -> Normal:
@@ -198,8 +190,7 @@ class Space:
                 raise ValueError(f"names of variables must be strings, got {name!r}")
             if not isinstance(variable, Variable):
                 raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
-        self.names = tuple(variables)
-        self.variables = tuple(variables.values())
+        self.names, self.variables = tuple(variables), tuple(variables.values())
         self._template: dict[str, Any] = dict.fromkeys(self.names)
         self.mark = zlib.crc32(repr(self.describe()).encode())  # equal for equal spaces, in every process
         self._compile()
@@ -255,10 +246,8 @@ class Space:
             return False
         if x.shape != (len(self.names),) or not np.isfinite(x).all():
             return False
-        choices = [
-            (n, v.choices) for n, v in zip(x.tolist(), self.variables, strict=True) if isinstance(v, Categorical)
-        ]
-        return all(number in range(len(values)) for number, values in choices)
+        pairs = zip(x.tolist(), self.variables, strict=True)
+        return all(number in range(len(v.choices)) for number, v in pairs if isinstance(v, Categorical))
 
     def describe(self) -> list[list[str]]:
         """Names and variables in order, as text that is equal for equal spaces, also in another process."""
@@ -279,18 +268,14 @@ def _text(thing: Any) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
 
 
-def _first_repeated(choices: tuple[Any, ...]) -> tuple[Any] | None:
-    try:
-        seen: Any = set()
-        for choice in choices:
-            if choice in seen:
-                return (choice,)
-            seen.add(choice)
-    except TypeError:  # unhashable choices, such as lists: compare them pair by pair
-        for position, choice in enumerate(choices):
-            if any(_equal(choice, other) for other in choices[:position]):
-                return (choice,)
-    return None
+def _check_different(choices: tuple[Any, ...]) -> None:
+    """Raise ValueError where a choice is repeated."""
+    with suppress(TypeError):  # unhashable choices, such as lists
+        if len(set(choices)) == len(choices):
+            return
+    for place, choice in enumerate(choices):
+        if any(_equal(choice, other) for other in choices[:place]):
+            raise ValueError(f"choice {choice!r} is repeated in {choices!r}; name each choice once")
 
 
 def _equal(first: Any, second: Any) -> bool:
@@ -302,25 +287,9 @@ def _equal(first: Any, second: Any) -> bool:
         return False
 
 
-def _check_ordered(low: float, high: float) -> None:
-    if not (math.isfinite(low) and math.isfinite(high)):
-        raise ValueError(f"bounds must be finite, got low={low} and high={high}")
-    if not low < high:
-        raise ValueError(f"low < high must hold, got low={low} and high={high}; swap them or fix the value outside")
-
-
-def _numbers(prior: Any, what: str) -> Array:
-    try:
-        numbers = np.array(prior, dtype=float)
-    except (TypeError, ValueError, OverflowError):
-        raise ValueError(f"{what} must be numbers, got {prior!r}") from None
-    if not np.isfinite(numbers).all():
-        raise ValueError(f"{what} must be finite, got {prior!r}")
-    return numbers
-
-
-def _mean_and_std(prior: Any, low: float, high: float) -> tuple[float, float]:
-    numbers = _numbers(prior, "mean and standard deviation")
+def _normal(prior: Any, low: float, high: float) -> Normal:
+    """The (mean, std) that a user gave for a number between two bounds, checked."""
+    numbers = finite(prior, "mean and standard deviation")
     if numbers.shape != (2,):
         raise ValueError(f"a prior for a number is (mean, std), got {prior!r}")
     mean, std = numbers.tolist()
@@ -328,4 +297,4 @@ def _mean_and_std(prior: Any, low: float, high: float) -> tuple[float, float]:
         raise ValueError(f"mean {mean:g} lies outside [{low:g}, {high:g}]")
     if not std > 0:
         raise ValueError(f"std must be above 0, got {std:g}")
-    return mean, std
+    return Normal(mean, std)

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from asng.asktell import count
+from asng.checks import count
 from asng.nas.decision import Decision, largest
 from asng.nas.plain import Constant, Item
 from asng.space import Categorical, Integer

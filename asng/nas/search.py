@@ -15,7 +15,8 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data.distributed import DistributedSampler
 
 from asng import checkpoints
-from asng.asktell import AskTell, count
+from asng.asktell import AskTell
+from asng.checks import count
 from asng.nas import processes
 from asng.nas.cost import Limit
 from asng.nas.oneshot import Batch, Loss, OneShot, Step
