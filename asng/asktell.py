@@ -39,7 +39,7 @@ class Best(NamedTuple):
 class AskTell(ABC):
     """What ASNG and its baselines share: drawing, checking, bookkeeping.
 
-    A method sets `_state`, a tuple of arrays that begins with theta, and gives its `_update`.
+    A method says with which state it begins, a tuple of arrays of which the first is theta, and how it updates it.
     """
 
     _state: Any
@@ -48,10 +48,10 @@ class AskTell(ABC):
         self,
         space: Mapping[str, Variable],
         *,
-        samples: int,
-        mirrored: bool,
-        initial: Mapping[str, Any] | None,
-        seed: Seed,
+        samples: int = 2,
+        mirrored: bool = True,
+        initial: Mapping[str, Any] | None = None,
+        seed: Seed = None,
     ) -> None:
         self._space = Space(space)
         self._family = family_of(space, mirrored=mirrored)
@@ -59,7 +59,7 @@ class AskTell(ABC):
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": flag(mirrored, "mirrored")}
         self._generator = _generator(seed)
         self._best: tuple[Array, float] | None = None
-        self._start = self._theta_of({} if initial is None else initial)
+        self._state = self._begin(self._theta_of({} if initial is None else initial))
 
     def _theta_of(self, initial: Mapping[str, Any]) -> Array:
         parameters = self._family.describe(self._family.initial())
@@ -77,6 +77,10 @@ class AskTell(ABC):
         if theta.shape != (self._family.size,) or not np.isfinite(theta).all():
             raise ValueError(f"initial leads to the impossible parameters {theta}; got {dict(initial)}")
         return theta
+
+    @abstractmethod
+    def _begin(self, theta: Array) -> Any:
+        """The state before the first update."""
 
     @abstractmethod
     def _impossible(self, state: Any) -> str | None:

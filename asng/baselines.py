@@ -64,6 +64,11 @@ def adam_update(
     return AdamState(moved(family, state.theta, change, scale), first, second, updates)
 
 
+def _step_size(given: float | None, name: str, family: Family) -> float:
+    """The user's, or 1/n_theta."""
+    return positive(1 / max(family.dimension, 1) if given is None else given, name, most=LARGEST_STEP)
+
+
 class SNG(AskTell):
     """Stochastic natural gradient with a constant trust-region radius `delta`, by default 1/n_theta."""
 
@@ -80,11 +85,11 @@ class SNG(AskTell):
         seed: Seed = None,
     ) -> None:
         super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
-        self._delta = positive(
-            1 / max(self._family.dimension, 1) if delta is None else delta, "delta", most=LARGEST_STEP
-        )
+        self._delta = _step_size(delta, "delta", self._family)
         self._settings |= {"delta": self._delta}
-        self._state = PlainState(self._start)
+
+    def _begin(self, theta: Array) -> PlainState:
+        return PlainState(theta)
 
     def _impossible(self, state: PlainState) -> None:
         return None  # theta is all there is
@@ -109,9 +114,11 @@ class Adam(AskTell):
         seed: Seed = None,
     ) -> None:
         super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
-        self._rate = positive(1 / max(self._family.dimension, 1) if rate is None else rate, "rate", most=LARGEST_STEP)
+        self._rate = _step_size(rate, "rate", self._family)
         self._settings |= {"rate": self._rate}
-        self._state = adam_start(self._start)
+
+    def _begin(self, theta: Array) -> AdamState:
+        return adam_start(theta)
 
     def _impossible(self, state: AdamState) -> str | None:
         if not (state.second >= 0).all():
@@ -127,17 +134,8 @@ class Uniform(AskTell):
 
     _state: PlainState
 
-    def __init__(
-        self,
-        space: Mapping[str, Variable],
-        *,
-        samples: int = 2,
-        mirrored: bool = True,
-        initial: Mapping[str, Any] | None = None,
-        seed: Seed = None,
-    ) -> None:
-        super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
-        self._state = PlainState(self._start)
+    def _begin(self, theta: Array) -> PlainState:
+        return PlainState(theta)
 
     def _impossible(self, state: PlainState) -> None:
         return None  # theta is all there is

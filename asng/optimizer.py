@@ -201,9 +201,11 @@ class ASNG(AskTell):
         super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
         largest = None if math.isinf(self._delta_max) else self._delta_max  # JSON has no infinity
         self._settings |= {"alpha": self._alpha, "delta_init": self._delta_init, "delta_max": largest}
-        self._state = adaptive_start(self._family, self._start, self._delta_init)
         if self._delta_max < self._state.divisor:
             raise ValueError(f"delta_max must be at least {self._state.divisor:g} here, got {delta_max}; leave it out")
+
+    def _begin(self, theta: Array) -> AdaptiveState:
+        return adaptive_start(self._family, theta, self._delta_init)
 
     def _impossible(self, state: AdaptiveState) -> str | None:
         least = self._delta_init / self._family.root_dimension
