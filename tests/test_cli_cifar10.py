@@ -1,20 +1,16 @@
 """`asng cifar10 search`, `retrain` and `evaluate`, on a release of a few images of noise."""
 
-import hashlib
-import io
 import json
 import math
 import os
 import signal
-import tarfile
-import threading
 from dataclasses import asdict, replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 from commands import asking, interrupted, records_of, refused, run, summary_of, unexplained
+from small_cifar10 import archive_of, random_files, release_of, server, write
 
 from asng import checkpoints
 from asng.cli import cifar10 as command
@@ -39,26 +35,13 @@ main(sys.argv[2:])
 """
 
 
-def contents() -> dict[str, bytes]:
-    random = np.random.default_rng(0)
-    files = {}
-    for name in data.RELEASE.files:
-        records = random.integers(0, 256, (IMAGES, data.RECORD), dtype=np.uint8)
-        records[:, 0] %= 10
-        files[name] = records.tobytes()
-    return files
-
-
 @pytest.fixture(scope="module", autouse=True)
 def release(tmp_path_factory):
     """Few images in place of the official ones, found through the environment; pictures only where they are tested."""
-    folder, files = tmp_path_factory.mktemp("data") / data.FOLDER, contents()
-    folder.mkdir()
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    sums = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
+    files = random_files(IMAGES)
+    folder = write(tmp_path_factory.mktemp("data") / data.FOLDER, files)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(data, "RELEASE", data.Release("http://127.0.0.1:9/nobody-listens", "", sums, IMAGES))
+        patch.setattr(data, "RELEASE", release_of(files))
         patch.setenv("ASNG_DATA", str(folder.parent))
         patch.setenv("NO_PROXY", "127.0.0.1")
         yield folder
@@ -277,50 +260,11 @@ def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path, release
     assert refused("cifar10", "search", "--device", "gpu").startswith("there is no device 'gpu'")
 
 
-class Server(ThreadingHTTPServer):
-    """Serves the release, or presses Ctrl-C in the middle of it."""
-
-    def __init__(self, content: bytes, interrupt: bool) -> None:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content[:-1000])
-                if interrupt:
-                    os.kill(os.getpid(), signal.SIGINT)
-                else:
-                    self.wfile.write(content[-1000:])
-
-            def log_message(self, *arguments):
-                pass
-
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
-
-    def __enter__(self):
-        self.thread.start()
-        return self
-
-    def __exit__(self, *error):
-        self.shutdown()
-        self.thread.join()
-        self.server_close()
-
-
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_download_has_a_bar_and_ctrl_c_in_it_promises_nothing(plain, tmp_path, monkeypatch, interrupt):
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
-        for name, content in contents().items():
-            member = tarfile.TarInfo(f"{data.FOLDER}/{name}")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
-    content = packed.getvalue()
-    with Server(content, interrupt) as server:
-        url = f"http://127.0.0.1:{server.server_port}/cifar-10-binary.tar.gz"
-        there = replace(data.RELEASE, url=url, md5=hashlib.md5(content).hexdigest())
-        monkeypatch.setattr(data, "RELEASE", there)
+    content = archive_of(random_files(IMAGES))
+    stopped: dict[str, Any] = {"sent": -1000, "then": lambda: os.kill(os.getpid(), signal.SIGINT)}
+    with server(monkeypatch, content, **(stopped if interrupt else {})):
         done = run("cifar10", "search", *TINY, "--no-test", "--data", tmp_path / "new", "--out", tmp_path / "run")
     if interrupt:
         assert (done.code, done.err) == (130, "Interrupted.\n")
