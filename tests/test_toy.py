@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from asng.experiments import toy
+from asng.experiments import toy, workers
 from asng.experiments.toy import Setting, Settings
 
 SMALL = Settings(variables=10, choices=4, runs=4, iterations=1500, rates=(0.05,), powers=(0.0, 0.5, 1.5), alphas=(1.5,))
@@ -230,7 +230,7 @@ def test_a_sweep_that_lost_its_end_continues_to_the_same_results(finished, tmp_p
 
 def test_a_finished_sweep_is_not_computed_again(finished, monkeypatch):
     before = files(finished[0])
-    monkeypatch.setattr(toy, "_work", None)
+    monkeypatch.setattr(workers, "_work", None)
     toy.run(SMALL, finished[0])
     assert files(finished[0]) == before
 

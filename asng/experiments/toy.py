@@ -7,15 +7,10 @@ update of ASNG, SNG or Adam. All runs of a setting are rows of the same arrays.
 """
 
 import math
-import os
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
-from contextlib import closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context, parent_process
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +18,7 @@ import numpy as np
 
 from asng import __version__
 from asng.baselines import PlainState, adam_start, adam_update, plain_update
+from asng.experiments.workers import Tick, side_by_side
 from asng.families import CategoricalFamily
 from asng.optimizer import adaptive_start, adaptive_update
 from asng.runs import Run, write_json
@@ -94,9 +90,7 @@ def settings_of(sweep: Settings) -> list[Setting]:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # weights that diverge fail, quietly
-def simulate(
-    sweep: Settings, setting: Setting, tick: Callable[[float], None] = lambda fraction: None
-) -> list[int | None]:
+def simulate(sweep: Settings, setting: Setting, tick: Tick = lambda fraction: None) -> list[int | None]:
     """Per run, the iteration that first drew the target, or None. `tick` hears how far it is, now and then."""
     variables, choices, runs = sweep.variables, sweep.choices, sweep.runs
     family = CategoricalFamily([choices] * variables)
@@ -184,7 +178,10 @@ def run(sweep: Settings, folder: Path, progress: Callable[[float], None] = lambd
     # Long and short settings mixed, so that the first ones tell how long the rest will take.
     np.random.default_rng(0).shuffle(missing)
     done = len(settings) - len(missing)
-    with closing(_side_by_side(sweep, missing, lambda n: progress((done + n) / len(settings)))) as finished:
+    work = side_by_side(
+        partial(simulate, sweep), missing, sweep.workers, lambda n: progress((done + n) / len(settings))
+    )
+    with closing(work) as finished:
         for setting, iterations in finished:
             kept.append({"setting": setting, "iterations": iterations})
             reached[setting] = iterations
@@ -203,90 +200,6 @@ def _read(record: dict[str, Any], sweep: Settings) -> tuple[Setting, list[int | 
     if len(iterations) != sweep.runs:
         raise ValueError(f"the results hold {len(iterations)} runs of {setting}, not {sweep.runs}; delete the folder")
     return setting, iterations
-
-
-def _side_by_side(
-    sweep: Settings, settings: list[Setting], progress: Callable[[float], None]
-) -> Generator[tuple[Setting, list[int | None]], None, None]:
-    """Simulate settings in worker processes; `progress` hears how many are done, with parts of the running ones."""
-    context = get_context("spawn")
-    parts = context.RawArray("d", len(settings))  # how far each setting is
-    stop = context.RawValue("b", 0)
-    workers = max(1, min(sweep.workers, len(settings)))
-    executor = ProcessPoolExecutor(workers, context, initializer=_start_worker, initargs=(parts, stop))
-    try:
-        with _starting_workers():
-            futures = {executor.submit(_work, sweep, setting, i): setting for i, setting in enumerate(settings)}
-        progress(0)
-        while futures:
-            finished, _ = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
-            for future in finished:
-                yield futures.pop(future), future.result()
-            progress(sum(parts))
-    finally:
-        stop.value = 1
-        executor.shutdown(cancel_futures=True)
-
-
-# One thread for linear algebra, since the workers are the parallelism; and freed memory is kept, because
-# giving it back and getting it again costs a tenth of the time.
-WORKER_ENVIRONMENT = {
-    **dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS"), "1"),
-    "MALLOC_TRIM_THRESHOLD_": "100000000",
-    "MALLOC_MMAP_THRESHOLD_": "100000000",
-}
-
-
-@contextmanager
-def _starting_workers() -> Iterator[None]:
-    """Processes started meanwhile get the environment of workers, and leave Ctrl-C to the parent."""
-    before = {name: os.environ[name] for name in WORKER_ENVIRONMENT if name in os.environ}
-    os.environ.update(WORKER_ENVIRONMENT)
-    # Inherited from the first moment on; only the main thread may set it.
-    main = threading.current_thread() is threading.main_thread()
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
-    try:
-        yield
-    finally:
-        for name in WORKER_ENVIRONMENT:
-            del os.environ[name]
-        os.environ.update(before)
-        if main:
-            signal.signal(signal.SIGINT, handler)
-
-
-_shared: tuple[Any, Any]  # in a worker: the parts done and the flag to stop
-
-
-def _start_worker(parts: Any, stop: Any) -> None:
-    global _shared  # noqa: PLW0603 (the one way into a worker for what cannot be sent with its tasks)
-    _shared = parts, stop
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent decides
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    parent = parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
-
-
-class Stopped(Exception):
-    """The parent wants its workers back."""
-
-
-def _work(sweep: Settings, setting: Setting, index: int) -> list[int | None]:
-    parts, stop = _shared
-
-    def tick(fraction: float) -> None:
-        if stop.value:
-            raise Stopped
-        parts[index] = fraction
-
-    reached = simulate(sweep, setting, tick)
-    parts[index] = 1.0
-    return reached
 
 
 # The report.
