@@ -94,9 +94,9 @@ class Conv2d(Sized, nn.Conv2d):
             left, right, top, bottom = self._reversed_padding_repeated_twice
             around = [left - across, right - across, top - down, bottom - down]
             input, outside = F.pad(input, around, mode=self.padding_mode), (0, 0)
-        weight, bias = window.part(self.weight, self.bias, transposed=False)
+        input, weight, bias = window.applied(input, self.weight, self.bias, transposed=False)
         output = F.conv2d(input, weight, bias, self.stride, outside, self.dilation, window.groups())
-        return self._give(window.gives(), output)
+        return self._give(window.gives(), window.cut(output))
 
 
 class ConvTranspose2d(Sized, nn.ConvTranspose2d):
@@ -174,9 +174,9 @@ class ConvTranspose2d(Sized, nn.ConvTranspose2d):
         more = self._output_padding(
             input, output_size, list(self.stride), list(outside), list(window.kernel()), 2, list(dilation)
         )
-        weight, bias = window.part(self.weight, self.bias, transposed=True)
+        input, weight, bias = window.applied(input, self.weight, self.bias, transposed=True)
         output = F.conv_transpose2d(input, weight, bias, self.stride, outside, more, window.groups(), dilation)
-        return self._give(window.gives(), output)
+        return self._give(window.gives(), window.cut(output))
 
 
 class Linear(Sized, nn.Linear):

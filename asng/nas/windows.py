@@ -3,11 +3,15 @@
 from collections.abc import Sequence
 from itertools import pairwise
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from asng.nas.decision import Sizable, Size, Takable, UpTo, largest, most_taken
 
 Pair = int | Sequence[int]
+
+GRAIN = 32  # channels
 
 
 class Window:
@@ -63,6 +67,28 @@ class Window:
                     "the size of the input"
                 )
 
+    def applied(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """What to convolve: the input and the parts of weight and bias in use, from whose output to `cut`.
+
+        Where each number of channels is planned for, numbers are rounded up: the input gets channels of zeros, which
+        the weights that meet them do not change, and channels that come out in excess are cut off. So the result and
+        all gradients are those of the exact part.
+        """
+        if self.most_groups > 1 or not planned(input.device):
+            return input, *self.part(weight, bias, transposed=transposed)
+        takes, gives = min(rounded(self.takes()), self.most_in), min(rounded(self.gives()), self.most_out)
+        rows, columns = (takes, gives) if transposed else (gives, takes)
+        more = takes - self.takes()
+        filled = F.pad(input, (0, 0, 0, 0, 0, more)) if more else input
+        return filled, self._centre(weight)[:rows, :columns], None if bias is None else bias[:gives]
+
+    def cut(self, output: Tensor) -> Tensor:
+        """The channels of (..., channels, h, w) that were asked for."""
+        gives = self.gives()
+        return output if output.shape[-3] == gives else output.narrow(-3, 0, gives)
+
     def part(self, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> tuple[Tensor, Tensor | None]:
         """The weight (out, in / groups, h, w), or transposed (in, out / groups, h, w), and the bias (out,) in use."""
         groups = self.groups()
@@ -84,6 +110,20 @@ class Window:
             return tensor[:channels]
         by_group: Tensor = tensor.unflatten(0, (self.most_groups, -1))  # type: ignore[no-untyped-call]
         return by_group[:groups, :channels].flatten(0, 1)
+
+
+def planned(device: torch.device) -> bool:
+    """Whether convolutions on a device are planned anew, in milliseconds, for each number of channels that comes up."""
+    return device.type == "cuda"
+
+
+def rounded(channels: int) -> int:
+    """The next multiple of 32, or up to there the next power of 2: few numbers to plan for, and little in excess.
+
+    >>> [rounded(channels) for channels in (3, 8, 17, 64, 65, 200)]
+    [4, 8, 32, 64, 96, 224]
+    """
+    return -(-channels // GRAIN) * GRAIN if channels > GRAIN else 1 << (channels - 1).bit_length()
 
 
 def pair(sizes: Pair) -> tuple[int, int]:

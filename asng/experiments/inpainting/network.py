@@ -133,14 +133,14 @@ def autoencode(images: Tensor, encoder: Sequence[Any], decoder: Sequence[Any], l
     """
     nodes = [images]
     for conv in encoder:
-        nodes.append(torch.relu_(conv(nodes[-1])))
+        nodes.append(torch.relu(conv(nodes[-1])))
     x = nodes[-1]
     for mirror in reversed(decoder):
         beside, before = nodes.pop(), nodes[-1]
         x = mirror(x, output_size=before.shape[-2:])
         if mirror.stride == (1, 1):
-            x += beside
-        x = torch.relu_(x)
+            x = x + beside
+        x = torch.relu(x)
     result: Tensor = last(x)
     return result
 
