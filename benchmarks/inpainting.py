@@ -38,7 +38,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import asng
 from asng.experiments.inpainting.encoding import Encoding, random_values, variables
-from asng.experiments.inpainting.network import COLOURS, Net
+from asng.experiments.inpainting.network import COLOURS, Net, placed
 from asng.nas import Decisions, OneShot, space_of
 
 PAPER = (64, 16)  # side and number of images
@@ -116,7 +116,7 @@ def mean(device: torch.device, functions: Sequence[Callable[[], Any]]) -> float:
 def measured(net: type[Net], encoding: Encoding, settings: argparse.Namespace, steps: Sequence[Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     device = torch.device(settings.device)
-    model = net(encoding, settings.layers, size=(settings.size, settings.size)).to(device)
+    model = placed(net(encoding, settings.layers, size=(settings.size, settings.size)), device)
     images = torch.rand(settings.batch, COLOURS, settings.size, settings.size).to(device)
     decisions = Decisions(model)
     with torch.no_grad():

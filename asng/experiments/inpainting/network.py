@@ -7,7 +7,7 @@ nothing is computed with the others.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +26,8 @@ from asng.experiments.inpainting.encoding import (
 )
 
 COLOURS = 3
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 class Net(nn.Module):
@@ -166,6 +168,12 @@ def fresh(values: Values, size: tuple[int, int] = SIZE, generator: torch.Generat
     model = Autoencoder(encoder, decoder, nn.ConvTranspose2d(into_last, COLOURS, 3, padding=1, bias=False))
     reset(model, generator)
     return model
+
+
+def placed(model: Model, device: torch.device) -> Model:
+    """A model on a device; the kernels of GPUs want the channels of a pixel side by side."""
+    moved: Any = model.to(device)  # whose types do not know of formats
+    return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved  # type: ignore[no-any-return]
 
 
 def _conv(make: Callable[..., nn.Module], takes: Any, gives: Any, kernel: int, skip: bool) -> nn.Module:

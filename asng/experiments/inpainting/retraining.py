@@ -14,7 +14,7 @@ from asng.experiments.data import Progress
 from asng.experiments.inpainting.data import Batches, Faces
 from asng.experiments.inpainting.encoding import describe
 from asng.experiments.inpainting.masks import Mask
-from asng.experiments.inpainting.network import fresh
+from asng.experiments.inpainting.network import fresh, placed
 from asng.experiments.inpainting.pictures import picture
 from asng.experiments.inpainting.search import TESTED, Search, Settings, Tested, check_stretch, loss_of, used_of
 from asng.experiments.searching import TRAIN, check, config, config_in, settings_in
@@ -97,7 +97,7 @@ class Retrain:
         self._settings, self.device = settings, train.images.device
         height, width = train.images.shape[2:]
         torch.manual_seed(settings.seed)
-        self.model = fresh(values, (height, width)).to(self.device)
+        self.model = placed(fresh(values, (height, width)), self.device)
         weights = torch.optim.Adam(self.model.parameters(), lr=settings.rate, fused=self.device.type == "cuda")
         self._descent = training.Descent(
             self.model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp)

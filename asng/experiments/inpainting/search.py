@@ -16,7 +16,7 @@ from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import Batches, Faces
 from asng.experiments.inpainting.encoding import Encoding, describe
 from asng.experiments.inpainting.masks import Mask, fixed
-from asng.experiments.inpainting.network import Net
+from asng.experiments.inpainting.network import Net, placed
 from asng.experiments.searching import TRAIN, VALID, Searching, SearchSettings, check, config
 from asng.nas.architecture import to_dict
 from asng.runs import METRICS, Run, write_json
@@ -110,9 +110,8 @@ class Search:
         self._settings, self.device = settings, train.images.device
         height, width = train.images.shape[2:]
         torch.manual_seed(settings.seed)
-        self.model = Net(settings.encoding, settings.layers, widths=settings.widths, size=(height, width)).to(
-            self.device
-        )
+        net = Net(settings.encoding, settings.layers, widths=settings.widths, size=(height, width))
+        self.model = placed(net, self.device)
         first, second = halves(used_of(train, settings.images), settings.seed)
         batches, valid = (
             Batches(train, half, settings.batch, settings.mask, settings.seed, stream)
