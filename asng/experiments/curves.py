@@ -4,14 +4,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+
+from asng.experiments.figures import COLOURS, save
 
 # A panel for each ending of names; what several runs have in common has the same stroke, a run has its colour.
 PANELS = {"loss": "loss", "accuracy": "accuracy", "psnr": "PSNR [dB]", "ssim": "SSIM", "probability": "certainty"}
 STROKES = ("-", "--", ":")
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")  # told apart by the colour-blind, too
 
 
 def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
@@ -25,15 +24,9 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> list[
     if not shown:
         raise ValueError(f"there is nothing to draw in {names}; records have names that end in {', '.join(PANELS)}")
     figure = Figure(figsize=(4 * len(shown), 3.2), layout="constrained")
-    FigureCanvasAgg(figure)
     for place, (ending, metrics) in enumerate(shown.items(), start=1):
         _panel(figure.add_subplot(1, len(shown), place), runs, ending, metrics)
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"curves.{suffix}" for suffix in ("svg", "png")]
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "asng"}):  # text stays text; same numbers, same file
-        figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1], dpi=150)
-    return paths
+    return save(figure, folder, "curves", dpi=150)
 
 
 def _panel(axes: Any, runs: Mapping[str, Sequence[Mapping[str, Any]]], ending: str, metrics: Sequence[str]) -> None:

@@ -245,15 +245,13 @@ def _spans(line: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) 
     return spans
 
 
-# Okabe and Ito's colours, which the colour-blind can tell apart; markers say the same again.
-LOOKS = [("#0072B2", "o"), ("#D55E00", "s"), ("#009E73", "^"), ("#CC79A7", "D"), ("#56B4E9", "v")]
-
-
 def draw(summary: dict[str, Any], folder: Path) -> None:
     """`toy.png` and `toy.svg`: the methods above, ASNG's alphas below, one column per learning rate."""
-    import matplotlib as mpl  # here, so that workers need not load it
-    from matplotlib.figure import Figure
+    from matplotlib.figure import Figure  # here, so that workers need not load it
 
+    from asng.experiments.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, save
+
+    looks = [(BLUE, "o"), (VERMILION, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v")]  # markers say the same again
     rates = list(dict.fromkeys(point["rate"] for point in summary["points"]))
     alphas = sorted({point["alpha"] for point in summary["points"] if point["alpha"]})
     methods = [(method, DEFAULT_ALPHA if method == "ASNG" else None, method) for method in METHODS]
@@ -262,7 +260,7 @@ def draw(summary: dict[str, Any], folder: Path) -> None:
     grid = figure.subplots(len(rows), len(rates), sharex=True, sharey="row", squeeze=False)
     for axes_row, lines in zip(grid, rows, strict=True):
         for axes, rate in zip(axes_row, rates, strict=True):
-            for (method, alpha, label), (colour, marker) in zip(lines, LOOKS * len(lines), strict=False):
+            for (method, alpha, label), (colour, marker) in zip(lines, looks * len(lines), strict=False):
                 line = [p for p in summary["points"] if (p["rate"], p["method"], p["alpha"]) == (rate, method, alpha)]
                 measures = [math.nan if p["measure"] is None else p["measure"] for p in line]  # a gap: never reached
                 axes.loglog([p["step"] for p in line], measures, color=colour, marker=marker, markersize=4, label=label)
@@ -272,6 +270,4 @@ def draw(summary: dict[str, Any], folder: Path) -> None:
         axes_row[0].legend(fontsize="small")
     for axes in grid[-1]:
         axes.set_xlabel("initial step size of the distribution")
-    with mpl.rc_context({"svg.hashsalt": "asng"}):  # the same results give the same files
-        figure.savefig(folder / "toy.png", dpi=150, metadata={"Software": None})
-        figure.savefig(folder / "toy.svg", metadata={"Date": None})
+    save(figure, folder, "toy", dpi=150)

@@ -1,4 +1,4 @@
-"""Pictures of found cells, and of the probabilities that stand behind them.
+"""Pictures of found cells: inputs, nodes, operations, and how likely they were.
 
 One unit of a drawing is one inch, so that text and boxes fit each other whatever is drawn. Whatever
 colour says is also said in words.
@@ -9,40 +9,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import LineCollection
-from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatch, Rectangle
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatch
 from matplotlib.path import Path as Outline
 
 from asng.experiments.cifar10.layout import Layout, place
-from asng.experiments.cifar10.space import KINDS, NODES, OPERATIONS, SPACE, Paths, code_of, paths_of
-from asng.space import Array
-
-Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
-
-# Short names, and Okabe and Ito's colours, which the colour-blind can tell apart.
-LOOKS = {
-    "identity": ("identity", "#999999"),
-    "avg_pool": ("avg 3×3", "#56B4E9"),
-    "max_pool": ("max 3×3", "#0072B2"),
-    "sep_conv3": ("sep 3×3", "#E69F00"),
-    "sep_conv5": ("sep 5×5", "#D55E00"),
-}
-STATES = ("cell k − 2", "cell k − 1", *(f"node {node}" for node in range(NODES)))
+from asng.experiments.cifar10.probabilities import (
+    GREY,
+    LOOKS,
+    MARGIN,
+    STATES,
+    TITLE,
+    Probabilities,
+    checked,
+    probabilities_figure,
+)
+from asng.experiments.cifar10.space import KINDS, NODES, SPACE, Paths, code_of, paths_of
+from asng.experiments.figures import canvas, save, tint
 
 # Inches. A layer is, from its top: arrow heads, operations, the way to the sum, the sum.
 HEAD, BOX, JOIN, RADIUS = 0.24, 0.32, 0.14, 0.11
 LAYER = HEAD + BOX + JOIN + 2 * RADIUS
 WIDTH = 0.62  # of an operation
 END, OUTPUT = 0.26, 0.92  # heights: of an input; of all that follows the layers
-TITLE, MARGIN, LEGEND = 0.65, 0.3, 0.6
-LABEL, COLUMN, ROW, BAR = 0.55, 0.52, 0.29, 0.42  # of the table
-GREY = "0.35"
+LEGEND = 0.6
 
 
 @dataclass(frozen=True)
@@ -68,15 +61,7 @@ def draw(values: Mapping[str, Any], folder: Path, probabilities: Probabilities |
     figures = {"cells": cells_figure(cells_of(values, probabilities))}
     if probabilities is not None:
         figures["probabilities"] = probabilities_figure(values, probabilities)
-    folder.mkdir(parents=True, exist_ok=True)
-    written = []
-    for name, figure in figures.items():
-        written += [folder / f"{name}.svg", folder / f"{name}.png"]
-        # Text stays text, and the same architecture gives the same files.
-        with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "asng"}):
-            figure.savefig(written[-2], metadata={"Date": None})
-            figure.savefig(written[-1], dpi=200, metadata={"Software": None})
-    return written
+    return [path for name, figure in figures.items() for path in save(figure, folder, name, dpi=200)]
 
 
 def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[Cell]:
@@ -88,21 +73,6 @@ def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = No
     return [Cell(kind, paths_of(values, kind), likely) for kind in KINDS]
 
 
-def checked(probabilities: Probabilities) -> dict[str, Array]:
-    """The same as arrays, if they are probabilities of all decisions; ValueError otherwise."""
-    wrong = [name for name in (*SPACE, *probabilities) if (name in SPACE) != (name in probabilities)]
-    if wrong:
-        what = "has no probabilities" if wrong[0] in SPACE else "has probabilities, but is not of the space"
-        raise ValueError(f"{wrong[0]!r} {what}; give those of all {len(SPACE)} decisions, and no others")
-    arrays = {name: np.asarray(probabilities[name], dtype=float) for name in SPACE}
-    for name, array in arrays.items():
-        if array.shape != (len(SPACE[name].choices),):
-            raise ValueError(f"{name!r} needs {len(SPACE[name].choices)} probabilities, got {array.tolist()}")
-        if not ((array >= 0).all() and abs(array.sum() - 1) < 1e-6):
-            raise ValueError(f"the probabilities of {name!r} must be at least 0 and sum to 1, got {array.tolist()}")
-    return arrays
-
-
 def cells_figure(cells: Sequence[Cell]) -> Figure:
     """The cells beside each other, a legend beneath them."""
     layouts = [place(cell.paths) for cell in cells]
@@ -110,7 +80,7 @@ def cells_figure(cells: Sequence[Cell]) -> Figure:
     widths = [max(right - left, 3.0) for left, right in spans]
     tops = [_tops(layout) for layout in layouts]
     lowest = min(levels[-1] for levels in tops) - OUTPUT
-    figure, axes = _canvas(sum(widths) + MARGIN * (len(cells) + 1), TITLE - lowest + LEGEND)
+    figure, axes = canvas(sum(widths) + MARGIN * (len(cells) + 1), TITLE - lowest + LEGEND)
     start = MARGIN
     for cell, layout, levels, (left, right), width in zip(cells, layouts, tops, spans, widths, strict=True):
         middle = start + width / 2
@@ -121,15 +91,6 @@ def cells_figure(cells: Sequence[Cell]) -> Figure:
         start += width + MARGIN
     _legend(figure, cells)
     return figure
-
-
-def _canvas(width: float, height: float) -> tuple[Figure, Axes]:
-    """A figure whose unit is an inch; (0, 0) is its upper left corner, y grows upward."""
-    figure = Figure(figsize=(width, height))
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set(xlim=(0, width), ylim=(-height, 0))
-    axes.set_axis_off()
-    return figure, axes
 
 
 def _tops(layout: Layout) -> list[float]:
@@ -199,7 +160,16 @@ class _Sketch:
             self.axes.add_patch(PathPatch(turn, fc="none", ec="black", lw=0.8))
             name, colour = LOOKS[operation]
             gid = f"{self.cell.kind}{node}.op{slot + 1}"
-            self._box(middle, y, WIDTH, BOX, fc=_tint(colour, likely), ec="black", lw=_thickness(likely) / 2, gid=gid)
+            self._box(
+                middle,
+                y,
+                WIDTH,
+                BOX,
+                fc=tint(colour, _strength(likely)),
+                ec="black",
+                lw=_thickness(likely) / 2,
+                gid=gid,
+            )
             self._text(middle, y - BOX / 2, name if likely is None else f"{name}\n{likely:.2f}")
         if self.cell.twice(node):
             self._text(x, y - BOX / 2, "=", weight="bold")
@@ -254,14 +224,12 @@ def _thickness(likely: float | None) -> float:
     return 1.0 if likely is None else 0.5 + 2.0 * likely
 
 
+def _strength(likely: float | None) -> float:
+    return 0.45 if likely is None else 0.1 + 0.55 * likely
+
+
 def _shade(likely: float | None) -> str:
     return "0.2" if likely is None else f"{0.75 - 0.75 * likely:.3f}"
-
-
-def _tint(colour: str, likely: float | None) -> str:
-    part = 0.45 if likely is None else 0.1 + 0.55 * likely
-    red, green, blue = (1 - part + part * value for value in to_rgb(colour))
-    return to_hex((red, green, blue))
 
 
 def _legend(figure: Figure, cells: Sequence[Cell]) -> None:
@@ -281,44 +249,3 @@ def _legend(figure: Figure, cells: Sequence[Cell]) -> None:
         style = {"ncols": len(row), "fontsize": 7, "frameon": False, "columnspacing": 1.5, "handletextpad": 0.6}
         place = (0.5, y / figure.get_figheight())
         figure.legend(list(row.values()), list(row), loc="center", bbox_to_anchor=place, **style)
-
-
-def probabilities_figure(values: Mapping[str, Any], probabilities: Probabilities) -> Figure:
-    """All probabilities as a table with bars: a row per slot, a column per choice, what was chosen in bold."""
-    arrays = checked(probabilities)
-    operations = len(OPERATIONS) * COLUMN
-    panel = LABEL + (1 + NODES) * COLUMN + MARGIN / 2 + operations
-    figure, axes = _canvas(2 * panel + 3 * MARGIN, TITLE + 2 * NODES * ROW + 0.45)
-    for kind, left in zip(KINDS, (MARGIN, panel + 2 * MARGIN), strict=True):
-        axes.text(left, -0.2, f"{kind.capitalize()} cell", size=10, weight="bold", va="center")
-        for node in range(NODES):
-            y = -TITLE - 2 * node * ROW
-            axes.plot([left, left + panel], [y, y], color="0.8", lw=0.6)
-            axes.text(left, y - ROW, STATES[2 + node], size=7, va="center")
-        for part, start in (("in", left + LABEL), ("op", left + panel - operations)):
-            names = [f"{kind}{node}.{part}{slot}" for node in range(NODES) for slot in (1, 2)]
-            _table(axes, start, {name: arrays[name] for name in names}, values)
-    note = "Bars are probabilities, what was chosen in bold; a tick marks where all choices are equally likely."
-    axes.text(figure.get_figwidth() / 2, 0.2 - figure.get_figheight(), note, size=7, ha="center", va="center")
-    return figure
-
-
-def _table(axes: Axes, left: float, rows: Mapping[str, Array], values: Mapping[str, Any]) -> None:
-    """The distributions of all inputs or all operations of a cell, one below the other."""
-    scale: list[list[tuple[float, float]]] = []
-    most = max((SPACE[name].choices for name in rows), key=len)
-    for column, choice in enumerate(most):
-        heading = LOOKS[choice][0] if choice in LOOKS else STATES[choice].removeprefix("cell ")
-        axes.text(left + column * COLUMN, 0.1 - TITLE, heading, size=6.5, color=GREY, va="center")
-    for row, (name, array) in enumerate(rows.items()):
-        y = -TITLE - (row + 0.5) * ROW
-        for column, (choice, probability) in enumerate(zip(SPACE[name].choices, array, strict=True)):
-            x, chosen = left + column * COLUMN, choice == values[name]
-            weight, colour = ("bold", "black") if chosen else ("normal", GREY)
-            axes.text(x, y + 0.05, f"{probability:.2f}", size=6, weight=weight, color=colour, va="center")
-            fill = _tint(LOOKS[choice][1] if choice in LOOKS else "black", None if chosen else 0.3)
-            edge = {"ec": "black", "lw": 0.6} if chosen else {"lw": 0}
-            axes.add_patch(Rectangle((x, y - 0.1), BAR * probability, 0.07, fc=fill, **edge, gid=f"{name}.{choice}"))
-            even = x + BAR / len(array)
-            scale += [[(x, y - 0.1), (x + BAR, y - 0.1)], [(even, y - 0.1), (even, y - 0.13)]]
-    axes.add_collection(LineCollection(scale, colors="0.5", linewidths=0.5), autolim=False)

@@ -1,0 +1,90 @@
+"""The probabilities of all decisions of the two cells: checked, and as a table with bars.
+
+What stands in the table and in the pictures of the cells has the same names and colours in both.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+
+from asng.experiments.cifar10.space import KINDS, NODES, OPERATIONS, SPACE
+from asng.experiments.figures import BLUE, ORANGE, SKY, VERMILION, canvas, tint
+from asng.space import Array
+
+Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
+
+# Short names and colours.
+LOOKS = {
+    "identity": ("identity", "#999999"),
+    "avg_pool": ("avg 3×3", SKY),
+    "max_pool": ("max 3×3", BLUE),
+    "sep_conv3": ("sep 3×3", ORANGE),
+    "sep_conv5": ("sep 5×5", VERMILION),
+}
+STATES = ("cell k − 2", "cell k − 1", *(f"node {node}" for node in range(NODES)))
+GREY = "0.35"
+
+# Inches: of all figures, then of the table.
+TITLE, MARGIN = 0.65, 0.3
+LABEL, COLUMN, ROW, BAR = 0.55, 0.52, 0.29, 0.42
+
+
+def checked(probabilities: Probabilities) -> dict[str, Array]:
+    """The same as arrays, if they are probabilities of all decisions; ValueError otherwise."""
+    wrong = [name for name in (*SPACE, *probabilities) if (name in SPACE) != (name in probabilities)]
+    if wrong:
+        what = "has no probabilities" if wrong[0] in SPACE else "has probabilities, but is not of the space"
+        raise ValueError(f"{wrong[0]!r} {what}; give those of all {len(SPACE)} decisions, and no others")
+    arrays = {name: np.asarray(probabilities[name], dtype=float) for name in SPACE}
+    for name, array in arrays.items():
+        if array.shape != (len(SPACE[name].choices),):
+            raise ValueError(f"{name!r} needs {len(SPACE[name].choices)} probabilities, got {array.tolist()}")
+        if not ((array >= 0).all() and abs(array.sum() - 1) < 1e-6):
+            raise ValueError(f"the probabilities of {name!r} must be at least 0 and sum to 1, got {array.tolist()}")
+    return arrays
+
+
+def probabilities_figure(values: Mapping[str, Any], probabilities: Probabilities) -> Figure:
+    """All probabilities as a table with bars: a row per slot, a column per choice, what was chosen in bold."""
+    arrays = checked(probabilities)
+    operations = len(OPERATIONS) * COLUMN
+    panel = LABEL + (1 + NODES) * COLUMN + MARGIN / 2 + operations
+    figure, axes = canvas(2 * panel + 3 * MARGIN, TITLE + 2 * NODES * ROW + 0.45)
+    for kind, left in zip(KINDS, (MARGIN, panel + 2 * MARGIN), strict=True):
+        axes.text(left, -0.2, f"{kind.capitalize()} cell", size=10, weight="bold", va="center")
+        for node in range(NODES):
+            y = -TITLE - 2 * node * ROW
+            axes.plot([left, left + panel], [y, y], color="0.8", lw=0.6)
+            axes.text(left, y - ROW, STATES[2 + node], size=7, va="center")
+        for part, start in (("in", left + LABEL), ("op", left + panel - operations)):
+            names = [f"{kind}{node}.{part}{slot}" for node in range(NODES) for slot in (1, 2)]
+            _table(axes, start, {name: arrays[name] for name in names}, values)
+    note = "Bars are probabilities, what was chosen in bold; a tick marks where all choices are equally likely."
+    axes.text(figure.get_figwidth() / 2, 0.2 - figure.get_figheight(), note, size=7, ha="center", va="center")
+    return figure
+
+
+def _table(axes: Axes, left: float, rows: Mapping[str, Array], values: Mapping[str, Any]) -> None:
+    """The distributions of all inputs or all operations of a cell, one below the other."""
+    scale: list[list[tuple[float, float]]] = []
+    most = max((SPACE[name].choices for name in rows), key=len)
+    for column, choice in enumerate(most):
+        heading = LOOKS[choice][0] if choice in LOOKS else STATES[choice].removeprefix("cell ")
+        axes.text(left + column * COLUMN, 0.1 - TITLE, heading, size=6.5, color=GREY, va="center")
+    for row, (name, array) in enumerate(rows.items()):
+        y = -TITLE - (row + 0.5) * ROW
+        for column, (choice, probability) in enumerate(zip(SPACE[name].choices, array, strict=True)):
+            x, chosen = left + column * COLUMN, choice == values[name]
+            weight, colour = ("bold", "black") if chosen else ("normal", GREY)
+            axes.text(x, y + 0.05, f"{probability:.2f}", size=6, weight=weight, color=colour, va="center")
+            fill = tint(LOOKS[choice][1] if choice in LOOKS else "black", 0.45 if chosen else 0.265)
+            edge = {"ec": "black", "lw": 0.6} if chosen else {"lw": 0}
+            axes.add_patch(Rectangle((x, y - 0.1), BAR * probability, 0.07, fc=fill, **edge, gid=f"{name}.{choice}"))
+            even = x + BAR / len(array)
+            scale += [[(x, y - 0.1), (x + BAR, y - 0.1)], [(even, y - 0.1), (even, y - 0.13)]]
+    axes.add_collection(LineCollection(scale, colors="0.5", linewidths=0.5), autolim=False)

@@ -1,0 +1,41 @@
+"""What the figures of all experiments share: colours, drawings in inches, and how they are written."""
+
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+
+
+def canvas(width: float, height: float) -> tuple[Figure, Axes]:
+    """A figure whose unit is an inch; (0, 0) is its upper left corner, y grows upward."""
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(0, width), ylim=(-height, 0))
+    axes.set_axis_off()
+    return figure, axes
+
+
+def tint(colour: str, part: float) -> str:
+    """A colour mixed with white, of which it keeps this part.
+
+    >>> tint("black", 0.25)
+    '#bfbfbf'
+    """
+    red, green, blue = (1 - part + part * value for value in to_rgb(colour))
+    return to_hex((red, green, blue))
+
+
+def save(figure: Figure, folder: Path, name: str, *, dpi: int) -> list[Path]:
+    """Write NAME.svg, in which text stays text, and NAME.png; the same figure gives the same files. Returns both."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{name}.svg", folder / f"{name}.png"]
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "asng"}):
+        figure.savefig(paths[0], metadata={"Date": None})
+        figure.savefig(paths[1], dpi=dpi, metadata={"Software": None})
+    return paths
