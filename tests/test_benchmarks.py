@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).parents[1] / "benchmarks" / "ask_tell.py"
 def result_of(folder, *arguments, blocked=()):
     """Run the script; `blocked` libraries look as if they were not installed."""
     program = (
-        f"import runpy, sys; sys.path[:0] = {[str(SCRIPT.parents[1]), *filter(None, sys.path)]!r}\n"
+        f"import runpy, sys; sys.path[:0] = {[str(SCRIPT.parent), str(SCRIPT.parents[1]), *filter(None, sys.path)]!r}\n"
         f"sys.modules.update(dict.fromkeys({list(blocked)!r}))\n"
         f"sys.argv = {['ask_tell.py', '--quick', '--out', str(folder), *arguments]!r}\n"
         f"runpy.run_path({str(SCRIPT)!r}, run_name='__main__')\n"
