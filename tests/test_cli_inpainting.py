@@ -203,6 +203,16 @@ def test_yardsticks_beside_a_search_are_of_its_space(asked, searched):
     assert asked("retrain", folder, "--architecture", "base", "--out", "here")[2] == Path("here")
 
 
+def test_base_is_as_deep_as_what_runs_and_has_64_channels(asked, tmp_path):
+    settings = {"experiment": "inpainting", "kind": "search", "encoding": "cat", "layers": 20, "widths": None}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    halving = {f"layer{number}.type": "3x3 down" for number in range(1, 21)}  # from 64x64 to 1x1 takes six of them
+    found = base_values(variables("cat"), 12) | halving
+    (tmp_path / "architecture.json").write_text(to_json(found))
+    _, values, *_ = asked("retrain", tmp_path, "--architecture", "base")
+    assert [(layer.kernel, layer.skip, layer.channels) for layer in chain(values)] == [(3, True, 64)] * 6
+
+
 def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_path, searched):
     either = "give either the folder of a search, or --architecture"
     assert refused("inpainting", "retrain").startswith(either)

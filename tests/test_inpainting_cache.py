@@ -120,6 +120,14 @@ def test_celeba_in_the_wild_is_cropped_by_its_boxes(tmp_path, place, folder):
     assert is_all(second, BLUE, tolerance=6)
 
 
+def test_boxes_count_the_pixels_as_they_are_stored(tmp_path):
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    save(tmp_path / "img_celeba/1.png", (100, 60), RED, (60, 10, 100, 50), exif=turned)
+    write_boxes(tmp_path / "list_bbox_celeba.txt", {"1.png": (60, 10, 40, 40)})
+    assert is_all(faces(tmp_path).images[0], GREEN)
+
+
 def test_aligned_images_have_no_boxes_and_of_several_releases_the_first_is_used(tmp_path):
     save(tmp_path / "Img/img_align_celeba/000001.jpg", (178, 218), RED, (0, 24, 178, 194))
     write_boxes(tmp_path / "Anno/list_bbox_celeba.txt", {"000001.jpg": (600, 274, 343, 475)})
@@ -257,6 +265,13 @@ def test_the_cache_is_built_again_when_files_or_boxes_change_and_the_old_one_goe
     assert built(tmp_path)
     assert not built(tmp_path)
     assert len(list((tmp_path / ".asng").iterdir())) == 2
+
+
+def test_the_cache_of_another_version_is_built_again(tmp_path, monkeypatch):
+    save(tmp_path / "a.png")
+    assert built(tmp_path)
+    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    assert built(tmp_path)
 
 
 @pytest.mark.parametrize("harm", ["cut", "gone", "no json", "other json"])

@@ -159,6 +159,7 @@ def test_a_mini_batch_holds_originals_and_the_same_with_holes(mask):
             assert torch.equal(known[:, :1], fixed("center", 8, (8, 8), 0))
         else:
             assert 0 < known.float().mean() < 0.6
+            assert len({tuple(one.flatten().tolist()) for one in known}) > 2  # each image has its own
     assert (original.min() > 0) & (original.max() <= 1)
 
 

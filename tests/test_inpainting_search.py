@@ -14,9 +14,10 @@ from asng.experiments import training
 from asng.experiments.data import halves
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import Batches, Faces
-from asng.experiments.inpainting.encoding import describe
+from asng.experiments.inpainting.encoding import describe, variables
 from asng.experiments.inpainting.masks import fixed
-from asng.experiments.inpainting.search import MASKS, Search, Settings, search
+from asng.experiments.inpainting.network import Net
+from asng.experiments.inpainting.search import MASKS, Search, Settings, loss_of, search
 from asng.experiments.searching import TRAIN, VALID
 from asng.nas.architecture import from_json
 from asng.runs import METRICS
@@ -46,7 +47,7 @@ def test_the_defaults_are_the_papers():
 
 def test_an_iteration_is_the_papers(faces):
     """Both halves see their own faces; all architectures of a half see the same faces and holes; no decay."""
-    job = Search(changed(mask="pixel"), *faces)
+    job = Search(changed(mask="pixel", seed=5), *faces)
     group = job.searching.oneshot.weights.param_groups[0]
     assert isinstance(job.searching.optimizer, ASNG)
     assert (group["momentum"], group["weight_decay"]) == (0.9, 0.0)
@@ -60,11 +61,38 @@ def test_an_iteration_is_the_papers(faces):
     job.searching.oneshot._loss = watched
     job.step(4)
     batches = [
-        Batches(faces[0], half, 2, "pixel", 0, stream)(4)
-        for half, stream in zip(halves(12, 0), (TRAIN, VALID), strict=True)
+        Batches(faces[0], half, 2, "pixel", 5, stream)(4)
+        for half, stream in zip(halves(12, 5), (TRAIN, VALID), strict=True)
     ]
     for batch, expected in zip(seen, (batches[0], batches[0], batches[1], batches[1]), strict=True):
         assert all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True))
+
+
+def test_weights_and_candidates_follow_from_the_seed(faces):
+    job = Search(changed(seed=5), *faces)
+    torch.manual_seed(5)
+    twin = Net("cat", 3, widths=(2, 4), size=(16, 16))
+    assert all(map(torch.equal, job.model.parameters(), twin.parameters()))
+    twins = ASNG(variables("cat", 3, widths=(2, 4)), seed=np.random.SeedSequence(5).spawn(2)[0])
+    assert [one.values for one in job.searching.optimizer.ask(9)] == [one.values for one in twins.ask(9)]
+
+
+def test_a_gradient_longer_than_5_is_shortened(faces):
+    job = Search(TINY, *faces)
+    job.searching.oneshot._loss = lambda model, batch: 1e6 * loss_of(model, batch)
+    job.step(0)
+    moved = [state["momentum_buffer"] for state in job.searching.oneshot.weights.state.values()]
+    assert torch.stack([momentum.norm() for momentum in moved]).norm().item() == pytest.approx(5, rel=1e-4)
+
+
+def test_mixed_precision_is_that_of_the_settings(faces):
+    for amp, expected in (("off", torch.float32), ("bfloat16", torch.bfloat16)):
+        job = Search(changed(amp=amp), *faces)
+        seen: list[torch.dtype] = []
+        hook = job.model.last.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output.dtype))
+        job.step(0)
+        hook.remove()
+        assert seen == [expected] * 4
 
 
 def test_the_loss_is_the_squared_error_over_the_whole_image(faces):
@@ -97,7 +125,9 @@ def test_a_run_leaves_metrics_architecture_and_a_summary(whole):
     assert [(record["stretch"], record["step"]) for record in records] == [(1, 2), (2, 4), (3, 6)]
     for record in records:
         assert {"train_loss", "valid_loss", "largest_probability", "delta", "test_psnr", "test_ssim"} <= set(record)
+        assert record["images_per_second"] * record["seconds"] == pytest.approx(2 * 2 * 2)  # of both halves
     space = nas.space_of(Search(settings, *small()).model)
+    assert space == variables(settings.encoding, 3, widths=(2, 4))
     assert any(isinstance(variable, Integer) for variable in space.values()) == (settings.encoding == "int")
     values = from_json((folder / "architecture.json").read_text(), space)
     assert values == summary["values"]
@@ -149,6 +179,7 @@ def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_cha
 def test_random_search_and_limits_work_here_too(faces, tmp_path):
     uniform = search(changed(method="uniform", candidates=4), tmp_path / "uniform", *faces)
     assert uniform["probability"] is None
+    assert Search(changed(method="uniform"), *faces).searching._steps == 3  # all mini-batches of a half
     sizes = [nas.parameters(Search(TINY, *faces).model, ASNG(SPACE, seed=seed).ask(1)[0].values) for seed in range(20)]
     limit = int(np.median(sizes))
     limited = search(changed(most_parameters=limit), tmp_path / "limited", *faces)
