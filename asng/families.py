@@ -111,7 +111,8 @@ class CategoricalFamily(Family):
         return 1 / self._rows.lengths[self.owner]
 
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
-        return self._rows.drawn(theta, generator.random((*theta.shape[:-1], n, self.variables)))
+        shape = (n, self.variables) if theta.ndim == 1 else (*theta.shape[:-1], n, self.variables)
+        return self._rows.drawn(theta, generator.random(shape))
 
     def statistics(self, x: Array) -> Array:
         return self._rows.marked(x)
@@ -162,8 +163,7 @@ class NormalFamily(Family):
         if not (np.isfinite(half).all() and (half > 0).all() and (least > 0).all() and (least <= half).all()):
             raise ValueError(f"0 < std_min <= (high - low) / 2 must hold, got {low!r}, {high!r} and {std_min!r}")
         self._var_min, self._var_max = np.square(least), np.square(half)
-        self._mirrored = mirrored
-        n = len(half)
+        self._mirrored, n = mirrored, len(half)
         self.variables, self.size, self.dimension, self.owner = n, 2 * n, 2 * n, np.tile(np.arange(n), 2)
         self._one, self._root2 = np.ones(n), np.full(n, math.sqrt(2))  # arrays: quicker than numbers
 
@@ -186,7 +186,7 @@ class NormalFamily(Family):
         offset = std[..., None, :] * generator.standard_normal((*theta.shape[:-1], rows, self.variables))
         if self._mirrored:
             offset = offset.repeat(2, -2)[..., :n, :]
-            offset[..., 1::2, :] *= -1
+            np.negative(offset[..., 1::2, :], out=offset[..., 1::2, :])
         return mean[..., None, :] + offset
 
     def statistics(self, x: Array) -> Array:
@@ -202,8 +202,8 @@ class NormalFamily(Family):
         first, second = a / std, (b - twice * a) / (along * std)
         along += self._one
         length = np.hypot(twice, along)
-        turned = along * first - twice * second, twice * first + along * second
-        return np.concatenate((turned[0] / length, turned[1] / length), -1)
+        first, second = along * first - twice * second, twice * first + along * second
+        return np.concatenate((first / length, second / length), -1)
 
     def project(self, theta: Array) -> Array:
         mean = np.minimum(np.maximum(theta[..., : self.variables], self._low), self._high)

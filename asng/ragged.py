@@ -31,20 +31,16 @@ class Ragged:
         self._place_of_two = np.tile(self.place, (2, 1))  # broadcasting would cost more than comparing
         self._alike = bool((lengths == lengths[0]).all() and lengths[0] <= SMALL)
         self._ones = np.ones((lengths[0], lengths[0]) if self._alike else (1, 1))
-        self._up_to = np.triu(self._ones)
+        self._column = self._ones[:, 0].copy()
+        self._up_to = np.triu(self._ones)  # for cumulative sums, of which the last goes beyond any draw
         self._up_to[:, -1] = 2.0
-        # The sum of the rows before, whose entries sum to 1 each; and the last entry goes beyond any draw.
+        # The same for others: less the sum of the rows before, whose entries sum to 1 each.
         self._before = np.where(self.last == np.arange(ends[-1]), -np.inf, self.owner)
-
-    def _products(self, entries: Array, matrix: Array) -> Array:
-        """Each row times a matrix (length, length); for rows that are alike."""
-        result: Array = entries.reshape(-1, len(matrix)).dot(matrix).reshape(entries.shape)
-        return result
 
     def totals(self, entries: Array) -> Array:
         """For each entry, the sum over its row."""
         if self._alike:
-            return self._products(entries, self._ones)
+            return self._times(entries, self._ones)
         return np.add.reduceat(entries, self.starts, -1).take(self.owner, -1)
 
     def drawn(self, probabilities: Array, uniform: Array) -> Array:
@@ -58,28 +54,27 @@ class Ragged:
                [1., 1.]])
         """
         one_run = probabilities.ndim == 1
-        if self._alike and not one_run:
-            return self._counted(probabilities, uniform)
-        sums = self._cumulative(probabilities)
-        below = uniform.take(self.owner, -1) >= (sums if one_run else sums[..., None, :])
         places: Array
         if self._alike:
-            places = below.astype(float).reshape(-1, len(self._ones)).dot(self._ones[0]).reshape(uniform.shape)
-        else:
-            places = np.add.reduceat(below, self.starts, -1, dtype=float)
-        return places
-
-    def _cumulative(self, probabilities: Array) -> Array:
-        """The cumulative sums of each row, the last of them beyond any draw."""
-        if self._alike:
-            return self._products(probabilities, self._up_to)
+            if not one_run:
+                return self._counted(probabilities, uniform)
+            below = uniform.take(self.owner, -1) >= self._times(probabilities, self._up_to)
+            places = below.astype(float).reshape(-1, len(self._column)).dot(self._column).reshape(uniform.shape)
+            return places
         sums = np.add.accumulate(probabilities, -1)
         sums -= self._before
-        return sums
+        below = uniform.take(self.owner, -1) >= (sums if one_run else sums[..., None, :])
+        places = np.add.reduceat(below, self.starts, -1, dtype=float)
+        return places
+
+    def _times(self, entries: Array, matrix: Array) -> Array:
+        """Each row times a matrix (length, length); for rows that are alike."""
+        result: Array = entries.reshape(-1, len(matrix)).dot(matrix).reshape(entries.shape)
+        return result
 
     def _counted(self, probabilities: Array, uniform: Array) -> Array:
         """The same as `drawn` for many runs of rows that are alike, place by place."""
-        length = len(self._ones)
+        length = len(self._column)
         places, sums = np.zeros(uniform.shape), np.zeros((*probabilities.shape[:-1], len(self.lengths)))
         for place in range(length - 1):
             sums += probabilities[..., place::length]
