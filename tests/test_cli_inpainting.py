@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shlex
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -290,6 +291,21 @@ def test_lists_are_given_together_and_split_the_faces(asked, faces, tmp_path):
     train, test = asked("search", *lists)[2:4]
     assert (len(train), len(test)) == (5, 3)
     assert refused("inpainting", "search", *lists[:2]) == "give --train-list and --test-list together, or neither"
+
+
+def test_the_next_command_is_told_the_same_data(plain, faces, tmp_path):
+    for name, numbers in (("train.txt", range(5)), ("test.txt", range(5, 8))):
+        (tmp_path / name).write_text("".join(f"{number:02}.png\n" for number in numbers))
+    lists = ["--train-list", tmp_path / "train.txt", "--test-list", tmp_path / "test.txt"]
+    words = [*STEPS, "--batch", "1", "--data", faces, "--device", "cpu", *lists]
+    done = run("inpainting", "search", *SPACE, *words, "--out", tmp_path / "a run")
+    flags = f"--data {faces} --device cpu {' '.join(map(str, lists))}"
+    retrain = f"asng inpainting retrain '{tmp_path / 'a run'}' {flags}"
+    assert done.out.splitlines()[-1] == f"Train it from scratch: {retrain}"
+    done = run(*shlex.split(retrain)[1:], *STEPS, "--batch", "1")
+    evaluate = f"asng inpainting evaluate '{tmp_path / 'a run' / 'retrain-seed0'}' {flags}"
+    assert done.out.splitlines()[-1].endswith(f" parameters. Test it: {evaluate}")
+    assert "on 3 faces" in run(*shlex.split(evaluate)[1:]).out
 
 
 def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path):

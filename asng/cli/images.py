@@ -1,6 +1,7 @@
 """What the commands of the experiments on images share: where data lies, which architecture is meant."""
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,16 +55,18 @@ def architecture(
         raise ValueError(f"{path}: {error}") from None
 
 
-def next_command(experiment: str, folder: Path, small: bool, where: Where) -> str:
-    """How to train from scratch what a search found, in the same place and at the same size.
+def next_command(
+    experiment: str, folder: Path, small: bool, where: Where, verb: str = "retrain", more: Sequence[str] = ()
+) -> str:
+    """How to go on with what is in a folder, on the same data and at the same size; a shell reads it as it is.
 
-    >>> next_command("cifar10", Path("runs/one"), True, Where())
-    'asng cifar10 retrain runs/one --small'
+    >>> next_command("cifar10", Path("runs/one"), True, Where(data=Path("my images")))
+    "asng cifar10 retrain runs/one --small --data 'my images'"
     """
     flags = ["--small"] if small else []
     flags += [] if where.data is None else ["--data", str(where.data)]
     flags += [] if where.device == "auto" else ["--device", where.device]
-    return " ".join(["asng", experiment, "retrain", str(folder), *flags])
+    return shlex.join(["asng", experiment, verb, str(folder), *flags, *more])
 
 
 def found_in(run: Path, experiment: str) -> Path:

@@ -31,6 +31,11 @@ class Lists:
     test_list: Path | None = None
     """The same for the test images."""
 
+    def flags(self) -> list[str]:
+        """What to give to the next command."""
+        given = {"--train-list": self.train_list, "--test-list": self.test_list}
+        return [word for flag, path in given.items() if path is not None for word in (flag, str(path))]
+
 
 def faces(where: Where, lists: Lists, console: Console) -> Data:
     """Faces to train and to test with; what is wrong with some of them is said."""
@@ -85,7 +90,7 @@ def run_search(arguments: Sequence[str]) -> None:
     if not summary["inside"]:
         console.print("No architecture met the limit; this is the nearest one.")
     console.print("Found:", *summary["chain"], sep="\n", highlight=False)
-    again = next_command("inpainting", folder, small, command.where)
+    again = next_command("inpainting", folder, small, command.where, more=command.lists.flags())
     console.print(f"Train it from scratch: {again}", soft_wrap=True)
 
 
@@ -131,7 +136,8 @@ def run_retrain(arguments: Sequence[str]) -> None:
     with progress_bar(console, "inpainting retrain", folder) as progress:
         summary = retrain(settings, values, folder, data.train, data.test, progress)
     console.print(*summary["chain"], sep="\n", highlight=False)
-    console.print(f"{summary['parameters']:,} parameters. Test it: asng inpainting evaluate {folder}", soft_wrap=True)
+    test = next_command("inpainting", folder, False, command.where, "evaluate", command.lists.flags())
+    console.print(f"{summary['parameters']:,} parameters. Test it: {test}", soft_wrap=True)
 
 
 def chosen(command: Retrain) -> tuple[dict[str, Any], Path]:
