@@ -223,6 +223,10 @@ def test_damaged_images_are_listed_and_left_out(tmp_path):
     assert json.loads((tmp_path / ".asng/faces-64.json").read_text())["damaged"] == kept.damaged
 
 
+def test_an_image_that_goes_while_others_are_read_is_left_out(tmp_path):
+    assert cache._one(tmp_path, None, 8, "gone.png") == "[Errno 2] No such file or directory"
+
+
 def test_a_folder_without_good_images_is_an_error_with_the_cure(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere; name the one.*--data or ASNG_DATA"):
         faces(tmp_path / "nowhere")

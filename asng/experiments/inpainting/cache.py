@@ -198,7 +198,7 @@ def _one(folder: Path, boxes: dict[str, Box] | None, size: int, name: str) -> By
         return face(folder / name, size, boxes[Path(name).name])
     except Exception as error:  # whatever a damaged file makes of its reader
         reason = str(error).replace(f" '{folder / name}'", "") or type(error).__name__
-        return reason.splitlines()[0]
+        return reason.splitlines()[0].rstrip(":")
 
 
 @contextmanager
