@@ -1,0 +1,159 @@
+"""Which images of a folder show faces, and which part of each: a square, resized.
+
+CelebA is taken as its authors distribute it. `img_celeba` holds the images as they were found; there
+`list_bbox_celeba.txt`, anywhere in the folder, says where the face is: the number of images in its first line, a
+heading in its second, then `name x_1 y_1 width height`. The crop is the square around the middle of that box with the
+length of its longer side, moved into the image where it stands out, so that the face keeps its proportions. Boxes do
+not belong to the aligned images of `img_align_celeba`: of those, as of any other image, the largest central square is
+taken. Where several of these folders lie together, only the first is used, for all show the same faces.
+"""
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageOps
+
+ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
+BOXES = "list_bbox_celeba.txt"
+WILD, *ALIGNED = "img_celeba", "img_align_celeba", "img_align_celeba_png"
+
+Box = tuple[int, int, int, int]  # left, top, width, height
+Bytes = NDArray[np.uint8]
+
+
+class File(NamedTuple):
+    """What tells, at little cost, whether a file is still the same."""
+
+    name: str
+    bytes: int
+    changed: int
+
+
+def sources(folder: Path) -> tuple[list[File], File | None]:
+    """The image files of a folder in the order of their names, and the file of boxes if they are to be used."""
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}; name the one with the face images by --data or ASNG_DATA")
+    found = sorted(_walk(folder))
+    files = [file for file in found if file.name.lower().endswith(ENDINGS)]
+    if not files:
+        raise ValueError(
+            f"{folder} holds no images ({', '.join(ENDINGS)}); "
+            "name the folder with the face images by --data or ASNG_DATA"
+        )
+    for release in (WILD, *ALIGNED):
+        members = [file for file in files if f"/{release}/" in f"/{Path(os.path.abspath(folder)).name}/{file.name}"]
+        if members:
+            break
+    else:
+        release, members = "", files
+    boxes = next((file for file in found if f"/{file.name}".endswith(f"/{BOXES}")), None)
+    if release == WILD and boxes is None:
+        raise ValueError(
+            f"the images in {WILD} are cropped by the boxes of {BOXES}, which is not in {folder}; "
+            "put it there, or name the folder that holds both"
+        )
+    return members, boxes if release not in ALIGNED else None
+
+
+def _walk(folder: Path) -> Iterator[File]:
+    """All files in a folder and those below it, linked ones too, hidden ones not."""
+    waiting, seen = [""], set()
+    while waiting:
+        path = waiting.pop()
+        inside = os.stat(folder / path)
+        if (inside.st_dev, inside.st_ino) in seen:  # a link that leads back up
+            continue
+        seen.add((inside.st_dev, inside.st_ino))
+        with os.scandir(folder / path) as entries:
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                name = path + entry.name
+                with suppress(OSError):  # a link that leads nowhere, or to itself
+                    if entry.is_dir():
+                        waiting.append(name + "/")
+                    elif entry.name == BOXES or entry.name.lower().endswith(ENDINGS):
+                        about = entry.stat()
+                        if stat.S_ISREG(about.st_mode):  # who opens a pipe waits, perhaps for ever
+                            yield File(name, about.st_size, about.st_mtime_ns)
+
+
+def read_boxes(path: Path) -> dict[str, Box]:
+    """Where the faces are in CelebA's original images, by the name of the image file."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    boxes: dict[str, Box] = {}
+    try:
+        for line in lines[2:]:
+            name, left, top, width, height = line.split()
+            boxes[name] = int(left), int(top), int(width), int(height)
+        said = int(lines[0])
+    except (ValueError, IndexError):
+        wrong = lines[len(boxes) + 2] if len(boxes) + 2 < len(lines) else "its first line"
+        raise ValueError(f"{path} is not CelebA's file of boxes ({wrong!r}); download it again") from None
+    if said != len(boxes):
+        raise ValueError(f"{path} is cut off: it speaks of {said} boxes and has {len(boxes)}; download it again")
+    return boxes
+
+
+def crop(width: int, height: int, box: Box | None) -> tuple[int, int, int, int]:
+    """The square of an image that is kept, as its left, upper, right and lower border.
+
+    >>> crop(178, 218, None)
+    (0, 20, 178, 198)
+    >>> crop(409, 687, (95, 71, 226, 313))
+    (51, 71, 364, 384)
+    """
+    if box is None:
+        box = 0, 0, width, height
+        side = min(width, height)
+    else:
+        side = min(max(box[2:]), width, height)
+    if box[2] < 1 or box[3] < 1 or not (-box[2] < box[0] < width and -box[3] < box[1] < height):
+        raise ValueError(f"its box {box} (left, top, width, height) is empty or not in the {width}x{height} image")
+    left, top = (
+        min(max(start + (length - side) // 2, 0), whole - side)
+        for start, length, whole in ((box[0], box[2], width), (box[1], box[3], height))
+    )
+    return left, top, left + side, top + side
+
+
+def face(path: Path, size: int, box: Box | None) -> Bytes:
+    """One image, cropped and resized: (3, size, size)."""
+    with Image.open(path) as image:
+        if box is None:  # cameras may store images sideways and say so; boxes count the pixels as they are stored
+            ImageOps.exif_transpose(image, in_place=True)
+        square = image.crop(crop(image.width, image.height, box))
+        small = _coloured(square).resize((size, size), Image.Resampling.LANCZOS)
+    return np.asarray(small).transpose(2, 0, 1)
+
+
+def _coloured(image: Image.Image) -> Image.Image:
+    """Any image with three bytes for a pixel."""
+    if image.mode.startswith("I"):  # grey in 16 bits, which Pillow would cut off at 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
+
+
+def reader(folder: Path, boxes: File | None, size: int) -> Callable[[str], Bytes | str]:
+    """What gives the face (3, size, size) in an image of the folder by its name, or says what is wrong with it."""
+    return partial(_face_or_fault, folder, None if boxes is None else read_boxes(folder / boxes.name), size)
+
+
+def _face_or_fault(folder: Path, boxes: dict[str, Box] | None, size: int, name: str) -> Bytes | str:
+    """The image of a name, or what is wrong with it."""
+    try:
+        if boxes is None:
+            return face(folder / name, size, None)
+        if Path(name).name not in boxes:
+            return f"{BOXES} has no box for it"
+        return face(folder / name, size, boxes[Path(name).name])
+    except Exception as error:  # whatever a damaged file makes of its reader
+        reason = str(error).replace(f" '{folder / name}'", "") or type(error).__name__
+        return reason.splitlines()[0].rstrip(":")
