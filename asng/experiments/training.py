@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from asng import checkpoints
 from asng.nas.oneshot import finite_mean
@@ -226,82 +226,3 @@ def machine(device: torch.device) -> str:
     """What computes, for the record."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"{name}, torch {torch.__version__}"
-
-
-class Descent:
-    """Steps of gradient descent on a plain model; on a GPU recorded once and replayed, which saves most launches.
-
-    model       a network without decisions, in training mode
-    weights     any torch optimizer of its parameters
-    loss        (model, batch) -> scalar; a batch is a tuple of tensors of always the same shapes
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        weights: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor],
-        *,
-        clip_norm: float,
-        amp: torch.dtype | None = None,
-    ) -> None:
-        self.model, self.weights = model, weights
-        self._loss, self._clip_norm, self._amp = loss, clip_norm, amp
-        self._parameters = [p for group in weights.param_groups for p in group["params"]]
-        self._device = self._parameters[0].device
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=amp is torch.float16)
-        self._recorded: tuple[Any, tuple[Tensor, ...], Tensor] | None = None
-
-    def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
-        """One step; returns the loss, on the device."""
-        loss = self._replayed(batch) if self._device.type == "cuda" else self._differentiated(batch)
-        self._scaler.unscale_(self.weights)
-        nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        self._scaler.step(self.weights)
-        self._scaler.update()
-        return loss
-
-    def forget(self) -> None:
-        """Record anew: something else than the weights and the batch has changed."""
-        self._recorded = None
-
-    def _differentiated(self, batch: tuple[Tensor, ...]) -> Tensor:
-        """The loss, with its gradient in the parameters."""
-        self.weights.zero_grad(set_to_none=True)
-        with torch.autocast(self._device.type, dtype=self._amp, enabled=self._amp is not None, cache_enabled=False):
-            loss = self._loss(self.model, batch)
-        self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
-    def _replayed(self, batch: tuple[Tensor, ...]) -> Tensor:
-        if self._recorded is None:
-            inputs = tuple(tensor.clone() for tensor in batch)
-            cuda: Any = torch.cuda
-            aside = cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                for _ in range(3):  # libraries choose their kernels in the first calls
-                    self._differentiated(inputs)
-            torch.cuda.current_stream().wait_stream(aside)
-            self.weights.zero_grad(set_to_none=True)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                loss = self._differentiated(inputs)
-            self._recorded = graph, inputs, loss
-        graph, inputs, loss = self._recorded
-        for held, given in zip(inputs, batch, strict=True):
-            held.copy_(given)
-        graph.replay()
-        return loss.clone()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {
-            "model": self.model.state_dict(),
-            "weights": self.weights.state_dict(),
-            "scaler": self._scaler.state_dict(),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.model.load_state_dict(state["model"])
-        self.weights.load_state_dict(state["weights"])
-        self._scaler.load_state_dict(state["scaler"])

@@ -17,6 +17,7 @@ from asng.experiments.cifar10.data import Batches, Images
 from asng.experiments.cifar10.network import Net, set_drop_path, size
 from asng.experiments.cifar10.search import Search, Settings, accuracy
 from asng.experiments.cifar10.space import channels_for
+from asng.experiments.descent import Descent
 from asng.experiments.searching import TRAIN, check, config, config_in, settings_in
 from asng.nas.architecture import from_dict, to_dict
 from asng.runs import METRICS, Run, write_json
@@ -102,9 +103,7 @@ class Retrain:
         weights = torch.optim.SGD(
             self.model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4, fused=self.device.type == "cuda"
         )
-        self._descent = training.Descent(
-            self.model, weights, self._loss, clip_norm=5.0, amp=training.dtype_of(settings.amp)
-        )
+        self._descent = Descent(self.model, weights, self._loss, clip_norm=5.0, amp=training.dtype_of(settings.amp))
         indices = torch.arange(settings.images)
         self._batches = Batches(train, indices, settings.batch, settings.seed, TRAIN)
         self.steps = self._batches.steps

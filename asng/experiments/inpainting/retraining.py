@@ -11,6 +11,7 @@ from torch import nn
 from asng import nas
 from asng.experiments import curves, training
 from asng.experiments.data import Progress
+from asng.experiments.descent import Descent
 from asng.experiments.inpainting.data import Batches, Faces
 from asng.experiments.inpainting.encoding import describe
 from asng.experiments.inpainting.masks import Mask
@@ -99,9 +100,7 @@ class Retrain:
         torch.manual_seed(settings.seed)
         self.model = placed(fresh(values, (height, width)), self.device)
         weights = torch.optim.Adam(self.model.parameters(), lr=settings.rate, fused=self.device.type == "cuda")
-        self._descent = training.Descent(
-            self.model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp)
-        )
+        self._descent = Descent(self.model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp))
         indices = torch.arange(used_of(train, settings.images))
         self._batches = Batches(train, indices, settings.batch, settings.mask, settings.seed, TRAIN)
         self._test = Tested(test, settings.mask, TESTED)
