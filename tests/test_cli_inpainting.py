@@ -171,6 +171,22 @@ def test_what_a_search_found_is_retrained_behind_its_mask_and_evaluated(searched
     assert (inside / "restored.png").exists()
 
 
+def test_other_pictures_are_restored_beside_the_test_faces(searched, plain, tmp_path):
+    folder = tmp_path / "retrained"
+    assert run("inpainting", "retrain", searched[0], *STEPS, "--out", folder).code == 0
+    others = fill(tmp_path / "others", 2)
+    (others / "torn.png").write_bytes(b"no image")
+    done = run("inpainting", "evaluate", folder, "--pictures", others)
+    assert (done.code, done.err) == (0, "")
+    assert any(line.startswith("Left out: torn.png") for line in done.out.splitlines())
+    report = json.loads((folder / "evaluation-others.json").read_text())
+    assert [one["image"] for one in report["per_image"]] == ["00.png", "01.png"]
+    assert done.out.splitlines()[-1] == f"Picture: {folder / 'restored-others.png'}"
+    assert (folder / "restored-others.png").exists()
+    assert not (folder / "evaluation.json").exists()
+    assert "there is no folder" in refused("inpainting", "evaluate", folder, "--pictures", tmp_path / "none")
+
+
 def test_another_mask_may_be_given(asked, searched):
     assert asked("retrain", searched[0])[0].mask == "half"
     assert asked("retrain", searched[0], "--architecture", "base")[0].mask == "half"

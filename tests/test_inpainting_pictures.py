@@ -17,8 +17,14 @@ from asng.experiments.inpainting.pictures import chosen, picture
 def test_the_best_the_middle_and_the_worst_are_chosen():
     psnr = torch.tensor([25.0, math.inf, 22.0, 28.0, 21.0, 24.0, 22.0, 27.0])
     assert chosen(psnr, 2) == {"best": [1, 3], "median": [0, 5], "worst": [4, 2]}
-    assert chosen(psnr[:5], 3) == {"best": [1, 3, 0], "median": [3, 0, 2], "worst": [4, 2, 0]}
-    assert chosen(psnr[:1], 4) == {"best": [0], "median": [0], "worst": [0]}
+
+
+def test_no_image_is_shown_twice_where_there_are_few():
+    psnr = torch.tensor([25.0, math.inf, 22.0, 28.0, 21.0, 24.0, 22.0, 27.0])
+    assert chosen(psnr, 4) == {"best": [1, 3], "median": [0, 5], "worst": [4, 2]}
+    assert chosen(psnr[:5], 3) == {"best": [1], "median": [0], "worst": [4]}
+    assert chosen(psnr[:2], 4) == {"best": [1], "worst": [0]}
+    assert chosen(psnr[:1], 4) == {"best": [0]}
 
 
 @pytest.mark.parametrize(("n", "each"), [(0, 1), (3, 0)])

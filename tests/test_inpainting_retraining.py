@@ -112,6 +112,12 @@ def test_a_training_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
+def test_a_run_does_not_go_on_with_other_faces(faces, whole):
+    fewer = faces[0].part(torch.arange(8))
+    with pytest.raises(ValueError, match=r"faces.*8 to train with.*another folder"):
+        retrain(TINY, VALUES, whole[0], fewer, faces[1])
+
+
 def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
     folder, summary = whole
     report = evaluate(folder, *faces)

@@ -1,6 +1,6 @@
 """`asng inpainting search`, `retrain` and `evaluate`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +10,7 @@ from rich.console import Console
 
 from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, found_in, next_command, plain_console
 from asng.cli.terminal import parsed, progress_bar
-from asng.experiments.inpainting.data import Data, load
+from asng.experiments.inpainting.data import Data, load, load_all
 from asng.experiments.inpainting.encoding import base_values, depth, random_values, read_values, variables, widths_of
 from asng.experiments.inpainting.retraining import SMALL_RETRAINING, Retraining, evaluate, retrain
 from asng.experiments.inpainting.search import SMALL, Settings, search
@@ -46,11 +46,16 @@ def faces(where: Where, lists: Lists, console: Console) -> Data:
     with progress_bar(console, "reading faces", None) as progress:
         data = load(where.data, device_of(where.device), lists=both, progress=progress)
     console.print(f"{len(data.train):,} faces to train with, {len(data.test):,} to test with ({data.split})")
-    for name, reason in list(data.damaged.items())[:5]:
-        console.print(f"Left out: {name} ({reason})", soft_wrap=True, highlight=False)
-    if len(data.damaged) > 5:
-        console.print(f"... and {len(data.damaged) - 5} more, listed beside the cached faces", highlight=False)
+    say_left_out(data.damaged, console)
     return data
+
+
+def say_left_out(damaged: Mapping[str, str], console: Console, most: int = 5) -> None:
+    """Which images could not be read, and why; the first few of them."""
+    for name, reason in list(damaged.items())[:most]:
+        console.print(f"Left out: {name} ({reason})", soft_wrap=True, highlight=False)
+    if len(damaged) > most:
+        console.print(f"... and {len(damaged) - most} more, listed beside the cached faces", highlight=False)
 
 
 @dataclass(frozen=True)
@@ -177,10 +182,13 @@ class Evaluate:
     Examples:
       asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0
       asng inpainting evaluate runs/inpainting-cat-center-asng-seed0
+      asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0 --pictures family
     """
 
     run: SomeRun
     """Folder of a search or of a retraining."""
+    pictures: Path | None = None
+    """A folder of other faces to restore instead, all of them; leaves evaluation-NAME.json and restored-NAME.png."""
     where: Annotated[Where, Flat] = field(default_factory=Where)
     lists: Annotated[Lists, Flat] = field(default_factory=Lists)
 
@@ -191,8 +199,13 @@ def run_evaluate(arguments: Sequence[str]) -> None:
     console = plain_console()
     config_in(command.run, "inpainting")  # before anything takes long
     data = faces(command.where, command.lists, console)
-    with progress_bar(console, f"testing on {len(data.test):,} faces", None) as progress:
-        report = evaluate(command.run, data.train, data.test, progress)
+    test, name = data.test, ""
+    if command.pictures is not None:
+        test, damaged = load_all(command.pictures, device_of(command.where.device))
+        say_left_out(damaged, console)
+        name = command.pictures.resolve().name
+    with progress_bar(console, f"testing on {len(test):,} faces", None) as progress:
+        report = evaluate(command.run, data.train, test, progress, name)
     psnr = "infinite" if report["psnr"] is None else f"{report['psnr']:.2f} dB"
     console.print(f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces", highlight=False)
-    console.print(f"Picture: {command.run / 'restored.png'}", soft_wrap=True)
+    console.print(f"Picture: {command.run / report['picture']}", soft_wrap=True)

@@ -1,5 +1,6 @@
 """Faces on the device, which of them train and which test, and mini-batches with holes in them."""
 
+import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -75,6 +76,18 @@ def load(
     else:
         (train, test), split = drawn(len(kept.names), seed), f"drawn with seed {seed}"
     return Data(_faces(kept, train, device), _faces(kept, test, device), split, kept.damaged)
+
+
+def described(train: Faces, test: Faces) -> str:
+    """Which faces a run is made with, in a line: numbers, and what tells their names from others."""
+    digest = hashlib.sha256("\n".join([*train.names, "", *test.names]).encode(errors="surrogateescape")).hexdigest()
+    return f"{len(train)} to train with, {len(test)} to test with, named {digest[:12]}"
+
+
+def load_all(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[Faces, dict[str, str]]:
+    """All images of a folder, cropped and resized, and what was wrong with those that were left out."""
+    kept = cache.faces(folder, size)
+    return _faces(kept, np.arange(len(kept.names)), device), kept.damaged
 
 
 def folder_of(given: Path | None = None) -> Path:

@@ -14,21 +14,27 @@ ROWS = ("original", "corrupted", "restored")
 
 
 def chosen(psnr: Tensor, each: int) -> dict[str, list[int]]:
-    """The numbers of the images with the highest, the middle and the lowest PSNR, `each` of them (or all there are).
+    """The numbers of the images with the highest, the middle and the lowest PSNR: `each` of them, or a third of all.
 
-    The best come best first, the worst worst first; images of the same PSNR in the order of their numbers.
+    The best come best first, the worst worst first; images of the same PSNR in the order of their numbers. Of two
+    images there is no middle one, and a single one is the best.
 
     >>> import torch
-    >>> chosen(torch.tensor([20.0, 24.0, 21.0, 23.0, 22.0]), 1)
+    >>> chosen(torch.tensor([20.0, 24.0, 21.0, 23.0, 22.0]), 4)
     {'best': [1], 'median': [4], 'worst': [0]}
     """
     if each < 1 or len(psnr) == 0:
         raise ValueError(f"a picture shows at least 1 image of each kind, got {each} of {len(psnr)} images")
-    each = min(each, len(psnr))
+    each = max(1, min(each, len(psnr) // 3))
     descending: list[int] = psnr.argsort(descending=True, stable=True).tolist()
     ascending: list[int] = psnr.argsort(stable=True).tolist()
     middle = (len(psnr) - each) // 2
-    return {"best": descending[:each], "median": descending[middle : middle + each], "worst": ascending[:each]}
+    groups = {"best": descending[:each], "median": descending[middle : middle + each], "worst": ascending[:each]}
+    if len(psnr) < 3:
+        del groups["median"]
+    if len(psnr) < 2:
+        del groups["worst"]
+    return groups
 
 
 def picture(

@@ -12,7 +12,7 @@ from asng import nas
 from asng.experiments import curves, training
 from asng.experiments.data import Progress
 from asng.experiments.descent import Descent
-from asng.experiments.inpainting.data import Batches, Faces
+from asng.experiments.inpainting.data import Batches, Faces, described
 from asng.experiments.inpainting.encoding import describe
 from asng.experiments.inpainting.masks import Mask
 from asng.experiments.inpainting.network import fresh, placed
@@ -73,7 +73,8 @@ def retrain(
 ) -> dict[str, Any]:
     """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
     job = Retrain(settings, values, train, test)
-    kept = Run(folder, {**config("inpainting", "retrain", settings), "architecture": to_dict(values)}, METRICS)
+    what = {"architecture": to_dict(values), "faces": described(train, test)}
+    kept = Run(folder, {**config("inpainting", "retrain", settings), **what}, METRICS)
     write_json(folder / "architecture.json", to_dict(values))
     stretches = settings.iterations // settings.stretch
     records = training.run(
@@ -119,8 +120,13 @@ class Retrain:
         self._descent.load_state_dict(state)
 
 
-def evaluate(folder: Path, train: Faces, test: Faces, progress: Progress = lambda done: None) -> dict[str, Any]:
-    """PSNR and SSIM on all test faces of what a run has trained so far; leaves evaluation.json and restored.png."""
+def evaluate(
+    folder: Path, train: Faces, test: Faces, progress: Progress = lambda done: None, name: str = ""
+) -> dict[str, Any]:
+    """PSNR and SSIM on test faces of what a run has trained so far; leaves evaluation.json and restored.png.
+
+    With a name of the test faces the files are evaluation-NAME.json and restored-NAME.png.
+    """
     there = config_in(folder, "inpainting")
     path = folder / training.CHECKPOINT
     model: nn.Module
@@ -135,7 +141,9 @@ def evaluate(folder: Path, train: Faces, test: Faces, progress: Progress = lambd
     tested = Tested(test, there["mask"])
     scores = tested.scores(model, progress)
     report = {"kind": there["kind"], "iterations": state["number"], **scores.report(tested.names)}
+    ending = f"-{name}" if name else ""
+    report["picture"] = f"restored{ending}.png"
     grid, report["shown"] = picture(model, tested.images, tested.masks, scores)
-    grid.save(folder / "restored.png")
-    write_json(folder / "evaluation.json", report)
+    grid.save(folder / report["picture"])
+    write_json(folder / f"evaluation{ending}.json", report)
     return report

@@ -13,7 +13,7 @@ from asng import nas
 from asng.experiments import curves, training
 from asng.experiments.data import Progress, halves
 from asng.experiments.inpainting import measures
-from asng.experiments.inpainting.data import Batches, Faces
+from asng.experiments.inpainting.data import Batches, Faces, described
 from asng.experiments.inpainting.encoding import Encoding, describe
 from asng.experiments.inpainting.masks import Mask, fixed
 from asng.experiments.inpainting.network import Net, placed
@@ -73,7 +73,7 @@ def search(
 ) -> dict[str, Any]:
     """Search, or go on with a search; leaves the architecture and a summary in the folder."""
     job = Search(settings, train, test)
-    kept = Run(folder, config("inpainting", "search", settings), METRICS)
+    kept = Run(folder, {**config("inpainting", "search", settings), "faces": described(train, test)}, METRICS)
     stretches = settings.iterations // settings.stretch
     records = training.run(
         job,
