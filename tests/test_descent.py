@@ -1,10 +1,12 @@
-"""Gradient descent is torch's own loop, in mixed precision too, and on a GPU replayed."""
+"""Gradient descent is torch's own loop, in mixed precision too; on a GPU it is replayed, which changes nothing."""
+
+import copy
 
 import pytest
 import torch
 from torch import nn
 
-from asng.experiments.descent import Descent
+from asng.experiments.descent import Descent, untouched
 
 
 def squared_error(model, batch):
@@ -60,3 +62,82 @@ def test_replayed_on_a_gpu_it_computes_what_it_computes_without():
         batch = torch.randn(8, 3), torch.randn(8, 1)
         losses = descents[0](batch), descents[1](tuple(tensor.cuda() for tensor in batch))
         assert torch.allclose(losses[0], losses[1].cpu(), rtol=1e-3, atol=1e-5)
+
+
+def noisy_net():
+    """Dropped units and batch statistics: what a pass leaves behind."""
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 1))
+
+
+def noisy_batches(n=8):
+    generator = torch.Generator().manual_seed(3)
+    return [(torch.randn(8, 3, generator=generator), torch.randn(8, 1, generator=generator)) for _ in range(n)]
+
+
+def descent_of(model):
+    return Descent(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), squared_error, clip_norm=1.0)
+
+
+def all_equal(one, other):
+    return all(torch.equal(*pair) for pair in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def test_passes_that_leave_all_untouched_change_nothing_of_the_steps_after_them():
+    losses, models = [], []
+    for extra in (0, 3):
+        model = noisy_net()
+        descent = descent_of(model)
+        torch.manual_seed(4)
+        for batch in noisy_batches():
+            with untouched(model):
+                for _ in range(extra):
+                    squared_error(model, batch).backward()
+            losses.append(descent(batch).item())
+        models.append(model)
+    assert losses[:8] == losses[8:]
+    assert len(set(losses)) == 8
+    assert all_equal(*models)
+    assert models[0][1].num_batches_tracked == 8
+
+
+def test_a_pass_that_fails_leaves_all_untouched_too():
+    model, twin = noisy_net(), noisy_net()
+    random = torch.get_rng_state()
+
+    def failing():
+        model(torch.randn(8, 3))
+        raise OSError("the power is gone")
+
+    with pytest.raises(OSError, match="power"), untouched(model):
+        failing()
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all_equal(model, twin)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("again", ["recorded again", "resumed"])
+def test_on_a_gpu_it_is_the_same_bit_for_bit_when_it_is_recorded_anew(again):
+    def trained(until):
+        model = noisy_net().cuda()
+        descent = descent_of(model)
+        torch.cuda.manual_seed(4)
+        losses = []
+        for number, batch in enumerate(noisy_batches()):
+            if number == until and again == "recorded again":
+                descent.forget()
+            elif number == until:
+                state, random = copy.deepcopy(descent.state_dict()), torch.cuda.get_rng_state()
+                model = noisy_net().cuda()
+                descent = descent_of(model)
+                descent.load_state_dict(state)
+                torch.cuda.manual_seed(99)
+                torch.cuda.set_rng_state(random)
+            losses.append(descent(tuple(tensor.cuda() for tensor in batch)).item())
+        return losses, model
+
+    (whole, one), (parts, other) = trained(until=None), trained(until=5)
+    assert whole == parts
+    assert len(set(whole)) == 8
+    assert all_equal(one, other)
+    assert one[1].num_batches_tracked == 8

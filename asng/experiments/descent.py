@@ -1,6 +1,7 @@
 """Gradient descent on a network without decisions, as all trainings from scratch do it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -54,24 +55,28 @@ class Descent:
 
     def _replayed(self, batch: tuple[Tensor, ...]) -> Tensor:
         if self._recorded is None:
-            inputs = tuple(tensor.clone() for tensor in batch)
-            cuda: Any = torch.cuda
-            aside = cuda.Stream()
-            aside.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(aside):
-                for _ in range(3):  # libraries choose their kernels in the first calls
-                    self._differentiated(inputs)
-            torch.cuda.current_stream().wait_stream(aside)
-            self.weights.zero_grad(set_to_none=True)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                loss = self._differentiated(inputs)
-            self._recorded = graph, inputs, loss
+            with untouched(self.model):  # so that it is the same when, and how often, it is recorded
+                self._recorded = self._record(tuple(tensor.clone() for tensor in batch))
         graph, inputs, loss = self._recorded
         for held, given in zip(inputs, batch, strict=True):
             held.copy_(given)
         graph.replay()
         return loss.clone()
+
+    def _record(self, inputs: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...], Tensor]:
+        """A graph from the inputs to the loss; the gradients of the parameters are from now on those that it writes."""
+        cuda: Any = torch.cuda
+        aside = cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):
+            for _ in range(3):  # libraries choose their kernels in the first calls
+                self._differentiated(inputs)
+        torch.cuda.current_stream().wait_stream(aside)
+        self.weights.zero_grad(set_to_none=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            loss = self._differentiated(inputs)
+        return graph, inputs, loss
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -84,3 +89,26 @@ class Descent:
         self.model.load_state_dict(state["model"])
         self.weights.load_state_dict(state["weights"])
         self._scaler.load_state_dict(state["scaler"])
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Passes through a model in here leave its buffers, such as batch statistics, and torch's random numbers alone.
+
+    Gradients are not kept: who descends computes them anew.
+
+    >>> norm = nn.BatchNorm1d(2)
+    >>> with untouched(norm):
+    ...     passed = norm(torch.randn(8, 2))
+    >>> norm.running_mean, norm.num_batches_tracked
+    (tensor([0., 0.]), tensor(0))
+    """
+    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
+    try:
+        with torch.random.fork_rng(devices, device_type="cuda"):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
