@@ -106,6 +106,14 @@ def test_what_is_worth_a_line_stays_above_the_bar():
     ]
 
 
+def test_what_begins_anew_has_a_time_of_its_own():
+    lines = [(0.5, "epoch 1", True), (1.0, "epoch 2", True), (0.0, "choosing", True)]
+    sent = "".join(frames(80, *lines, (0.25, "choosing", False), (0.5, "choosing", False)))
+    assert "100% 0:00:00 left 0:00:00" in sent
+    assert " 25% 0:00:00 left -:--:--" in sent
+    assert " 50% 0:00:00 left 0:00:01" in sent  # rounded up
+
+
 def test_where_there_is_nothing_to_do_no_bar_appears():
     assert frames(80) == [""]
 
@@ -115,6 +123,10 @@ def test_without_a_terminal_tenths_are_said_once(capsys):
         for fraction in (0.0, 0.04, 0.31, 0.39, 1.0):
             progress(fraction)
     assert capsys.readouterr().out == "toy: 0 %\ntoy: 30 %\ntoy: 100 %\n"
+    with progress_bar(Console(width=80), "toy", None) as progress:
+        for fraction in (0.0, 1.0, 0.2):
+            progress(fraction)
+    assert capsys.readouterr().out == "toy: 0 %\ntoy: 100 %\ntoy: 20 %\n"
 
 
 def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):

@@ -54,6 +54,9 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
 
     def progress(fraction: float, text: str = "", *, line: bool = False) -> None:
         nonlocal tenths
+        if fraction < bar.tasks[task].completed:  # something else begins, with a time of its own
+            bar.reset(task)
+            tenths = -1
         bar.update(task, completed=fraction)
         if console.is_terminal:
             live.start()
