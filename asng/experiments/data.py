@@ -1,7 +1,6 @@
 """What the experiments on images share: where data lies, its halves, and the order of mini-batches."""
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -10,8 +9,6 @@ import torch
 from torch import Tensor
 
 SPLIT, SHUFFLE, NUMBERS = range(3)  # independent streams that follow from the same seeds
-
-Progress = Callable[[float], None]  # hears the fraction that is done
 
 
 def place(given: Path | None = None) -> Path:

@@ -6,7 +6,7 @@ random architectures of the same space and a network made by hand, all trained i
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,6 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import __version__, nas
+from asng.experiments import Progress
 from asng.nas.architecture import to_dict
 from asng.optimizer import ASNG
 from asng.runs import Run, write_json
@@ -134,9 +135,6 @@ def batches(data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) 
 def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross entropy of a mini-batch."""
     return F.cross_entropy(model(batch[0]), batch[1])
-
-
-Progress = Callable[[float], None]  # hears the fraction that is done
 
 
 def search(settings: Settings, seed: int, data: Data, progress: Progress = lambda done: None) -> dict[str, Any]:

@@ -18,7 +18,8 @@ import numpy as np
 
 from asng import __version__
 from asng.baselines import PlainState, adam_start, adam_update, plain_update
-from asng.experiments.workers import Tick, side_by_side
+from asng.experiments import Progress
+from asng.experiments.workers import side_by_side
 from asng.families import CategoricalFamily
 from asng.optimizer import adaptive_start, adaptive_update
 from asng.runs import Run, write_json
@@ -90,7 +91,7 @@ def settings_of(sweep: Settings) -> list[Setting]:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # weights that diverge fail, quietly
-def simulate(sweep: Settings, setting: Setting, tick: Tick = lambda fraction: None) -> list[int | None]:
+def simulate(sweep: Settings, setting: Setting, tick: Progress = lambda fraction: None) -> list[int | None]:
     """Per run, the iteration that first drew the target, or None. `tick` hears how far it is, now and then."""
     variables, choices, runs = sweep.variables, sweep.choices, sweep.runs
     family = CategoricalFamily([choices] * variables)
@@ -163,7 +164,7 @@ def _method(setting: Setting, step: float) -> tuple[Callable[..., Any], Callable
 # The sweep: settings side by side, finished ones kept in the folder of the run.
 
 
-def run(sweep: Settings, folder: Path, progress: Callable[[float], None] = lambda fraction: None) -> dict[str, Any]:
+def run(sweep: Settings, folder: Path, progress: Progress = lambda fraction: None) -> dict[str, Any]:
     """Do what the folder does not hold yet, then write `summary.json` and the figures; returns the summary.
 
     `progress` hears the finished fraction of the sweep several times a second. Ctrl-C (KeyboardInterrupt)

@@ -9,9 +9,10 @@ from contextlib import contextmanager
 from multiprocessing import get_context, parent_process
 from typing import Any, TypeVar
 
+from asng.experiments import Progress
+
 Task = TypeVar("Task")
 Outcome = TypeVar("Outcome")
-Tick = Callable[[float], None]  # hears which fraction of a task is done
 
 # One thread for linear algebra, since the workers are the parallelism; and freed memory is kept, because
 # giving it back and getting it again costs a tenth of the time.
@@ -23,7 +24,10 @@ ENVIRONMENT = {
 
 
 def side_by_side(
-    function: Callable[[Task, Tick], Outcome], tasks: Sequence[Task], workers: int, progress: Callable[[float], None]
+    function: Callable[[Task, Progress], Outcome],
+    tasks: Sequence[Task],
+    workers: int,
+    progress: Callable[[float], None],
 ) -> Generator[tuple[Task, Outcome], None, None]:
     """Each task with what the function makes of it, as they finish; close the generator to stop the workers.
 
@@ -92,7 +96,7 @@ class Stopped(Exception):
     """The parent wants its workers back."""
 
 
-def _work(function: Callable[[Task, Tick], Outcome], task: Task, index: int) -> Outcome:
+def _work(function: Callable[[Task, Progress], Outcome], task: Task, index: int) -> Outcome:
     parts, stop = _shared
 
     def tick(fraction: float) -> None:

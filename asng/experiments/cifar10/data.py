@@ -4,7 +4,6 @@ import hashlib
 import os
 import shutil
 import tarfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -18,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from asng.experiments import Progress
 from asng.experiments.data import Order, place
 
 FOLDER = "cifar-10-batches-bin"
@@ -27,8 +27,6 @@ PADDING = 4
 # Of the 50,000 training images, per channel, in the units of the pixels.
 MEAN = (125.306918046875, 122.950394140625, 113.86538318359375)
 STD = (62.99321927813691, 62.088707640014164, 66.70489964063096)
-
-Progress = Callable[[float], None]  # hears the fraction that is downloaded
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pooch  # type: ignore[import-untyped]
 
-from asng.experiments.data import Progress
+from asng.experiments import Progress
 from asng.experiments.inpainting.crops import BOXES, Bytes, reader, sources
 from asng.runs import write_json
 

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asng.experiments.data import Order, Progress, place
+from asng.experiments import Progress
+from asng.experiments.data import Order, place
 from asng.experiments.inpainting import cache
 from asng.experiments.inpainting.masks import Mask, draw
 

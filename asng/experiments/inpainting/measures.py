@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.experiments.data import Progress
+from asng.experiments import Progress
 
 WINDOW, SIGMA = 11, 1.5  # of the Gaussian that SSIM looks through
 LUMINANCE, CONTRAST = (0.01 * 255) ** 2, (0.03 * 255) ** 2  # the paper's C1 = (K1 L)^2, C2 = (K2 L)^2

@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from asng import nas
-from asng.experiments import curves, training
-from asng.experiments.data import Progress
+from asng.experiments import Progress, curves, training
 from asng.experiments.descent import Descent
 from asng.experiments.inpainting.data import Batches, Faces, described
 from asng.experiments.inpainting.encoding import describe

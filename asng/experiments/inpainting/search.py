@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import nas
-from asng.experiments import curves, training
-from asng.experiments.data import Progress, halves
+from asng.experiments import Progress, curves, training
+from asng.experiments.data import halves
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import Batches, Faces, described
 from asng.experiments.inpainting.encoding import Encoding, describe
