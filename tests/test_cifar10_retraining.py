@@ -158,10 +158,24 @@ def test_evaluating_a_search_gives_the_accuracy_of_what_it_found(images, tmp_pat
 
 
 def test_evaluating_a_search_tests_all_images(images, tmp_path, monkeypatch):
-    monkeypatch.setattr("asng.experiments.cifar10.search.accuracy", lambda network, images: len(images))
+    monkeypatch.setattr("asng.experiments.cifar10.search.accuracy", lambda network, images, progress: len(images))
     settings = Settings(epochs=1, channels=2, cells=3, batch=4, images=16, tested=3)
     assert search(settings, tmp_path, *images)["last"]["test_accuracy"] == 3
     assert evaluate(tmp_path, *images)["test_accuracy"] == 10
+
+
+def test_evaluating_tells_how_far_it_is(images, whole):
+    many = Images(images[0].images.repeat(15, 1, 1, 1), images[0].labels.repeat(15))
+    heard: list[float] = []
+    evaluate(whole[0], images[0], many, heard.append)
+    assert heard == [0, 100 / 240, 200 / 240, 1]
+
+
+def test_evaluating_a_checkpoint_of_another_run_says_what_to_do(images, whole, tmp_path):
+    retrain(changed(epochs=1, channels=4), VALUES, tmp_path, *images)
+    (tmp_path / training.CHECKPOINT).write_bytes((whole[0] / training.CHECKPOINT).read_bytes())
+    with pytest.raises(ValueError, match=r"another run \(.*use another folder, or delete this one"):
+        evaluate(tmp_path, *images)
 
 
 def test_evaluating_what_is_no_run_says_so(images, whole, tmp_path):

@@ -243,7 +243,8 @@ def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statis
 
 def test_only_as_many_images_are_tested_as_asked_for(images, monkeypatch):
     job = Search(changed(tested=5), *images)
-    monkeypatch.setattr("asng.experiments.cifar10.search.accuracy", lambda network, images: images.labels.tolist())
+    path = "asng.experiments.cifar10.search.accuracy"
+    monkeypatch.setattr(path, lambda network, images, progress: images.labels.tolist())
     assert job.finish_epoch(1)["test_accuracy"] == images[1].labels[:5].tolist()
     assert job.test_accuracy(random_values(0)) == images[1].labels.tolist()
 
@@ -295,6 +296,17 @@ def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
     losses = iter([math.nan, 3.0, math.inf, 2.0, *[math.nan] * 3, *[1.0] * 3, *[math.inf] * 6])
     job.searching._loss = lambda model, batch: torch.tensor(next(losses))
     assert job.searching.found()["values"] == drawn[1]  # its losses are 3, then 1; those of drawn[3] 2, then nan
+
+
+def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
+    shown: list[tuple[float, str]] = []
+    settings = changed(epochs=1, method="uniform", candidates=8)
+    train, test = images
+    search(settings, tmp_path, train, test, lambda fraction, text, line=False: shown.append((fraction, text)))
+    fractions = [fraction for fraction, text in shown if text == "choosing among 8 architectures"]
+    assert fractions == sorted(fractions)
+    assert len(fractions) == 1 + 8 + 8  # it begins; each is judged once, and as a finalist
+    assert (fractions[0], fractions[-1], shown[-1][0]) == (0, 1, 1)
 
 
 def test_random_search_stays_inside_of_the_limit_or_says_at_once_that_it_cannot(images):

@@ -186,7 +186,8 @@ def test_what_a_search_found_is_retrained_inside_of_its_folder(searched, plain):
     assert done.out.splitlines()[-1] == last
     tested = run("cifar10", "evaluate", inside)
     result = f"Test accuracy {accuracy:.2f} % after 6 steps (trained from scratch)"
-    assert tested.out.splitlines() == ["Testing on 8 images ...", result]
+    testing = [f"testing on 8 images: {done} %" for done in (0, 100)]
+    assert tested.out.splitlines() == [*testing, result]
 
 
 def test_an_architecture_may_come_from_a_file_or_from_a_seed(asked, tmp_path):

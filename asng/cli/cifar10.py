@@ -143,8 +143,8 @@ def run_evaluate(arguments: Sequence[str]) -> None:
     config_in(command.run, "cifar10")  # before anything takes long
     console = Console()
     train, test = images_of(command.where, console)
-    console.print(f"Testing on {len(test):,} images ...", highlight=False)
-    result = evaluate(command.run, train, test)
+    with progress_bar(console, f"testing on {len(test):,} images", None) as progress:
+        result = evaluate(command.run, train, test, progress)
     what = (
         "the architecture found so far, with shared weights" if result["kind"] == "search" else "trained from scratch"
     )

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asng import checkpoints, nas
-from asng.experiments import curves, training
+from asng import nas
+from asng.experiments import Progress, curves, training
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10.data import Batches, Images
 from asng.experiments.cifar10.network import Net, set_drop_path, size
@@ -139,16 +139,16 @@ def trainable(channels: int, cells: int, values: Mapping[str, Any]) -> nn.Module
     return nas.extract(Net(channels, cells, affine=True, auxiliary=True), values)
 
 
-def evaluate(folder: Path, train: Images, test: Images) -> dict[str, Any]:
+def evaluate(folder: Path, train: Images, test: Images, progress: Progress = lambda done: None) -> dict[str, Any]:
     """Test accuracy of what a run has trained so far: a network from scratch, or the architecture found by a search."""
     there = config_in(folder, "cifar10")
-    state = checkpoints.load(folder / training.CHECKPOINT)
+    path = folder / training.CHECKPOINT
     if there["kind"] == "search":
         search = Search(settings_in(Settings, there), train, test)
-        search.load_state_dict(state["job"])
-        result = search.test_accuracy(search.searching.found_in(folder))
+        state = training.loaded(path, search)
+        result = search.test_accuracy(search.searching.found_in(folder), progress=progress)
     else:
         retrain = Retrain(settings_in(Retraining, there), from_dict(there["architecture"]), train, test)
-        retrain.load_state_dict(state["job"])
-        result = accuracy(retrain.model, test)
+        state = training.loaded(path, retrain)
+        result = accuracy(retrain.model, test, progress=progress)
     return {"kind": there["kind"], "steps": state["number"], "test_accuracy": result}

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import nas
-from asng.experiments import curves, training
+from asng.experiments import Progress, curves, training
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10.data import Batches, Images, laid_out, normalise
 from asng.experiments.cifar10.network import Net
@@ -65,7 +65,7 @@ def search(
         show=show,
         glance=job.searching.certainty,
     )
-    found = job.searching.found()
+    found = job.searching.found(show)
     summary = {**found, "machine": training.machine(job.device), "last": records[-1]}
     write_json(folder / "architecture.json", to_dict(found["values"]))
     write_json(folder / "summary.json", summary)
@@ -122,11 +122,13 @@ class Search:
         tested = self.test_accuracy(likely, self._settings.tested)
         return {**record, "test_accuracy": tested, "calibration_batches": self.calibration}
 
-    def test_accuracy(self, values: Mapping[str, Any], tested: int | None = None) -> float:
+    def test_accuracy(
+        self, values: Mapping[str, Any], tested: int | None = None, progress: Progress = lambda done: None
+    ) -> float:
         """Of an architecture with the weights of the search, its batch statistics estimated anew."""
         network = nas.extract(self.model, values)
         nas.recalibrate(network, (self._train(number)[0] for number in range(self.calibration)))
-        return accuracy(network, Images(self._test.images[:tested], self._test.labels[:tested]))
+        return accuracy(network, Images(self._test.images[:tested], self._test.labels[:tested]), progress=progress)
 
     def state_dict(self) -> dict[str, Any]:
         return self.searching.state_dict()
@@ -135,14 +137,19 @@ class Search:
         self.searching.load_state_dict(state)
 
 
-def accuracy(network: nn.Module, images: Images, batch: int | None = None) -> float:
+def accuracy(
+    network: nn.Module, images: Images, batch: int | None = None, progress: Progress = lambda done: None
+) -> float:
     """The share of images that a network tells right, in evaluation mode."""
     batch = batch or (1000 if images.images.is_cuda else 100)  # small ones stay in a CPU's cache
     mode = network.training
     network.eval()
     correct = torch.zeros((), dtype=torch.int64, device=images.images.device)
     with torch.no_grad():
-        for part, labels in zip(torch.split(images.images, batch), torch.split(images.labels, batch), strict=True):
+        for first in range(0, len(images), batch):
+            progress(first / len(images))
+            part, labels = images.images[first : first + batch], images.labels[first : first + batch]
             correct += (network(laid_out(normalise(part))).argmax(1) == labels).sum()
+    progress(1.0)
     network.train(mode)
     return correct.item() / len(images)
