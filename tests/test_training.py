@@ -159,6 +159,8 @@ def test_losses_that_are_never_finite_end_the_run_with_a_cure(tmp_path):
 
     with pytest.raises(ValueError, match=r"train_loss in epoch 1 were NaN.*learning rate"):
         run(Lost(), tmp_path)
+    with pytest.raises(ValueError, match=r"train_loss in stretch 1 were NaN.*learning rate"):
+        run(Lost(), tmp_path, unit="stretch")
 
 
 def test_a_single_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path):
@@ -241,11 +243,22 @@ def test_the_learning_rate_follows_a_cosine():
     assert [group["lr"] for group in weights.param_groups] == [0.5, 0.5]
 
 
-def test_a_device_that_is_not_there_is_an_error_with_a_cure():
+def test_a_device_that_is_not_there_is_an_error_that_names_those_that_are(monkeypatch):
     assert training.device_of("cpu") == torch.device("cpu")
     assert training.device_of("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ValueError, match=r"no device 'gpu'; give cpu"):
-        training.device_of("gpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(ValueError, match=r"'cuda:0' was asked for.*sees no GPU; give cpu"):
-            training.device_of("cuda:0")
+    for name in ("gpu", "meta", "mps", ""):
+        with pytest.raises(ValueError, match=rf"^there is no device '{name}'; give cpu.* or auto$"):
+            training.device_of(name)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with pytest.raises(ValueError, match=r"'cuda:0' was asked for.*sees no GPU; give cpu or auto"):
+        training.device_of("cuda:0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [str(training.device_of(name)) for name in ("auto", "cuda", "cuda:1", "cpu")] == [
+        "cuda",
+        "cuda",
+        "cuda:1",
+        "cpu",
+    ]
+    with pytest.raises(ValueError, match=r"no device 'cuda:2'; give cpu, cuda:0, cuda:1 or auto"):
+        training.device_of("cuda:2")

@@ -116,7 +116,7 @@ def run(
             epoch.seconds += now - started
             if number % steps == 0:
                 rate = images * steps / epoch.seconds
-                record = {unit: number // steps, "step": number, **_record(job, epoch, number // steps, rate)}
+                record = {unit: number // steps, "step": number, **_record(job, epoch, unit, number // steps, rate)}
                 kept.append(record)
                 show(number / (epochs * steps), described(record), line=True)
                 epoch = Epoch()
@@ -134,13 +134,13 @@ def run(
     return kept.results()
 
 
-def _record(job: Job, epoch: Epoch, number: int, rate: float) -> dict[str, Any]:
+def _record(job: Job, epoch: Epoch, unit: str, number: int, rate: float) -> dict[str, Any]:
     """What an epoch measured."""
     means = epoch.means()
     lost = [name for name, value in means.items() if name.endswith("loss") and value is None]
     if lost:
         raise ValueError(
-            f"all values of {', '.join(lost)} in epoch {number} were NaN or infinite; lower the learning rate"
+            f"all values of {', '.join(lost)} in {unit} {number} were NaN or infinite; lower the learning rate"
         )
     return {**means, **job.finish_epoch(number), "seconds": epoch.seconds, "images_per_second": rate}
 
@@ -191,15 +191,14 @@ def loaded(path: Path, job: Job) -> dict[str, Any]:
 
 def device_of(name: str) -> torch.device:
     """A device by its name; "auto" is the GPU where there is one."""
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ValueError(f"there is no device {name!r}; give cpu, cuda, cuda:1 or auto") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
+        return torch.device("cuda" if gpus else "cpu")
+    if name.startswith("cuda") and not gpus:
         raise ValueError(f"device {name!r} was asked for, but torch {torch.__version__} sees no GPU; give cpu or auto")
-    return device
+    if name not in ("cpu", "cuda", *gpus):  # torch knows more, of which some, as meta, compute nothing
+        raise ValueError(f"there is no device {name!r}; give {', '.join(['cpu', *gpus])} or auto")
+    return torch.device(name)
 
 
 def dtype_of(amp: Amp) -> torch.dtype | None:
