@@ -44,9 +44,10 @@ class Run:
             raise ValueError(f"{self.folder / CONFIG} is damaged ({error}); delete the folder or use another") from None
         if names:
             shown = "; ".join(f"{name}: {there.get(name)} there, {config.get(name)} here" for name in names)
-            raise ValueError(
-                f"{self.folder} holds a run of another configuration ({shown}); use another folder, or delete this one"
-            )
+            cure = "use another folder, or delete this one"
+            if "version" in names and "version" in there:  # another one may compute something else
+                cure = f"continue it with asng {there['version']}, {cure}"
+            raise ValueError(f"{self.folder} holds a run of another configuration ({shown}); {cure}")
 
     def _drop_torn_line(self) -> None:
         if self._lines.exists():

@@ -52,6 +52,17 @@ def test_another_configuration_is_refused_with_what_differs_and_the_cure(tmp_pat
     assert Run(tmp_path, CONFIG).results() == [{"a": 1}]
 
 
+def test_a_run_of_another_version_names_both_and_says_with_which_it_continues(tmp_path):
+    Run(tmp_path, {**CONFIG, "version": "0.1.0"})
+    with pytest.raises(ValueError, match=r"version: 0\.1\.0 there, 0\.2\.0 here; new: None there, 3 here") as refused:
+        Run(tmp_path, {**CONFIG, "version": "0.2.0", "new": 3})
+    cure = "; continue it with asng 0.1.0, use another folder, or delete this one"
+    assert str(refused.value).endswith(cure)
+    with pytest.raises(ValueError, match="seed: 1 there, 2 here") as refused:
+        Run(tmp_path, {**CONFIG, "version": "0.1.0", "seed": 2})
+    assert "continue it" not in str(refused.value)
+
+
 @pytest.mark.parametrize("content", ["", "{", "[1]", "3"])
 def test_a_damaged_configuration_is_an_error_that_names_the_file(tmp_path, content):
     (tmp_path / "config.json").write_text(content)

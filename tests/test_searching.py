@@ -237,5 +237,10 @@ def test_a_folder_of_something_else_is_refused(tmp_path, there, message):
 
 
 def test_settings_of_another_version_are_refused():
-    with pytest.raises(ValueError, match="made by another version of asng, without the setting 'rate'"):
+    message = (
+        rf"made by asng 0\.0\.7, without the setting 'rate', and this is asng {__version__}; do this with asng 0\.0\.7"
+    )
+    with pytest.raises(ValueError, match=message):
+        settings_in(Some, {"count": 3, "version": "0.0.7"})
+    with pytest.raises(ValueError, match="do this with asng of another version, or run it anew"):
         settings_in(Some, {"count": 3})

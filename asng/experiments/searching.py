@@ -202,5 +202,9 @@ def settings_in(kind: type[Kind], there: Mapping[str, Any]) -> Kind:
     try:
         given = {field.name: tuples[field.name] for field in fields(kind)}  # type: ignore[arg-type]
     except KeyError as error:
-        raise ValueError(f"the run was made by another version of asng, without the setting {error}") from None
+        made = f"asng {there.get('version', 'of another version')}"
+        raise ValueError(
+            f"the run was made by {made}, without the setting {error}, and this is asng {__version__}; "
+            f"do this with {made}, or run it anew"
+        ) from None
     return kind(**given)
