@@ -75,10 +75,14 @@ def floats(losses: Iterable[Any]) -> list[float]:
     >>> floats([0.5, math.nan, -math.inf])
     [0.5, inf, inf]
     """
-    if isinstance(losses, (str, bytes, set, frozenset, dict)) or not hasattr(losses, "__iter__"):
+    try:
+        each = None if isinstance(losses, (str, bytes, set, frozenset, dict)) else iter(losses)
+    except TypeError:  # one number, or an array without axes
+        each = None
+    if each is None:
         raise ValueError(f"tell takes a list of losses, in the order of the candidates, got {losses!r}")
     numbers = []
-    for loss in losses:
+    for loss in each:
         try:
             numbers.append(float(loss))
         except OverflowError:  # an int beyond float64
