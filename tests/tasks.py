@@ -1,0 +1,52 @@
+"""Tasks for workers, in a module that they load quickly."""
+
+import os
+import signal
+from pathlib import Path
+
+from asng.experiments import Progress
+
+
+def squared(number: float, tick: Progress) -> float:
+    """What it says, with progress at a half."""
+    tick(0.5)
+    return number**2
+
+
+def endless(path: Path, tick: Progress) -> None:
+    """Writes a file when it has begun, and never ends by itself."""
+    path.touch()
+    while True:
+        tick(0.25)
+
+
+def meets(path: Path, tick: Progress) -> None:
+    """Ends when all other files of the folder are there, too: only together."""
+    path.touch()
+    while len(list(path.parent.iterdir())) < 2:
+        tick(0.25)
+
+
+def one_ends(path: Path, tick: Progress) -> str:
+    """Of two tasks, the one called "short" ends as soon as the other has begun, which goes on."""
+    if path.name != "short":
+        endless(path, tick)
+    while not list(path.parent.iterdir()):
+        tick(0.0)
+    return "done"
+
+
+def one_fails(path: Path, tick: Progress) -> None:
+    """The same, but with an error."""
+    one_ends(path, tick)
+    raise ValueError(f"{path.name} cannot be done")
+
+
+def dying(path: Path, tick: Progress) -> None:
+    """As by lack of memory."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def environment(name: str, tick: Progress) -> tuple[str | None, bool]:
+    """A variable of the environment, and whether Ctrl-C is left to the parent."""
+    return os.environ.get(name), signal.getsignal(signal.SIGINT) is signal.SIG_IGN
