@@ -5,7 +5,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from asng.checks import count, finite, flag, floats, ordered, positive, whole
@@ -101,6 +101,7 @@ def test_numbers_that_are_not_finite_are_refused(value):
 
 
 @given(st.lists(st.floats() | st.integers() | st.booleans()))
+@example([-math.inf, 1.0])
 def test_losses_stay_as_they_are_where_they_are_finite_and_are_worst_elsewhere(losses):
     def slow(loss):
         try:
