@@ -57,8 +57,8 @@ class Settings(SearchSettings):
         check_stretch(self.iterations, self.stretch)
 
 
-# Small enough for two cores.
-SMALL = Settings(mask="pixel", iterations=600, stretch=100, layers=6, widths=(8, 32), images=4000)
+# Small enough for two cores; at the learning rate of the paper, so few iterations would teach single layers only.
+SMALL = Settings(mask="pixel", iterations=600, stretch=100, layers=6, widths=(8, 32), images=4000, rate=0.1)
 
 
 def used_of(faces: Faces, images: int | None) -> int:
