@@ -8,8 +8,7 @@ import math
 import numbers
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsFloat
 
@@ -17,11 +16,11 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from asng.nas.choices import Pick, Value, Width
-from asng.nas.decision import Sized
+from asng.nas.counting import count
 from asng.nas.devices import device_of, moved
-from asng.nas.extraction import Freezing, extract
-from asng.nas.selection import Decisions, Values, paths_of
+from asng.nas.extraction import extract
+from asng.nas.selection import Decisions, Values
+from asng.nas.untouched import untouched
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
 
@@ -47,6 +46,7 @@ class Costs:
     """Costs of a model's architectures under limits, each measured once.
 
     `known` holds what was measured: plain values that can be saved, and put back by `known.update`.
+    Whoever changes the model calls `known.clear()`; nothing else of it is remembered but its decisions.
     """
 
     def __init__(self, model: nn.Module, limits: Sequence[Limit]) -> None:
@@ -83,8 +83,8 @@ class Costs:
 
     def _measured(self, limit: Limit, values: Values) -> float:
         if limit.measure is parameters:
-            return float(_parameters(self.decisions, values))  # without a new look at the whole model
-        with _untouched(self.decisions):
+            return float(count(self.decisions, values))  # without a new look at the whole model
+        with untouched(self.decisions):
             try:
                 cost = limit.measure(self.model, values)
             except Exception as error:
@@ -101,31 +101,9 @@ class Costs:
 
 def parameters(model: nn.Module, values: Values) -> int:
     """The number of parameters of the extracted network, what is shared counted once."""
-    return _parameters(Decisions(model), values)
-
-
-def _parameters(decisions: Decisions, values: Values) -> int:
-    with _untouched(decisions), torch.no_grad():
-        decisions.select(values)
-        network = Freezing(decisions, _in_use).network()
-        held = [parameter for module in paths_of(network) for parameter in module._parameters.values()]
-        return sum(parameter.numel() for parameter in {id(p): p for p in held if p is not None}.values())
-
-
-NOTHING = nn.Module()
-
-
-def _in_use(module: nn.Module) -> nn.Module | None:
-    """For counting, a module with the parts of a layer's weights that are in use, quicker than the plain layer."""
-    if type(module) in (Pick, Value, Width):
-        return NOTHING
-    if not isinstance(module, Sized) or type(module).freeze is not Sized.freeze:
-        return None
-    plain = nn.Module()
-    for name, part in module.parts(copied=False).items():
-        if isinstance(part, nn.Parameter):
-            plain.register_parameter(name, part)
-    return plain
+    decisions = Decisions(model)
+    decisions.check(values)
+    return count(decisions, values)
 
 
 class Flops:
@@ -139,7 +117,7 @@ class Flops:
         self.inputs = _checked(inputs)
 
     def __call__(self, model: nn.Module, values: Values) -> int:
-        with _untouched(Decisions(model)), torch.no_grad():
+        with untouched(Decisions(model)), torch.no_grad():
             device = device_of(model)
             network = (
                 extract(model, values).eval().requires_grad_(False).to(device)
@@ -170,7 +148,7 @@ class Latency:
 
     def __call__(self, model: nn.Module, values: Values) -> float:
         device = self.device or device_of(model)
-        with _untouched(Decisions(model), device), torch.no_grad():
+        with untouched(Decisions(model), device), torch.no_grad():
             network = extract(model, values).eval().to(device)
             inputs = moved(self.inputs, device)
             for _ in range(self.warm_up):
@@ -197,29 +175,6 @@ def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) ->
                 return float(begin.elapsed_time(end)) / 1000
         case other:
             raise ValueError(f"latency is measured on cpu or cuda, not on {other}; give a measure of your own")
-
-
-@contextmanager
-def _untouched(decisions: Decisions, device: torch.device | None = None) -> Iterator[None]:
-    """Afterwards a model's selection and modes are as before, and so are torch's random numbers."""
-    modes = [(module, module.training) for module in decisions.paths]
-    with decisions.kept(), torch.random.fork_rng(_cuda_devices(decisions, device)):
-        try:
-            yield
-        finally:
-            for module, training in modes:
-                if module.training is not training:
-                    module.training = training
-
-
-def _cuda_devices(decisions: Decisions, device: torch.device | None) -> list[int]:
-    """Where a model, and what is measured, may draw random numbers besides the CPU."""
-    cuda: Any = torch.cuda
-    devices = set() if device is None else {device}
-    if cuda.is_initialized():
-        held = (tensor for module in decisions.paths for tensor in module._parameters.values())
-        devices |= {tensor.device for tensor in held if tensor is not None}
-    return sorted({cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"})
 
 
 def _checked(inputs: tuple[Any, ...]) -> tuple[Any, ...]:

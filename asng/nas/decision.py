@@ -212,13 +212,14 @@ class Sized(nn.Module, ABC):
         return plain
 
     def parts(self, takes: int | None = None, *, copied: bool) -> dict[str, Tensor | None]:
-        """As `needed`, for another layer: parameters of their own, with copies of the numbers or the same."""
+        """As `needed`, for another layer: copied, and then parameters of their own, or as they are, for a look."""
         self._take_when_frozen(takes)
         parts: dict[str, Tensor | None] = {}
         for name, used in self.needed().items():
-            part = used if used is None else used.detach().clone() if copied else used.detach()
+            part = used.detach().clone() if copied and used is not None else used
             if part is not None and name not in self._buffers:
-                part = nn.Parameter(part, getattr(self, name).requires_grad)
+                if copied:
+                    part = nn.Parameter(part, getattr(self, name).requires_grad)
                 if self.ties is not None:
                     self.ties.note(self, name, part)
             parts[name] = part

@@ -1,7 +1,6 @@
 """From a model with decisions to a plain one: from the outside in, with copies of the weights it needs."""
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -10,6 +9,8 @@ from asng.nas.decision import Decision
 from asng.nas.hidden import described, hidden_modules
 from asng.nas.selection import Decisions, Values, is_open, paths_of
 from asng.nas.ties import Ties
+
+TORCHS_GETATTR: Any = nn.Module.__getattr__  # wrappers, such as those of torch.compile, have one of their own
 
 
 def extract(model: nn.Module, values: Values) -> nn.Module:
@@ -33,27 +34,20 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
 
 
 class Freezing:
-    """One passage through a model under its selected values, in which every module is frozen once.
+    """One passage through a model under its selected values, in which every module is frozen once."""
 
-    `instead` may give what takes the place of a module; where it gives None, the module's own
-    `freeze()` does.
-    """
-
-    def __init__(
-        self, decisions: Decisions, instead: Callable[[nn.Module], nn.Module | None] = lambda module: None
-    ) -> None:
+    def __init__(self, decisions: Decisions) -> None:
         self._model, self._original = decisions.model, decisions.paths
-        self._instead = instead
         self._became: dict[nn.Module, nn.Module] = {}
         self._decisions = decisions
         self._seen: dict[nn.Module, bool] = {}  # of those that freeze() made, which are open
 
     def network(self) -> nn.Module:
         """The model without decisions, made of its own modules where they have none; it stays as it is."""
-        ties = Ties(self._original)
+        ties = Ties(self._original, self._decisions.sized)
         with ties.noted():
             network = self._frozen(self._model)
-        ties.restore(network)
+        ties.restore(network.named_modules())
         return network
 
     def memo(self) -> "_Memo":
@@ -71,10 +65,8 @@ class Freezing:
     def _frozen(self, module: nn.Module) -> nn.Module:
         if module not in self._became:
             result = module
-            if self._is_open(module):
-                replaced = self._instead(module)
-                if replaced is None:
-                    replaced = self._replaced(module)
+            if self.is_open(module):
+                replaced = self.replaced(module)
                 if replaced is not module:
                     result = self._frozen(replaced)
                 else:
@@ -85,15 +77,15 @@ class Freezing:
             self._became[module] = result
         return self._became[module]
 
-    def _is_open(self, module: nn.Module) -> bool:
+    def is_open(self, module: nn.Module) -> bool:
+        """Whether a module, of the model or made by `freeze()`, is or holds a decision or an elastic layer."""
         return module in self._decisions.open if module in self._original else is_open(module, self._seen)
 
-    def _replaced(self, module: nn.Module) -> nn.Module:
+    def replaced(self, module: nn.Module) -> nn.Module:
         """What a module's own `freeze()` puts in its place; itself where it has none."""
-        freeze = getattr(module, "freeze", None)
-        if not callable(freeze):
+        if not has_freeze(module):
             return module
-        replaced = freeze()
+        replaced = module.freeze()  # type: ignore[operator]
         if not isinstance(replaced, nn.Module):
             raise TypeError(
                 f"freeze() of {type(module).__name__} must return a module, which takes its place, got {replaced!r}; "
@@ -113,6 +105,13 @@ class Freezing:
                             "use nn.ModuleList, nn.ModuleDict or an attribute"
                         )
         return replaced
+
+
+def has_freeze(module: nn.Module) -> bool:
+    """Whether a module has a method `freeze`; a child of that name is none, and torch looks slowly for one."""
+    kind: Any = type(module)
+    may_have = hasattr(kind, "freeze") or "freeze" in module.__dict__ or kind.__getattr__ is not TORCHS_GETATTR
+    return may_have and callable(getattr(module, "freeze", None))
 
 
 class _Memo(dict[int, Any]):

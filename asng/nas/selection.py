@@ -34,16 +34,16 @@ class Decisions:
         self.space: dict[str, Variable] = {}
         self._of_name: dict[str, list[Decision]] = {}
         self.paths = paths_of(model)
+        self.sized: list[Sized] = []
         declared: dict[str, str] = {}
-        sized: list[Sized] = []
         for module, path in self.paths.items():
             if isinstance(module, Decision):
                 self._declare(module, path, declared)
             elif isinstance(module, Sized):
                 module.path = path
-                sized.append(module)
-        self._given = sized[0].given if sized else {}  # that of an earlier look at the same model, too
-        for layer in sized:
+                self.sized.append(module)
+        self._given = self.sized[0].given if self.sized else {}  # that of an earlier look at the same model, too
+        for layer in self.sized:
             layer.given = self._given
         self._check_none_hidden()
 
@@ -75,11 +75,15 @@ class Decisions:
 
     def select(self, values: Values) -> None:
         """Select a value for every decision; raises ValueError, changing nothing, if they do not fit."""
+        self.check(values)
+        self.choose(values)
+
+    def check(self, values: Values) -> None:
+        """Raise ValueError for values that do not fit: one for each decision, which it can have."""
         self._check_names(values)
         for name, variable in self.space.items():
             if not fits(variable, values[name]):
-                raise ValueError(f"{values[name]!r} is outside of {variable}, which is decision {name!r}")
-        self.choose(values)
+                raise _outside(name, variable, values[name])
 
     def _check_names(self, values: Values) -> None:
         missing = [name for name in self.space if name not in values]
@@ -109,11 +113,12 @@ class Decisions:
     @contextmanager
     def kept(self) -> Iterator[None]:
         """Whatever is selected meanwhile, what was selected before comes back."""
-        before = [(decision, decision.selected) for same in self._of_name.values() for decision in same]
+        decisions = [decision for same in self._of_name.values() for decision in same]
+        before = [decision.selected for decision in decisions]
         try:
             yield
         finally:
-            for decision, value in before:
+            for decision, value in zip(decisions, before, strict=True):
                 decision.__dict__["selected"] = value
 
     def active(self, values: Values) -> set[str]:
@@ -147,13 +152,15 @@ class Decisions:
     def key(self, values: Values) -> str:
         """An architecture as one line of text; choices by their place, since they may be anything.
 
+        Raises ValueError for values that do not fit.
+
         >>> from asng.nas import OneOf
         >>> Decisions(OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})).key({"act": "tanh"})
         '[1]'
         """
         if values.keys() != self.space.keys():
             self._check_names(values)
-        return json.dumps([_written(variable, values[name]) for name, variable in self.space.items()], default=repr)
+        return json.dumps([_written(name, v, values[name]) for name, v in self.space.items()], default=repr)
 
     @cached_property
     def readable(self) -> bool:
@@ -218,7 +225,10 @@ def fits(variable: Variable, value: Any) -> bool:
 def place_of(variable: Categorical, value: Any) -> int | None:
     """Which of the choices a value is; 1, 1.0 and True are three."""
     for place, choice in enumerate(variable.choices):
-        if value is choice or (type(value) is type(choice) and _equal(value, choice)):
+        if value is choice:  # as drawn, and quick
+            return place
+    for place, choice in enumerate(variable.choices):
+        if type(value) is type(choice) and _equal(value, choice):
             return place
     return None
 
@@ -235,10 +245,16 @@ def _equal(value: Any, choice: Any) -> bool:
     return bool(np.array_equal(value, choice)) if hasattr(choice, "shape") else bool(value == choice)
 
 
-def _written(variable: Variable, value: Any) -> Any:
-    if not isinstance(variable, Categorical):
+def _written(name: str, variable: Variable, value: Any) -> Any:
+    """A value of a decision as it stands in a key."""
+    if isinstance(variable, Categorical):
+        place = place_of(variable, value)
+        if place is not None:
+            return place
+    elif fits(variable, value):
         return value
-    place = place_of(variable, value)
-    if place is None:
-        raise ValueError(f"{value!r} is outside of {variable}")
-    return place
+    raise _outside(name, variable, value)
+
+
+def _outside(name: str, variable: Variable, value: Any) -> ValueError:
+    return ValueError(f"{value!r} is outside of {variable}, which is decision {name!r}")

@@ -1,7 +1,7 @@
 """Weights that several layers share: found in a model, and shared again by what is cut out of them."""
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,25 +27,27 @@ class _Use:
 
 
 class Ties:
-    """The parameters that more than one module of a model holds, given the modules with their paths.
+    """The parameters that layers share with others, given the modules of a model with their paths.
 
-    While the model is extracted, its layers note what they cut out of these.
+    `layers` are those that can cut parts out of a parameter. While the model is extracted, they note
+    what they cut out of shared ones.
     """
 
-    def __init__(self, paths: Mapping[nn.Module, str]) -> None:
-        self._paths = paths
-        held: dict[int, list[nn.Module]] = {}
-        for module in paths:
+    def __init__(self, paths: Mapping[nn.Module, str], layers: Collection[nn.Module]) -> None:
+        self._paths, self._layers = paths, layers
+        uses = {id(parameter): 0 for layer in layers for parameter in layer._parameters.values()}
+        uses.pop(id(None), None)
+        for module in paths if uses else ():
             for parameter in module._parameters.values():
-                if parameter is not None:
-                    held.setdefault(id(parameter), []).append(module)
-        self._shared = {key: modules for key, modules in held.items() if len(modules) > 1}
-        self._cuts: dict[int, tuple[nn.Parameter, nn.Parameter, str, Tensor]] = {}
+                if id(parameter) in uses:
+                    uses[id(parameter)] += 1
+        self._shared = {key for key, number in uses.items() if number > 1}
+        self._cuts: dict[int, tuple[Tensor, nn.Parameter, str, Tensor]] = {}
 
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Layers that share a parameter and can cut parts out of it call `note` when they do."""
-        layers = [module for modules in self._shared.values() for module in modules if hasattr(module, "needed")]
+        layers = self._layers if self._shared else ()
         for layer in layers:
             layer.__dict__["ties"] = self
         try:
@@ -54,7 +56,7 @@ class Ties:
             for layer in layers:
                 layer.__dict__.pop("ties", None)
 
-    def note(self, layer: Any, name: str, part: nn.Parameter) -> None:
+    def note(self, layer: Any, name: str, part: Tensor) -> None:
         """A layer has cut this part out of its parameter of this name."""
         whole = layer._parameters.get(name)
         if id(whole) in self._shared:
@@ -65,12 +67,15 @@ class Ties:
             }
             self._cuts[id(part)] = (part, whole, f"{self._paths[layer]}.{name}", twin.needed()[name])
 
-    def restore(self, network: nn.Module) -> None:
-        """Let those in a network that were cut out of one parameter be one again; ValueError where they cannot."""
+    def restore(self, network: Iterable[tuple[str, nn.Module]]) -> None:
+        """Let those in a network's modules that were cut out of one parameter be one again.
+
+        Raises ValueError where they cannot.
+        """
         if not self._shared:
             return
         uses: dict[int, list[_Use]] = {}
-        for path, module in network.named_modules():
+        for path, module in network:
             for name, parameter in module._parameters.items():
                 if parameter is not None:
                     where = f"{self._paths.get(module, path)}.{name}"
