@@ -46,7 +46,7 @@ class Ties:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Layers that share a parameter and can cut parts out of it call `note` when they do."""
+        """Meanwhile the layers call `note` when they cut a part out of a parameter."""
         layers = self._layers if self._shared else ()
         for layer in layers:
             layer.__dict__["ties"] = self
