@@ -2,6 +2,8 @@
 
 import os
 import signal
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from asng.experiments import Progress
@@ -13,26 +15,36 @@ def squared(number: float, tick: Progress) -> float:
     return number**2
 
 
+def for_long() -> Iterator[None]:
+    """Rounds of waiting, which are an error in the end so that no test hangs."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        yield
+    raise TimeoutError("waited in vain")
+
+
 def endless(path: Path, tick: Progress) -> None:
-    """Writes a file when it has begun, and never ends by itself."""
+    """Writes a file when it has begun, and does not end by itself."""
     path.touch()
-    while True:
+    for _ in for_long():
         tick(0.25)
 
 
 def meets(path: Path, tick: Progress) -> None:
-    """Ends when all other files of the folder are there, too: only together."""
+    """Of two tasks, each ends when the other has begun: only together."""
     path.touch()
-    while len(list(path.parent.iterdir())) < 2:
-        tick(0.25)
+    for _ in for_long():
+        if len(list(path.parent.iterdir())) == 2:
+            return
 
 
 def one_ends(path: Path, tick: Progress) -> str:
     """Of two tasks, the one called "short" ends as soon as the other has begun, which goes on."""
     if path.name != "short":
         endless(path, tick)
-    while not list(path.parent.iterdir()):
-        tick(0.0)
+    for _ in for_long():
+        if list(path.parent.iterdir()):
+            break
     return "done"
 
 

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import active_children
 from pathlib import Path
@@ -43,8 +44,14 @@ def test_each_task_comes_once_with_the_result_that_it_has_alone(workers):
     numbers = [3.0, -1.0, 0.5, 3.0, 7.0]
     results = list(side_by_side(tasks.squared, numbers, workers, ignored))
     assert sorted(results) == sorted((number, number**2) for number in numbers)
-    if workers == 1:
-        assert [number for number, _ in results] == numbers
+
+
+def test_one_worker_keeps_the_order_however_late_one_looks():
+    numbers = [float(number) for number in range(20)]
+    work = side_by_side(tasks.squared, numbers, 1, ignored)
+    results = [next(work)]
+    time.sleep(0.2)  # the others finish meanwhile
+    assert [*results, *work] == [(number, number**2) for number in numbers]
 
 
 def test_as_many_run_at_once_as_there_are_workers(tmp_path):

@@ -31,6 +31,7 @@ def side_by_side(
 ) -> Generator[tuple[Task, Outcome], None, None]:
     """Each task with what the function makes of it, as they finish; close the generator to stop the workers.
 
+    Those that finish together come in their order, and with one worker all do.
     The function tells the fraction that is done of its task to its second argument, now and then;
     `progress` hears how many tasks are done, with parts of the running ones. Both function and tasks
     must be fit for pickling.
@@ -46,7 +47,7 @@ def side_by_side(
         progress(0)
         while futures:
             finished, _ = wait(futures, timeout=0.2, return_when=FIRST_COMPLETED)
-            for future in finished:
+            for future in [future for future in futures if future in finished]:
                 yield futures.pop(future), future.result()
             progress(sum(parts))
     finally:
