@@ -19,6 +19,8 @@ class Pair(NamedTuple):
 def test_a_model_is_where_its_first_parameter_is():
     assert device_of(nn.Linear(2, 1, device="meta")) == META
     assert device_of(nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1, device="meta"))) == torch.device("cpu")
+    buffers_first = nn.Sequential(nn.BatchNorm1d(2, affine=False, device="meta"), nn.Linear(2, 1))
+    assert device_of(buffers_first) == torch.device("cpu")
 
 
 def test_a_model_without_parameters_is_where_its_buffers_are_and_else_on_the_cpu():

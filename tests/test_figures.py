@@ -3,7 +3,7 @@
 import xml.etree.ElementTree as ElementTree
 
 import pytest
-from matplotlib import rcParams
+from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgb
 from PIL import Image
 
@@ -64,8 +64,9 @@ def test_files_know_neither_the_day_nor_the_program(tmp_path):
 
 
 def test_words_stay_words_and_the_settings_of_others_stay_as_they_were(tmp_path):
-    before = dict(rcParams)
-    svg, _ = save(drawn(), tmp_path, "figure", dpi=100)
+    with rc_context({"svg.fonttype": "path", "svg.hashsalt": "theirs"}):
+        before = dict(rcParams)
+        svg, _ = save(drawn(), tmp_path, "figure", dpi=100)
+        assert dict(rcParams) == before
     words = [element.text for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
     assert words == ["a word"]
-    assert dict(rcParams) == before
