@@ -8,6 +8,8 @@ from pathlib import Path
 
 from asng.experiments import Progress
 
+LONG = 30.0  # seconds, after which waiting is in vain
+
 
 def squared(number: float, tick: Progress) -> float:
     """What it says, with progress at a half."""
@@ -17,7 +19,7 @@ def squared(number: float, tick: Progress) -> float:
 
 def for_long() -> Iterator[None]:
     """Rounds of waiting, which are an error in the end so that no test hangs."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + LONG
     while time.monotonic() < deadline:
         yield
     raise TimeoutError("waited in vain")

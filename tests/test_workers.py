@@ -33,8 +33,9 @@ def ignored(done):
 
 @pytest.fixture(autouse=True)
 def nobody_stays_behind():
-    handler = signal.getsignal(signal.SIGINT)
+    handler, start = signal.getsignal(signal.SIGINT), time.monotonic()
     yield
+    assert time.monotonic() - start < tasks.LONG, "the workers went on until they gave up by themselves"
     assert active_children() == []
     assert signal.getsignal(signal.SIGINT) is handler
 
