@@ -39,7 +39,7 @@ class Retraining:
     rate: float = 1e-3
     """Learning rate at the start; a tenth of it after two fifths, a hundredth after four fifths."""
     images: int | None = None
-    """How many of the training faces are used; all by default."""
+    """How many of the training faces are used, from all over their order; all by default."""
     amp: training.Amp = "off"
     """Mixed precision."""
     seed: int = 0
@@ -101,8 +101,8 @@ class Retrain:
         self.model = placed(fresh(values, (height, width)), self.device)
         weights = torch.optim.Adam(self.model.parameters(), lr=settings.rate, fused=self.device.type == "cuda")
         self._descent = Descent(self.model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp))
-        indices = torch.arange(used_of(train, settings.images))
-        self._batches = Batches(train, indices, settings.batch, settings.mask, settings.seed, TRAIN)
+        used = used_of(train, settings.images)
+        self._batches = Batches(train, used, settings.batch, settings.mask, settings.seed, TRAIN)
         self._test = Tested(test, settings.mask, TESTED)
 
     def step(self, number: int) -> dict[str, training.Number]:

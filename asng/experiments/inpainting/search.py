@@ -50,7 +50,7 @@ class Settings(SearchSettings):
     batch: int = 16
     """Faces in a mini-batch."""
     images: int | None = None
-    """How many of the training faces are used; all by default."""
+    """How many of the training faces are used, from all over their order; all by default."""
 
     def __post_init__(self) -> None:
         check(self, iterations=1, stretch=1, layers=2, batch=1, samples=2, candidates=1, seed=0)
@@ -61,11 +61,21 @@ class Settings(SearchSettings):
 SMALL = Settings(mask="pixel", iterations=600, stretch=100, layers=6, widths=(8, 32), images=4000, rate=0.1)
 
 
-def used_of(faces: Faces, images: int | None) -> int:
-    """How many of the faces are used."""
+def spread(n: int, most: int) -> Tensor:
+    """At most so many of the numbers below n, from all over them: the order of CelebA is not that of chance.
+
+    >>> spread(10, 4), spread(3, 4)
+    (tensor([0, 2, 5, 7]), tensor([0, 1, 2]))
+    """
+    chosen = min(n, most)
+    return torch.arange(chosen) * n // chosen
+
+
+def used_of(faces: Faces, images: int | None) -> Tensor:
+    """The numbers of the faces that are used, `images` of them."""
     if images is not None and not 1 <= images <= len(faces):
         raise ValueError(f"images must be 1 to {len(faces)}, as many as are there to train with; got {images}")
-    return len(faces) if images is None else images
+    return spread(len(faces), images or len(faces))
 
 
 def search(
@@ -112,10 +122,10 @@ class Search:
         torch.manual_seed(settings.seed)
         net = Net(settings.encoding, settings.layers, widths=settings.widths, size=(height, width))
         self.model = placed(net, self.device)
-        first, second = halves(used_of(train, settings.images), settings.seed)
+        used = used_of(train, settings.images)
         batches, valid = (
-            Batches(train, half, settings.batch, settings.mask, settings.seed, stream)
-            for half, stream in ((first, TRAIN), (second, VALID))
+            Batches(train, used[half], settings.batch, settings.mask, settings.seed, stream)
+            for half, stream in zip(halves(len(used), settings.seed), (TRAIN, VALID), strict=True)
         )
         self.searching = Searching(
             settings, self.model, loss_of, batches, valid, steps=valid.steps, size=nas.parameters, weight_decay=0.0
@@ -138,12 +148,14 @@ class Search:
 
 
 class Tested:
-    """Test faces behind masks that are the same for all runs; the first `most` of them."""
+    """Test faces behind masks that are the same for all runs; at most `most` of them, from all over their order."""
 
     def __init__(self, faces: Faces, mask: Mask, most: int | None = None) -> None:
-        self.images, self.names = faces.images[:most], faces.names[:most]
-        height, width = self.images.shape[2:]
-        self.masks = fixed(mask, len(self.images), (height, width), MASKS)
+        n, (height, width) = len(faces), faces.images.shape[2:]
+        chosen = spread(n, most or n)
+        tested = faces.part(chosen)
+        self.images, self.names = tested.images, tested.names
+        self.masks = fixed(mask, n, (height, width), MASKS)[chosen]
 
     def scores(self, model: nn.Module, progress: Progress = lambda done: None) -> measures.Scores:
         """PSNR and SSIM of each face that a model restores."""
