@@ -107,11 +107,11 @@ def test_what_is_worth_a_line_stays_above_the_bar():
 
 
 def test_what_begins_anew_has_a_time_of_its_own():
-    lines = [(0.5, "epoch 1", True), (1.0, "epoch 2", True), (0.0, "choosing", True)]
-    sent = "".join(frames(80, *lines, (0.25, "choosing", False), (0.5, "choosing", False)))
-    assert "100% 0:00:00 left 0:00:00" in sent
-    assert " 25% 0:00:00 left -:--:--" in sent
-    assert " 50% 0:00:00 left 0:00:01" in sent  # rounded up
+    lines = [(0.5, "epoch 1"), (1.0, "epoch 2"), (0.0, "choosing"), (0.25, "choosing"), (0.5, "choosing")]
+    sent = "".join(frames(80, *((fraction, text, True) for fraction, text in lines)))
+    assert re.search(r"100% 0:00:\d\d left 0:00:00", sent)
+    assert re.search(r" 25% 0:00:\d\d left -:--:--", sent)  # nothing is known yet of how fast it goes
+    assert re.search(r" 50% 0:00:\d\d left 0:00:0[1-9]", sent)
 
 
 def test_where_there_is_nothing_to_do_no_bar_appears():
