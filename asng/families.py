@@ -96,6 +96,7 @@ class CategoricalFamily(Family):
         m = np.array(counts)
         if m.ndim != 1 or not m.size or m.dtype.kind not in "iu" or m.min() < 1:
             raise ValueError(f"counts must be a list of whole numbers of choices >= 1, got {counts!r}")
+        m = m.astype(np.intp)  # smaller integers overflow below
         self._rows = Ragged(m)
         self.variables, self.size, self.dimension = len(m), int(m.sum()), int((m - 1).sum())
         self.owner, self._last = self._rows.owner, self._rows.last
@@ -149,8 +150,7 @@ class CategoricalFamily(Family):
 class NormalFamily(Family):
     """Independent Gaussians with means in [low, high] and bounded deviations (supplements B and C).
 
-    theta holds all means, then all mean^2 + std^2. With `mirrored`, draws come in pairs mean + d,
-    mean - d.
+    theta holds all means, then all mean^2 + std^2. With `mirrored`, draws come in pairs mean + d, mean - d.
     """
 
     def __init__(

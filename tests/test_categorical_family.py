@@ -156,3 +156,11 @@ def test_categorical_starts_uniform():
 def test_categorical_counts_are_checked(counts):
     with pytest.raises(ValueError, match="counts must be a list of whole numbers of choices >= 1, got"):
         CategoricalFamily(counts)
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.uint64])
+def test_counts_of_any_whole_type_make_the_same_family(kind):
+    expected, family = CategoricalFamily([100]), CategoricalFamily([kind(100)])
+    theta = np.random.default_rng(0).random(100)
+    np.testing.assert_array_equal(family.initial(), expected.initial())
+    np.testing.assert_array_equal(family.project(theta), expected.project(theta))
