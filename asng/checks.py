@@ -46,7 +46,7 @@ def positive(value: Any, name: str, *, above: float = 0.0, most: float = math.in
         number = math.nan
     if not above < number <= most:
         upper = "" if math.isinf(most) else f" and at most {most:g}"
-        raise ValueError(f"{name} must be a number above {above:g}{upper}, got {str(value)[:40]}")
+        raise ValueError(f"{name} must be a number above {above:g}{upper}, got {repr(value)[:40]}")
     return number
 
 

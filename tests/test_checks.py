@@ -65,7 +65,7 @@ def test_a_setting_lies_above_one_bound_and_reaches_to_the_other():
 
 @pytest.mark.parametrize("value", [math.nan, "fast", None, 1j, [1, 2], -1])
 def test_a_setting_that_is_no_such_number_is_refused_by_name(value):
-    refused(f"rate must be a number above 0, got {value}", positive, value, "rate")
+    refused(f"rate must be a number above 0, got {value!r}", positive, value, "rate")
 
 
 def test_a_long_setting_is_named_in_short():

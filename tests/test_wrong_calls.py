@@ -112,7 +112,7 @@ ONE = Categorical([1, 2])
         (lambda: ASNG(SPACE, alpha=1.0), "alpha must be a number above 1 .*got 1.0"),
         (lambda: ASNG(SPACE, alpha=math.inf), r"alpha.*at most 1e\+09, got inf"),
         (lambda: ASNG(SPACE, alpha=math.nan), "alpha.*got nan"),
-        (lambda: ASNG(SPACE, alpha="x"), "alpha must be a number above 1 .*got x"),
+        (lambda: ASNG(SPACE, alpha="x"), "alpha must be a number above 1 .*got 'x'"),
         (lambda: ASNG(SPACE, delta_init=0), "delta_init must be a number above 0 .*got 0"),
         (lambda: ASNG(SPACE, delta_init=-1.0), "got -1.0"),
         (lambda: ASNG(SPACE, delta_init=math.inf), "delta_init.*got inf"),
@@ -134,7 +134,7 @@ ONE = Categorical([1, 2])
         (lambda: SNG(SPACE, delta=math.inf), "delta.*got inf"),
         (lambda: SNG(SPACE, samples=1), "samples must be at least 2"),
         (lambda: Adam(SPACE, rate=-0.1), "rate must be a number above 0 .*got -0.1"),
-        (lambda: Adam(SPACE, rate="fast"), "rate must be a number above 0 .*got fast"),
+        (lambda: Adam(SPACE, rate="fast"), "rate must be a number above 0 .*got 'fast'"),
     ],
 )
 def test_wrong_settings_are_refused_with_value_and_cure(make, message):
