@@ -112,16 +112,18 @@ class Special(OneOf):
 
 
 class Odd(nn.Module):
-    """A child called freeze, wrappers, a decision of one's own, a freeze of this very object."""
+    """A child called freeze, wrappers, a decision of one's own, objects that were given a freeze."""
 
     def __init__(self) -> None:
         super().__init__()
         self.freeze = OneOf("op", [nn.Linear(2, 2), nn.Linear(2, 3)])
         self.wrapped = Wrapped(Joined(Width("w", 2, 6)))
         self.special = Special("special", [nn.Linear(4, 4), nn.Linear(4, 5)])
-        by_hand: Any = nn.Sequential(OneOf("op", [nn.Linear(3, 3), nn.Linear(3, 4)]))
-        by_hand.freeze = lambda: nn.Linear(8, 1)
-        self.by_hand = by_hand
+        op = OneOf("op", [nn.Linear(3, 3), nn.Linear(3, 4)])
+        by_hand: list[Any] = [nn.Sequential(op), op, nas.Linear(3, Width("w", 2, 6))]
+        for module in by_hand:
+            module.freeze = lambda: nn.Linear(8, 1)
+        self.by_hand = nn.ModuleList(by_hand)
         self.frozen = nn.Linear(5, 5).requires_grad_(False)
 
 
@@ -240,6 +242,17 @@ def test_what_is_known_of_an_architecture_is_measured_no_more_until_it_is_cleare
     costs.known.clear()
     assert costs.of(SMALL) == (small + 10 * 5,)
     assert costs.of(LARGE) == (large + 10 * 5,)
+
+
+def test_a_layer_that_cannot_be_extracted_is_an_error_that_names_the_architecture():
+    class Doubled(nas.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(input)
+
+    costs = Costs(nn.Sequential(Doubled(3, Width("w", 2, 6))), [Limit(parameters, 1)])
+    with pytest.raises(ValueError, match=r"forward\(\) of its own.*give it a freeze\(\) of its own") as raised:
+        costs.of({"w": 4})
+    assert raised.value.__notes__ == ["in parameters of the architecture {'w': 4}"]
 
 
 # What a freeze of one's own does while it is counted leaves no trace.

@@ -1,7 +1,7 @@
 """What an architecture costs (parameters, FLOPs, measured latency) and how far that is outside of limits.
 
 A measure is any function `(model, values) -> number` of a model with decisions and an architecture.
-Those here work on a copy of what the values select, and leave the model as it was.
+Those here measure the network that would be extracted, and leave the model as it was.
 """
 
 import math
@@ -82,14 +82,14 @@ class Costs:
         return None if key is None else self._met.get(key) or self.decisions.values(key)
 
     def _measured(self, limit: Limit, values: Values) -> float:
-        if limit.measure is parameters:
-            return float(count(self.decisions, values))  # without a new look at the whole model
-        with untouched(self.decisions):
-            try:
+        try:
+            if limit.measure is parameters:
+                return float(count(self.decisions, values))  # without a new look at the whole model
+            with untouched(self.decisions):
                 cost = limit.measure(self.model, values)
-            except Exception as error:
-                error.add_note(f"in {limit.name} of the architecture {dict(values)}")
-                raise
+        except Exception as error:
+            error.add_note(f"in {limit.name} of the architecture {dict(values)}")
+            raise
         try:
             number = float(cost)
         except (TypeError, ValueError, RuntimeError):
@@ -119,9 +119,8 @@ class Flops:
     def __call__(self, model: nn.Module, values: Values) -> int:
         with untouched(Decisions(model)), torch.no_grad():
             device = device_of(model)
-            network = (
-                extract(model, values).eval().requires_grad_(False).to(device)
-            )  # torch's counter follows gradients
+            # Torch's counter follows gradients.
+            network = extract(model, values).eval().requires_grad_(False).to(device)
             inputs = moved(self.inputs, device)
             with FlopCounterMode(display=False) as counter:
                 network(*inputs)

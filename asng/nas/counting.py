@@ -61,14 +61,15 @@ class _Walk:
                 continue
             seen.add(module)
             plain = module not in opened and (module in known or not self._freezing.is_open(module))
-            if not plain and type(module) in KINDS:
+            ours = "freeze" not in module.__dict__  # it may have been given one
+            if not plain and ours and type(module) in KINDS:
                 waiting.extend(module.running())  # type: ignore[operator]
             elif plain or not has_freeze(module):
                 if module._parameters:
                     staying.append(module)
                 if module._modules:
                     waiting.extend(module._modules.values())
-            elif isinstance(module, Sized) and type(module).freeze is Sized.freeze:
+            elif ours and isinstance(module, Sized) and type(module).freeze is Sized.freeze:
                 staying.append(_in_use(module))
             else:
                 self.own.append(module)

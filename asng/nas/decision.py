@@ -203,7 +203,6 @@ class Sized(nn.Module, ABC):
 
         `takes` is for a layer that takes `UpTo` so many channels, and only for that.
         """
-        self._check_forward()
         parts = self.parts(takes, copied=True)
         plain = self.small()
         for name, part in parts.items():
@@ -213,6 +212,7 @@ class Sized(nn.Module, ABC):
 
     def parts(self, takes: int | None = None, *, copied: bool) -> dict[str, Tensor | None]:
         """As `needed`, for another layer: copied, and then parameters of their own, or as they are, for a look."""
+        self._check_forward()
         self._take_when_frozen(takes)
         parts: dict[str, Tensor | None] = {}
         for name, used in self.needed().items():
