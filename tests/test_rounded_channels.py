@@ -74,6 +74,26 @@ def test_a_single_image_without_a_batch_runs_too():
     assert model[1](model[0](torch.zeros(33, 8, 8, dtype=torch.float64))).shape == (33, 8, 8)
 
 
+@pytest.mark.parametrize("shape", [(33,), (33, 8), (1, 2, 33, 8, 8)])
+def test_an_input_that_is_no_image_is_refused_by_torch_in_its_own_words(shape):
+    model = layers()
+    nas.select(model, {"wide": 33, "narrow": 33, "k": 1})
+    for layer in model:
+        with pytest.raises(RuntimeError, match=r"Expected 3D \(unbatched\) or 4D \(batched\) input to conv"):
+            layer(torch.zeros(shape, dtype=torch.float64))
+
+
+def test_a_relu_in_place_has_the_same_gradients():
+    model, images = layers(), torch.rand(2, 70, 6, 6, dtype=torch.float64)
+    nas.select(model, {"wide": 70, "narrow": 13, "k": 2})
+    found = []
+    for relu in (torch.relu, torch.relu_):  # what comes out of the layers is a view
+        model.zero_grad()
+        relu(model[1](relu(model[0](images)))).sum().backward()
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*found, strict=True))
+
+
 def test_layers_of_several_groups_are_not_rounded():
     width = nas.Width("width", 1, 40)
     conv = nas.Conv2d(width, width, 3, padding=1, groups=width)

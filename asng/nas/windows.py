@@ -73,10 +73,10 @@ class Window:
         """What to convolve: the input and the parts of weight and bias in use, from whose output to `cut`.
 
         Where each number of channels is planned for, numbers are rounded up: the input gets channels of zeros, which
-        the weights that meet them do not change, and channels that come out in excess are cut off. So the result and
-        all gradients are those of the exact part.
+        stay zeros times any finite weights, and channels that come out in excess are cut off. So the result and all
+        gradients are those of the exact part.
         """
-        if self.most_groups > 1 or not planned(input.device):
+        if self.most_groups > 1 or input.dim() < 3 or not planned(input.device):  # torch refuses what has no channels
             return input, *self.part(weight, bias, transposed=transposed)
         takes, gives = min(rounded(self.takes()), self.most_in), min(rounded(self.gives()), self.most_out)
         rows, columns = (takes, gives) if transposed else (gives, takes)
@@ -85,7 +85,7 @@ class Window:
         return filled, self._centre(weight)[:rows, :columns], None if bias is None else bias[:gives]
 
     def cut(self, output: Tensor) -> Tensor:
-        """The channels of (..., channels, h, w) that were asked for."""
+        """The channels of (..., channels, h, w) that were asked for; a view where there are more."""
         gives = self.gives()
         return output if output.shape[-3] == gives else output.narrow(-3, 0, gives)
 

@@ -2,7 +2,7 @@
 
 Every hidden layer has weights of its own for each kernel, with and without skip, and others for its
 mirror image in the decoder. Numbers of channels share them: the first few channels are used, and
-nothing is computed with the others.
+nothing is computed with the others, but for a few on GPUs.
 """
 
 import math
