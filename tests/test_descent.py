@@ -115,6 +115,26 @@ def test_a_pass_that_fails_leaves_all_untouched_too():
     assert all_equal(model, twin)
 
 
+def test_a_buffer_that_a_pass_puts_in_the_place_of_another_is_untouched_too():
+    class Counting(nn.Module):
+        passes: torch.Tensor
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("passes", torch.zeros(()))
+
+        def forward(self, x):
+            self.passes = self.passes + 1
+            return x
+
+    model = Counting()
+    buffer = model.passes
+    with untouched(model):
+        model(torch.zeros(1))
+    assert model.passes is buffer
+    assert model.passes == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("again", ["recorded again", "resumed"])
 def test_on_a_gpu_it_is_the_same_bit_for_bit_when_it_is_recorded_anew(again):

@@ -103,12 +103,13 @@ def untouched(model: nn.Module) -> Iterator[None]:
     >>> norm.running_mean, norm.num_batches_tracked
     (tensor([0., 0.]), tensor(0))
     """
-    before = [(buffer, buffer.clone()) for buffer in model.buffers()]
+    holders = [module._buffers for module in model.modules()]  # a pass may also put others in their place
+    before = [(held, name, b, b.clone()) for held in holders for name, b in held.items() if b is not None]
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
     try:
         with torch.random.fork_rng(devices, device_type="cuda"):
             yield
     finally:
         with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+            for held, name, buffer, value in before:
+                held[name] = buffer.copy_(value)
