@@ -152,6 +152,16 @@ def test_a_checkpoint_of_another_job_is_an_error_that_says_what_to_do(tmp_path):
         run(other, tmp_path, epochs=EPOCHS + 1)
 
 
+def test_a_checkpoint_that_does_not_fit_into_memory_is_not_said_to_be_of_another_run(tmp_path):
+    class Full(Noisy):
+        def load_state_dict(self, state):
+            raise torch.OutOfMemoryError("out of memory")
+
+    run(Noisy(), tmp_path)
+    with pytest.raises(torch.OutOfMemoryError, match="^out of memory$"):
+        run(Full(), tmp_path, epochs=EPOCHS + 1)
+
+
 def test_losses_that_are_never_finite_end_the_run_with_a_cure(tmp_path):
     class Lost(Noisy):
         def step(self, number):

@@ -181,6 +181,8 @@ def loaded(path: Path, job: Job) -> dict[str, Any]:
     try:
         job.load_state_dict(state["job"])
         return state
+    except torch.OutOfMemoryError:  # which is no fault of the checkpoint's
+        raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         first = (str(error) or repr(error)).splitlines()[0]
         raise ValueError(f"{path} is of another run ({first}); use another folder, or delete this one") from None
