@@ -141,7 +141,7 @@ class CategoricalFamily(Family):
         return self._rows.largest(theta)
 
     def describe(self, theta: Array) -> list[Any]:
-        return list(self._rows.split(theta))
+        return self._rows.split(theta)
 
     def encode(self, parameters: Sequence[Any]) -> Array:
         return np.concatenate([np.asarray(p, dtype=float) for p in parameters])
