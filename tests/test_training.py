@@ -158,7 +158,7 @@ def test_a_checkpoint_that_does_not_fit_into_memory_is_not_said_to_be_of_another
             raise torch.OutOfMemoryError("out of memory")
 
     run(Noisy(), tmp_path)
-    with pytest.raises(torch.OutOfMemoryError, match="^out of memory$"):
+    with pytest.raises(torch.OutOfMemoryError, match=r"^out of memory$"):
         run(Full(), tmp_path, epochs=EPOCHS + 1)
 
 
