@@ -235,6 +235,14 @@ def test_a_freeze_that_has_nothing_to_do_with_decisions_is_left_alone():
     assert type(extracted[3]) is Setting
 
 
+def test_a_freeze_may_be_given_to_an_object_and_is_found_behind_what_torch_compile_gives():
+    by_hand: Any = nn.Sequential(OneOf("op", [nn.ReLU(), nn.Tanh()]))
+    by_hand.freeze = nn.ELU
+    compiled: Any = torch.compile(nas.Linear(2, Width("w", 2, 4)), backend="eager")
+    extracted = extract(nn.Sequential(by_hand, compiled), {"op": 1, "w": 3})
+    assert [type(module) for module in extracted] == [nn.ELU, nn.Linear]
+
+
 def test_a_layer_with_a_forward_of_its_own_needs_a_freeze_of_its_own():
     class Scaled(nas.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:

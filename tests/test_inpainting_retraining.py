@@ -135,14 +135,22 @@ def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
         assert picture.width > picture.height > 16
 
 
+def test_fewer_faces_are_used_from_all_over_their_order(faces):
+    job = Retrain(replace(TINY, images=3), VALUES, *faces)
+    expected = Batches(faces[0], torch.tensor([0, 3, 6]), 2, "half", 0, TRAIN)
+    for number in range(4):
+        assert all(map(torch.equal, job._batches(number), expected(number)))
+
+
 def test_evaluating_a_search_tests_what_it_found_on_all_faces(faces, tmp_path):
     many = faces[0].part(torch.arange(TESTED + 5) % 9)
-    settings = Settings(iterations=2, stretch=2, layers=3, widths=(2, 4), batch=2, encoding="int")
+    settings = Settings(iterations=2, stretch=2, layers=3, widths=(2, 4), batch=2, encoding="int", mask="pixel")
     summary = search(settings, tmp_path, faces[0], many)
     report = evaluate(tmp_path, faces[0], many)
     assert (report["kind"], report["images"]) == ("search", TESTED + 5)
     spread = [report["per_image"][number * (TESTED + 5) // TESTED]["psnr"] for number in range(TESTED)]
-    assert sum(spread) / TESTED == pytest.approx(summary["last"]["test_psnr"])  # on the way fewer are enough
+    # On the way fewer are enough, each behind the mask that it has among all.
+    assert sum(spread) / TESTED == pytest.approx(summary["last"]["test_psnr"])
     assert nas.space_of(Search(settings, *faces).model).keys() == summary["values"].keys()
 
 

@@ -168,3 +168,12 @@ def test_ties_survive_a_freeze_of_ones_own():
     assert extracted[0].weight is extracted[1].weight
     with pytest.raises(ValueError, match=r"first\.weight and second\.weight.* \(3, 4\) and \(3, 2\)"):
         extract(Own(), {"w": 4})
+
+
+def test_layers_without_a_bias_and_with_computed_weights_share_nothing():
+    model = nn.ModuleList([nas.Linear(3, Width(name, 2, 5), bias=False) for name in ("one", "other")])
+    for layer in model:
+        nn.utils.parametrizations.weight_norm(layer)
+    values = {"one": 2, "other": 4}
+    assert [layer.weight.shape for layer in extract(model, values)] == [(2, 3), (4, 3)]  # type: ignore[attr-defined]
+    assert parameters(model, values) == 2 * 3 + 4 * 3
