@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng.experiments.descent import Descent, untouched
+from asng.experiments.descent import Descent, rehearsal
 
 
 def squared_error(model, batch):
@@ -90,7 +90,7 @@ def test_passes_that_leave_all_untouched_change_nothing_of_the_steps_after_them(
         descent = descent_of(model)
         torch.manual_seed(4)
         for batch in noisy_batches():
-            with untouched(model):
+            with rehearsal(model):
                 for _ in range(extra):
                     squared_error(model, batch).backward()
             losses.append(descent(batch).item())
@@ -109,7 +109,7 @@ def test_a_pass_that_fails_leaves_all_untouched_too():
         model(torch.randn(8, 3))
         raise OSError("the power is gone")
 
-    with pytest.raises(OSError, match="power"), untouched(model):
+    with pytest.raises(OSError, match="power"), rehearsal(model):
         failing()
     assert torch.equal(torch.get_rng_state(), random)
     assert all_equal(model, twin)
@@ -129,7 +129,7 @@ def test_a_buffer_that_a_pass_puts_in_the_place_of_another_is_untouched_too():
 
     model = Counting()
     buffer = model.passes
-    with untouched(model):
+    with rehearsal(model):
         model(torch.zeros(1))
     assert model.passes is buffer
     assert model.passes == 0

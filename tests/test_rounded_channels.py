@@ -68,6 +68,16 @@ def test_a_search_over_a_hundred_widths_meets_only_a_few_shapes(monkeypatch):
     assert all(input[1] == weight[1] for input, weight in shapes)
 
 
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_what_comes_out_is_laid_out_as_that_of_a_plain_layer(layout):
+    model = layers().to(memory_format=layout)
+    nas.select(model, {"wide": 33, "narrow": 5, "k": 2})
+    images = torch.rand(2, 33, 6, 6, dtype=torch.float64).contiguous(memory_format=layout)
+    for layer in model:
+        images = layer(images)
+        assert images.is_contiguous(memory_format=layout)
+
+
 def test_a_single_image_without_a_batch_runs_too():
     model = layers()
     nas.select(model, {"wide": 33, "narrow": 5, "k": 1})
@@ -87,7 +97,7 @@ def test_a_relu_in_place_has_the_same_gradients():
     model, images = layers(), torch.rand(2, 70, 6, 6, dtype=torch.float64)
     nas.select(model, {"wide": 70, "narrow": 13, "k": 2})
     found = []
-    for relu in (torch.relu, torch.relu_):  # what comes out of the layers is a view
+    for relu in (torch.relu, torch.relu_):
         model.zero_grad()
         relu(model[1](relu(model[0](images)))).sum().backward()
         found.append([parameter.grad.clone() for parameter in model.parameters()])

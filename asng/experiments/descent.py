@@ -55,10 +55,12 @@ class Descent:
 
     def _replayed(self, batch: tuple[Tensor, ...]) -> Tensor:
         if self._recorded is None:
-            with untouched(self.model):  # so that it is the same when, and how often, it is recorded
+            with rehearsal(self.model):  # so that it is the same when, and how often, it is recorded
                 self._recorded = self._record(tuple(tensor.clone() for tensor in batch))
         graph, inputs, loss = self._recorded
         for held, given in zip(inputs, batch, strict=True):
+            if held.shape != given.shape:  # which copy_ would stretch
+                raise ValueError(f"batches must keep their shape, {tuple(held.shape)}, got {tuple(given.shape)}")
             held.copy_(given)
         graph.replay()
         return loss.clone()
@@ -92,13 +94,13 @@ class Descent:
 
 
 @contextmanager
-def untouched(model: nn.Module) -> Iterator[None]:
+def rehearsal(model: nn.Module) -> Iterator[None]:
     """Passes through a model in here leave its buffers, such as batch statistics, and torch's random numbers alone.
 
     Gradients are not kept: who descends computes them anew.
 
     >>> norm = nn.BatchNorm1d(2)
-    >>> with untouched(norm):
+    >>> with rehearsal(norm):
     ...     passed = norm(torch.randn(8, 2))
     >>> norm.running_mean, norm.num_batches_tracked
     (tensor([0., 0.]), tensor(0))

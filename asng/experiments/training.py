@@ -19,6 +19,7 @@ from asng.nas.oneshot import finite_mean
 from asng.runs import Run
 
 CHECKPOINT = "checkpoint.pt"
+TICK = 1e-9  # seconds; clocks may stand still for a while
 SHOWN_EVERY = 0.5  # seconds; looking at a number makes the host wait for the GPU
 
 Amp = Literal["off", "bfloat16", "float16"]
@@ -115,7 +116,7 @@ def run(
             now = time.monotonic()
             epoch.seconds += now - started
             if number % steps == 0:
-                rate = images * steps / epoch.seconds
+                rate = images * steps / max(epoch.seconds, TICK)
                 record = {unit: number // steps, "step": number, **_record(job, epoch, unit, number // steps, rate)}
                 kept.append(record)
                 show(number / (epochs * steps), described(record), line=True)
@@ -124,7 +125,7 @@ def run(
             elif now - shown > SHOWN_EVERY:
                 shown = now
                 where = f"{unit} {number // steps + 1}/{epochs} step {number % steps}/{steps}"
-                rate = images * (number % steps) / epoch.seconds
+                rate = images * (number % steps) / max(epoch.seconds, TICK)
                 seen = described({**epoch.newest(), **glance()})
                 show(number / (epochs * steps), f"{where}, {seen}, {rate:.0f} images/s")
             if interrupted():

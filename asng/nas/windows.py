@@ -85,9 +85,9 @@ class Window:
         return filled, self._centre(weight)[:rows, :columns], None if bias is None else bias[:gives]
 
     def cut(self, output: Tensor) -> Tensor:
-        """The channels of (..., channels, h, w) that were asked for; a view where there are more."""
+        """The channels of (..., channels, h, w) that were asked for, laid out in memory as if there were no more."""
         gives = self.gives()
-        return output if output.shape[-3] == gives else output.narrow(-3, 0, gives)
+        return output if output.shape[-3] == gives else output.narrow(-3, 0, gives).clone()
 
     def part(self, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> tuple[Tensor, Tensor | None]:
         """The weight (out, in / groups, h, w), or transposed (in, out / groups, h, w), and the bias (out,) in use."""
