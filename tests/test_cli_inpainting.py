@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shlex
 import signal
 from dataclasses import replace
@@ -185,6 +186,17 @@ def test_other_pictures_are_restored_beside_the_test_faces(searched, plain, tmp_
     assert (folder / "restored-others.png").exists()
     assert not (folder / "evaluation.json").exists()
     assert "there is no folder" in refused("inpainting", "evaluate", folder, "--pictures", tmp_path / "none")
+
+
+def test_other_pictures_need_no_other_data(searched, plain, tmp_path, monkeypatch):
+    monkeypatch.setenv("ASNG_DATA", str(tmp_path / "gone"))
+    assert run("inpainting", "evaluate", searched[0], "--pictures", fill(tmp_path / "one", 1)).code == 0
+    assert (searched[0] / "evaluation-one.json").exists()
+
+
+def test_test_faces_of_other_data_are_refused(searched, tmp_path):
+    error = refused("inpainting", "evaluate", searched[0], "--data", fill(tmp_path / "others", 5))
+    assert re.search(r"other faces \(11 to train.*than these \(4 to train.*--data and lists, or .* --pictures", error)
 
 
 def test_another_mask_may_be_given(asked, searched):

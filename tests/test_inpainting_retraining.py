@@ -77,7 +77,7 @@ def test_a_gradient_longer_than_5_is_shortened(faces):
 def test_mixed_precision_is_that_of_the_settings(faces, amp, expected):
     job = Retrain(replace(TINY, amp=amp), VALUES, *faces)
     seen: list[torch.dtype] = []
-    job.model.last.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    job.model.get_submodule("last").register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     job.step(0)
     assert seen == [expected]
 
@@ -120,7 +120,7 @@ def test_a_run_does_not_go_on_with_other_faces(faces, whole):
 
 def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
     folder, summary = whole
-    report = evaluate(folder, *faces)
+    report = evaluate(folder, faces[1])
     model = fresh(VALUES, (16, 16))
     model.load_state_dict(checkpoints.load(folder / training.CHECKPOINT)["job"]["model"])
     scores = measures.evaluate(model, faces[1].images, fixed("half", 4, (16, 16), MASKS))
@@ -146,7 +146,7 @@ def test_evaluating_a_search_tests_what_it_found_on_all_faces(faces, tmp_path):
     many = faces[0].part(torch.arange(TESTED + 5) % 9)
     settings = Settings(iterations=2, stretch=2, layers=3, widths=(2, 4), batch=2, encoding="int", mask="pixel")
     summary = search(settings, tmp_path, faces[0], many)
-    report = evaluate(tmp_path, faces[0], many)
+    report = evaluate(tmp_path, many)
     assert (report["kind"], report["images"]) == ("search", TESTED + 5)
     spread = [report["per_image"][number * (TESTED + 5) // TESTED]["psnr"] for number in range(TESTED)]
     # On the way fewer are enough, each behind the mask that it has among all.

@@ -17,7 +17,7 @@ from asng.experiments.inpainting.data import Batches, Faces
 from asng.experiments.inpainting.encoding import describe, variables
 from asng.experiments.inpainting.masks import fixed
 from asng.experiments.inpainting.network import Net
-from asng.experiments.inpainting.search import MASKS, Search, Settings, loss_of, search
+from asng.experiments.inpainting.search import MASKS, Search, Settings, loss_of, search, spread
 from asng.experiments.searching import TRAIN, VALID
 from asng.nas.architecture import from_json
 from asng.runs import METRICS
@@ -203,10 +203,14 @@ def test_settings_that_cannot_be_are_refused(settings, message):
         changed(**settings)
 
 
-@pytest.mark.parametrize("images", [13, 0, -3])
-def test_more_faces_than_there_are_or_none_is_an_error(faces, images):
-    with pytest.raises(ValueError, match=f"images must be 1 to 12, as many as are there to train with; got {images}"):
+@pytest.mark.parametrize("images", [0, -3])
+def test_no_faces_at_all_are_an_error(faces, images):
+    with pytest.raises(ValueError, match=f"images must be at least 1, got {images}"):
         Search(changed(images=images), *faces)
+
+
+def test_where_there_are_fewer_faces_than_asked_for_all_are_used():
+    assert spread(12, 13).tolist() == list(range(12))
 
 
 def test_fewer_faces_are_used_from_all_over_their_order(faces):

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, found_in, next_command, plain_console
 from asng.cli.terminal import parsed, progress_bar
-from asng.experiments.inpainting.data import Data, load, load_all
+from asng.experiments.inpainting.data import Data, Faces, described, load, load_all
 from asng.experiments.inpainting.encoding import base_values, depth, random_values, read_values, variables, widths_of
 from asng.experiments.inpainting.retraining import SMALL_RETRAINING, Retraining, evaluate, retrain
 from asng.experiments.inpainting.search import SMALL, Settings, search
@@ -45,7 +45,8 @@ def faces(where: Where, lists: Lists, console: Console) -> Data:
     both = None if given[0] is None or given[1] is None else (given[0], given[1])
     with progress_bar(console, "reading faces", None) as progress:
         data = load(where.data, device_of(where.device), lists=both, progress=progress)
-    console.print(f"{len(data.train):,} faces to train with, {len(data.test):,} to test with ({data.split})")
+    shown = f"{len(data.train):,} faces to train with, {len(data.test):,} to test with ({data.split})"
+    console.print(shown, highlight=False)
     say_left_out(data.damaged, console)
     return data
 
@@ -104,7 +105,7 @@ class Retrain:
     """Train an autoencoder from scratch on faces with holes, and test it.
 
     The mask is that of the search, unless another one is given. The yardstick base has layers of 3x3 with skip
-    and 64 channels. Ctrl-C saves; the same command continues.
+    and 64 channels, or the most that the search allowed. Ctrl-C saves; the same command continues.
 
     Examples:
       asng inpainting retrain runs/inpainting-cat-center-asng-seed0                          what a search found
@@ -188,7 +189,7 @@ class Evaluate:
     run: SomeRun
     """Folder of a search or of a retraining."""
     pictures: Path | None = None
-    """A folder of other faces to restore instead, all of them; leaves evaluation-NAME.json and restored-NAME.png."""
+    """A folder of any faces to test on instead, without other data; leaves evaluation-NAME.json, restored-NAME.png."""
     where: Annotated[Where, Flat] = field(default_factory=Where)
     lists: Annotated[Lists, Flat] = field(default_factory=Lists)
 
@@ -197,15 +198,30 @@ def run_evaluate(arguments: Sequence[str]) -> None:
     """`asng inpainting evaluate`."""
     command: Evaluate = parsed(Evaluate, "inpainting evaluate", arguments)
     console = plain_console()
-    config_in(command.run, "inpainting")  # before anything takes long
-    data = faces(command.where, command.lists, console)
-    test, name = data.test, ""
-    if command.pictures is not None:
-        test, damaged = load_all(command.pictures, device_of(command.where.device))
-        say_left_out(damaged, console)
-        name = command.pictures.resolve().name
+    there = config_in(command.run, "inpainting")  # before anything takes long
+    name = "" if command.pictures is None else command.pictures.resolve().name
+    test = tested(command, there, console) if command.pictures is None else pictures(command.pictures, command, console)
     with progress_bar(console, f"testing on {len(test):,} faces", None) as progress:
-        report = evaluate(command.run, data.train, test, progress, name)
+        report = evaluate(command.run, test, progress, name)
     psnr = "infinite" if report["psnr"] is None else f"{report['psnr']:.2f} dB"
     console.print(f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces", highlight=False)
     console.print(f"Picture: {command.run / report['picture']}", soft_wrap=True)
+
+
+def tested(command: Evaluate, there: Mapping[str, Any], console: Console) -> Faces:
+    """The test faces of a run; raises ValueError where the data is other than that it was made with."""
+    data = faces(command.where, command.lists, console)
+    found = described(data.train, data.test)
+    if found != there.get("faces"):
+        raise ValueError(
+            f"{command.run} was made with other faces ({there.get('faces')}) than these ({found}); give the same "
+            "--data and lists, or name a folder to test on by --pictures"
+        )
+    return data.test
+
+
+def pictures(folder: Path, command: Evaluate, console: Console) -> Faces:
+    """All images of a folder."""
+    found, damaged = load_all(folder, device_of(command.where.device))
+    say_left_out(damaged, console)
+    return found

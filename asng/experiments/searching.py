@@ -192,7 +192,7 @@ def config_in(folder: Path, experiment: str) -> dict[str, Any]:
     if there.get("experiment") != experiment or there.get("kind") not in ("search", "retrain"):
         raise ValueError(f"{folder} is no run of {experiment}: its config.json says {there.get('experiment')!r}")
     if not (folder / training.CHECKPOINT).exists():
-        raise ValueError(f"{folder} has no {training.CHECKPOINT} yet; let it run for an epoch at least")
+        raise ValueError(f"{folder} has no {training.CHECKPOINT} yet; let it run for an epoch, or a stretch, at least")
     return there
 
 

@@ -26,6 +26,12 @@ Amp = Literal["off", "bfloat16", "float16"]
 Number = float | Tensor
 
 
+class Continued(Protocol):
+    """What goes on from a state."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
 class Job(Protocol):
     """What is done step by step."""
 
@@ -176,7 +182,7 @@ def _resumed(path: Path, job: Job) -> tuple[int, Epoch]:
     return state["number"], Epoch({name: list(v) for name, v in state["measured"].items()}, state["seconds"])
 
 
-def loaded(path: Path, job: Job) -> dict[str, Any]:
+def loaded(path: Path, job: Continued) -> dict[str, Any]:
     """What a checkpoint holds, its job's state given to `job`; raises ValueError for the checkpoint of another run."""
     state = checkpoints.load(path)
     try:

@@ -94,7 +94,9 @@ def _build(
         if not good:
             name, reason = next(iter(damaged.items()))
             where = f"{settings['folder']} are damaged, such as {name} ({reason})"
-            raise ValueError(f"all {len(names)} images in {where}; get them again, or name others by --data")
+            raise ValueError(
+                f"all {len(names)} images in {where}; get them again, or name others by --data or --pictures"
+            )
         kept = f"faces-{size}-{settings['fingerprint']}.npy"
         write_json(about, {**settings, "images": kept, "damaged": damaged, "names": good})
         before = _about(place, size).get("images")

@@ -39,13 +39,15 @@ class File(NamedTuple):
 def sources(folder: Path) -> tuple[list[File], File | None]:
     """The image files of a folder in the order of their names, and the file of boxes if they are to be used."""
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}; name the one with the face images by --data or ASNG_DATA")
+        raise ValueError(
+            f"there is no folder {folder}; name the one with the face images by --data, ASNG_DATA or --pictures"
+        )
     found = sorted(_walk(folder))
     files = [file for file in found if file.name.lower().endswith(ENDINGS)]
     if not files:
         raise ValueError(
-            f"{folder} holds no images ({', '.join(ENDINGS)}); "
-            "name the folder with the face images by --data or ASNG_DATA"
+            f"{folder} holds no images ({', '.join(ENDINGS)}); name the folder with the face images by --data, "
+            "ASNG_DATA or --pictures"
         )
     for release in (WILD, *ALIGNED):
         members = [file for file in files if f"/{release}/" in f"/{Path(os.path.abspath(folder)).name}/{file.name}"]

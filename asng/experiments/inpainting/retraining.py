@@ -6,18 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from asng import nas
 from asng.experiments import Progress, curves, training
 from asng.experiments.descent import Descent
 from asng.experiments.inpainting.data import Batches, Faces, described
-from asng.experiments.inpainting.encoding import describe
+from asng.experiments.inpainting.encoding import Values, describe
 from asng.experiments.inpainting.masks import Mask
 from asng.experiments.inpainting.network import fresh, placed
 from asng.experiments.inpainting.pictures import picture
-from asng.experiments.inpainting.search import TESTED, Search, Settings, Tested, check_stretch, loss_of, used_of
-from asng.experiments.searching import TRAIN, check, config, config_in, settings_in
+from asng.experiments.inpainting.search import TESTED, Settings, Tested, check_stretch, loss_of, supernet, used_of
+from asng.experiments.searching import TRAIN, Searching, check, config, config_in, settings_in
 from asng.nas.architecture import from_dict, to_dict
 from asng.runs import METRICS, Run, write_json
 
@@ -39,7 +39,7 @@ class Retraining:
     rate: float = 1e-3
     """Learning rate at the start; a tenth of it after two fifths, a hundredth after four fifths."""
     images: int | None = None
-    """How many of the training faces are used, from all over their order; all by default."""
+    """The most training faces to use, from all over their order; all by default."""
     amp: training.Amp = "off"
     """Mixed precision."""
     seed: int = 0
@@ -91,16 +91,22 @@ def retrain(
     return summary
 
 
+def descent_of(settings: Retraining, values: Values, size: tuple[int, int], device: torch.device) -> Descent:
+    """An architecture with its first weights, and how they are moved."""
+    torch.manual_seed(settings.seed)
+    model = placed(fresh(values, size), device)
+    weights = torch.optim.Adam(model.parameters(), lr=settings.rate, fused=device.type == "cuda")
+    return Descent(model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp))
+
+
 class Retrain:
     """Training from scratch as a job."""
 
     def __init__(self, settings: Retraining, values: Mapping[str, Any], train: Faces, test: Faces) -> None:
         self._settings, self.device = settings, train.images.device
         height, width = train.images.shape[2:]
-        torch.manual_seed(settings.seed)
-        self.model = placed(fresh(values, (height, width)), self.device)
-        weights = torch.optim.Adam(self.model.parameters(), lr=settings.rate, fused=self.device.type == "cuda")
-        self._descent = Descent(self.model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp))
+        self._descent = descent_of(settings, values, (height, width), self.device)
+        self.model = self._descent.model
         used = used_of(train, settings.images)
         self._batches = Batches(train, used, settings.batch, settings.mask, settings.seed, TRAIN)
         self._test = Tested(test, settings.mask, TESTED)
@@ -119,30 +125,42 @@ class Retrain:
         self._descent.load_state_dict(state)
 
 
-def evaluate(
-    folder: Path, train: Faces, test: Faces, progress: Progress = lambda done: None, name: str = ""
-) -> dict[str, Any]:
+def evaluate(folder: Path, test: Faces, progress: Progress = lambda done: None, name: str = "") -> dict[str, Any]:
     """PSNR and SSIM on test faces of what a run has trained so far; leaves evaluation.json and restored.png.
 
     With a name of the test faces the files are evaluation-NAME.json and restored-NAME.png.
     """
     there = config_in(folder, "inpainting")
-    path = folder / training.CHECKPOINT
-    model: nn.Module
-    if there["kind"] == "search":
-        search = Search(settings_in(Settings, there), train, test)
-        state = training.loaded(path, search)
-        model = nas.extract(search.model, search.searching.found_in(folder))
-    else:
-        retrain = Retrain(settings_in(Retraining, there), from_dict(there["architecture"]), train, test)
-        state = training.loaded(path, retrain)
-        model = retrain.model
+    height, width = test.images.shape[2:]
+    model, iterations = trained(folder, there, (height, width), test.images.device)
     tested = Tested(test, there["mask"])
     scores = tested.scores(model, progress)
-    report = {"kind": there["kind"], "iterations": state["number"], **scores.report(tested.names)}
+    report = {"kind": there["kind"], "iterations": iterations, **scores.report(tested.names)}
     ending = f"-{name}" if name else ""
     report["picture"] = f"restored{ending}.png"
     grid, report["shown"] = picture(model, tested.images, tested.masks, scores)
     grid.save(folder / report["picture"])
     write_json(folder / f"evaluation{ending}.json", report)
     return report
+
+
+def trained(
+    folder: Path, there: Mapping[str, Any], size: tuple[int, int], device: torch.device
+) -> tuple[nn.Module, int]:
+    """The network that a run has trained so far, or found, for images of a size; and after how many iterations."""
+    path = folder / training.CHECKPOINT
+    if there["kind"] == "search":
+        settings = settings_in(Settings, there)
+        model = supernet(settings, size, device)
+        searching = Searching(
+            settings, model, loss_of, _no_batches, _no_batches, steps=0, size=nas.parameters, weight_decay=0.0
+        )
+        number: int = training.loaded(path, searching)["number"]
+        return nas.extract(model, searching.found_in(folder)), number
+    descent = descent_of(settings_in(Retraining, there), from_dict(there["architecture"]), size, device)
+    number = training.loaded(path, descent)["number"]
+    return descent.model, number
+
+
+def _no_batches(number: int) -> tuple[Tensor, ...]:
+    raise AssertionError("what is only looked at needs no mini-batches")

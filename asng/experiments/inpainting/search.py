@@ -50,7 +50,7 @@ class Settings(SearchSettings):
     batch: int = 16
     """Faces in a mini-batch."""
     images: int | None = None
-    """How many of the training faces are used, from all over their order; all by default."""
+    """The most training faces to use, from all over their order; all by default."""
 
     def __post_init__(self) -> None:
         check(self, iterations=1, stretch=1, layers=2, batch=1, samples=2, candidates=1, seed=0)
@@ -72,9 +72,9 @@ def spread(n: int, most: int) -> Tensor:
 
 
 def used_of(faces: Faces, images: int | None) -> Tensor:
-    """The numbers of the faces that are used, `images` of them."""
-    if images is not None and not 1 <= images <= len(faces):
-        raise ValueError(f"images must be 1 to {len(faces)}, as many as are there to train with; got {images}")
+    """The numbers of the faces that are used, at most `images` of them."""
+    if images is not None and images < 1:
+        raise ValueError(f"images must be at least 1, got {images}")
     return spread(len(faces), images or len(faces))
 
 
@@ -113,15 +113,19 @@ def loss_of(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
     return F.mse_loss(model(batch[1]), batch[0])
 
 
+def supernet(settings: Settings, size: tuple[int, int], device: torch.device) -> Net:
+    """The network of a search on images of a size, with its first weights."""
+    torch.manual_seed(settings.seed)
+    return placed(Net(settings.encoding, settings.layers, widths=settings.widths, size=size), device)
+
+
 class Search:
     """The search as a job."""
 
     def __init__(self, settings: Settings, train: Faces, test: Faces) -> None:
         self._settings, self.device = settings, train.images.device
         height, width = train.images.shape[2:]
-        torch.manual_seed(settings.seed)
-        net = Net(settings.encoding, settings.layers, widths=settings.widths, size=(height, width))
-        self.model = placed(net, self.device)
+        self.model = supernet(settings, (height, width), self.device)
         used = used_of(train, settings.images)
         batches, valid = (
             Batches(train, used[half], settings.batch, settings.mask, settings.seed, stream)
