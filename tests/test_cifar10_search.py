@@ -285,7 +285,9 @@ def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(ima
     first = sorted(drawn, key=lambda values: loss(values, [0]))  # all on the same mini-batch
     modes = []
     job.model.register_forward_pre_hook(lambda model, inputs: modes.append(model.training))
-    assert job.searching.found()["values"] == min(first[:3], key=lambda values: loss(values, range(valid.steps)))
+    assert job.searching.found(job.valid, job.valid.steps)["values"] == min(
+        first[:3], key=lambda values: loss(values, range(valid.steps))
+    )
     assert modes[: 8 + 3 * valid.steps] == [True] * (8 + 3 * valid.steps)  # with batch statistics
     assert "test_accuracy" not in job.finish_epoch(1)
 
@@ -295,7 +297,9 @@ def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
     drawn = job.searching._drawn()
     losses = iter([math.nan, 3.0, math.inf, 2.0, *[math.nan] * 3, *[1.0] * 3, *[math.inf] * 6])
     job.searching._loss = lambda model, batch: torch.tensor(next(losses))
-    assert job.searching.found()["values"] == drawn[1]  # its losses are 3, then 1; those of drawn[3] 2, then nan
+    assert (
+        job.searching.found(job.valid, job.valid.steps)["values"] == drawn[1]
+    )  # its losses are 3, then 1; those of drawn[3] 2, then nan
 
 
 def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
@@ -314,7 +318,7 @@ def test_random_search_stays_inside_of_the_limit_or_says_at_once_that_it_cannot(
     job = Search(changed(method="uniform", candidates=20, most_parameters=sizes[10]), *images)
     drawn = job.searching._drawn()
     assert 0 < len(drawn) < 20
-    assert parameters(job.searching.found()["values"], 2, 3, affine=False) <= sizes[10]
+    assert parameters(job.searching.found(job.valid, job.valid.steps)["values"], 2, 3, affine=False) <= sizes[10]
     with pytest.raises(ValueError, match="none of 3 architectures meets the limit; raise most_parameters"):
         Search(changed(method="uniform", candidates=3, most_parameters=500), *images)
 
@@ -350,7 +354,7 @@ def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, t
         assert job.step(number)["inside"] == (len(judged) - before) / 2
     assert 0 < len(judged) < 8
     assert max(ran + judged) <= limit
-    found = job.searching.found()
+    found = job.searching.found(job.valid, job.valid.steps)
     assert found["inside"]
     assert parameters(found["values"], 2, 3, affine=False) <= limit
 

@@ -179,7 +179,7 @@ def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_cha
 def test_random_search_and_limits_work_here_too(faces, tmp_path):
     uniform = search(changed(method="uniform", candidates=4), tmp_path / "uniform", *faces)
     assert uniform["probability"] is None
-    assert Search(changed(method="uniform"), *faces).searching._steps == 3  # all mini-batches of a half
+    assert Search(changed(method="uniform"), *faces).valid.steps == 3  # all mini-batches of a half
     sizes = [nas.parameters(Search(TINY, *faces).model, ASNG(SPACE, seed=seed).ask(1)[0].values) for seed in range(20)]
     limit = int(np.median(sizes))
     limited = search(changed(most_parameters=limit), tmp_path / "limited", *faces)
@@ -216,6 +216,6 @@ def test_where_there_are_fewer_faces_than_asked_for_all_are_used():
 def test_fewer_faces_are_used_from_all_over_their_order(faces):
     job = Search(changed(images=4, batch=2), *faces)
     few = {tuple(image.flatten().tolist()) for face in faces[0].images[::3] for image in (face, face.flip(2))}
-    for batches in (job.searching._train, job.searching._valid):
+    for batches in (job._train, job.valid):
         for image in (batches(0)[0] * 255).round().byte():
             assert tuple(image.flatten().tolist()) in few

@@ -45,15 +45,13 @@ def size(model, values):
     return int(10 * (1 + values["shift"]))  # 40, 20, 10, 60
 
 
+def zeros(number=0):
+    """Every mini-batch."""
+    return (torch.zeros(2),)
+
+
 def searching(model=None, **settings):
-    """A search whose mini-batches are zeros, four of them in an epoch."""
-
-    def batch(number):
-        return (torch.zeros(2),)
-
-    return Searching(
-        SearchSettings(**settings), model or Shifted(), loss, batch, batch, steps=4, size=size, weight_decay=0.1
-    )
+    return Searching(SearchSettings(**settings), model or Shifted(), loss, size=size, weight_decay=0.1)
 
 
 # A step
@@ -61,7 +59,7 @@ def searching(model=None, **settings):
 
 def test_a_step_reports_mean_losses_at_the_learning_rate_of_a_cosine():
     search = searching(rate=1e-9)
-    record = search.step(0, 0.25)
+    record = search.step(zeros(), zeros(), 0.25)
     assert set(record) == {"train_loss", "valid_loss"}
     means = {float((a**2 + b**2) / 2) for a in (3, 1, 0, 5) for b in (3, 1, 0, 5)}
     assert any(math.isclose(record["train_loss"], mean, abs_tol=1e-6) for mean in means)
@@ -72,17 +70,17 @@ def test_a_step_reports_mean_losses_at_the_learning_rate_of_a_cosine():
 
 def test_under_a_limit_a_step_reports_the_share_inside():
     search = searching(most_parameters=30)
-    records = [search.step(number, 0.0) for number in range(20)]
+    records = [search.step(zeros(), zeros(), 0.0) for _ in range(20)]
     assert {record["inside"] for record in records} <= {0.0, 0.5, 1.0}
     assert all(("valid_loss" in record) == (record["inside"] > 0) for record in records)
-    assert search.found()["inside"]
-    assert search.found()["values"]["shift"] in (1.0, 0.0)
+    assert search.found(zeros, 4)["inside"]
+    assert search.found(zeros, 4)["values"]["shift"] in (1.0, 0.0)
 
 
 def test_a_limit_that_none_meets_ends_in_the_nearest_architecture():
     search = searching(most_parameters=5)
-    assert search.step(0, 0.0) == {"inside": 0.0}
-    found = search.found()
+    assert search.step(zeros(), zeros(), 0.0) == {"inside": 0.0}
+    found = search.found(zeros, 4)
     assert not found["inside"]
     assert found["values"] == {"shift": 0.0}
 
@@ -98,8 +96,8 @@ def test_the_methods_are_the_three_optimizers():
 def test_certainty_is_the_mean_largest_probability_and_the_step_size():
     search = searching()
     assert search.certainty() == {"largest_probability": 0.25, "delta": 1.0}
-    for number in range(5):
-        search.step(number, 0.0)
+    for _ in range(5):
+        search.step(zeros(), zeros(), 0.0)
     expected = float(np.max(search.optimizer.distribution()["shift"]))
     assert search.certainty() == {"largest_probability": expected, "delta": search.optimizer.delta}
     assert expected > 0.25
@@ -122,9 +120,9 @@ def test_only_asng_has_a_step_size():
 @pytest.mark.parametrize("method", ["asng", "sng"])
 def test_the_best_choice_is_found_and_the_distribution_fits_into_json(method):
     search = searching(Shifted(integer=True), method=method, rate=1e-9)
-    for number in range(150):
-        search.step(number, 0.0)
-    found = search.found()
+    for _ in range(150):
+        search.step(zeros(), zeros(), 0.0)
+    found = search.found(zeros, 4)
     assert found["values"]["shift"] == 0.0
     assert found["values"] == search.most_likely()
     assert found["probability"] > 0
@@ -135,19 +133,19 @@ def test_the_best_choice_is_found_and_the_distribution_fits_into_json(method):
 
 def test_random_search_never_moves_and_takes_the_best_that_it_judges():
     search = searching(method="uniform", candidates=40)
-    for number in range(3):
-        search.step(number, 0.0)
+    for _ in range(3):
+        search.step(zeros(), zeros(), 0.0)
     assert search.most_likely() is None
-    found = search.found()
+    found = search.found(zeros, 4)
     assert (found["values"], found["probability"]) == ({"shift": 0.0}, None)
     assert found["distribution"] == {"shift": [0.25] * 4}
-    assert search.found() == found  # drawn anew from the same seed
+    assert search.found(zeros, 4) == found  # drawn anew from the same seed
 
 
 def test_random_search_shows_how_far_its_choice_is():
     shown = []
     search = searching(method="uniform", candidates=40)
-    search.found(lambda fraction, text, *, line=False: shown.append((fraction, text, line)))
+    search.found(zeros, 4, lambda fraction, text, *, line=False: shown.append((fraction, text, line)))
     assert shown[0] == (0.0, "choosing among 40 architectures", True)
     fractions = [fraction for fraction, _, _ in shown]
     assert len(shown) == 1 + 40 + FINALISTS
@@ -161,14 +159,10 @@ def test_random_search_takes_none_outside_of_the_limit():
         return 100 if values["shift"] == 0.0 else 1
 
     settings = SearchSettings(method="uniform", candidates=40, most_parameters=10)
-
-    def batch(number):
-        return (torch.zeros(2),)
-
-    search = Searching(settings, Shifted(), loss, batch, batch, steps=4, size=outside_of_best, weight_decay=0.0)
-    assert search.found()["values"] == {"shift": 1.0}
+    search = Searching(settings, Shifted(), loss, size=outside_of_best, weight_decay=0.0)
+    assert search.found(zeros, 4)["values"] == {"shift": 1.0}
     with pytest.raises(ValueError, match="none of 40 architectures meets the limit; raise most_parameters"):
-        searching(method="uniform", candidates=40, most_parameters=5).found()
+        searching(method="uniform", candidates=40, most_parameters=5).found(zeros, 4)
 
 
 def test_what_a_run_has_found_is_the_most_likely_or_what_random_search_has_chosen(tmp_path):
@@ -185,13 +179,13 @@ def test_what_a_run_has_found_is_the_most_likely_or_what_random_search_has_chose
 def test_a_search_goes_on_from_its_state():
     whole, parted = searching(seed=3), searching(seed=3)
     for number in range(4):
-        whole.step(number, number / 8)
-        parted.step(number, number / 8)
+        whole.step(zeros(), zeros(), number / 8)
+        parted.step(zeros(), zeros(), number / 8)
     again = searching(seed=99)
     again.load_state_dict(parted.state_dict())
     for number in range(4, 8):
-        assert whole.step(number, number / 8) == again.step(number, number / 8)
-    assert whole.found() == again.found()
+        assert whole.step(zeros(), zeros(), number / 8) == again.step(zeros(), zeros(), number / 8)
+    assert whole.found(zeros, 4) == again.found(zeros, 4)
 
 
 # Settings and folders

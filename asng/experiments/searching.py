@@ -23,7 +23,8 @@ FINALISTS = 10  # of random search, judged on all mini-batches
 
 Method = Literal["asng", "sng", "uniform"]
 METHODS: dict[Method, Callable[..., AskTell]] = {"asng": ASNG, "sng": SNG, "uniform": Uniform}
-Batches = Callable[[int], tuple[Tensor, ...]]  # by their number
+Batch = tuple[Tensor, ...]
+Batches = Callable[[int], Batch]  # by their number
 Values = Mapping[str, Any]
 Kind = TypeVar("Kind")
 
@@ -51,11 +52,9 @@ class SearchSettings:
 
 
 class Searching:
-    """A one-shot search on mini-batches that follow from their number, as the paper does it.
+    """A one-shot search as the paper does it.
 
     loss        (model, batch) -> scalar
-    train       mini-batches that move the weights
-    valid       mini-batches that move the distribution, `steps` of them in an epoch
     size        (model, values) -> parameters, where they are limited
     """
 
@@ -64,14 +63,11 @@ class Searching:
         settings: SearchSettings,
         model: nn.Module,
         loss: Callable[[nn.Module, Any], Tensor],
-        train: Batches,
-        valid: Batches,
         *,
-        steps: int,
         size: Callable[[nn.Module, Values], int],
         weight_decay: float,
     ) -> None:
-        self._settings, self._loss, self._train, self._valid, self._steps = settings, loss, train, valid, steps
+        self._settings, self._loss = settings, loss
         streams = np.random.SeedSequence(settings.seed).spawn(2)
         self.optimizer = METHODS[settings.method](nas.space_of(model), samples=settings.samples, seed=streams[0])
         self._judges = streams[1]
@@ -90,13 +86,14 @@ class Searching:
         if settings.method == "uniform" and most is not None:
             self._drawn()  # raises now rather than at the end
 
-    def step(self, number: int, done: float) -> dict[str, training.Number]:
-        """Iteration `number`, at the learning rate that a cosine has when a share `done` of all is behind it.
+    def step(self, train: Batch, valid: Batch, done: float) -> dict[str, training.Number]:
+        """One iteration, at the learning rate that a cosine has when a share `done` of all is behind it.
 
-        Returns the mean losses of the architectures that ran and, under a limit, the share inside of it.
+        One mini-batch moves the weights, the other one the distribution. Returns the mean losses of the architectures
+        that ran and, under a limit, the share inside of it.
         """
         training.set_rate(self.oneshot.weights, training.cosine(self._settings.rate, done))
-        step = self.oneshot.step(self._train(number), self._valid(number))
+        step = self.oneshot.step(train, valid)
         inside = sum(loss is not None for loss in step.valid_losses)
         record: dict[str, training.Number] = {"train_loss": step.train_loss} if step.train_losses else {}
         if inside:
@@ -113,10 +110,13 @@ class Searching:
         """The most likely architecture so far; none where all are equally likely."""
         return None if self._settings.method == "uniform" else nas.most_likely(self.oneshot).values
 
-    def found(self, show: training.Show = training.silent) -> dict[str, Any]:
-        """The architecture that the search ends with, and the distribution behind it."""
+    def found(self, valid: Batches, steps: int, show: training.Show = training.silent) -> dict[str, Any]:
+        """The architecture that the search ends with, and the distribution behind it.
+
+        Random search chooses only now, on `steps` mini-batches by their numbers.
+        """
         if self._settings.method == "uniform":
-            values, inside, probability = self._best_of_random(show), True, None
+            values, inside, probability = self._best_of_random(valid, steps, show), True, None
         else:
             values, inside, probability = nas.most_likely(self.oneshot)
         distribution = {name: np.asarray(p).tolist() for name, p in self.optimizer.distribution().items()}
@@ -140,28 +140,28 @@ class Searching:
             raise ValueError(f"none of {len(drawn)} architectures meets the limit; raise most_parameters")
         return inside
 
-    def _best_of_random(self, show: training.Show) -> dict[str, Any]:
+    def _best_of_random(self, valid: Batches, steps: int, show: training.Show) -> dict[str, Any]:
         """Random search with shared weights: many on the same mini-batch, then the best few of them on all."""
         drawn, done = self._drawn(), 0
         text = f"choosing among {len(drawn):,} architectures"
-        every = len(drawn) + min(FINALISTS, len(drawn)) * self._steps
+        every = len(drawn) + min(FINALISTS, len(drawn)) * steps
         show(0.0, text, line=True)
 
         def judged(values: Values, batches: int) -> float:
             nonlocal done
-            loss = self._judged(values, range(batches))
+            loss = self._judged(values, map(valid, range(batches)))
             done += batches
             show(done / every, text)
             return loss
 
         best = sorted(drawn, key=lambda values: judged(values, 1))[:FINALISTS]
-        return min(best, key=lambda values: judged(values, self._steps))
+        return min(best, key=lambda values: judged(values, steps))
 
-    def _judged(self, values: Values, numbers: Iterable[int]) -> float:
+    def _judged(self, values: Values, batches: Iterable[Batch]) -> float:
         """The mean loss on some mini-batches; what is not finite is worst."""
         nas.select(self.oneshot.model, values)
         with torch.no_grad():
-            losses = [self._loss(self.oneshot.model, self._valid(number)) for number in numbers]
+            losses = [self._loss(self.oneshot.model, batch) for batch in batches]
         loss = torch.stack(losses).mean().item()
         return loss if math.isfinite(loss) else math.inf
 

@@ -65,7 +65,7 @@ def search(
         show=show,
         glance=job.searching.certainty,
     )
-    found = job.searching.found(show)
+    found = job.searching.found(job.valid, job.valid.steps, show)
     summary = {**found, "machine": training.machine(job.device), "last": records[-1]}
     write_json(folder / "architecture.json", to_dict(found["values"]))
     write_json(folder / "summary.json", summary)
@@ -84,13 +84,11 @@ class Search:
         self.model = Net(settings.channels, settings.cells).to(self.device)
         first, second = halves(settings.images, settings.seed)
         self._train = Batches(train, first, settings.batch, settings.seed, TRAIN)
-        valid = Batches(train, second, settings.batch, settings.seed, VALID)
+        self.valid = Batches(train, second, settings.batch, settings.seed, VALID)
         self.steps = self._train.steps
         self.calibration = min(CALIBRATION, self.steps)
         self._correct: list[Tensor] = []
-        self.searching = Searching(
-            settings, self.model, self.loss, self._train, valid, steps=valid.steps, size=self.size, weight_decay=3e-4
-        )
+        self.searching = Searching(settings, self.model, self.loss, size=self.size, weight_decay=3e-4)
 
     def _check_limit(self) -> None:
         """Raise ValueError where no architecture is small enough; it would never run one."""
@@ -111,7 +109,8 @@ class Search:
 
     def step(self, number: int) -> dict[str, training.Number]:
         self._correct.clear()
-        record = self.searching.step(number, number // self.steps / self._settings.epochs)
+        done = number // self.steps / self._settings.epochs
+        record = self.searching.step(self._train(number), self.valid(number), done)
         return {**record, "valid_accuracy": torch.stack(self._correct).mean()} if self._correct else record
 
     def finish_epoch(self, epoch: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from asng import nas
 from asng.experiments import Progress, curves, training
@@ -16,8 +16,17 @@ from asng.experiments.inpainting.encoding import Values, describe
 from asng.experiments.inpainting.masks import Mask
 from asng.experiments.inpainting.network import fresh, placed
 from asng.experiments.inpainting.pictures import picture
-from asng.experiments.inpainting.search import TESTED, Settings, Tested, check_stretch, loss_of, supernet, used_of
-from asng.experiments.searching import TRAIN, Searching, check, config, config_in, settings_in
+from asng.experiments.inpainting.search import (
+    TESTED,
+    Settings,
+    Tested,
+    check_stretch,
+    loss_of,
+    searching_of,
+    supernet,
+    used_of,
+)
+from asng.experiments.searching import TRAIN, check, config, config_in, settings_in
 from asng.nas.architecture import from_dict, to_dict
 from asng.runs import METRICS, Run, write_json
 
@@ -152,15 +161,9 @@ def trained(
     if there["kind"] == "search":
         settings = settings_in(Settings, there)
         model = supernet(settings, size, device)
-        searching = Searching(
-            settings, model, loss_of, _no_batches, _no_batches, steps=0, size=nas.parameters, weight_decay=0.0
-        )
+        searching = searching_of(settings, model)
         number: int = training.loaded(path, searching)["number"]
         return nas.extract(model, searching.found_in(folder)), number
     descent = descent_of(settings_in(Retraining, there), from_dict(there["architecture"]), size, device)
     number = training.loaded(path, descent)["number"]
     return descent.model, number
-
-
-def _no_batches(number: int) -> tuple[Tensor, ...]:
-    raise AssertionError("what is only looked at needs no mini-batches")

@@ -95,7 +95,7 @@ def search(
         glance=job.searching.certainty,
         unit="stretch",
     )
-    found = job.searching.found(show)
+    found = job.searching.found(job.valid, job.valid.steps, show)
     summary = {
         **found,
         "chain": describe(found["values"], job.model.size).splitlines(),
@@ -119,6 +119,11 @@ def supernet(settings: Settings, size: tuple[int, int], device: torch.device) ->
     return placed(Net(settings.encoding, settings.layers, widths=settings.widths, size=size), device)
 
 
+def searching_of(settings: Settings, model: Net) -> Searching:
+    """How its weights and its architecture are moved."""
+    return Searching(settings, model, loss_of, size=nas.parameters, weight_decay=0.0)
+
+
 class Search:
     """The search as a job."""
 
@@ -127,17 +132,16 @@ class Search:
         height, width = train.images.shape[2:]
         self.model = supernet(settings, (height, width), self.device)
         used = used_of(train, settings.images)
-        batches, valid = (
+        self._train, self.valid = (
             Batches(train, used[half], settings.batch, settings.mask, settings.seed, stream)
             for half, stream in zip(halves(len(used), settings.seed), (TRAIN, VALID), strict=True)
         )
-        self.searching = Searching(
-            settings, self.model, loss_of, batches, valid, steps=valid.steps, size=nas.parameters, weight_decay=0.0
-        )
+        self.searching = searching_of(settings, self.model)
         self._test = Tested(test, settings.mask, TESTED)
 
     def step(self, number: int) -> dict[str, training.Number]:
-        return self.searching.step(number, number / self._settings.iterations)
+        done = number / self._settings.iterations
+        return self.searching.step(self._train(number), self.valid(number), done)
 
     def finish_epoch(self, epoch: int) -> dict[str, Any]:
         record: dict[str, Any] = self.searching.certainty()
