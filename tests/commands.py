@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import pytest
 
-from asng import cli
+from asng import checkpoints, cli
+from asng.experiments import training
 from asng.runs import METRICS
 
 
@@ -64,6 +65,22 @@ def interrupted(program: list[str], ready) -> Done:
         process.kill()
         process.wait()
     return Done(process.returncode, out, err)
+
+
+def continued_after_ctrl_c(folder, words, program=("-m", "asng")) -> int:
+    """Run a search whole, and in two parts with Ctrl-C between them: both end the same. Returns where it was cut."""
+    whole, parted = folder / "whole", folder / "parted"
+    assert run(*words, "--out", whole).code == 0
+    metrics = parted / METRICS
+    done = interrupted([*program, *words, "--out", parted], lambda: metrics.exists() and "\n" in metrics.read_text())
+    said = f"Interrupted. What is finished is in {parted}; the same command continues.\n"
+    assert (done.code, done.err) == (130, said)
+    number: int = checkpoints.load(parted / training.CHECKPOINT)["number"]
+    assert not (parted / "summary.json").exists()
+    assert run(*words, "--out", parted).code == 0
+    assert records_of(parted) == records_of(whole)
+    assert {**summary_of(parted), "last": 0} == {**summary_of(whole), "last": 0}
+    return number
 
 
 def wait_until(holds, seconds=60):

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import asking, interrupted, records_of, refused, run, summary_of, unexplained
+from commands import asking, continued_after_ctrl_c, records_of, refused, run, summary_of, unexplained
 from small_cifar10 import archive_of, random_files, release_of, server, write
 
-from asng import checkpoints
 from asng.cli import cifar10 as command
 from asng.cli.images import Where, next_command
-from asng.experiments import curves, training
+from asng.experiments import curves
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.retraining import SMALL_RETRAINING, Retraining
 from asng.experiments.cifar10.search import SMALL, Settings
@@ -154,20 +153,8 @@ def test_a_limit_that_none_meets_is_wrong_input(tmp_path):
 
 def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, release, tmp_path):
     words = ["cifar10", "search", *SIZE, "--batch", "2", "--images", "16", "--epochs", "3", "--no-test"]
-    whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert run(*words, "--out", whole).code == 0
-    program = ["-c", PROGRAM, json.dumps(asdict(data.RELEASE)), *words, "--out", parted]
-    metrics = parted / "metrics.jsonl"
-    done = interrupted(program, lambda: metrics.exists() and metrics.read_text().count("\n"))
-    assert (done.code, done.err) == (
-        130,
-        f"Interrupted. What is finished is in {parted}; the same command continues.\n",
-    )
-    assert 4 <= checkpoints.load(parted / training.CHECKPOINT)["number"] < 12
-    assert not (parted / "summary.json").exists()
-    assert run(*words, "--out", parted).code == 0
-    assert records_of(parted) == records_of(whole)
-    assert {**summary_of(parted), "last": 0} == {**summary_of(whole), "last": 0}
+    program = ["-c", PROGRAM, json.dumps(asdict(data.RELEASE))]
+    assert 4 <= continued_after_ctrl_c(tmp_path, words, program) < 12
 
 
 # Retraining

@@ -10,10 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import asking, interrupted, records_of, refused, run, summary_of, unexplained
+from commands import asking, continued_after_ctrl_c, records_of, refused, run, summary_of, unexplained
 from PIL import Image
 
-from asng import checkpoints
 from asng.cli import inpainting as command
 from asng.experiments import curves, training
 from asng.experiments.inpainting import cache
@@ -128,20 +127,7 @@ def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_
 
 def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, tmp_path):
     words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "24", "--stretch", "3", "--no-test"]
-    whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert run(*words, "--out", whole).code == 0
-    metrics = parted / "metrics.jsonl"
-    program = ["-m", "asng", *words, "--out", parted]
-    done = interrupted(program, lambda: metrics.exists() and metrics.read_text().count("\n"))
-    assert (done.code, done.err) == (
-        130,
-        f"Interrupted. What is finished is in {parted}; the same command continues.\n",
-    )
-    assert 3 <= checkpoints.load(parted / training.CHECKPOINT)["number"] < 24
-    assert not (parted / "summary.json").exists()
-    assert run(*words, "--out", parted).code == 0
-    assert records_of(parted) == records_of(whole)
-    assert {**summary_of(parted), "last": 0} == {**summary_of(whole), "last": 0}
+    assert 3 <= continued_after_ctrl_c(tmp_path, words) < 24
 
 
 # Retraining

@@ -147,3 +147,4 @@ def test_workers_end_with_a_parent_that_is_killed(tmp_path):
         parent.kill()
         parent.wait()
     wait_until(lambda: not group_exists(parent.pid))
+    assert not group_exists(parent.pid)

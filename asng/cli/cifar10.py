@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, next_command
+from asng.cli.images import RunOrNone, SomeRun, Where, architecture, folder_of, next_command, plain_console
 from asng.cli.terminal import parsed, progress_bar
 from asng.experiments.cifar10.data import Images, load
 from asng.experiments.cifar10.retraining import SMALL_RETRAINING, Retraining, evaluate, retrain
@@ -58,7 +58,7 @@ def run_search(arguments: Sequence[str]) -> None:
     settings = command.settings
     name = f"cifar10{'-small' if small else ''}-{settings.method}-seed{settings.seed}"
     folder = command.out or Path("runs") / name
-    console = Console()
+    console = plain_console()
     images = images_of(command.where, console)
     with progress_bar(console, "cifar10 search", folder) as progress:
         summary = search(settings, folder, *images, show=progress)
@@ -113,7 +113,7 @@ def run_retrain(arguments: Sequence[str]) -> None:
     run, given, seed = command.run, command.architecture, command.settings.seed
     values = architecture("cifar10", run, given, lambda text: from_json(text, SPACE), random_values, seed)
     folder = folder_of(command.out, run, given, "cifar10", seed)
-    console = Console()
+    console = plain_console()
     images = images_of(command.where, console)
     with progress_bar(console, "cifar10 retrain", folder) as progress:
         summary = retrain(command.settings, values, folder, *images, show=progress)
@@ -141,7 +141,7 @@ def run_evaluate(arguments: Sequence[str]) -> None:
     """`asng cifar10 evaluate`."""
     command: Evaluate = parsed(Evaluate, "cifar10 evaluate", arguments)
     config_in(command.run, "cifar10")  # before anything takes long
-    console = Console()
+    console = plain_console()
     train, test = images_of(command.where, console)
     with progress_bar(console, f"testing on {len(test):,} images", None) as progress:
         result = evaluate(command.run, train, test, progress)
