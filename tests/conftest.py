@@ -1,4 +1,5 @@
 import os
+import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # the same sums in every process; set before torch is loaded
 
@@ -6,6 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+
+# Shells start what runs in the background deaf to Ctrl-C, and all that it starts; the tests press it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import what they share
 pytest.register_assert_rewrite("family_checks")
