@@ -137,6 +137,28 @@ def test_the_time_before_an_interruption_counts(tmp_path):
     assert first["seconds"] > 1000 > second["seconds"]
 
 
+def test_the_seconds_of_an_epoch_count_what_is_shown_which_waits_for_the_device_but_not_its_tests(
+    tmp_path, monkeypatch
+):
+    now = 0.0
+
+    def passes(seconds):
+        nonlocal now
+        now += seconds
+        return {}
+
+    class Timed(Noisy):
+        def step(self, number):
+            return {**super().step(number), **passes(1)}
+
+        def finish_epoch(self, epoch):
+            return {**super().finish_epoch(epoch), **passes(100)}
+
+    monkeypatch.setattr(training.time, "monotonic", lambda: now)
+    records = run(Timed(), tmp_path, glance=lambda: passes(10))
+    assert [record["seconds"] for record in records] == [STEPS + 10 * (STEPS - 1)] * EPOCHS
+
+
 def test_a_finished_run_does_nothing_more(tmp_path):
     first = run(Noisy(), tmp_path)
     job = Noisy()

@@ -112,15 +112,15 @@ def run(
         number, epoch = _resumed(path, job)
     kept.shorten(number // steps)
     with checkpoints.interrupts() as interrupted:
-        shown = time.monotonic()
+        shown = since = time.monotonic()
         while number < epochs * steps:
-            started = time.monotonic()
             epoch.add(job.step(number))
             number += 1
             if number % steps == 0:
                 epoch.plain()  # waits for the device, so that its time counts
             now = time.monotonic()
-            epoch.seconds += now - started
+            # Also what passed since the last step: to show its numbers meant to wait for the device.
+            epoch.seconds, since = epoch.seconds + now - since, now
             if number % steps == 0:
                 rate = images * steps / max(epoch.seconds, TICK)
                 record = {unit: number // steps, "step": number, **_record(job, epoch, unit, number // steps, rate)}
@@ -128,6 +128,7 @@ def run(
                 show(number / (epochs * steps), described(record), line=True)
                 epoch = Epoch()
                 _save(path, job, number, epoch)
+                since = time.monotonic()
             elif now - shown > SHOWN_EVERY:
                 shown = now
                 where = f"{unit} {number // steps + 1}/{epochs} step {number % steps}/{steps}"
