@@ -1,6 +1,6 @@
 """One checkpoint file, always whole: written aside, synced, renamed; the one before is kept beside it.
 
-And Ctrl-C that waits until there is something whole to write.
+And Ctrl-C, or the end of a batch job, that waits until there is something whole to write.
 """
 
 import os
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 FORMAT = "asng checkpoint 1"
+STOPPING = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
 
 
 def previous(path: Path) -> Path:
@@ -80,7 +81,7 @@ def reason(error: Exception) -> str:
 
 @contextmanager
 def interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C waits for the end of a step, so that what is saved is whole; a second one does not wait.
+    """Ctrl-C and SIGTERM wait for the end of a step, so that what is saved is whole; a second one does not wait.
 
     Gives a function that says whether there was one.
     """
@@ -95,11 +96,15 @@ def interrupts() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         seen = True
 
-    before = signal.signal(signal.SIGINT, note)
+    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    ours = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
+    for number in ours:
+        signal.signal(number, note)
     try:
         yield lambda: seen
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in ours.items():
+            signal.signal(number, handler)
 
 
 def _second_name(path: Path, name: Path) -> None:

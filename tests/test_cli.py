@@ -14,6 +14,7 @@ from commands import interrupted, refused, run, unexplained
 from rich.console import Console
 
 from asng import cli
+from asng.cli import terminal
 from asng.cli.terminal import progress_bar
 from asng.experiments import toy
 
@@ -127,6 +128,24 @@ def test_without_a_terminal_tenths_are_said_once(capsys):
         for fraction in (0.0, 1.0, 0.2):
             progress(fraction)
     assert capsys.readouterr().out == "toy: 0 %\ntoy: 100 %\ntoy: 20 %\n"
+
+
+def test_without_a_terminal_what_goes_on_is_said_once_a_minute(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    with progress_bar(Console(width=80), "search", None) as progress:
+        for now, fraction in [
+            (59, 0.1),
+            (61, 0.12),
+            (62, 0.2),
+            (100, 0.25),
+            (150, 0.3),
+            (161, 0.345),
+            (221, 0.4),
+            (222, 0.5),
+        ]:
+            progress(fraction, f"step {now}", line=now == 100)
+    assert capsys.readouterr().out == "12.0%: step 61\nstep 100\n34.5%: step 161\n50.0%: step 222\n"
 
 
 def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):

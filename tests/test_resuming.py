@@ -30,12 +30,12 @@ def whole(tmp_path_factory):
     return {own: small_search(None, own_generator=own) for own in (False, True)}
 
 
-def interrupted_at(call):
+def interrupted_at(call, number=signal.SIGINT):
     calls = itertools.count(1)
 
     def loss(model, batch):
         if next(calls) == call:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(number)
         return cross_entropy(model, batch)
 
     return loss
@@ -55,6 +55,24 @@ def test_ctrl_c_finishes_the_step_saves_and_the_same_call_goes_on(tmp_path, whol
     random.random()  # whatever happens in between
     torch.rand(3)
     assert same(small_search(path, own_generator=own_generator), whole[own_generator])
+
+
+def test_the_end_of_a_batch_job_saves_as_ctrl_c_does(tmp_path, whole):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt, match="the same call continues from there"):
+        small_search(path, loss=interrupted_at(43, signal.SIGTERM))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert same(small_search(path), whole[False])
+
+
+def test_a_handler_that_is_not_of_python_stays(monkeypatch):
+    got = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: None}  # None: what a library set by itself
+    touched = []
+    monkeypatch.setattr(signal, "getsignal", got.get)
+    monkeypatch.setattr(signal, "signal", lambda number, handler: touched.append(number))
+    with checkpoints.interrupts() as interrupted:
+        assert not interrupted()
+    assert touched == [signal.SIGINT, signal.SIGINT]
 
 
 def test_ctrl_c_without_a_checkpoint_says_that_nothing_is_saved():

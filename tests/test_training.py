@@ -18,16 +18,16 @@ STEPS, EPOCHS = 5, 3
 
 
 class Noisy:
-    """Gradient descent on a line, with noise from torch's generator; a Ctrl-C or an error where it is asked for."""
+    """Gradient descent on a line, with noise from torch's generator; a signal or an error where it is asked for."""
 
     device = torch.device("cpu")
 
-    def __init__(self, *, interrupt_at=None, fail_at=None):
+    def __init__(self, *, interrupt_at=None, fail_at=None, number=signal.SIGINT):
         torch.manual_seed(0)
         self.model = nn.Linear(3, 1)
         self.weights = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
         self.descent = Descent(self.model, self.weights, self.loss, clip_norm=1.0)
-        self.interrupt_at, self.fail_at = interrupt_at, fail_at
+        self.interrupt_at, self.fail_at, self.signal = interrupt_at, fail_at, number
         self.tested = []
 
     @staticmethod
@@ -38,7 +38,7 @@ class Noisy:
         if number == self.fail_at:
             raise OSError("the power is gone")
         if number == self.interrupt_at:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), self.signal)
         x = torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
         return {"train_loss": self.descent((x, x.sum(1, keepdim=True) + torch.randn(4, 1)))}
 
@@ -97,11 +97,12 @@ def test_the_loss_of_a_record_is_the_mean_over_its_steps(tmp_path):
 
 
 @pytest.mark.parametrize("number", range(EPOCHS * STEPS))
-def test_a_ctrl_c_at_any_step_saves_and_the_same_call_ends_bit_equal(whole, tmp_path, number):
-    before = signal.getsignal(signal.SIGINT)
+def test_a_ctrl_c_or_the_end_of_a_batch_job_at_any_step_saves_and_the_same_call_ends_bit_equal(whole, tmp_path, number):
+    sent = signal.SIGTERM if number % 2 else signal.SIGINT
+    before = signal.getsignal(sent)
     with pytest.raises(KeyboardInterrupt):
-        run(Noisy(interrupt_at=number), tmp_path)
-    assert signal.getsignal(signal.SIGINT) is before
+        run(Noisy(interrupt_at=number, number=sent), tmp_path)
+    assert signal.getsignal(sent) is before
     assert checkpoints.load(tmp_path / training.CHECKPOINT)["number"] == number + 1  # the step was finished
     torch.manual_seed(99)
     job = Noisy()

@@ -1,6 +1,7 @@
 """What all commands share: flags from dataclasses, a progress bar."""
 
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from inspect import cleandoc
@@ -19,6 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.text import Text
+
+QUIET = 60.0  # seconds; so long nothing is said of what goes on where there is no terminal
 
 
 def parsed(command: Any, name: str, arguments: Sequence[str], default: Any = tyro.MISSING_NONPROP) -> Any:
@@ -50,10 +53,10 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
     bar = Progress(*columns, TimeRemainingColumn(), speed_estimate_period=600)
     task = bar.add_task(title, total=1.0)
     live = Live(bar, console=console)
-    tenths = -1
+    tenths, said = -1, time.monotonic()
 
     def progress(fraction: float, text: str = "", *, line: bool = False) -> None:
-        nonlocal tenths
+        nonlocal tenths, said
         if fraction < bar.tasks[task].completed:  # something else begins, with a time of its own
             bar.reset(task)
             tenths = -1
@@ -62,11 +65,18 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
             live.start()
             shown = bar if line or not text else Group(bar, Text(text))  # so that a long text breaks, not the bar
             live.update(shown, refresh=line)
+        tenth, now = int(fraction * 10), time.monotonic()
         if line:
-            console.print(text, soft_wrap=True, highlight=False)
-        elif not console.is_terminal and not text and int(fraction * 10) > tenths:
-            tenths = int(fraction * 10)
-            console.print(f"{title}: {tenths * 10} %")
+            news = text
+        elif console.is_terminal:
+            news = ""
+        elif text:
+            news = f"{fraction:.1%}: {text}" if now - said > QUIET else ""
+        else:
+            news = f"{title}: {tenth * 10} %" if tenth > tenths else ""
+        if news:
+            console.print(news, soft_wrap=True, highlight=False)
+            tenths, said = tenth, now
 
     try:
         yield progress

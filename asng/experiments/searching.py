@@ -44,7 +44,7 @@ class SearchSettings:
     most_parameters: int | None = None
     """A hard limit on the parameters of an architecture, at the size of the search."""
     test: bool = True
-    """Whether the most likely architecture is tested now and then, in time that is not counted."""
+    """The most likely architecture is tested now and then, in time that is not counted; --no-test leaves that out."""
     amp: training.Amp = "off"
     """Mixed precision."""
     seed: int = 0

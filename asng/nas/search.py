@@ -53,8 +53,8 @@ def search(
     where `weights=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A schedule is
     stepped after every epoch.
 
-    With a `checkpoint` the state is saved after every epoch and at Ctrl-C, and the same call continues
-    from there; on the CPU it ends with the same bits as without a pause. For that the batches may
+    With a `checkpoint` the state is saved after every epoch and at Ctrl-C or SIGTERM, and the same call
+    continues from there; on the CPU it ends with the same bits as without a pause. For that the batches may
     depend on torch's, NumPy's and Python's global random numbers and on a loader's own generator, and
     on nothing else that changes, such as workers that persist.
 
