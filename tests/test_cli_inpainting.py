@@ -232,7 +232,8 @@ def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_
     either = "give either the folder of a search, or --architecture"
     assert refused("inpainting", "retrain").startswith(either)
     path = tmp_path / "network.json"
-    assert refused("inpainting", "retrain", searched[0], "--architecture", path).startswith(either)
+    said = f"beside the folder of a search, --architecture is base or random, got '{path}'"
+    assert refused("inpainting", "retrain", searched[0], "--architecture", path) == said
     assert refused("inpainting", "retrain", "--architecture", "base").startswith("base has as many layers as")
     assert refused("inpainting", "retrain", "--architecture", path).startswith(f"there is no file {path}; ")
     values = base_values(variables("cat", 3, widths=(2, 4)), 2, channels=2)

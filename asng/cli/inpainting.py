@@ -152,6 +152,8 @@ def chosen(command: Retrain) -> tuple[dict[str, Any], Path]:
     if run is not None and given in ("base", "random"):
         values = base(run) if given == "base" else random_values(space_of(run), seed)
         return values, command.out or run / f"{given}-seed{seed}"
+    if run is not None and given is not None:
+        raise ValueError(f"beside the folder of a search, --architecture is base or random, got {given!r}")
     if given == "base":
         raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
     drawn_from = variables(SMALL.encoding, SMALL.layers, widths=SMALL.widths) if command.small else variables("cat")
