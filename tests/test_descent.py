@@ -1,6 +1,7 @@
 """Gradient descent is torch's own loop, in mixed precision too; on a GPU it is replayed, which changes nothing."""
 
 import copy
+import math
 
 import pytest
 import torch
@@ -46,7 +47,31 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32()
     assert after < 0.1 * before
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+@pytest.mark.parametrize("amp", [None, torch.bfloat16, torch.float16])
+def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp, device):
+    def trained(batches):
+        torch.manual_seed(1)
+        model = nn.Linear(3, 1).to(device)
+        weights = torch.optim.Adam(model.parameters(), lr=0.1, fused=device == "cuda")
+        descent = Descent(model, weights, squared_error, clip_norm=1.0, amp=amp)
+        losses = [descent((x.to(device), torch.ones(8, 1, device=device))).item() for x in batches]
+        return losses, [parameter.detach().cpu() for parameter in model.parameters()]
+
+    good = [torch.randn(8, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
+    bad = [torch.full((8, 3), value) for value in (torch.nan, torch.inf)]
+    losses, weights = trained(good)
+    with_bad, untouched = trained([*good[:2], *bad, *good[2:]])
+    assert not any(map(math.isfinite, with_bad[2:4]))
+    assert with_bad[:2] + with_bad[4:] == losses
+    assert len(set(losses)) == 4
+    assert all(torch.equal(*pair) for pair in zip(weights, untouched, strict=True))
+
+
+@GPU
 def test_replayed_on_a_gpu_it_computes_what_it_computes_without():
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -135,7 +160,7 @@ def test_a_buffer_that_a_pass_puts_in_the_place_of_another_is_untouched_too():
     assert model.passes == 0
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@GPU
 @pytest.mark.parametrize("again", ["recorded again", "resumed"])
 def test_on_a_gpu_it_is_the_same_bit_for_bit_when_it_is_recorded_anew(again):
     def trained(until):

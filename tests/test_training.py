@@ -196,12 +196,14 @@ def test_losses_that_are_never_finite_end_the_run_with_a_cure(tmp_path):
         run(Lost(), tmp_path, unit="stretch")
 
 
-def test_a_single_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path):
+def test_a_single_loss_that_is_not_finite_is_left_out_of_the_mean_and_counted(tmp_path):
     class Once(Noisy):
         def step(self, number):
             return {"train_loss": math.inf if number == 2 else 1.0}
 
-    assert [record["train_loss"] for record in run(Once(), tmp_path)] == [1.0] * EPOCHS
+    first, *others = run(Once(), tmp_path)
+    assert (first["train_loss"], first["not_finite"]) == (1.0, 1)
+    assert all(record["train_loss"] == 1.0 and "not_finite" not in record for record in others)
 
 
 def test_the_end_of_every_epoch_is_shown_as_a_line(tmp_path):

@@ -14,6 +14,8 @@ class Descent:
     model       a network without decisions, in training mode
     weights     any torch optimizer of its parameters
     loss        (model, batch) -> scalar; a batch is a tuple of tensors of always the same shapes
+
+    A gradient that is not finite leaves the weights as they are.
     """
 
     def __init__(
@@ -29,7 +31,10 @@ class Descent:
         self._loss, self._clip_norm, self._amp = loss, clip_norm, amp
         self._parameters = [p for group in weights.param_groups for p in group["params"]]
         self._device = self._parameters[0].device
-        self._scaler = torch.amp.GradScaler(self._device.type, enabled=amp is torch.float16)
+        # Only float16 needs to be scaled; but this is also what skips a step without a wait for the GPU.
+        half = amp is torch.float16
+        self._scaler = torch.amp.GradScaler(self._device.type, init_scale=2.0**16 if half else 1.0)
+        self._scale = None if half else 1.0
         self._recorded: tuple[Any, tuple[Tensor, ...], Tensor] | None = None
 
     def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
@@ -38,7 +43,7 @@ class Descent:
         self._scaler.unscale_(self.weights)
         nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
         self._scaler.step(self.weights)
-        self._scaler.update()
+        self._scaler.update(self._scale)
         return loss
 
     def forget(self) -> None:

@@ -85,6 +85,11 @@ class Epoch:
         means = {name: finite_mean(values) for name, values in self.plain().items()}
         return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
 
+    def not_finite(self) -> int:
+        """Of the steps, how many have a loss that is NaN or infinite and is left out of the means."""
+        losses = [values for name, values in self.plain().items() if name.endswith("loss")]
+        return max((sum(not math.isfinite(value) for value in values) for values in losses), default=0)
+
     def newest(self) -> dict[str, float]:
         return {name: float(values[-1]) for name, values in self.measured.items()}
 
@@ -150,7 +155,14 @@ def _record(job: Job, epoch: Epoch, unit: str, number: int, rate: float) -> dict
         raise ValueError(
             f"all values of {', '.join(lost)} in {unit} {number} were NaN or infinite; lower the learning rate"
         )
-    return {**means, **job.finish_epoch(number), "seconds": epoch.seconds, "images_per_second": rate}
+    skipped = epoch.not_finite()
+    return {
+        **means,
+        **({"not_finite": skipped} if skipped else {}),
+        **job.finish_epoch(number),
+        "seconds": epoch.seconds,
+        "images_per_second": rate,
+    }
 
 
 def described(record: Mapping[str, Any]) -> str:
