@@ -218,6 +218,15 @@ def test_yardsticks_beside_a_search_are_of_its_space(asked, searched):
     assert asked("retrain", folder, "--architecture", "base", "--out", "here")[2] == Path("here")
 
 
+@pytest.mark.parametrize(("encoding", "widths", "channels"), [("cat", [48, 96], 48), ("int", [100, 120], 100)])
+def test_base_has_the_channels_of_the_space_that_are_nearest_to_64(asked, tmp_path, encoding, widths, channels):
+    settings = {"experiment": "inpainting", "kind": "search", "encoding": encoding, "layers": 4, "widths": widths}
+    (tmp_path / "config.json").write_text(json.dumps(settings))
+    (tmp_path / "architecture.json").write_text(to_json(random_values(variables(encoding, 4, widths=widths), 1)))
+    _, values, *_ = asked("retrain", tmp_path, "--architecture", "base")
+    assert {(layer.kernel, layer.skip, layer.channels) for layer in chain(values)} == {(3, True, channels)}
+
+
 def test_base_is_as_deep_as_what_runs_and_has_64_channels(asked, tmp_path):
     settings = {"experiment": "inpainting", "kind": "search", "encoding": "cat", "layers": 20, "widths": None}
     (tmp_path / "config.json").write_text(json.dumps(settings))

@@ -2,6 +2,7 @@
 
 import json
 import math
+from itertools import product
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from asng.experiments import training
 from asng.experiments.data import halves
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import Batches, Faces
-from asng.experiments.inpainting.encoding import describe, variables
+from asng.experiments.inpainting.encoding import describe, least_values, variables
 from asng.experiments.inpainting.masks import fixed
 from asng.experiments.inpainting.network import Net
 from asng.experiments.inpainting.search import MASKS, Search, Settings, loss_of, search, spread
@@ -188,6 +189,25 @@ def test_random_search_and_limits_work_here_too(faces, tmp_path):
 
 
 SPACE = nas.space_of(Search(TINY, *small()).model)
+
+
+@pytest.mark.parametrize("size", [(2, 2), (2, 3), (16, 16)])
+def test_none_of_all_architectures_has_fewer_parameters_than_the_least(size):
+    net = Net("cat", layers=2, levels=2, widths=(2, 3), size=size)
+    space = nas.space_of(net)
+    every = [dict(zip(space, choices, strict=True)) for choices in product(*(v.choices for v in space.values()))]
+    assert len(every) == 576
+    assert nas.parameters(net, least_values(space)) == min(nas.parameters(net, values) for values in every)
+
+
+def test_a_limit_below_the_smallest_architecture_is_refused_before_anything_runs(faces, tmp_path):
+    least = nas.parameters(Search(TINY, *faces).model, least_values(SPACE))
+    with pytest.raises(
+        ValueError, match=f"smallest architecture has {least} parameters, more than most_parameters={least - 1}"
+    ):
+        search(changed(most_parameters=least - 1), tmp_path / "run", *faces)
+    assert not (tmp_path / "run").exists()
+    Search(changed(most_parameters=least), *faces)
 
 
 @pytest.mark.parametrize(

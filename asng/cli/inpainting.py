@@ -105,7 +105,7 @@ class Retrain:
     """Train an autoencoder from scratch on faces with holes, and test it.
 
     The mask is that of the search, unless another one is given. The yardstick base has layers of 3x3 with skip
-    and 64 channels, or the most that the search allowed. Ctrl-C saves; the same command continues.
+    and 64 channels, or the nearest number that the search allowed. Ctrl-C saves; the same command continues.
 
     Examples:
       asng inpainting retrain runs/inpainting-cat-center-asng-seed0                          what a search found
@@ -173,7 +173,7 @@ def base(run: Path) -> dict[str, Any]:
     """The baseline BASE with as many layers as a search has found."""
     space = space_of(run)
     found = read_values(found_in(run, "inpainting").read_text(encoding="utf-8"))
-    return base_values(space, depth(found), min(64, max(widths_of(space))))
+    return base_values(space, depth(found), min(widths_of(space), key=lambda width: abs(width - 64)))
 
 
 @dataclass(frozen=True)

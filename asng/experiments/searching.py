@@ -181,6 +181,12 @@ def check(settings: Any, **least: int) -> None:
         raise ValueError(f"rate must be above 0, got {settings.rate}")
 
 
+def check_limit(most: int | None, least: int) -> None:
+    """Raise ValueError where the smallest architecture, of so many parameters, is too large; none would ever run."""
+    if most is not None and most < least:
+        raise ValueError(f"the smallest architecture has {least:,} parameters, more than most_parameters={most:,}")
+
+
 def config(experiment: str, kind: str, settings: Any) -> dict[str, Any]:
     """What the folder of a run says of it."""
     return {"experiment": experiment, "kind": kind, "version": __version__, **vars(settings)}

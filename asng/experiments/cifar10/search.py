@@ -16,7 +16,7 @@ from asng.experiments.cifar10.data import Batches, Images, laid_out, normalise
 from asng.experiments.cifar10.network import Net
 from asng.experiments.cifar10.space import LEAST, parameters
 from asng.experiments.data import halves
-from asng.experiments.searching import TRAIN, VALID, Searching, SearchSettings, check, config
+from asng.experiments.searching import TRAIN, VALID, Searching, SearchSettings, check, check_limit, config
 from asng.nas.architecture import to_dict
 from asng.runs import METRICS, Run, write_json
 
@@ -79,7 +79,7 @@ class Search:
 
     def __init__(self, settings: Settings, train: Images, test: Images) -> None:
         self._settings, self._test, self.device = settings, test, train.images.device
-        self._check_limit()
+        check_limit(settings.most_parameters, self.size(None, LEAST))
         torch.manual_seed(settings.seed)
         self.model = Net(settings.channels, settings.cells).to(self.device)
         first, second = halves(settings.images, settings.seed)
@@ -89,12 +89,6 @@ class Search:
         self.calibration = min(CALIBRATION, self.steps)
         self._correct: list[Tensor] = []
         self.searching = Searching(settings, self.model, self.loss, size=self.size, weight_decay=3e-4)
-
-    def _check_limit(self) -> None:
-        """Raise ValueError where no architecture is small enough; it would never run one."""
-        most, least = self._settings.most_parameters, self.size(None, LEAST)
-        if most is not None and most < least:
-            raise ValueError(f"the smallest architecture has {least:,} parameters, more than most_parameters={most:,}")
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross entropy; of an architecture that is judged, the accuracy is noted."""

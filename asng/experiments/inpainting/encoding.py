@@ -198,10 +198,32 @@ def base_values(space: Space, depth: int, channels: int = 64) -> dict[str, Any]:
     >>> depth(base_values(variables("int"), 12))
     12
     """
-    last = layers_in(space) + 1
-    nodes = [place * last // (depth + 1) for place in range(depth + 2)] if 0 < depth < last else []
+    return _alike(space, depth, channels, kernel=3, skip=True)
+
+
+def least_values(space: Space) -> dict[str, Any]:
+    """An architecture of the fewest parameters on any images but single pixels: the shortest chain, 1x1, narrow.
+
+    It halves, since layers that cannot are left out.
+
+    >>> [(layer.kind, layer.channels) for layer in chain(least_values(variables("int", layers=9)))]
+    [('1x1 down', 64)]
+    """
+    return _alike(space, _depths(space)[0], min(widths_of(space)), kernel=1, skip=False)
+
+
+def _alike(space: Space, depth: int, channels: int, *, kernel: int, skip: bool) -> dict[str, Any]:
+    """So many layers, all alike, as evenly spread over the nodes as can be."""
+    least, most = _depths(space)
+    if not least <= depth <= most:
+        raise ValueError(f"the space has chains of {least} to {most} layers, got depth={depth}")
+    if channels not in widths_of(space):
+        raise ValueError(f"the channels of the space are {space['layer1.channels']}, got channels={channels}")
+    last = most + 1
+    nodes = [place * last // (depth + 1) for place in range(depth + 2)]
     before = {f"layer{node}" if node < last else "output": earlier for earlier, node in pairwise(nodes)}
-    of_part = {"type": "3x3 skip", "skip": True, "kernel": KERNELS.index(3) + 1, "channels": channels}
+    kind = Layer(0, kernel, skip, channels).kind
+    of_part = {"type": kind, "skip": skip, "kernel": KERNELS.index(kernel) + 1, "channels": channels}
     values = {}
     for name, variable in space.items():
         node, _, part = name.partition(".")
@@ -211,16 +233,11 @@ def base_values(space: Space, depth: int, channels: int = 64) -> dict[str, Any]:
             values[name] = before[node]
         elif isinstance(variable, Categorical):
             values[name] = variable.choices[-1]  # inactive
-    _check_base(space, values, depth)
     return values
 
 
-def _check_base(space: Space, values: Values, depth: int) -> None:
-    """Raise ValueError where the space has no such chain or no such width."""
+def _depths(space: Space) -> tuple[int, int]:
+    """The fewest and the most layers of a chain."""
     reach = max(len(v.choices) for n, v in space.items() if n.endswith("connection") and isinstance(v, Categorical))
-    least, most = max(1, math.ceil((layers_in(space) + 1) / reach) - 1), layers_in(space)
-    if not least <= depth <= most:
-        raise ValueError(f"the space has chains of {least} to {most} layers, got depth={depth}")
-    channels = values["layer1.channels"]
-    if channels not in widths_of(space):
-        raise ValueError(f"the channels of the space are {space['layer1.channels']}, got channels={channels}")
+    layers = layers_in(space)
+    return max(1, math.ceil((layers + 1) / reach) - 1), layers

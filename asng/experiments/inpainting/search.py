@@ -14,10 +14,10 @@ from asng.experiments import Progress, curves, training
 from asng.experiments.data import halves
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import Batches, Faces, described
-from asng.experiments.inpainting.encoding import Encoding, describe
+from asng.experiments.inpainting.encoding import Encoding, describe, least_values
 from asng.experiments.inpainting.masks import Mask, fixed
 from asng.experiments.inpainting.network import Net, placed
-from asng.experiments.searching import TRAIN, VALID, Searching, SearchSettings, check, config
+from asng.experiments.searching import TRAIN, VALID, Searching, SearchSettings, check, check_limit, config
 from asng.nas.architecture import to_dict
 from asng.runs import METRICS, Run, write_json
 
@@ -131,6 +131,7 @@ class Search:
         self._settings, self.device = settings, train.images.device
         height, width = train.images.shape[2:]
         self.model = supernet(settings, (height, width), self.device)
+        check_limit(settings.most_parameters, nas.parameters(self.model, least_values(nas.space_of(self.model))))
         used = used_of(train, settings.images)
         self._train, self.valid = (
             Batches(train, used[half], settings.batch, settings.mask, settings.seed, stream)
