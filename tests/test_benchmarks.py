@@ -95,3 +95,7 @@ def test_the_others_run_in_their_quick_form_and_write_what_they_print(name, tmp_
     assert result["quick"] is True
     for row in result["rows"]:
         assert SHOWN[name](row) in done.stdout
+    if name == "inpainting":
+        assert [row["way"] for row in result["rows"]] == ["slices", "padded"] * 2
+        slices, padded = ([row["gflop"] for row in result["rows"][place::2]] for place in (0, 1))
+        assert all(less < more for less, more in zip(slices, padded, strict=True))

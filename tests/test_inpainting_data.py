@@ -6,7 +6,7 @@ import torch
 from PIL import Image
 
 from asng.experiments.data import halves
-from asng.experiments.inpainting.data import Batches, Faces, drawn, folder_of, load, pick
+from asng.experiments.inpainting.data import Batches, Faces, described, drawn, folder_of, load, pick
 from asng.experiments.inpainting.masks import fixed
 
 
@@ -120,6 +120,14 @@ def test_the_folder_is_the_one_given_or_the_faces_in_it(tmp_path, monkeypatch):
         load(tmp_path / "nowhere")
 
 
+def test_faces_are_told_apart_by_their_numbers_and_all_their_names():
+    def named(train, test):
+        return described(*(Faces(torch.zeros(len(n), 3, 4, 4, dtype=torch.uint8), tuple(n)) for n in (train, test)))
+
+    assert named("abc", "d") == named("abc", "d") == "3 to train with, 1 to test with, named 25b0e498c1ac"
+    assert len({named("abc", "d"), named("abx", "d"), named("abc", "x"), named("ab", "cd")}) == 4
+
+
 def test_a_part_of_the_faces_is_in_the_order_of_its_numbers():
     faces = some()
     part = faces.part(torch.tensor([7, 2]))
@@ -146,6 +154,7 @@ def test_a_mini_batch_holds_originals_and_the_same_with_holes(mask):
     faces = some()
     batches = Batches(faces, torch.arange(20), 8, mask, 0, 1)
     assert batches.steps == 2
+    seen = []
     for number in range(3):
         original, corrupted = batches(number)
         assert original.dtype == corrupted.dtype == torch.float32
@@ -160,6 +169,8 @@ def test_a_mini_batch_holds_originals_and_the_same_with_holes(mask):
         else:
             assert 0 < known.float().mean() < 0.6
             assert len({tuple(one.flatten().tolist()) for one in known}) > 2  # each image has its own
+        seen.append(known)
+    assert torch.equal(seen[0], seen[1]) == (mask == "center")  # and each mini-batch
     assert (original.min() > 0) & (original.max() <= 1)
 
 

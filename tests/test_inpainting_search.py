@@ -188,6 +188,12 @@ def test_random_search_and_limits_work_here_too(faces, tmp_path):
     assert nas.parameters(Search(TINY, *faces).model, limited["values"]) <= limit
 
 
+def test_the_masks_of_test_faces_are_the_same_for_all_runs_and_machines():
+    known = [mask.flatten().int().tolist() for mask in fixed("pixel", 3, (4, 4), MASKS)]
+    assert ["".join(map(str, row)) for row in known] == ["1101001000010001", "0110000100000000", "0010000000000011"]
+    assert fixed("half", 3, (4, 4), MASKS)[:, 0, 0].int().tolist() == [[0, 0, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]
+
+
 SPACE = nas.space_of(Search(TINY, *small()).model)
 
 

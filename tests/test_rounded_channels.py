@@ -112,6 +112,12 @@ def test_layers_of_several_groups_are_not_rounded():
     assert torch.allclose(conv(images), conv.freeze()(images), atol=1e-6)
 
 
+def test_gpus_plan_and_processors_do_not(monkeypatch):
+    monkeypatch.undo()
+    assert windows.planned(torch.device("cuda"))
+    assert not windows.planned(torch.device("cpu"))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_computes_what_the_cpu_does(monkeypatch):
     monkeypatch.undo()

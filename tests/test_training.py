@@ -128,6 +128,25 @@ def test_a_line_of_metrics_without_its_checkpoint_is_written_again(whole, tmp_pa
     assert without_times(run(Noisy(), tmp_path)) == whole[0]
 
 
+def test_the_seconds_of_an_epoch_end_when_the_device_has_finished(tmp_path, monkeypatch):
+    now = 0.0
+
+    class Running(torch.Tensor):
+        """A loss that is known only 20 seconds later, when it is read."""
+
+        def double(self):
+            nonlocal now
+            now += 20
+            return torch.tensor(float(self.as_subclass(torch.Tensor))).double()
+
+    class Launched(Noisy):
+        def step(self, number):
+            return {"train_loss": torch.tensor(1.0).as_subclass(Running)}
+
+    monkeypatch.setattr(training.time, "monotonic", lambda: now)
+    assert [record["seconds"] for record in run(Launched(), tmp_path)] == [20 * STEPS] * EPOCHS
+
+
 def test_the_time_before_an_interruption_counts(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(Noisy(interrupt_at=1), tmp_path)
