@@ -14,7 +14,6 @@ from commands import interrupted, refused, run, unexplained
 from rich.console import Console
 
 from asng import cli
-from asng.cli import terminal
 from asng.cli.terminal import progress_bar
 from asng.experiments import toy
 
@@ -132,7 +131,7 @@ def test_without_a_terminal_tenths_are_said_once(capsys):
 
 def test_without_a_terminal_what_goes_on_is_said_once_a_minute(capsys, monkeypatch):
     now = 0.0
-    monkeypatch.setattr(terminal.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     with progress_bar(Console(width=80), "search", None) as progress:
         for now, fraction in [
             (59, 0.1),

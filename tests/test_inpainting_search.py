@@ -3,6 +3,7 @@
 import json
 import math
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -200,7 +201,7 @@ SPACE = nas.space_of(Search(TINY, *small()).model)
 @pytest.mark.parametrize("size", [(2, 2), (2, 3), (16, 16)])
 def test_none_of_all_architectures_has_fewer_parameters_than_the_least(size):
     net = Net("cat", layers=2, levels=2, widths=(2, 3), size=size)
-    space = nas.space_of(net)
+    space: dict[str, Any] = nas.space_of(net)
     every = [dict(zip(space, choices, strict=True)) for choices in product(*(v.choices for v in space.values()))]
     assert len(every) == 576
     assert nas.parameters(net, least_values(space)) == min(nas.parameters(net, values) for values in every)

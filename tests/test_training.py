@@ -4,6 +4,7 @@ import json
 import math
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -143,7 +144,7 @@ def test_the_seconds_of_an_epoch_end_when_the_device_has_finished(tmp_path, monk
         def step(self, number):
             return {"train_loss": torch.tensor(1.0).as_subclass(Running)}
 
-    monkeypatch.setattr(training.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     assert [record["seconds"] for record in run(Launched(), tmp_path)] == [20 * STEPS] * EPOCHS
 
 
@@ -174,7 +175,7 @@ def test_the_seconds_of_an_epoch_count_what_is_shown_which_waits_for_the_device_
         def finish_epoch(self, epoch):
             return {**super().finish_epoch(epoch), **passes(100)}
 
-    monkeypatch.setattr(training.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     records = run(Timed(), tmp_path, glance=lambda: passes(10))
     assert [record["seconds"] for record in records] == [STEPS + 10 * (STEPS - 1)] * EPOCHS
 
