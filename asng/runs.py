@@ -44,7 +44,7 @@ class Run:
             raise ValueError(f"{self.folder / CONFIG} is damaged ({error}); delete the folder or use another") from None
         if names:
             shown = "; ".join(f"{name}: {there.get(name)} there, {config.get(name)} here" for name in names)
-            cure = "use another folder, or delete this one"
+            cure = "use another folder (--out), or delete this one"
             if "version" in names and "version" in there:  # another one may compute something else
                 cure = f"continue it with asng {there['version']}, {cure}"
             raise ValueError(f"{self.folder} holds a run of another configuration ({shown}); {cure}")
@@ -83,6 +83,8 @@ class Run:
 def config_of(folder: Path) -> dict[str, Any]:
     """What a run is; raises ValueError for a folder that is none."""
     path = folder / CONFIG
+    if not folder.is_dir():
+        raise ValueError(f"there is no folder {folder}")
     if not path.is_file():
         raise ValueError(f"{folder} is no run: it has no {CONFIG}")
     try:

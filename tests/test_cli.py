@@ -13,7 +13,7 @@ import pytest
 from commands import interrupted, refused, run, unexplained
 from rich.console import Console
 
-from asng import cli
+from asng import __version__, cli
 from asng.cli.terminal import progress_bar
 from asng.experiments import toy
 
@@ -32,6 +32,11 @@ def test_without_a_command_all_of_them_are_listed():
         assert (done.code, done.err) == (0, "")
         for command, purpose in cli.COMMANDS.items():
             assert re.search(rf"asng {' '.join(command)} +{purpose}", done.out)
+
+
+def test_the_version_is_that_of_the_package():
+    done = run("--version")
+    assert (done.code, done.out, done.err) == (0, f"asng {__version__}\n", "")
 
 
 def test_an_experiment_alone_lists_its_verbs():

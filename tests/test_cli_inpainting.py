@@ -77,7 +77,7 @@ def test_a_search_leaves_its_run_and_says_what_it_found_and_how_to_go_on(searche
     assert "11 faces to train with, 1 to test with (drawn with seed 0)" in lines
     (record,) = [line for line in lines if line.startswith("stretch 1, step 2, train loss ")]
     assert all(word in record for word in ("valid loss", "largest probability", "delta", "test psnr", "test ssim"))
-    assert lines[lines.index("Found:") + 1 :] == [
+    assert lines[lines.index("Found (the other layers are inactive):") + 1 :] == [
         *summary_of(folder)["chain"],
         "Train it from scratch: asng inpainting retrain runs/inpainting-int-half-asng-seed0",
     ]
@@ -196,6 +196,24 @@ def test_another_mask_may_be_given(asked, searched):
     assert asked("retrain", searched[0], "--mask", "pixel")[0].mask == "pixel"
     assert asked("retrain", searched[0], "--mask=center")[0].mask == "center"
     assert asked("retrain", "--architecture", "random")[0].mask == "center"
+
+
+def test_trainings_with_another_mask_lie_beside_those_with_that_of_the_search(asked, searched):
+    folder = searched[0]
+    for words, names in (
+        ((), ("retrain-seed0", "retrain-pixel-seed0")),
+        (("--architecture", "base"), ("base-seed0", "base-pixel-seed0")),
+        (("--architecture", "random", "--seed", "2"), ("random-seed2", "random-pixel-seed2")),
+    ):
+        for masks, name in zip(((), ("--mask", "half"), ("--mask", "pixel")), (names[0], *names), strict=True):
+            assert asked("retrain", folder, *words, *masks)[2] == folder / name
+    assert asked("retrain", folder, "--mask", "pixel", "--out", "here")[2] == Path("here")
+
+
+def test_it_is_said_how_many_of_the_faces_are_used(faces, tmp_path):
+    for images, said in (("4", "4 of 11 faces"), ("11", "11 faces"), ("50", "11 faces")):
+        done = run("inpainting", "search", *TINY, "--images", images, "--out", tmp_path / images)
+        assert done.out.startswith(f"{said} to train with, 1 to test with")
 
 
 def test_an_architecture_may_come_from_a_file_of_either_encoding_or_from_a_seed(asked, tmp_path):

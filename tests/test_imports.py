@@ -1,6 +1,7 @@
 """Rooms import only downward, and the core is light to import."""
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +125,10 @@ print(*sorted(loaded - set(sys.stdlib_module_names) - {"asng", "numpy"}))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_without_torch_one_shot_search_says_what_to_install():
+    program = "import sys; sys.modules['torch'] = None; import asng; import asng.nas"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"ImportError: asng\.nas needs PyTorch \(.*torch.*\): pip install '\.\[nas\]'", done.stderr)

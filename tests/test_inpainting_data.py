@@ -106,6 +106,14 @@ def test_wrong_lists_are_refused_with_the_names(tmp_path, train, test, message):
         load(tmp_path / "images", size=8, lists=lists(tmp_path, train, test))
 
 
+def test_a_list_that_is_not_there_is_refused(tmp_path):
+    save(tmp_path / "images" / "a.png")
+    with pytest.raises(
+        ValueError, match=r"there is no file .*train\.txt; give one with the name of an image in each line"
+    ):
+        load(tmp_path / "images", size=8, lists=(tmp_path / "train.txt", tmp_path / "test.txt"))
+
+
 def test_the_folder_is_the_one_given_or_the_faces_in_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ASNG_DATA", str(tmp_path))
     (tmp_path / "cifar-10-batches-bin").mkdir()

@@ -48,7 +48,7 @@ def test_another_configuration_is_refused_with_what_differs_and_the_cure(tmp_pat
     Run(tmp_path, CONFIG).append({"a": 1})
     with pytest.raises(ValueError, match=message) as refused:
         Run(tmp_path, other)
-    assert "use another folder, or delete this one" in str(refused.value)
+    assert "use another folder (--out), or delete this one" in str(refused.value)
     assert Run(tmp_path, CONFIG).results() == [{"a": 1}]
 
 
@@ -56,7 +56,7 @@ def test_a_run_of_another_version_names_both_and_says_with_which_it_continues(tm
     Run(tmp_path, {**CONFIG, "version": "0.1.0"})
     with pytest.raises(ValueError, match=r"version: 0\.1\.0 there, 0\.2\.0 here; new: None there, 3 here") as refused:
         Run(tmp_path, {**CONFIG, "version": "0.2.0", "new": 3})
-    cure = "; continue it with asng 0.1.0, use another folder, or delete this one"
+    cure = "; continue it with asng 0.1.0, use another folder (--out), or delete this one"
     assert str(refused.value).endswith(cure)
     with pytest.raises(ValueError, match="seed: 1 there, 2 here") as refused:
         Run(tmp_path, {**CONFIG, "version": "0.1.0", "seed": 2})
@@ -103,6 +103,8 @@ def test_a_folder_says_which_run_it_is(tmp_path):
     assert config_of(tmp_path / "run")["experiment"] == "toy"
     with pytest.raises(ValueError, match=r"is no run: it has no config\.json"):
         config_of(tmp_path)
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
+        config_of(tmp_path / "nowhere")
     for damaged in ("{", "[]"):
         (tmp_path / "config.json").write_text(damaged)
         with pytest.raises(ValueError, match="is damaged"):

@@ -14,6 +14,8 @@ except ImportError as error:
     cure = "install asng with its extra: pip install '.[nas]' from a checkout"
     sys.exit(f"The command line needs more than the optimizer ({error}); {cure}")
 
+from asng import __version__
+
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 WRONG_INPUT = 2
 
@@ -64,7 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def describe(arguments: Sequence[str]) -> None:
-    """Print which commands there are, where none is named; raises ValueError for one that there is not."""
+    """Print which commands there are, or the version; raises ValueError for a command that there is not."""
+    if arguments[:1] == ["--version"]:
+        print(f"asng {__version__}")
+        return
     experiment = arguments[0] if arguments and arguments[0] in {words[0] for words in COMMANDS} else None
     rest = arguments if experiment is None else arguments[1:]
     if rest and rest[0] not in ("-h", "--help"):

@@ -37,16 +37,17 @@ class Lists:
         return [word for flag, path in given.items() if path is not None for word in (flag, str(path))]
 
 
-def faces(where: Where, lists: Lists, console: Console) -> Data:
-    """Faces to train and to test with; what is wrong with some of them is said."""
+def faces(where: Where, lists: Lists, console: Console, most: int | None = None) -> Data:
+    """Faces to train and to test with; it is said how many, and what is wrong with some of them."""
     given = (lists.train_list, lists.test_list)
     if (given[0] is None) != (given[1] is None):
         raise ValueError("give --train-list and --test-list together, or neither")
     both = None if given[0] is None or given[1] is None else (given[0], given[1])
     with progress_bar(console, "reading faces", None) as progress:
         data = load(where.data, device_of(where.device), lists=both, progress=progress)
-    shown = f"{len(data.train):,} faces to train with, {len(data.test):,} to test with ({data.split})"
-    console.print(shown, highlight=False)
+    n = len(data.train)
+    train = f"{n:,}" if most is None or most >= n else f"{most:,} of {n:,}"
+    console.print(f"{train} faces to train with, {len(data.test):,} to test with ({data.split})", highlight=False)
     say_left_out(data.damaged, console)
     return data
 
@@ -77,7 +78,7 @@ class Search:
     where: Annotated[Where, Flat] = field(default_factory=Where)
     lists: Annotated[Lists, Flat] = field(default_factory=Lists)
     small: bool = False
-    """Other defaults, for two cores: a smaller network, fewer faces and iterations."""
+    """Other defaults, for two cores: a smaller network, fewer faces and iterations, a higher rate, the mask pixel."""
     out: Path | None = None
     """Folder of the run; runs/inpainting-ENCODING-MASK-METHOD-seedS, or with --small runs/inpainting-small-..."""
 
@@ -90,12 +91,12 @@ def run_search(arguments: Sequence[str]) -> None:
     name = f"{settings.encoding}-{settings.mask}-{settings.method}-seed{settings.seed}"
     folder = command.out or Path("runs") / f"inpainting{'-small' if small else ''}-{name}"
     console = plain_console()
-    data = faces(command.where, command.lists, console)
+    data = faces(command.where, command.lists, console, settings.images)
     with progress_bar(console, "inpainting search", folder) as progress:
         summary = search(settings, folder, data.train, data.test, progress)
     if not summary["inside"]:
         console.print("No architecture met the limit; this is the nearest one.")
-    console.print("Found:", *summary["chain"], sep="\n", highlight=False)
+    console.print("Found (the other layers are inactive):", *summary["chain"], sep="\n", highlight=False)
     again = next_command("inpainting", folder, small, command.where, more=command.lists.flags())
     console.print(f"Train it from scratch: {again}", soft_wrap=True)
 
@@ -125,7 +126,8 @@ class Retrain:
     small: bool = False
     """Other defaults, for two cores: fewer faces and iterations."""
     out: Path | None = None
-    """Folder of the run; RUN/retrain-seedS, RUN/random-seedS, RUN/base-seedS, or runs/inpainting-NAME-seedS."""
+    """Folder of the run; RUN/retrain-seedS, RUN/random-seedS or RUN/base-seedS, with the mask in it where that is not
+    the one of the search; or runs/inpainting-NAME-seedS."""
 
 
 def run_retrain(arguments: Sequence[str]) -> None:
@@ -134,11 +136,12 @@ def run_retrain(arguments: Sequence[str]) -> None:
     settings = SMALL_RETRAINING if small else Retraining()
     command: Retrain = parsed(Retrain, "inpainting retrain", arguments, Retrain(settings=settings))
     settings, run = command.settings, command.run
-    if run is not None and not masked:
-        settings = replace(settings, mask=config_of(run).get("mask", settings.mask))
-    values, folder = chosen(command)
+    searched = settings.mask if run is None else config_of(run).get("mask", settings.mask)
+    if not masked:
+        settings = replace(settings, mask=searched)
+    values, folder = chosen(command, "" if settings.mask == searched else f"-{settings.mask}")
     console = plain_console()
-    data = faces(command.where, command.lists, console)
+    data = faces(command.where, command.lists, console, settings.images)
     with progress_bar(console, "inpainting retrain", folder) as progress:
         summary = retrain(settings, values, folder, data.train, data.test, progress)
     console.print(*summary["chain"], sep="\n", highlight=False)
@@ -146,19 +149,21 @@ def run_retrain(arguments: Sequence[str]) -> None:
     console.print(f"{summary['parameters']:,} parameters. Test it: {test}", soft_wrap=True)
 
 
-def chosen(command: Retrain) -> tuple[dict[str, Any], Path]:
-    """The architecture that is meant, and where it is trained."""
+def chosen(command: Retrain, ending: str) -> tuple[dict[str, Any], Path]:
+    """The architecture that is meant, and where it is trained; in the folder of a search, by a name with an ending."""
     run, given, seed = command.run, command.architecture, command.settings.seed
     if run is not None and given in ("base", "random"):
         values = base(run) if given == "base" else random_values(space_of(run), seed)
-        return values, command.out or run / f"{given}-seed{seed}"
+        return values, command.out or run / f"{given}{ending}-seed{seed}"
     if run is not None and given is not None:
         raise ValueError(f"beside the folder of a search, --architecture is base or random, got {given!r}")
     if given == "base":
         raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
     drawn_from = variables(SMALL.encoding, SMALL.layers, widths=SMALL.widths) if command.small else variables("cat")
     values = architecture("inpainting", run, given, read_values, lambda seed: random_values(drawn_from, seed), seed)
-    return values, folder_of(command.out, run, given, f"inpainting{'-small' if command.small else ''}", seed)
+    if run is not None:
+        return values, command.out or run / f"retrain{ending}-seed{seed}"
+    return values, folder_of(command.out, None, given, f"inpainting{'-small' if command.small else ''}", seed)
 
 
 def space_of(run: Path) -> dict[str, Variable]:

@@ -1,5 +1,10 @@
 """One-shot search inside any PyTorch model: decisions, elastic layers, search, extraction."""
 
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise ImportError(f"asng.nas needs PyTorch ({error}): pip install '.[nas]' from a checkout") from None
+
 from asng.nas.architecture import from_json, to_json
 from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
 from asng.nas.cost import Costs, Flops, Latency, Limit, parameters

@@ -130,6 +130,8 @@ def _listed(kept: cache.Cache, lists: Lists) -> tuple[Indices, Indices]:
     damaged = {short for name in kept.damaged for short in (name, _file(name))}
     chosen: list[list[int]] = []
     for path in lists:
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}; give one with the name of an image in each line")
         names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         if wrong := [name for name in names if name not in rows and name not in damaged]:
             raise ValueError(f"{path} names images that are not in the folder, or not only once: {_shown(wrong)}")

@@ -38,7 +38,7 @@ class Retraining:
     """Training an architecture from scratch; the paper's values are the defaults."""
 
     mask: Mask = "center"
-    """What is missing: the central square, 80 % of the pixels, or a half of the image."""
+    """What is missing: the central square, 80 % of the pixels, or a half of the image; of a RUN, its own."""
     iterations: int = 500_000
     """Steps of Adam."""
     stretch: int = 5000
