@@ -1,7 +1,7 @@
 """What a step of the inpainting search costs on the channels in use, beside one that pads all layers to 256 channels.
 
     python benchmarks/inpainting.py --out runs/inpainting            about a minute, on small images
-    python benchmarks/inpainting.py --device cuda --size 64 --batch 16 --steps 20     as in the paper
+    python benchmarks/inpainting.py --device cuda --size 64 --batch 16 --steps 60     as in the paper
     python benchmarks/inpainting.py --out runs/inpainting --quick    a smoke run; its numbers mean little
 
 How it is measured. One core and process time, or a GPU. The supernet is the paper's, in both encodings: 20
