@@ -152,18 +152,18 @@ def run_retrain(arguments: Sequence[str]) -> None:
 def chosen(command: Retrain, ending: str) -> tuple[dict[str, Any], Path]:
     """The architecture that is meant, and where it is trained; in the folder of a search, by a name with an ending."""
     run, given, seed = command.run, command.architecture, command.settings.seed
-    if run is not None and given in ("base", "random"):
-        values = base(run) if given == "base" else random_values(space_of(run), seed)
-        return values, command.out or run / f"{given}{ending}-seed{seed}"
-    if run is not None and given is not None:
-        raise ValueError(f"beside the folder of a search, --architecture is base or random, got {given!r}")
-    if given == "base":
+    if run is None and given == "base":
         raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
-    drawn_from = variables(SMALL.encoding, SMALL.layers, widths=SMALL.widths) if command.small else variables("cat")
-    values = architecture("inpainting", run, given, read_values, lambda seed: random_values(drawn_from, seed), seed)
-    if run is not None:
-        return values, command.out or run / f"retrain{ending}-seed{seed}"
-    return values, folder_of(command.out, None, given, f"inpainting{'-small' if command.small else ''}", seed)
+    if run is not None and given not in (None, "base", "random"):
+        raise ValueError(f"beside the folder of a search, --architecture is base or random, got {given!r}")
+    if run is not None and given is not None:
+        values = base(run) if given == "base" else random_values(space_of(run), seed)
+    else:
+        space = variables(SMALL.encoding, SMALL.layers, widths=SMALL.widths) if command.small else variables("cat")
+        values = architecture("inpainting", run, given, read_values, lambda seed: random_values(space, seed), seed)
+    if run is None:
+        return values, folder_of(command.out, None, given, f"inpainting{'-small' if command.small else ''}", seed)
+    return values, command.out or run / f"{given or 'retrain'}{ending}-seed{seed}"
 
 
 def space_of(run: Path) -> dict[str, Variable]:
