@@ -88,10 +88,13 @@ def interrupts() -> Iterator[Callable[[], bool]]:
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    seen = False
+    seen, here = False, os.getpid()
 
     def note(number: int, frame: Any) -> None:
         nonlocal seen
+        if number == signal.SIGTERM and os.getpid() != here:  # in a child that was forked meanwhile, which has to end
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
         if seen:
             raise KeyboardInterrupt
         seen = True
