@@ -81,16 +81,18 @@ def found_in(run: Path, experiment: str) -> Path:
     return path
 
 
-def folder_of(out: Path | None, run: Path | None, given: str | None, experiment: str, seed: int) -> Path:
-    """Where a network is trained: inside of the search that found it, or in a folder of its own.
+def folder_of(
+    out: Path | None, run: Path | None, given: str | None, experiment: str, seed: int, ending: str = ""
+) -> Path:
+    """Where a network is trained: inside of the search, where its name may have an ending, or in a folder of its own.
 
     >>> folder_of(None, None, "random", "cifar10", 3).as_posix()
     'runs/cifar10-random-seed3'
+    >>> folder_of(None, Path("runs/one"), None, "inpainting", 0, "-half").as_posix()
+    'runs/one/retrain-half-seed0'
     """
     if out is not None:
         return out
-    return (
-        run / f"retrain-seed{seed}"
-        if run is not None
-        else Path("runs") / f"{experiment}-{Path(str(given)).stem}-seed{seed}"
-    )
+    if run is not None:
+        return run / f"{given or 'retrain'}{ending}-seed{seed}"
+    return Path("runs") / f"{experiment}-{Path(str(given)).stem}-seed{seed}"

@@ -161,9 +161,7 @@ def chosen(command: Retrain, ending: str) -> tuple[dict[str, Any], Path]:
     else:
         space = variables(SMALL.encoding, SMALL.layers, widths=SMALL.widths) if command.small else variables("cat")
         values = architecture("inpainting", run, given, read_values, lambda seed: random_values(space, seed), seed)
-    if run is None:
-        return values, folder_of(command.out, None, given, f"inpainting{'-small' if command.small else ''}", seed)
-    return values, command.out or run / f"{given or 'retrain'}{ending}-seed{seed}"
+    return values, folder_of(command.out, run, given, f"inpainting{'-small' if command.small else ''}", seed, ending)
 
 
 def space_of(run: Path) -> dict[str, Variable]:
