@@ -69,7 +69,7 @@ def test_inactive_variables_do_not_change_the_output_and_active_ones_can():
                 assert torch.equal(model(x), before) == (name not in active)
 
 
-class Chain(nn.Module):
+class Chain(nas.Searchable):
     """Layers connected backward from the output: those not on the way do not run. It says so itself."""
 
     def __init__(self, layers: int) -> None:
@@ -84,7 +84,7 @@ class Chain(nn.Module):
             way.append(node)
         return way[::-1]
 
-    def running(self) -> Iterator[nn.Module]:
+    def active_modules(self) -> Iterator[nn.Module]:
         for node in self.way():
             yield from (self.layers[node], self.links[node])
         yield self.links[len(self.layers)]
@@ -94,13 +94,13 @@ class Chain(nn.Module):
             x = self.layers[node](x)
         return x
 
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         return nn.Sequential(*(self.layers[node] for node in self.way()))
 
 
 def test_methods_of_these_names_that_have_nothing_to_do_with_decisions_are_left_alone():
     class Busy(nn.Linear):
-        def running(self) -> bool:
+        def active_modules(self) -> bool:
             return True
 
     model = nn.Sequential(Busy(2, 2), OneOf("op", [Busy(2, 2), nn.Identity()]))

@@ -8,6 +8,7 @@ import torch
 from counted_net import BLOCK, HEAD, IMAGES, LARGE, POINT, SMALL, STEM, WIDE, Net, everything
 from torch import nn
 
+from asng import nas
 from asng.nas import BatchNorm1d, Costs, Flops, Latency, Limit, Linear, OneOf, Value, Width, extract, parameters, select
 from asng.space import Integer
 
@@ -28,13 +29,13 @@ class Touched(nn.Module):
         return self.net(x) + self.width.value + self.shift * torch.rand(3, device=x.device)
 
 
-class Touchy(Touched):
+class Touchy(Touched, nas.Searchable):
     """The same with decisions."""
 
     def __init__(self):
         super().__init__(Net(), Value("width", Integer(1, 4)))
 
-    def freeze(self):
+    def build_static(self):
         return Touched(self.net, self.width)
 
 

@@ -21,7 +21,7 @@ from asng.nas import Costs, Limit, OneOf, Pick, Repeat, Value, Width, extract, p
 from asng.space import Categorical, Integer
 
 
-class Joined(nn.Module):
+class Joined(nas.Searchable):
     """Replaced by what its own decisions say, with one inside that is frozen after it."""
 
     def __init__(self, width: Width) -> None:
@@ -30,33 +30,33 @@ class Joined(nn.Module):
         self.columns = nn.Parameter(torch.randn(4, 6 * 3))
         self.inner = OneOf("inner", [nn.Linear(2, 2), nn.ReLU()])
 
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         plain = nn.Linear(int(self.width.value) * (self.pick.value + 1), 4)
         plain.weight = nn.Parameter(self.columns[:, : plain.in_features].detach().clone())
         return nn.Sequential(plain, self.inner)
 
 
-class Outer(nn.Module):
-    """A freeze of one's own around another, and one that leaves the module as it is."""
+class Outer(nas.Searchable):
+    """A build_static() around another, and one that leaves the module as it is."""
 
     def __init__(self, width: Width) -> None:
         super().__init__()
         self.joined, self.same = Joined(width), Same()
 
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         return nn.ModuleList([self.joined, self.same, self.joined])
 
 
-class Same(nn.Sequential):
+class Same(nas.Searchable, nn.Sequential):
     def __init__(self) -> None:
         super().__init__(OneOf("same", [nn.Linear(2, 2), nn.ReLU()]), nn.Linear(2, 3))
 
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         return self
 
 
 class Mixed(nn.Module):
-    """Ties, modules used twice, choices inside choices, freezes of one's own."""
+    """Ties, modules used twice, choices inside choices, Searchable modules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,23 +107,21 @@ class Wrapped(nn.Module):
 class Special(OneOf):
     """A decision of one's own, which leaves more behind than what it runs."""
 
-    def freeze(self) -> nn.Module:
-        return nn.Sequential(super().freeze(), nn.Linear(1, 6))
+    def build_static(self) -> nn.Module:
+        return nn.Sequential(super().build_static(), nn.Linear(1, 6))
 
 
 class Odd(nn.Module):
-    """A child called freeze, wrappers, a decision of one's own, objects that were given a freeze."""
+    """Names of hooks that mean something else, wrappers, a decision of one's own."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.freeze = OneOf("op", [nn.Linear(2, 2), nn.Linear(2, 3)])
+        self.build_static = OneOf("op", [nn.Linear(2, 2), nn.Linear(2, 3)])
         self.wrapped = Wrapped(Joined(Width("w", 2, 6)))
         self.special = Special("special", [nn.Linear(4, 4), nn.Linear(4, 5)])
-        op = OneOf("op", [nn.Linear(3, 3), nn.Linear(3, 4)])
-        by_hand: list[Any] = [nn.Sequential(op), op, nas.Linear(3, Width("w", 2, 6))]
-        for module in by_hand:
-            module.freeze = lambda: nn.Linear(8, 1)
-        self.by_hand = nn.ModuleList(by_hand)
+        by_hand: Any = nn.Sequential(OneOf("op", [nn.Linear(3, 3), nn.Linear(3, 4)]), nas.Linear(3, Width("w", 2, 6)))
+        by_hand.build_static = by_hand.active_modules = by_hand.freeze = lambda: nn.Linear(8, 1)
+        self.by_hand = by_hand
         self.frozen = nn.Linear(5, 5).requires_grad_(False)
 
 
@@ -178,12 +176,12 @@ class Changing(nn.Module):
         self.own = Joined(self.width)
 
 
-class Halved(nn.Module):
+class Halved(nas.Searchable):
     def __init__(self, width: Width) -> None:
         super().__init__()
         self.width = width
 
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         return nn.Linear(20, int(self.width.value) // 2)
 
 
@@ -205,8 +203,8 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "an elastic layer has a bias no more": lambda net: setattr(net.elastic, "bias", None),
     "weights become shared": lambda net: setattr(net.body.blocks[1], "weight", net.body.blocks[0].weight),
     "elastic weights become shared": lambda net: setattr(net.twin, "weight", net.elastic.weight),
-    "a freeze of one's own has more to join": lambda net: setattr(net.own, "columns", nn.Parameter(torch.zeros(9, 18))),
-    "an option has a freeze of its own": lambda net: net.op.options.__setitem__(0, Halved(net.width)),
+    "a module of one's own has more to join": lambda net: setattr(net.own, "columns", nn.Parameter(torch.zeros(9, 18))),
+    "an option is a Searchable module": lambda net: net.op.options.__setitem__(0, Halved(net.width)),
 }
 
 
@@ -250,28 +248,28 @@ def test_a_layer_that_cannot_be_extracted_is_an_error_that_names_the_architectur
             return 2 * super().forward(input)
 
     costs = Costs(nn.Sequential(Doubled(3, Width("w", 2, 6))), [Limit(parameters, 1)])
-    with pytest.raises(ValueError, match=r"forward\(\) of its own.*give it a freeze\(\) of its own") as raised:
+    with pytest.raises(ValueError, match=r"forward\(\) of its own.*give it a build_static\(\) of its own") as raised:
         costs.of({"w": 4})
     assert raised.value.__notes__ == ["in parameters of the architecture {'w': 4}"]
 
 
-# What a freeze of one's own does while it is counted leaves no trace.
+# What a build_static() does while it is counted leaves no trace.
 
 
-class Rude(nn.Module):
+class Rude(nas.Searchable):
     def __init__(self) -> None:
         super().__init__()
         self.other = Value("other", Integer(1, 3))
         self.op = OneOf("op", [nn.Linear(2, 2), nn.Linear(2, 3)])
 
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         self.eval()
         self.other.choose(99)
         torch.rand(3)
         return nn.Sequential(self.op)
 
 
-def test_a_rude_freeze_leaves_the_model_as_it_was():
+def test_a_rude_build_static_leaves_the_model_as_it_was():
     model = nn.Sequential(nn.Linear(1, 1), Rude(), OneOf("op", [nn.Linear(2, 2), nn.Linear(2, 3)]))
     values = {"other": 2, "op": 1}
     select(model, {"other": 1, "op": 0})
@@ -280,10 +278,10 @@ def test_a_rude_freeze_leaves_the_model_as_it_was():
     assert everything(model) == before
 
 
-def test_an_error_in_a_freeze_leaves_the_model_as_it_was():
+def test_an_error_in_build_static_leaves_the_model_as_it_was():
     class Failing(Rude):
-        def freeze(self) -> nn.Module:
-            super().freeze()
+        def build_static(self) -> nn.Module:
+            super().build_static()
             raise KeyError("cannot")
 
     model = Failing()

@@ -26,7 +26,7 @@ def test_linear_is_torchs_of_the_small_size(bias):
         x = torch.randn(4, 2, a)
         expected = F.linear(x, layer.weight[: 2 * b, :a], layer.bias[: 2 * b] if bias else None)
         assert equal(layer(x), expected)
-        frozen = layer.freeze()
+        frozen = layer.build_static()
         assert type(frozen) is nn.Linear
         assert repr(frozen) == repr(nn.Linear(a, 2 * b, bias=bias))
         assert equal(frozen(x), expected)
@@ -46,7 +46,7 @@ def test_layer_norm_is_torchs_of_the_small_size(affine, bias):
                 parameter.copy_(getattr(layer, name)[:, :a])
         x = torch.randn(4, 3, a)
         assert equal(layer(x), plain(x))
-        frozen = layer.freeze()
+        frozen = layer.build_static()
         assert type(frozen) is nn.LayerNorm
         assert repr(frozen) == repr(plain)
         assert equal(frozen(x), plain(x))
@@ -74,7 +74,7 @@ def test_batch_norm_is_torchs_of_the_small_size(kind, plain_kind, shape, momentu
     for _ in range(3):
         x = torch.randn(6, 5, *shape) * 3 + 1
         assert equal(layer(x), plain(x))
-    frozen = layer.freeze()
+    frozen = layer.build_static()
     assert type(frozen) is plain_kind
     assert repr(frozen) == repr(plain)
     assert frozen.state_dict().keys() == plain.state_dict().keys()
@@ -89,7 +89,7 @@ def test_batch_norm_is_torchs_of_the_small_size(kind, plain_kind, shape, momentu
     layer.eval(), plain.eval()
     x = torch.randn(6, 5, *shape)
     assert equal(layer(x), plain(x))
-    assert equal(layer.freeze()(x), plain(x))
+    assert equal(layer.build_static()(x), plain(x))
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
 
 
@@ -105,14 +105,14 @@ def test_statistics_rest_where_they_are_switched_off_later(tracks):
     assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in layer.state_dict().items())
     assert equal(layer(x), plain(x))
     assert equal(layer.eval()(x), plain.eval()(x))
-    assert equal(layer.freeze()(x), plain(x))
+    assert equal(layer.build_static()(x), plain(x))
 
 
 def test_a_batch_norm_may_do_without_a_bias():
     layer = nas.BatchNorm2d(width(), bias=False)
     select(layer, {"a": 3})
     assert list(layer.state_dict()) == ["weight", "running_mean", "running_var", "num_batches_tracked"]
-    frozen = layer.freeze()
+    frozen = layer.build_static()
     assert list(frozen.state_dict()) == list(layer.state_dict())
     x = torch.randn(2, 3, 4, 4)
     assert equal(frozen(x), nn.functional.batch_norm(x, None, None, layer.weight[:3], None, training=True))
@@ -190,14 +190,14 @@ EVERY = [
 def test_gradients_reach_only_the_slice_and_equal_those_of_the_frozen_layer(make, values, shape):
     layer = make()
     select(layer, values)
-    frozen = layer.freeze()
+    frozen = layer.build_static()
     x = torch.randn(shape)
     layer(x).square().sum().backward()
     frozen(x).square().sum().backward()
     grads = copy.deepcopy(layer)
     for name, parameter in layer.named_parameters():
         grads.get_parameter(name).data = parameter.grad
-    for name, part in grads.freeze().named_parameters():
+    for name, part in grads.build_static().named_parameters():
         torch.testing.assert_close(part.data, frozen.get_parameter(name).grad, rtol=1e-4, atol=1e-4)
         whole = layer.get_parameter(name).grad
         assert torch.count_nonzero(whole) == torch.count_nonzero(part)  # so there is none outside
@@ -213,9 +213,11 @@ def test_copies_and_pickles_keep_their_decisions_together(make, values, shape):
         assert equal(twin(x), layer(x))
         lowest = {name: variable.low for name, variable in nas.space_of(twin).items()}  # type: ignore[attr-defined]
         select(twin, lowest)
-        assert twin.freeze().state_dict().keys() == layer.state_dict().keys()
-        assert sum(p.numel() for p in twin.freeze().parameters()) < sum(p.numel() for p in layer.freeze().parameters())
-        assert equal(layer(x), layer.freeze()(x))  # the original has its own values
+        assert twin.build_static().state_dict().keys() == layer.state_dict().keys()
+        assert sum(p.numel() for p in twin.build_static().parameters()) < sum(
+            p.numel() for p in layer.build_static().parameters()
+        )
+        assert equal(layer(x), layer.build_static()(x))  # the original has its own values
         assert twin.given is not layer.given
 
 
@@ -225,7 +227,7 @@ def test_a_frozen_layer_keeps_dtype_mode_and_what_trains(make, values, shape):
     layer.weight.requires_grad_(False)
     select(layer, values)
     state = torch.get_rng_state()
-    frozen = layer.freeze()
+    frozen = layer.build_static()
     assert torch.equal(torch.get_rng_state(), state)  # no number is drawn for it
     assert frozen.weight.dtype == torch.float64
     assert frozen.weight.device == layer.weight.device
@@ -241,8 +243,8 @@ def test_a_frozen_layer_keeps_dtype_mode_and_what_trains(make, values, shape):
 def test_layers_on_another_device_freeze_there():
     layer = nas.Conv2d(3, width(), 3, device="meta", dtype=torch.bfloat16)
     select(layer, {"a": 3})
-    assert layer.freeze().weight.device.type == "meta"
-    assert layer.freeze().weight.dtype == torch.bfloat16
+    assert layer.build_static().weight.device.type == "meta"
+    assert layer.build_static().weight.dtype == torch.bfloat16
 
 
 def test_decisions_add_nothing_to_the_state():

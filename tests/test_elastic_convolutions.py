@@ -131,7 +131,7 @@ def test_padding_of_every_kind_shrinks_with_the_kernel(mode, padding, kernel, si
 def test_a_kernel_may_follow_a_decision_on_one_axis_only():
     layer = nas.Conv2d(2, 3, (odd(), 1), padding=(2, 0))
     select(layer, {"k": 2})
-    frozen = layer.freeze()
+    frozen = layer.build_static()
     assert isinstance(frozen, nn.Conv2d)
     assert frozen.kernel_size == (3, 1)
     assert frozen.padding == (1, 0)
@@ -145,7 +145,7 @@ def test_both_axes_of_a_kernel_may_follow_decisions_of_their_own(h, w):
     weight = layer.weight[:, :, 3 - h : 2 + h, 3 - w : 2 + w]
     x = torch.randn(1, 2, 6, 7)
     assert equal(layer(x), F.conv2d(x, weight, layer.bias, padding=(h - 1, w - 1)))
-    assert torch.equal(layer.freeze().weight, weight)
+    assert torch.equal(layer.build_static().weight, weight)
 
 
 def test_a_transposed_convolution_reaches_the_size_that_is_asked_for():
@@ -155,4 +155,4 @@ def test_a_transposed_convolution_reaches_the_size_that_is_asked_for():
         select(layer, {"k": k})
         assert layer(x).shape == (1, 3, 9, 9)
         assert layer(x, output_size=[10, 9]).shape == (1, 3, 10, 9)
-        assert torch.equal(layer.freeze()(x, output_size=[10, 9]), layer(x, output_size=[10, 9]))
+        assert torch.equal(layer.build_static()(x, output_size=[10, 9]), layer(x, output_size=[10, 9]))

@@ -33,7 +33,7 @@ class Layer(nn.Module):
         self.back = nas.ConvTranspose2d(nas.UpTo(6), self.width, kernel, 2, padding=2, output_padding=1, bias=False)
 
 
-class Hourglass(nn.Module):
+class Hourglass(nas.Searchable):
     def __init__(self, layers: int = 4) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(f"layer{n}", n + 1) for n in range(layers))
@@ -48,7 +48,7 @@ class Hourglass(nn.Module):
             node = layer.source.value
         return way[::-1]
 
-    def running(self) -> list[nn.Module]:
+    def active_modules(self) -> list[nn.Module]:
         return [*self.way(), self.last]
 
     def forward(self, x: torch.Tensor) -> Any:
@@ -58,16 +58,16 @@ class Hourglass(nn.Module):
             x = torch.relu(layer.back(x))
         return self.last(x)
 
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         plain: list[nn.Module] = []
         channels = 3
         for layer in self.way():
-            plain += [layer.conv.freeze(takes=channels), nn.ReLU()]
+            plain += [layer.conv.build_static(takes=channels), nn.ReLU()]
             channels = layer.width.value
         for layer in self.way()[::-1]:
-            plain += [layer.back.freeze(takes=channels), nn.ReLU()]
+            plain += [layer.back.build_static(takes=channels), nn.ReLU()]
             channels = layer.width.value
-        return nn.Sequential(*plain, self.last.freeze(takes=channels))
+        return nn.Sequential(*plain, self.last.build_static(takes=channels))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -105,11 +105,11 @@ def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
         with pytest.raises(
             ValueError, match=rf"any number of channels up to 4, got takes={takes}; say how many by layer"
         ):
-            linear.freeze(takes)
+            linear.build_static(takes)
     with pytest.raises(ValueError, match="any number of channels up to 4"):
         extract(nn.Sequential(linear, Width("w", 2, 3)), {"w": 2})
     with pytest.raises(ValueError, match="told by its decisions"):
-        nas.Linear(3, 2).freeze(takes=2)
+        nas.Linear(3, 2).build_static(takes=2)
     with pytest.raises(ValueError, match=r"UpTo\(8\), cannot be dealt out to groups=2"):
         nas.Conv2d(nas.UpTo(8), 4, 3, groups=2)
     with pytest.raises(ValueError, match=r"whole number or follows a decision, got UpTo\(8\)"):

@@ -7,6 +7,7 @@ import inspect
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from asng.space import Integer, Real
 # Joint decisions: a cell whose loose ends are joined by a 1x1 convolution with columns for every node.
 
 
-class Cell(nn.Module):
+class Cell(nas.Searchable):
     """Nodes that add two earlier ones; those that no later node uses are joined."""
 
     def __init__(self, channels: int, nodes: int = 4) -> None:
@@ -52,7 +53,7 @@ class Cell(nn.Module):
         joined = torch.cat([ends[n] for n in self.loose()], dim=1)
         return nn.functional.conv2d(joined, self.join.weight[:, self.columns()])
 
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         frozen = FrozenCell()
         frozen.inputs, frozen.ops = self.inputs, self.ops  # with decisions, which are frozen after it
         frozen.ends = self.loose()
@@ -197,7 +198,7 @@ def test_the_plain_modules_import_nothing_of_the_package():
     assert "asng" not in inspect.getsource(plain_modules)
 
 
-# Choices inside choices, and a freeze of one's own.
+# Choices inside choices, and modules that say themselves what they become.
 
 
 def test_choices_inside_choices_are_extracted():
@@ -209,47 +210,182 @@ def test_choices_inside_choices_are_extracted():
     assert [type(module) for module in extracted.modules()] == [nn.Sequential, Counted, Counted]
 
 
-def test_freeze_must_return_a_module():
-    class Stuck(nn.Module):
+def test_build_static_must_return_a_module():
+    class Stuck(nas.Searchable):
         def __init__(self) -> None:
             super().__init__()
             self.pick = Pick("from", 2)
 
-        def freeze(self) -> None:
+        def build_static(self) -> Any:
             pass
 
-    with pytest.raises(TypeError, match=r"freeze\(\) of Stuck must return a module, .* got None; if it is for"):
+    with pytest.raises(
+        TypeError, match=r"build_static\(\) of Stuck must return a module, which takes its place, got None"
+    ):
         extract(Stuck(), {"from": 0})
 
 
-def test_a_freeze_that_has_nothing_to_do_with_decisions_is_left_alone():
-    class Own(nn.Module):
-        def freeze(self) -> None:
-            raise AssertionError
+class Backbone(nn.Module):
+    """Methods with the names of hooks, and one that transfer learning calls freeze(), as Lightning does."""
 
-    class Setting(nn.Sequential):
-        freeze = True
+    def __init__(self) -> None:
+        super().__init__()
+        self.width = Width("w", [8, 16, 32])
+        self.body = nn.Sequential(nas.Linear(8, self.width), nn.BatchNorm1d(8), nas.Linear(self.width, 1))
 
-    extracted = extract(nn.ModuleList([Own(), Pick("from", 2), None, Setting(Pick("from", 2))]), {"from": 0})
-    assert type(extracted[0]) is Own
-    assert type(extracted[3]) is Setting
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body[2](self.body[0](self.body[1](x)))
+
+    def freeze(self) -> nn.Module:
+        return self.requires_grad_(False).eval()
+
+    running = active_modules = build_static = freeze
 
 
-def test_a_freeze_may_be_given_to_an_object_and_is_found_behind_what_torch_compile_gives():
-    by_hand: Any = nn.Sequential(OneOf("op", [nn.ReLU(), nn.Tanh()]))
-    by_hand.freeze = nn.ELU
+def test_methods_of_modules_that_are_not_searchable_are_never_called():
+    model = nn.Sequential(Backbone())
+    before = everything_of(model)
+    assert [parameters(model, {"w": w}) for w in (8, 16)] == [16 + 8 * 9 + 9, 16 + 16 * 9 + 17]
+    nas.Flops(torch.zeros(2, 8))(model, {"w": 8})
+    nas.Latency(torch.zeros(2, 8), repeats=1)(model, {"w": 8})
+    assert nas.Decisions(model).active({"w": 8}) == {"w"}
+    extracted = extract(model, {"w": 16})
+    assert type(extracted[0]) is Backbone
+    assert all(parameter.requires_grad for parameter in extracted.parameters())
+    assert everything_of(model) == before
+
+
+def test_a_model_with_a_freeze_of_its_own_is_trained_under_limits():
+    torch.manual_seed(0)
+    model, x = Backbone(), torch.randn(64, 8)
+    before = [p.detach().clone() for p in model.parameters()]
+    nas.search(
+        model, [x], [x], lambda m, b: m(b).pow(2).mean(), epochs=2, limits=[nas.Limit(parameters, 300)], progress=False
+    )
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert not all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def everything_of(model: nn.Module) -> list[Any]:
+    """All of a model that a look at it must not change."""
+    state = [(name, tensor.tolist()) for name, tensor in model.state_dict().items()]
+    modules = [(name, id(module), module.training) for name, module in model.named_modules()]
+    parameters = [(name, id(p), p.requires_grad, p.grad) for name, p in model.named_parameters()]
+    selected = [(name, m.selected) for name, m in model.named_modules() if isinstance(m, nas.Decision)]
+    return [state, modules, parameters, selected]
+
+
+class Body(nas.Searchable):
+    """As many blocks as a decision says; what it becomes is said by those who derive from it."""
+
+    def __init__(self, depth: nas.Value, blocks: Iterable[nn.Module]) -> None:
+        super().__init__()
+        self.depth, self.blocks = depth, nn.ModuleList(blocks)
+        self.register_buffer("calls", torch.zeros(1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks[: self.depth.value]:
+            x = block(x)
+        return x
+
+    def build_static(self) -> nn.Module:
+        return nn.Sequential(*self.blocks[: self.depth.value])
+
+
+class Shorter(Body):
+    def build_static(self) -> nn.Module:
+        return Shorter(self.depth, self.blocks[: self.depth.value])
+
+
+class Wrapping(Body):
+    def build_static(self) -> nn.Module:
+        return nn.Sequential(Wrapping(self.depth, self.blocks[: self.depth.value]))
+
+
+class First(Body):
+    def build_static(self) -> nn.Module:
+        return Second(self.depth, self.blocks)
+
+
+class Second(Body):
+    def build_static(self) -> nn.Module:
+        return First(self.depth, self.blocks)
+
+
+class Cut(Body):
+    def build_static(self) -> nn.Module:
+        self.blocks = self.blocks[: self.depth.value]
+        return self
+
+
+class Stopped(Body):
+    def build_static(self) -> nn.Module:
+        return self.requires_grad_(False)
+
+
+class Replaced(Body):
+    def build_static(self) -> nn.Module:
+        self.blocks[0].weight = nn.Parameter(torch.zeros(4, 4))
+        return super().build_static()
+
+
+class Counting(Body):
+    def build_static(self) -> nn.Module:
+        self.calls.add_(1)
+        return super().build_static()
+
+
+CHANGED = {
+    Shorter: r"^build_static\(\) of 0 \(Shorter\) returned a Shorter with decisions in it",
+    Wrapping: r"^build_static\(\) of 0 \(Wrapping\) returned a Wrapping with decisions in it",
+    First: r"^build_static\(\) of Second returned a First with decisions in it",
+    Cut: r"^build_static\(\) of 0 \(Cut\) changed its modules; return a new module",
+    Stopped: r"^build_static\(\) of 0 \(Stopped\) changed requires_grad of its parameters; return",
+    Replaced: r"^build_static\(\) of 0 \(Replaced\) changed its parameters; return",
+    Counting: r"^build_static\(\) of 0 \(Counting\) changed the numbers in its tensors; return",
+}
+
+
+@pytest.mark.parametrize("kind", CHANGED)
+def test_a_build_static_that_never_ends_or_changes_its_module_is_an_error(kind):
+    model = nn.Sequential(kind(Value("depth", Integer(1, 3)), [nn.Linear(4, 4) for _ in range(3)]))
+    select(model, {"depth": 3})
+    before = everything_of(model)
+    for look in (extract, parameters, nas.Flops(torch.zeros(1, 4))):
+        with pytest.raises(ValueError, match=CHANGED[kind]):
+            look(model, {"depth": 2})
+    if kind is not Counting:  # which counts, in place
+        assert everything_of(model) == before
+
+
+def test_a_build_static_that_returns_what_holds_it_is_an_error():
+    class Around(Body):
+        around: list[nn.Module]
+
+        def build_static(self) -> nn.Module:
+            return self.around[0]
+
+    model = nn.Sequential(Around(Value("depth", Integer(1, 3)), [nn.Linear(4, 4)]))
+    model[0].__dict__["around"] = [model]
+    with pytest.raises(ValueError, match=r"is inside of what its own build_static\(\) returned"):
+        extract(model, {"depth": 1})
+
+
+def test_what_torch_compile_wraps_is_extracted_without_the_wrapper():
     compiled: Any = torch.compile(nas.Linear(2, Width("w", 2, 4)), backend="eager")
-    extracted = extract(nn.Sequential(by_hand, compiled), {"op": 1, "w": 3})
-    assert [type(module) for module in extracted] == [nn.ELU, nn.Linear]
+    inside: Any = torch.compile(nn.Sequential(OneOf("op", [nn.ReLU(), nn.Tanh()])), backend="eager")
+    extracted = extract(nn.Sequential(compiled, inside), {"op": 1, "w": 3})
+    assert [type(module) for module in extracted] == [nn.Linear, nn.Sequential]
+    assert type(extracted[1][0]) is nn.Tanh
 
 
-def test_a_layer_with_a_forward_of_its_own_needs_a_freeze_of_its_own():
+def test_a_layer_with_a_forward_of_its_own_needs_a_build_static_too():
     class Scaled(nas.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(input)
 
     class Finished(Scaled):
-        def freeze(self, takes: int | None = None) -> nn.Module:
+        def build_static(self, takes: int | None = None) -> nn.Module:
             weight = self.weight[: self.gives.value].detach()
             plain = nn.Linear(3, len(weight))
             plain.weight, plain.bias = nn.Parameter(2 * weight), nn.Parameter(torch.zeros(len(weight)))

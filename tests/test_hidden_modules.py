@@ -140,15 +140,15 @@ def test_a_way_back_to_the_whole_leads_to_the_extracted_whole():
     assert type(extracted[1]) is nn.Linear
 
 
-def test_a_freeze_that_hides_modules_is_named():
-    class Hiding(nn.Module):
+def test_a_build_static_that_hides_modules_is_named():
+    class Hiding(nas.Searchable):
         def __init__(self) -> None:
             super().__init__()
             self.op, self.layer = op(), nn.Linear(2, 2)
 
-        def freeze(self) -> nn.Module:
+        def build_static(self) -> nn.Module:
             return Holder([self.layer], op=self.op)
 
-    message = r"freeze\(\) of Hiding returned a Holder whose kept, a plain list, holds Linear, where torch does not"
+    message = r"build_static\(\) of 0 \(Hiding\) returned a Holder whose kept, a plain list, holds Linear, where torch"
     with pytest.raises(ValueError, match=message):
         extract(nn.Sequential(Hiding()), {"op": 0})

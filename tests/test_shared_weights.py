@@ -153,16 +153,16 @@ def test_groups_of_a_shared_weight_are_told_apart():
         extract(model, {"w": 2})
 
 
-def test_ties_survive_a_freeze_of_ones_own():
-    class Own(nn.Module):
+def test_ties_survive_a_build_static_of_ones_own():
+    class Own(nas.Searchable):
         def __init__(self) -> None:
             super().__init__()
             self.first, self.second = nas.Linear(nas.UpTo(6), 3, bias=False), nas.Linear(nas.UpTo(6), 3, bias=False)
             self.second.weight = self.first.weight
             self.takes = Width("w", 2, 6)
 
-        def freeze(self) -> nn.Module:
-            return nn.ModuleList([self.first.freeze(takes=self.takes.value), self.second.freeze(takes=2)])
+        def build_static(self) -> nn.Module:
+            return nn.ModuleList([self.first.build_static(takes=self.takes.value), self.second.build_static(takes=2)])
 
     extracted: Any = extract(Own(), {"w": 2})
     assert extracted[0].weight is extracted[1].weight
@@ -177,3 +177,61 @@ def test_layers_without_a_bias_and_with_computed_weights_share_nothing():
     values = {"one": 2, "other": 4}
     assert [layer.weight.shape for layer in extract(model, values)] == [(2, 3), (4, 3)]  # type: ignore[attr-defined]
     assert parameters(model, values) == 2 * 3 + 4 * 3
+
+
+class Embedding(nas.Searchable):
+    """An elastic layer of one's own, which is tied to others."""
+
+    def __init__(self, tokens: int, width: Width) -> None:
+        super().__init__()
+        self.width, self.weight = width, nn.Parameter(torch.randn(tokens, 8))
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return nn.functional.embedding(ids, self.weight[:, : self.width.value])
+
+    def build_static(self) -> nn.Module:
+        weight = self.weight[:, : self.width.value].detach().clone()
+        return nn.Embedding.from_pretrained(weight, freeze=False)
+
+
+class LanguageModel(nn.Module):
+    def __init__(self, head: nn.Module) -> None:
+        super().__init__()
+        self.token = Embedding(10, Width("w", [4, 8]))
+        self.head = head
+        self.out = OneOf("out", [nn.Identity(), nn.ReLU()])
+
+
+@pytest.mark.parametrize("width", [4, 8])
+def test_a_build_static_that_copies_a_shared_weight_is_an_error(width):
+    model = LanguageModel(nas.Linear(Width("w", [4, 8]), 10, bias=False))
+    model.head.weight = model.token.weight
+    message = r"what build_static\(\) of token \(Embedding\) returned holds a copy of a weight that head.weight shares"
+    for look in (extract, parameters):
+        with pytest.raises(ValueError, match=message):
+            look(model, {"w": width, "out": 0})
+
+
+def test_a_copy_of_a_shared_weight_is_fine_where_the_others_are_left_out():
+    head = OneOf("head", [nn.Linear(8, 10, bias=False), nn.Identity()])
+    model = LanguageModel(head)
+    model.token.weight = head.options[0].weight  # type: ignore[assignment]
+    extracted: Any = extract(model, {"w": 8, "out": 0, "head": 1})
+    assert extracted.token.weight.shape == (10, 8)
+    with pytest.raises(ValueError, match="tied no more"):
+        extract(model, {"w": 8, "out": 0, "head": 0})
+
+
+def test_a_shared_weight_that_is_returned_itself_stays_shared():
+    class Whole(Embedding):
+        def build_static(self) -> nn.Module:
+            static = nn.Embedding(1, 1)
+            static.weight = self.weight
+            return static
+
+    model = LanguageModel(nn.Linear(8, 10, bias=False))
+    model.token = Whole(10, Width("w", [4, 8]))
+    model.head.weight = model.token.weight
+    extracted: Any = extract(model, {"w": 8, "out": 0})
+    assert extracted.head.weight is extracted.token.weight
+    assert parameters(model, {"w": 8, "out": 0}) == 80

@@ -8,7 +8,7 @@ except ImportError as error:
 from asng.nas.architecture import from_json, to_json
 from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
 from asng.nas.cost import Costs, Flops, Latency, Limit, parameters
-from asng.nas.decision import Decision, UpTo
+from asng.nas.decision import Decision, Searchable, UpTo
 from asng.nas.elastic import Conv2d, ConvTranspose2d, Linear
 from asng.nas.extraction import extract
 from asng.nas.norms import BatchNorm1d, BatchNorm2d, LayerNorm
@@ -37,6 +37,7 @@ __all__ = [
     "OneShot",
     "Pick",
     "Repeat",
+    "Searchable",
     "Step",
     "UpTo",
     "Value",

@@ -44,10 +44,10 @@ class OneOf(Decision):
     def forward(self, *inputs: Any, **named: Any) -> Any:
         return self._chosen()(*inputs, **named)
 
-    def running(self) -> list[nn.Module]:
+    def active_modules(self) -> list[nn.Module]:
         return [self._chosen()]
 
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         return self._chosen()
 
 
@@ -71,10 +71,10 @@ class Pick(Decision):
             raise ValueError(f"Pick {self.name!r} chooses among {self.n} inputs, got {len(inputs)}")
         return inputs[self.value]
 
-    def running(self) -> tuple[()]:
+    def active_modules(self) -> tuple[()]:
         return ()
 
-    def freeze(self) -> Item:
+    def build_static(self) -> Item:
         return Item(self.value)
 
 
@@ -96,15 +96,15 @@ class Repeat(Decision):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Any) -> Any:
-        for block in self.running():
+        for block in self.active_modules():
             x = block(x)
         return x
 
-    def running(self) -> Iterator[nn.Module]:
+    def active_modules(self) -> Iterator[nn.Module]:
         return islice(self.blocks, self.value)
 
-    def freeze(self) -> nn.Sequential:
-        return nn.Sequential(*self.running())
+    def build_static(self) -> nn.Sequential:
+        return nn.Sequential(*self.active_modules())
 
 
 class Value(Decision):
@@ -121,10 +121,10 @@ class Value(Decision):
     0.25
     """
 
-    def running(self) -> tuple[()]:
+    def active_modules(self) -> tuple[()]:
         return ()
 
-    def freeze(self) -> Constant:
+    def build_static(self) -> Constant:
         return Constant(self.value)
 
 
@@ -144,8 +144,8 @@ class Width(Decision):
             super().__init__(name, Integer(low, high))
         largest(self, "a width")
 
-    def running(self) -> tuple[()]:
+    def active_modules(self) -> tuple[()]:
         return ()
 
-    def freeze(self) -> Constant:
+    def build_static(self) -> Constant:
         return Constant(self.value)

@@ -1,7 +1,7 @@
 """The parameters of the extracted network, counted in the model itself.
 
 Every architecture is a walk of its own through the modules that stay under it. Nothing is copied but
-what a module's own `freeze()` makes, and nothing is kept for the next one, so a model may change in
+what a module's own `build_static()` makes, and nothing is kept for the next one, so a model may change in
 between.
 """
 
@@ -11,45 +11,44 @@ import torch
 from torch import nn
 
 from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
-from asng.nas.decision import Sized
-from asng.nas.extraction import Freezing, has_freeze
+from asng.nas.decision import Searchable, Sized
+from asng.nas.extraction import StaticBuild
 from asng.nas.selection import Decisions, Values
-from asng.nas.ties import Ties
-from asng.nas.untouched import untouched
+from asng.nas.untouched import preserve_rng
 
 KINDS = frozenset({OneOf, Pick, Repeat, Value, Width})  # of which only that stays which runs inside
 
 
 def count(decisions: Decisions, values: Values) -> int:
     """The number of parameters under values that are known to fit; what is shared counts once."""
-    ties = Ties(decisions.paths, decisions.sized)
+    build = StaticBuild(decisions)
     with decisions.kept(), torch.no_grad():
         decisions.choose(values)
-        with ties.noted():
-            modules = _staying(decisions)
-        ties.restore((type(module).__name__, module) for module in modules)
+        with build.ties.noted(decisions.sized):
+            modules = _staying(decisions, build)
+        build.ties.restore((type(module).__name__, module) for module in modules)
     held = {id(parameter): parameter for module in modules for parameter in module._parameters.values()}
     return sum(parameter.numel() for parameter in held.values() if parameter is not None)
 
 
-def _staying(decisions: Decisions) -> list[nn.Module]:
+def _staying(decisions: Decisions, build: StaticBuild) -> list[nn.Module]:
     """All modules of the extracted network that may hold parameters."""
-    walk = _Walk(decisions)
+    walk = _Walk(decisions, build)
     walk.through([decisions.model])
     if walk.own:
-        with untouched(decisions):  # by code that may do anything
+        with preserve_rng(decisions):
             for module in walk.own:  # which grows by those inside
-                walk.freeze(module)
+                walk.replace(module)
     return walk.staying
 
 
 class _Walk:
-    """From the outside in, as `Freezing` goes; modules with a `freeze()` of their own are set aside."""
+    """From the outside in, as `StaticBuild` goes; modules with a `build_static()` of their own are set aside."""
 
-    def __init__(self, decisions: Decisions) -> None:
+    def __init__(self, decisions: Decisions, build: StaticBuild) -> None:
         self.staying: list[nn.Module] = []
         self.own: list[nn.Module] = []
-        self._decisions, self._freezing = decisions, Freezing(decisions)
+        self._decisions, self._build = decisions, build
         self._seen: set[nn.Module] = set()
 
     def through(self, waiting: list[nn.Module | None]) -> None:
@@ -60,23 +59,22 @@ class _Walk:
             if module is None or module in seen:
                 continue
             seen.add(module)
-            plain = module not in opened and (module in known or not self._freezing.is_open(module))
-            ours = "freeze" not in module.__dict__  # it may have been given one
-            if not plain and ours and type(module) in KINDS:
-                waiting.extend(module.running())  # type: ignore[operator]
-            elif plain or not has_freeze(module):
+            static = module not in opened and (module in known or not self._build.is_open(module))
+            if not static and type(module) in KINDS:
+                waiting.extend(module.active_modules())  # type: ignore[operator]
+            elif static or not isinstance(module, Searchable):
                 if module._parameters:
                     staying.append(module)
                 if module._modules:
                     waiting.extend(module._modules.values())
-            elif ours and isinstance(module, Sized) and type(module).freeze is Sized.freeze:
+            elif isinstance(module, Sized) and type(module).build_static is Sized.build_static:
                 staying.append(_in_use(module))
             else:
                 self.own.append(module)
 
-    def freeze(self, module: nn.Module) -> None:
+    def replace(self, module: nn.Module) -> None:
         """What stays of a module that was set aside."""
-        replaced = self._freezing.replaced(module)
+        replaced = self._build.replaced(module)
         if replaced is not module:
             self.through([replaced])
         else:

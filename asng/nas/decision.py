@@ -1,4 +1,4 @@
-"""What a decision is, whole numbers that follow one, and what layers of such sizes have in common."""
+"""What can be searched: the hooks of modules, decisions, whole numbers that follow one, layers of such sizes."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -12,7 +12,51 @@ from asng.nas.ties import Ties
 from asng.space import Categorical, Integer, Variable
 
 
-class Decision(nn.Module, ABC):
+class Searchable(nn.Module, ABC):
+    """A module that says itself what runs inside of it, and what it is without decisions.
+
+    Decisions and elastic layers are such modules. Derive from it a module of your own that holds decisions
+    and does not simply run all its children; every other module is taken apart child by child, whatever
+    its methods are called.
+
+    >>> from asng import Integer, nas
+    >>> class Body(nas.Searchable):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.depth = nas.Value("depth", Integer(1, 3))
+    ...         self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    ...     def forward(self, x, mask):
+    ...         for block in self.blocks[: self.depth.value]:
+    ...             x = block(x) * mask
+    ...         return x
+    ...     def active_modules(self):
+    ...         return [self.depth, *self.blocks[: self.depth.value]]
+    ...     def build_static(self):
+    ...         static = Static()
+    ...         static.blocks = self.blocks[: self.depth.value]
+    ...         return static
+    >>> class Static(nn.Module):
+    ...     def forward(self, x, mask):
+    ...         for block in self.blocks:
+    ...             x = block(x) * mask
+    ...         return x
+    >>> len(nas.extract(Body(), {"depth": 2}).blocks)
+    2
+    """
+
+    def active_modules(self) -> Iterable[nn.Module]:
+        """The modules inside that run, and the decisions that are read, under the selected values; all by default."""
+        return [child for child in self._modules.values() if child is not None]
+
+    @abstractmethod
+    def build_static(self) -> nn.Module:
+        """A module that does the same under the selected values, in place of this one, which stays as it is.
+
+        It may hold modules of this one, also those with decisions in them: their turn comes next.
+        """
+
+
+class Decision(Searchable):
     """A named variable inside a network; `value` is what is selected."""
 
     def __init__(self, name: str, variable: Variable) -> None:
@@ -40,11 +84,11 @@ class Decision(nn.Module, ABC):
         return self.selected[0]
 
     @abstractmethod
-    def running(self) -> Iterable[nn.Module]:
+    def active_modules(self) -> Iterable[nn.Module]:
         """The modules inside that run under the selected value."""
 
     @abstractmethod
-    def freeze(self) -> nn.Module:
+    def build_static(self) -> nn.Module:
         """A module without this decision that does the same under the selected value."""
 
     def extra_repr(self) -> str:
@@ -120,13 +164,13 @@ class Size:
 class UpTo:
     """As many channels as the input has, up to a most: where what comes before is itself a choice.
 
-    A module that holds such a layer says in its own `freeze()` how many: `layer.freeze(takes=64)`.
+    A module that holds such a layer says in its own `build_static()` how many: `layer.build_static(takes=64)`.
 
     >>> from asng.nas import Linear
     >>> linear = Linear(UpTo(64), 8)
     >>> linear(torch.zeros(1, 20)).shape
     torch.Size([1, 8])
-    >>> linear.freeze(takes=20)
+    >>> linear.build_static(takes=20)
     Linear(in_features=20, out_features=8, bias=True)
     """
 
@@ -179,7 +223,7 @@ def _whole(number: Any) -> int:
         raise ValueError(f"a size is a whole number or follows a decision, got {number!r}") from None
 
 
-class Sized(nn.Module, ABC):
+class Sized(Searchable):
     """A layer whose sizes follow decisions: torch's own at its largest, of which it uses a part.
 
     It holds the decisions as submodules, by their roles. Once `asng.nas.select` or `Decisions` has
@@ -198,7 +242,7 @@ class Sized(nn.Module, ABC):
     def small(self) -> nn.Module:
         """The plain layer of the selected sizes, on torch's device "meta", without numbers."""
 
-    def freeze(self, takes: int | None = None) -> nn.Module:
+    def build_static(self, takes: int | None = None) -> nn.Module:
         """The plain torch layer that does the same under the selected values, with copies of the numbers.
 
         `takes` is for a layer that takes `UpTo` so many channels, and only for that.
@@ -230,7 +274,7 @@ class Sized(nn.Module, ABC):
         if type(self).forward is not kind.forward:
             raise ValueError(
                 f"{self._label()} is a {type(self).__name__} with a forward() of its own, which the plain layer would "
-                "not have; give it a freeze() of its own, too"
+                "not have; give it a build_static() of its own, too"
             )
 
     def _take_when_frozen(self, takes: int | None) -> None:
@@ -238,7 +282,7 @@ class Sized(nn.Module, ABC):
             if takes is None or not 1 <= takes <= self._free.most:
                 raise ValueError(
                     f"{self._label()} takes any number of channels up to {self._free.most}, got takes={takes}; say how "
-                    "many by layer.freeze(takes=...) in the freeze() of the module that holds it"
+                    "many by layer.build_static(takes=...) in the build_static() of the module that holds it"
                 )
             self._free.came = takes
         elif takes is not None:

@@ -1,24 +1,25 @@
-"""From a model with decisions to a plain one: from the outside in, with copies of the weights it needs."""
+"""From a model with decisions to a static one: from the outside in, with copies of the weights it needs."""
 
 import copy
 from typing import Any
 
 from torch import nn
 
-from asng.nas.decision import Decision
+from asng.nas.decision import Decision, Searchable
 from asng.nas.hidden import described, hidden_modules
 from asng.nas.selection import Decisions, Values, is_open, paths_of
 from asng.nas.ties import Ties
+from asng.nas.untouched import Snapshot
 
-TORCHS_GETATTR: Any = nn.Module.__getattr__  # wrappers, such as those of torch.compile, have one of their own
+OURS = frozenset({"asng.nas.choices", "asng.nas.decision"})  # whose build_static() needs no watching
 
 
 def extract(model: nn.Module, values: Values) -> nn.Module:
-    """A plain module that equals the selected model, with copies of the weights it needs and no decision.
+    """A static module that equals the selected model, with copies of the weights it needs and no decision.
 
     The model may be another one with the same decisions, such as a deeper one to train from scratch.
-    A module with a `freeze()` method is replaced by what that returns, from the outside in, while its
-    own decisions are still there; whatever decisions are in what it returns are frozen after it. The
+    A `Searchable` module is replaced by what its `build_static()` returns, from the outside in, while its
+    own decisions are still there; whatever decisions are in what it returns are replaced after it. The
     model stays as it is. Weights that layers share are shared in the result too.
 
     >>> from asng.nas import OneOf
@@ -29,89 +30,135 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
     """
     decisions = Decisions(model)
     with decisions.selected(values):
-        freezing = Freezing(decisions)
-        return copy.deepcopy(freezing.network(), freezing.memo())
+        build = StaticBuild(decisions)
+        return copy.deepcopy(build.network(), build.memo())
 
 
-class Freezing:
-    """One passage through a model under its selected values, in which every module is frozen once."""
+def borrow(decisions: Decisions, values: Values) -> nn.Module:
+    """The same network to look at, quickly: its modules and buffers are copies, its whole weights the model's own."""
+    with decisions.selected(values):
+        build = StaticBuild(decisions)
+        network, memo = build.network(), build.memo()
+        memo.update({id(parameter): parameter for parameter in network.parameters()})
+        return copy.deepcopy(network, memo)
+
+
+class StaticBuild:
+    """One passage through a model under its selected values, in which every module is replaced once."""
 
     def __init__(self, decisions: Decisions) -> None:
         self._model, self._original = decisions.model, decisions.paths
         self._became: dict[nn.Module, nn.Module] = {}
+        self._begun: set[nn.Module] = set()
+        self._makers: dict[nn.Module, frozenset[type]] = {}  # whose build_static() led to a new module
         self._decisions = decisions
-        self._seen: dict[nn.Module, bool] = {}  # of those that freeze() made, which are open
+        self._seen: dict[nn.Module, bool] = {}  # of the new ones, which are open
+        self.ties = Ties(decisions.paths)
 
     def network(self) -> nn.Module:
         """The model without decisions, made of its own modules where they have none; it stays as it is."""
-        ties = Ties(self._original, self._decisions.sized)
-        with ties.noted():
-            network = self._frozen(self._model)
-        ties.restore(network.named_modules())
+        with self.ties.noted(self._decisions.sized):
+            network = self._static(self._model)
+        self.ties.restore(network.named_modules())
         return network
 
     def memo(self) -> "_Memo":
-        """For deepcopy: whoever keeps a list of modules of the model, has what became of them, or None."""
-        staying = paths_of(self._frozen(self._model))
+        """deepcopy memo that maps each module that does not stay to its replacement (None if it was dropped)."""
+        staying = paths_of(self._static(self._model))
         instead: dict[int, nn.Module | None] = {}
         for module in self._original:
             if module not in staying:
                 after = self._became.get(module)
                 if after is None and isinstance(module, Decision) and not module._modules:
-                    after = module.freeze()  # a value, for those who read it elsewhere
+                    after = module.build_static()  # a value, for those who read it elsewhere
                 instead[id(module)] = after
         return _Memo(instead)
 
-    def _frozen(self, module: nn.Module) -> nn.Module:
+    def _static(self, module: nn.Module) -> nn.Module:
         if module not in self._became:
+            if module in self._begun:
+                raise ValueError(f"{self._label(module)} is inside of what its own build_static() returned")
+            self._begun.add(module)
             result = module
             if self.is_open(module):
                 replaced = self.replaced(module)
                 if replaced is not module:
-                    result = self._frozen(replaced)
+                    result = self._static(replaced)
                 else:
                     result = copy.copy(module)
                     children = module._modules.items()
-                    inside = {name: None if child is None else self._frozen(child) for name, child in children}
+                    inside = {name: None if child is None else self._static(child) for name, child in children}
                     result.__dict__["_modules"] = inside  # the original keeps its own
             self._became[module] = result
         return self._became[module]
 
     def is_open(self, module: nn.Module) -> bool:
-        """Whether a module, of the model or made by `freeze()`, is or holds a decision or an elastic layer."""
+        """Whether a module, of the model or made by `build_static()`, is or holds a decision or an elastic layer."""
         return module in self._decisions.open if module in self._original else is_open(module, self._seen)
 
     def replaced(self, module: nn.Module) -> nn.Module:
-        """What a module's own `freeze()` puts in its place; itself where it has none."""
-        if not has_freeze(module):
-            return module
-        replaced = module.freeze()  # type: ignore[operator]
-        if not isinstance(replaced, nn.Module):
-            raise TypeError(
-                f"freeze() of {type(module).__name__} must return a module, which takes its place, got {replaced!r}; "
-                "if it is for something else, give it another name"
+        """What takes the place of a module: the result of its `build_static()`; itself where it is not Searchable."""
+        if not isinstance(module, Searchable):
+            compiled = module._modules.get("_orig_mod")  # torch.compile's wrapper around it
+            return module if compiled is None else compiled
+        if type(module).build_static.__module__ in OURS:
+            static = module.build_static()
+            self._adopt(module, static, [])
+        else:
+            static = self._watched(module)
+        return static
+
+    def _watched(self, module: Searchable) -> nn.Module:
+        """The result of a `build_static()` of the user's; raises ValueError where it changed anything of the model."""
+        snapshot = Snapshot(paths_of(module))
+        try:
+            with self._decisions.kept():
+                static = module.build_static()
+        finally:
+            changed = snapshot.restore()
+        if changed is not None:
+            raise ValueError(
+                f"build_static() of {self._label(module)} changed {changed}; return a new module, "
+                "made of this one's parts, and leave this one as it is"
             )
-        waiting = [replaced]
+        if not isinstance(static, nn.Module):
+            raise TypeError(
+                f"build_static() of {self._label(module)} must return a module, which takes its place, got {static!r}"
+            )
+        made: list[nn.Module] = []
+        self._adopt(module, static, made)
+        self.ties.note_copies(module, self._label(module), made)
+        return static
+
+    def _adopt(self, module: Searchable, static: nn.Module, made: list[nn.Module]) -> None:
+        """Check the new modules in what takes a module's place, give them its mode, and list them in `made`."""
+        makers = self._makers.get(module, frozenset()) | {type(module)}
+        waiting = [static]
         while waiting:
             inner = waiting.pop()
-            if inner not in self._original:  # freeze() made it
-                inner.training = module.training
-                waiting.extend(child for child in inner._modules.values() if child is not None)
-                for name, value, lost in () if isinstance(module, Decision) else hidden_modules(inner):
-                    if lost not in paths_of(replaced):
-                        raise ValueError(
-                            f"freeze() of {type(module).__name__} returned a {type(inner).__name__} whose "
-                            f"{described('', name, value)} holds {type(lost).__name__}, where torch does not see it; "
-                            "use nn.ModuleList, nn.ModuleDict or an attribute"
-                        )
-        return replaced
+            if inner in self._original or inner in self._makers:
+                continue
+            self._makers[inner] = makers
+            made.append(inner)
+            inner.training = module.training
+            waiting.extend(child for child in inner._modules.values() if child is not None)
+            if type(inner) in makers and self.is_open(inner):
+                raise ValueError(
+                    f"build_static() of {self._label(module)} returned a {type(inner).__name__} with decisions in it, "
+                    "which would have to be replaced again, and so on; return a module of another class, "
+                    "which runs what is selected and reads no decision of its own"
+                )
+            for name, value, lost in () if isinstance(module, Decision) else hidden_modules(inner):
+                if lost not in paths_of(static):
+                    raise ValueError(
+                        f"build_static() of {self._label(module)} returned a {type(inner).__name__} whose "
+                        f"{described('', name, value)} holds {type(lost).__name__}, where torch does not see it; "
+                        "use nn.ModuleList, nn.ModuleDict or an attribute"
+                    )
 
-
-def has_freeze(module: nn.Module) -> bool:
-    """Whether a module has a method `freeze`; a child of that name is none, and torch looks slowly for one."""
-    kind: Any = type(module)
-    may_have = hasattr(kind, "freeze") or "freeze" in module.__dict__ or kind.__getattr__ is not TORCHS_GETATTR
-    return may_have and callable(getattr(module, "freeze", None))
+    def _label(self, module: nn.Module) -> str:
+        path = self._original.get(module)
+        return f"{path} ({type(module).__name__})" if path else type(module).__name__
 
 
 class _Memo(dict[int, Any]):

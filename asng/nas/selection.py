@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from asng.nas.decision import Decision, Sized
+from asng.nas.decision import Decision, Searchable, Sized
 from asng.nas.hidden import described, hidden_modules
 from asng.space import Categorical, Integer, Real, Variable
 
@@ -124,8 +124,7 @@ class Decisions:
     def active(self, values: Values) -> set[str]:
         """The names whose decisions run, or are read, under these values; the others are without effect.
 
-        A module of your own that does not run all its children says which it does in a method
-        `running()`.
+        A `Searchable` module says in `active_modules()` which of its children run; of others all do.
         """
         with self.selected(values):
             running = self.running(self.open.__contains__)
@@ -139,9 +138,10 @@ class Decisions:
             if module not in seen and wanted(module):
                 seen.add(module)
                 yield module
-                says = getattr(type(module), "running", None) if module in self.open else None
-                inside = says(module) if callable(says) else module._modules.values()
-                waiting.extend(child for child in inside if child is not None)
+                if isinstance(module, Searchable) and module in self.open:
+                    waiting.extend(module.active_modules())
+                else:
+                    waiting.extend(child for child in module._modules.values() if child is not None)
 
     @cached_property
     def open(self) -> set[nn.Module]:

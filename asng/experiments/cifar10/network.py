@@ -148,7 +148,7 @@ class Choices(nn.Module):
         return [((in1, op1), (in2, op2)) for in1, in2, op1, op2 in nodes]
 
 
-class SharedCell(nn.Module):
+class SharedCell(nas.Searchable):
     """All cells of a kind in one: every path to a node has weights of its own, and the selected ones run.
 
     `before` and `previous` are the channels of the inputs; `reduced`: the first is twice as high and
@@ -191,13 +191,13 @@ class SharedCell(nn.Module):
         result: Tensor = self.norm(F.conv2d(F.relu(joined([states[2 + end] for end in ends])), weight))
         return result
 
-    def running(self) -> Iterable[nn.Module]:
+    def active_modules(self) -> Iterable[nn.Module]:
         paths = [path for pair in self._nodes(self.choices.paths()) for path in pair]
         used = {source for source, _ in paths}
         entries = [entry for source, entry in enumerate(self.entries) if source in used]
         return [self.choices, *entries, *(module for _, module in paths), self.columns, self.norm]
 
-    def freeze(self) -> Cell:
+    def build_static(self) -> Cell:
         paths = self.choices.paths()
         ends = loose_ends(paths)
         weight = joined([self.columns[end].detach() for end in ends])

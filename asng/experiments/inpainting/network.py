@@ -30,7 +30,7 @@ COLOURS = 3
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class Net(nn.Module):
+class Net(nas.Searchable):
     """Autoencoders of up to 20 layers and as many in the decoder: images (n, 3, h, w) to images of the same shape.
 
     `encoding`, `layers`, `levels` and `widths` make the space, as in `variables`. Images may have any
@@ -91,7 +91,7 @@ class Net(nn.Module):
         encoder, decoder = ([part[layer.number - 1][layer.kind] for layer in run] for part in parts)
         return encoder, decoder
 
-    def running(self) -> list[nn.Module]:
+    def active_modules(self) -> list[nn.Module]:
         run = self._chain(self.size)
         # A layer that is left out hands its input on, whatever its kernel and channels.
         read = {f"layer{layer.number}.{part}" for layer in run for part in ("kernel", "channels")}
@@ -101,14 +101,14 @@ class Net(nn.Module):
         encoder, decoder = self._layers(run)
         return [*decisions, *encoder, *decoder, self.last]
 
-    def freeze(self) -> "Autoencoder":
+    def build_static(self) -> "Autoencoder":
         run = self._chain(self.size)
         encoder, decoder = self._layers(run)
         into_encoder, into_decoder, into_last = taken(run)
         return Autoencoder(
-            [layer.freeze(takes) for layer, takes in zip(encoder, into_encoder, strict=True)],
-            [layer.freeze(takes) for layer, takes in zip(decoder, into_decoder, strict=True)],
-            self.last.freeze(into_last),
+            [layer.build_static(takes) for layer, takes in zip(encoder, into_encoder, strict=True)],
+            [layer.build_static(takes) for layer, takes in zip(decoder, into_decoder, strict=True)],
+            self.last.build_static(into_last),
         )
 
 
