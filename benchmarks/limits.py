@@ -67,7 +67,7 @@ class Net(nn.Sequential):
         super().__init__(stem, *stages, *head)
 
 
-def measures() -> dict[str, nas.cost.Measure]:
+def measures() -> dict[str, nas.Measure]:
     image = torch.zeros(1, 3, 32, 32)
     return {"parameters": nas.parameters, "FLOPs": nas.Flops(image), "latency": nas.Latency(image)}
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from counted_net import BLOCK, HEAD, IMAGES, LARGE, POINT, SMALL, STEM, WIDE, Net, everything
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from asng import nas
 from asng.nas import BatchNorm1d, Costs, Flops, Latency, Limit, Linear, OneOf, Value, Width, extract, parameters, select
@@ -152,6 +153,93 @@ def test_an_example_is_needed(measure):
 def test_latency_needs_a_forward_to_time():
     with pytest.raises(ValueError, match="repeats must be at least 1"):
         Latency(IMAGES, repeats=0)
+
+
+def test_the_weights_are_not_copied_for_a_look_at_the_network():
+    class Borrowed(Flops):
+        def measure(self, network, device):
+            return sum(any(p is q for q in model.parameters()) for p in network.parameters())
+
+    model = Net()
+    before = everything(model)
+    assert Borrowed(IMAGES)(model, LARGE) == len(list(extract(model, LARGE).parameters()))
+    assert everything(model) == before
+
+
+def test_one_extraction_serves_all_measures():
+    built = []
+
+    class Once(nas.Searchable):
+        def __init__(self):
+            super().__init__()
+            self.op = OneOf("op", [nn.Linear(3, 3), nn.ReLU()])
+
+        def build_static(self):
+            built.append(self)
+            return nn.Sequential(self.op)
+
+    example = torch.zeros(2, 3)
+    limits = [Limit(Flops(example), 100), Limit(Latency(example), 10), Limit(Flops(example, *()), 100)]
+    assert len(Costs(Once(), limits).of({"op": 0})) == 3
+    assert len(built) == 1
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = Value("heads", Integer(1, 4))
+        self.mixed = nn.Linear(8, 24)
+        self.norm, self.conv = nn.BatchNorm1d(5), nn.Conv1d(5, 5, 3, groups=5)
+
+    def forward(self, x):
+        shape = (len(x), -1, self.heads.value, 8 // self.heads.value)
+        q, k, v = (part.reshape(shape).transpose(1, 2) for part in self.mixed(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.conv(self.norm(y.transpose(1, 2).reshape(len(x), 5, 8))) @ torch.ones(6, 2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_flops_are_those_of_torchs_own_counter(mode, heads):
+    model, x = Attention(), torch.randn(3, 5, 8)
+    network = extract(model, {"heads": heads}).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(x)
+    with mode():
+        assert Flops(x)(model, {"heads": heads}) == counter.get_total_flops() > 0
+
+
+def test_latency_stops_early_only_when_the_times_agree(monkeypatch):
+    def runs(seconds):
+        ticks = iter([tick for second in seconds for tick in (0.0, second)])
+        monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+        latency = Latency(IMAGES, repeats=7)(Net(), SMALL)
+        return latency, len(seconds) - len(list(ticks)) // 2
+
+    assert runs([1.0, 9.0, 1.01, 1.005, 0.5, 7.0, 7.0]) == (1.005, 5)
+    assert runs([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == (4.0, 7)
+
+
+def test_a_measure_that_uses_the_model_leaves_statistics_and_gradients_alone():
+    model = nn.Sequential(nn.BatchNorm1d(3), OneOf("op", [nn.Linear(3, 3), nn.ReLU()]))
+    select(model, {"op": 0})
+    model(torch.randn(4, 3)).sum().backward()
+    before = everything(model), [parameter.grad.clone() for parameter in model.parameters()]
+
+    def gradient_norm(model, values):
+        select(model, values)
+        model.train()(torch.randn(4, 3)).square().sum().backward()
+        norm = sum(p.grad.norm() for p in model.parameters() if p.grad is not None)
+        model.requires_grad_(False)
+        model[0].register_buffer("extra", torch.zeros(1))
+        return norm
+
+    assert Costs(model, [Limit(gradient_norm, 1)]).of({"op": 1})[0] > 0
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert everything(model) == before[0]
+    assert all(torch.equal(now, then) for now, then in zip(gradients, before[1], strict=True))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert "extra" not in dict(model.named_buffers())
 
 
 def rude(model, values):

@@ -37,15 +37,18 @@ def test_candidates_outside_are_ranked_by_excess_behind_all_inside_and_never_run
     for train, valid in pairs(15):
         ran.clear()
         step = oneshot.step(train, valid)
-        expected = [
-            max(0.0, values["depth"] / 2 - 1) + max(0.0, (1 + values["first"]) / 2 - 1) for values in step.candidates
-        ]
+        by_depth = [max(0.0, values["depth"] / 2 - 1) for values in step.candidates]
+        by_first = [max(0.0, (1 + values["first"]) / 2 - 1) for values in step.candidates]
+        expected = [deep or first for deep, first in zip(by_depth, by_first, strict=True)]
         assert list(step.excess) == expected
         assert all(values["depth"] <= 2 and values["first"] <= 1 for values in ran)
         inside = [values for values, far in zip(step.candidates, expected, strict=True) if not far]
         assert ran[len(step.train_losses) :] == inside
         assert [loss is None for loss in step.valid_losses] == [far > 0 for far in expected]
-        key = [(far, 0.0 if loss is None else loss) for loss, far in zip(step.valid_losses, expected, strict=True)]
+        key = [
+            (deep > 0, far, 0.0 if loss is None else loss)
+            for loss, far, deep in zip(step.valid_losses, expected, by_depth, strict=True)
+        ]
         order = sorted(range(6), key=lambda place: key[place])
         by_told = [told[-1][place] for place in order]
         assert by_told == sorted(by_told)
@@ -123,6 +126,7 @@ def test_costs_are_measured_once_per_architecture():
         measured.append(json.dumps(values))
         return parameters(model, values)
 
+    cost.fingerprint = "as often as it was asked"  # type: ignore[attr-defined]
     oneshot = made(limits=[Limit(cost, 200)])
     for train, valid in pairs(30):
         oneshot.step(train, valid)
@@ -203,9 +207,7 @@ def test_one_met_during_the_search_serves_where_draws_find_none():
 def test_where_none_is_inside_a_warning_says_how_near_it_came(tmp_path):
     limits = [Limit(parameters, 50), Limit(lambda model, values: values["depth"], 2, "depth")]
     smallest = parameters(Net(), {"first": 2, "depth": 1})
-    message = (
-        rf"no architecture met all limits; the nearest has parameters {smallest} of at most 50, depth 1 of at most 2"
-    )
+    message = rf"no architecture met all limits; the nearest has parameters {smallest} of at most 50\. Raise the limits"
     with pytest.warns(UserWarning, match=message) as caught:
         result = searched(epochs=8, limits=limits)
     assert caught[0].filename.endswith("search.py")

@@ -7,10 +7,11 @@ except ImportError as error:
 
 from asng.nas.architecture import from_json, to_json
 from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
-from asng.nas.cost import Costs, Flops, Latency, Limit, parameters
+from asng.nas.cost import Costs, Limit, Measure
 from asng.nas.decision import Decision, Searchable, UpTo
 from asng.nas.elastic import Conv2d, ConvTranspose2d, Linear
 from asng.nas.extraction import extract
+from asng.nas.measures import Flops, Latency, parameters
 from asng.nas.norms import BatchNorm1d, BatchNorm2d, LayerNorm
 from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
@@ -32,6 +33,7 @@ __all__ = [
     "LayerNorm",
     "Limit",
     "Linear",
+    "Measure",
     "MostLikely",
     "OneOf",
     "OneShot",

@@ -1,28 +1,24 @@
-"""What an architecture costs (parameters, FLOPs, measured latency) and how far that is outside of limits.
-
-A measure is any function `(model, values) -> number` of a model with decisions and an architecture.
-Those here measure the network that would be extracted, and leave the model as it was.
-"""
+"""Limits on what an architecture may cost, and how far it is outside of them; each network is measured once."""
 
 import math
 import numbers
-import statistics
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, SupportsFloat
+from typing import Any, NamedTuple, SupportsFloat
 
 import torch
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from asng.nas.counting import count
-from asng.nas.devices import device_of, moved
-from asng.nas.extraction import extract
+from asng.nas.devices import device_of
+from asng.nas.extraction import borrow
+from asng.nas.measures import NetworkMeasure, device_name, parameters
 from asng.nas.selection import Decisions, Values
-from asng.nas.untouched import untouched
+from asng.nas.untouched import preserve_rng, untouched
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
+
+MEMORY = 10_000  # networks whose costs are remembered, those asked for last
 
 
 @dataclass(frozen=True)
@@ -41,12 +37,27 @@ class Limit:
         if not isinstance(self.at_most, numbers.Real) or not 0 < self.at_most < math.inf:
             raise ValueError(f"the limit of {self.name} must be a number above 0, got {self.at_most!r}")
 
+    def violation(self, cost: float) -> float:
+        """How far a cost is above the limit, relative to it; 0 where it is met."""
+        return max(0.0, cost / self.at_most - 1)
+
+
+class Violation(NamedTuple):
+    """How an architecture misses the limits, in order of how badly; both are 0 where it meets them all."""
+
+    not_reached: int  # limits behind the first violated one, which were not measured
+    relative: float  # how far the cost is above the first violated limit
+
+
+FEASIBLE = Violation(0, 0.0)
+
 
 class Costs:
-    """Costs of a model's architectures under limits, each measured once.
+    """Costs of a model's architectures under limits: in their order, up to the first that is violated.
 
-    `known` holds what was measured: plain values that can be saved, and put back by `known.update`.
-    Whoever changes the model calls `known.clear()`; nothing else of it is remembered but its decisions.
+    Architectures that differ only in decisions without effect are one network, and each network is measured
+    once: with the values of decisions without effect as they are most likely before a search. Costs are
+    remembered for the networks that were asked for last. Call `clear()` after changing the model.
     """
 
     def __init__(self, model: nn.Module, limits: Sequence[Limit]) -> None:
@@ -54,131 +65,109 @@ class Costs:
             raise ValueError(f"limits must be a list, such as [Limit(parameters, 100_000)], got {limits!r}")
         self.model = model
         self.limits = tuple(limits)
-        self.known: dict[str, tuple[float, ...]] = {}
         self.decisions = Decisions(model)
-        self._met: dict[str, dict[str, Any]] = {}  # values that their keys do not tell
+        self.known: dict[str, tuple[float, ...]] = {}  # by network, those asked for last at the end
+        self._nearest: tuple[dict[str, Any], str, tuple[float, ...]] | None = None
+
+    def clear(self) -> None:
+        """Forget all costs."""
+        self.known.clear()
+        self._nearest = None
+
+    def key(self, values: Values) -> str:
+        """The network of an architecture, as one line of text; raises ValueError for values that do not fit."""
+        return self.decisions.key(self.decisions.canonical(values))
 
     def of(self, values: Values) -> tuple[float, ...]:
-        """What an architecture costs, one number per limit."""
-        key = self.decisions.key(values)
-        if not self.decisions.readable:
-            self._met[key] = dict(values)
-        if key not in self.known:
-            self.known[key] = tuple(self._measured(limit, values) for limit in self.limits)
-        return self.known[key]
+        """What an architecture costs, in the order of the limits, up to the first that it violates."""
+        network = self.decisions.canonical(values)
+        key = self.decisions.key(network)
+        costs = self.known.pop(key, ())
+        if not self.is_whole(costs):
+            costs = self._measure(network, costs)
+        self.remember(key, costs)
+        if self._nearest is None or self._violation(costs) <= self._violation(self._nearest[2]):
+            self._nearest = (dict(values), key, costs)
+        return costs
 
-    def excess(self, values: Values) -> float:
-        """How far an architecture is outside, relative to the limits and summed over them; 0 inside of all."""
-        return self._beyond(self.of(values))
+    def is_whole(self, costs: Sequence[float]) -> bool:
+        """Whether these costs decide if the limits are met."""
+        pairs = zip(self.limits, costs, strict=False)
+        return len(costs) == len(self.limits) or any(limit.violation(cost) for limit, cost in pairs)
 
-    def _beyond(self, costs: Sequence[float]) -> float:
-        pairs = zip(costs, self.limits, strict=True)
-        return sum((max(0.0, cost / limit.at_most - 1) for cost, limit in pairs), 0.0)
+    def remember(self, key: str, costs: tuple[float, ...]) -> None:
+        """Keep the costs of a network; that of those asked for longest ago may be forgotten for it."""
+        self.known[key] = costs
+        if len(self.known) > MEMORY:
+            del self.known[next(iter(self.known))]
+
+    def violation(self, values: Values) -> Violation:
+        """How an architecture misses the limits; compare them to say which of two is nearer."""
+        return self._violation(self.of(values))
+
+    def _violation(self, costs: Sequence[float]) -> Violation:
+        for place, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):
+            if relative := limit.violation(cost):
+                return Violation(len(self.limits) - place - 1, relative)
+        return FEASIBLE
 
     def nearest(self) -> dict[str, Any] | None:
-        """Of all architectures measured so far, the newest with the smallest excess."""
-        told = self.known if self.decisions.readable else self._met
-        key = min(reversed(told), key=lambda key: self._beyond(self.known[key]), default=None)
-        return None if key is None else self._met.get(key) or self.decisions.values(key)
+        """Of all architectures asked for so far, the newest with the smallest violation."""
+        return None if self._nearest is None else self._nearest[0]
 
-    def _measured(self, limit: Limit, values: Values) -> float:
-        try:
-            if limit.measure is parameters:
-                return float(count(self.decisions, values))  # without a new look at the whole model
-            with untouched(self.decisions):
-                cost = limit.measure(self.model, values)
-        except Exception as error:
-            error.add_note(f"in {limit.name} of the architecture {dict(values)}")
-            raise
-        try:
-            number = float(cost)
-        except (TypeError, ValueError, RuntimeError):
-            raise ValueError(f"{limit.name} must be a number, got {cost!r} for {dict(values)}") from None
-        if not number >= 0:
-            raise ValueError(f"{limit.name} must be at least 0, got {number} for {dict(values)}")
-        return number
+    def _measure(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
+        """All costs of a network of which some are known, the violated limits' last."""
+        network: nn.Module | None = None
+        for limit in self.limits[len(costs) :]:
+            try:
+                if limit.measure is parameters:
+                    cost: Any = count(self.decisions, values)
+                elif isinstance(limit.measure, NetworkMeasure):
+                    with preserve_rng(self.decisions, limit.measure.device), torch.no_grad():
+                        network = network or borrow(self.decisions, values)
+                        cost = limit.measure.measure(network, device_of(self.model))
+                else:
+                    with untouched(self.decisions):
+                        cost = limit.measure(self.model, values)
+            except Exception as error:
+                error.add_note(f"in {limit.name} of the architecture {dict(values)}")
+                raise
+            costs = (*costs, _number(cost, limit, values))
+            if limit.violation(costs[-1]):
+                break
+        return costs
 
+    # State.
 
-def parameters(model: nn.Module, values: Values) -> int:
-    """The number of parameters of the extracted network, what is shared counted once."""
-    decisions = Decisions(model)
-    decisions.check(values)
-    return count(decisions, values)
+    def state_dict(self) -> dict[str, Any]:
+        """What was measured and may be used again, in another process, too."""
+        fingerprints = [getattr(limit.measure, "fingerprint", None) for limit in self.limits]
+        nearest = self._nearest[1:] if self._nearest is not None and self.decisions.readable else None
+        return {"device": self._device(), "measures": fingerprints, "known": dict(self.known), "nearest": nearest}
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over costs of the same measures on the same kind of device; others are measured again."""
+        mine = self.state_dict()
+        pairs = zip(state["measures"], mine["measures"], strict=True)
+        same = [there is not None and there == here for there, here in pairs]
+        usable = (*same, False).index(False) if state["device"] == mine["device"] else 0
+        known = {str(key): tuple(map(float, costs))[:usable] for key, costs in state["known"].items()}
+        nearest = None
+        if all(same) and usable and state["nearest"] is not None:
+            key, costs = state["nearest"]
+            nearest = (self.decisions.values(key), str(key), tuple(map(float, costs)))
+        self._nearest = nearest
+        self.known = {key: costs for key, costs in known.items() if costs}
 
-class Flops:
-    """The floating-point operations of one forward of the extracted network on the example inputs.
-
-    Counted by torch: two for each multiplication with addition in convolutions, matrix products and
-    attention, none for anything else. The example's batch counts in full.
-    """
-
-    def __init__(self, *inputs: Any) -> None:
-        self.inputs = _checked(inputs)
-
-    def __call__(self, model: nn.Module, values: Values) -> int:
-        with untouched(Decisions(model)), torch.no_grad():
-            device = device_of(model)
-            # Torch's counter follows gradients.
-            network = extract(model, values).eval().requires_grad_(False).to(device)
-            inputs = moved(self.inputs, device)
-            with FlopCounterMode(display=False) as counter:
-                network(*inputs)
-        return int(counter.get_total_flops())
-
-
-class Latency:
-    """Median seconds of one forward of the extracted network on the example inputs, on a device.
-
-    The device is the one where the network will run, by default the one where it is trained. On the
-    CPU torch uses the threads that it is set to (`torch.set_num_threads`). Each new architecture runs
-    forward `warm_up + repeats` times; whatever else runs on the device disturbs the measurement.
-    """
-
-    def __init__(
-        self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warm_up: int = 3
-    ) -> None:
-        self.inputs = _checked(inputs)
-        self.device = None if device is None else torch.device(device)
-        if repeats < 1 or warm_up < 0:
-            raise ValueError(f"repeats must be at least 1 and warm_up 0, got {repeats} and {warm_up}")
-        self.repeats = repeats
-        self.warm_up = warm_up
-
-    def __call__(self, model: nn.Module, values: Values) -> float:
-        device = self.device or device_of(model)
-        with untouched(Decisions(model), device), torch.no_grad():
-            network = extract(model, values).eval().to(device)
-            inputs = moved(self.inputs, device)
-            for _ in range(self.warm_up):
-                network(*inputs)
-            return statistics.median(_seconds(network, inputs, device) for _ in range(self.repeats))
+    def _device(self) -> str:
+        return device_name(device_of(self.model))
 
 
-def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:
-    """Seconds of one forward."""
-    match device.type:
-        case "cpu":
-            start = time.perf_counter()
-            network(*inputs)
-            return time.perf_counter() - start
-        case "cuda":
-            with torch.cuda.device(device):
-                event: Any = torch.cuda.Event
-                begin, end = event(enable_timing=True), event(enable_timing=True)
-                torch.cuda.synchronize()
-                begin.record()
-                network(*inputs)
-                end.record()
-                end.synchronize()
-                return float(begin.elapsed_time(end)) / 1000
-        case other:
-            raise ValueError(f"latency is measured on cpu or cuda, not on {other}; give a measure of your own")
-
-
-def _checked(inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    if not inputs:
-        raise ValueError(
-            "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32)"
-        )
-    return inputs
+def _number(cost: Any, limit: Limit, values: Values) -> float:
+    try:
+        number = float(cost)
+    except (TypeError, ValueError, RuntimeError):
+        raise ValueError(f"{limit.name} must be a number, got {cost!r} for {dict(values)}") from None
+    if not number >= 0:
+        raise ValueError(f"{limit.name} must be at least 0, got {number} for {dict(values)}")
+    return number

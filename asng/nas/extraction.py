@@ -40,6 +40,7 @@ def borrow(decisions: Decisions, values: Values) -> nn.Module:
         build = StaticBuild(decisions)
         network, memo = build.network(), build.memo()
         memo.update({id(parameter): parameter for parameter in network.parameters()})
+        memo.update({id(layer): layer for layer in build.new_layers()})
         return copy.deepcopy(network, memo)
 
 
@@ -73,6 +74,10 @@ class StaticBuild:
                     after = module.build_static()  # a value, for those who read it elsewhere
                 instead[id(module)] = after
         return _Memo(instead)
+
+    def new_layers(self) -> list[nn.Module]:
+        """The modules without others inside that were made on the way, and are nobody else's."""
+        return [module for module in self._makers if not module._modules]
 
     def _static(self, module: nn.Module) -> nn.Module:
         if module not in self._became:

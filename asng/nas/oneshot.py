@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from asng import checkpoints
 from asng.asktell import AskTell, Candidate
 from asng.nas import processes
-from asng.nas.cost import Costs, Limit
+from asng.nas.cost import FEASIBLE, Costs, Limit, Violation
 from asng.nas.requirements import check
 
 Batch = Any
@@ -112,14 +112,15 @@ class OneShot:
             self.model.train()
         train = self._train(train_batch)
         candidates = self.optimizer.ask()
-        excess = [self.excess(candidate.values) for candidate in candidates]
+        violations = [self.violation(candidate.values) for candidate in candidates]
+        excess = [violation.relative for violation in violations]
         inside = [candidate for candidate, far in zip(candidates, excess, strict=True) if not far]
         with torch.no_grad():
             valid = [self._run(candidate, valid_batch) if mine else None for candidate, mine in self._dealt(inside)]
         losses, told = self._gathered(train, valid)
         after = iter(told)
         every = [None if far else next(after) for far in excess]
-        self._tell(candidates, every, excess)
+        self._tell(candidates, every, violations)
         return Step(tuple(losses), tuple(every), tuple(c.values for c in candidates), tuple(excess))
 
     def _train(self, batch: Batch) -> list[Tensor | None]:
@@ -188,22 +189,26 @@ class OneShot:
         return loss.requires_grad
 
     def excess(self, values: Mapping[str, Any]) -> float:
-        """How far an architecture is outside of the limits; 0 inside. The first process measures for all."""
+        """How far an architecture is outside of the first limit that it violates; 0 inside of all."""
+        return self.violation(values).relative
+
+    def violation(self, values: Mapping[str, Any]) -> Violation:
+        """How an architecture misses the limits. The first process measures for all."""
         if not self.costs.limits:
-            return 0.0
+            return FEASIBLE
         if self._ranks > 1:
             self._share_costs(values)
-        return self.costs.excess(values)
+        return self.costs.violation(values)
 
-    def _tell(self, candidates: list[Candidate], losses: list[float | None], excess: list[float]) -> None:
-        """Inside by loss, then inside without a finite loss, then outside by excess."""
+    def _tell(self, candidates: list[Candidate], losses: list[float | None], violations: list[Violation]) -> None:
+        """Inside by loss, then inside without a finite loss, then outside by violation."""
         told = [math.inf if loss is None else loss for loss in losses]
-        if any(excess):
-            steps = sorted({0.0, *excess})
+        if any(violation != FEASIBLE for violation in violations):
+            steps = sorted({FEASIBLE, *violations})
             finite = [math.isfinite(number) for number in told]
             told = [
-                number if good else BEHIND * (1 + steps.index(far))
-                for number, good, far in zip(told, finite, excess, strict=True)
+                number if good else BEHIND * (1 + steps.index(violation))
+                for number, good, violation in zip(told, finite, violations, strict=True)
             ]
         active = [self.decisions.active(c.values) for c in candidates] if self._leave_out else None
         self.optimizer.tell(candidates, told, active=active)
@@ -220,10 +225,10 @@ class OneShot:
 
     def _share_costs(self, values: Mapping[str, Any]) -> None:
         """What the first process measured is known to all."""
-        key = self.decisions.key(values)
-        if key not in self.costs.known:
+        key = self.costs.key(values)
+        if not self.costs.is_whole(self.costs.known.get(key, ())):
             costs = self.costs.of(values) if self._rank == 0 else None
-            self.costs.known[key] = processes.first_ones(costs)
+            self.costs.remember(key, processes.first_ones(costs))
 
     def _gathered(self, train: list[Tensor | None], valid: list[Tensor | None]) -> tuple[list[float], list[float]]:
         """All losses as numbers, with one wait for the device."""
@@ -246,7 +251,7 @@ class OneShot:
             "scaler": self._scaler.state_dict(),
             "touched": [parameter.grad is not None for parameter in self._parameters],
             "limits": [limit.name for limit in self.costs.limits],
-            "costs": dict(self.costs.known),
+            "costs": self.costs.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -257,9 +262,10 @@ class OneShot:
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
             limits = [limit.name for limit in self.costs.limits]
-            if state["limits"] != limits:  # their numbers may differ, the costs are the same
+            if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
-            costs = {str(key): tuple(map(float, numbers)) for key, numbers in state["costs"].items()}
+            costs = Costs(self.model, self.costs.limits)
+            costs.load_state_dict(state["costs"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.weights.load_state_dict(state["weights"])
             self._scaler.load_state_dict(state["scaler"])
@@ -268,8 +274,7 @@ class OneShot:
             self.weights.load_state_dict(before[0])
             self.optimizer.load_state_dict(before[1])
             raise ValueError(f"the state does not fit: {checkpoints.reason(error)}") from None
-        self.costs.known.clear()
-        self.costs.known.update(costs)
+        self.costs, self.decisions = costs, costs.decisions
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None

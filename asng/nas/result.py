@@ -79,7 +79,7 @@ def _choice(oneshot: OneShot) -> dict[str, Any]:
 
 
 def _too_much(oneshot: OneShot, values: Values) -> str:
-    pairs = zip(oneshot.costs.limits, oneshot.costs.of(values), strict=True)
+    pairs = zip(oneshot.costs.limits, oneshot.costs.of(values), strict=False)  # up to the first that is violated
     costs = ", ".join(f"{limit.name} {cost:.6g} of at most {limit.at_most:.6g}" for limit, cost in pairs)
     return (
         f"no architecture met all limits; the nearest has {costs}. "

@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 from torch import nn
 
+from asng.families import family_of
 from asng.nas.decision import Decision, Searchable, Sized
 from asng.nas.hidden import described, hidden_modules
-from asng.space import Categorical, Integer, Real, Variable
+from asng.space import Categorical, Integer, Real, Space, Variable
 
 Values = Mapping[str, Any]
 
@@ -148,6 +149,18 @@ class Decisions:
         """The modules that are, or hold, a decision or an elastic layer."""
         seen: dict[nn.Module, bool] = {}
         return {module for module in self.paths if is_open(module, seen)}
+
+    def canonical(self, values: Values) -> Values:
+        """The same network, with the values of decisions without effect as they are most likely before a search."""
+        active = self.active(values)
+        if len(active) == len(self.space):
+            return values
+        return {name: values[name] if name in active else default for name, default in self._defaults.items()}
+
+    @cached_property
+    def _defaults(self) -> dict[str, Any]:
+        family = family_of(self.space)
+        return Space(self.space).decode(family.mode(family.initial())[None])[0]
 
     def key(self, values: Values) -> str:
         """An architecture as one line of text; choices by their place, since they may be anything.

@@ -1,0 +1,192 @@
+"""Measures of an architecture: parameters, FLOPs, latency of the network that would be extracted.
+
+A measure is any function `(model, values) -> number` of a model with decisions and an architecture. Those
+here leave the model as it was.
+"""
+
+import copy
+import os
+import platform
+import statistics
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from asng.nas.counting import count
+from asng.nas.devices import device_of, moved
+from asng.nas.extraction import borrow
+from asng.nas.selection import Decisions, Values
+from asng.nas.untouched import preserve_rng
+
+ENOUGH, AGREEMENT = 5, 0.02  # so many times of a forward, and so close together, are as good as more
+
+
+def parameters(model: nn.Module, values: Values) -> int:
+    """The number of parameters of the extracted network, what is shared counted once."""
+    decisions = Decisions(model)
+    decisions.check(values)
+    return count(decisions, values)
+
+
+parameters.fingerprint = "parameters"  # type: ignore[attr-defined]
+
+
+class NetworkMeasure(ABC):
+    """A measure of the extracted network alone, so that one extraction serves all of them.
+
+    `fingerprint` says all that its numbers depend on besides the network: costs that were saved are used again
+    only where it is the same.
+    """
+
+    device: torch.device | None = None  # where it runs, if not where the model is
+
+    def __init__(self, *inputs: Any) -> None:
+        if not inputs:
+            raise ValueError(
+                "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32)"
+            )
+        self.inputs = inputs
+
+    def __call__(self, model: nn.Module, values: Values) -> float:
+        decisions = Decisions(model)
+        with preserve_rng(decisions, self.device), torch.no_grad():
+            return self.measure(borrow(decisions, values), device_of(model))
+
+    @abstractmethod
+    def measure(self, network: nn.Module, device: torch.device) -> float:
+        """The cost of a network, whose weights are those of a model on a device and must stay as they are."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """What the numbers depend on besides the network."""
+
+
+class Flops(NetworkMeasure):
+    """The floating-point operations of one forward of the extracted network on the example inputs.
+
+    Counted by torch's formulas: two for each multiplication with addition in convolutions, matrix products
+    and attention, none for anything else. The example's batch counts in full.
+    """
+
+    def measure(self, network: nn.Module, device: torch.device) -> int:
+        counter = _FlopCounter()
+        with counter:
+            network.eval()(*moved(self.inputs, device))
+        return counter.total
+
+    @property
+    def fingerprint(self) -> str:
+        return f"Flops({_describe(self.inputs)})"
+
+
+class _FlopCounter(TorchDispatchMode):
+    """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.total = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        formula = flop_registry.get(getattr(func, "_overloadpacket", None))
+        if formula is None and func is not torch.ops.prim.device.default:
+            with self:  # what consists of others is taken apart, as in inference mode
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        result = func(*args, **kwargs)
+        if formula is not None:
+            self.total += int(formula(*args, **kwargs, out_val=result))
+        return result
+
+
+class Latency(NetworkMeasure):
+    """Median seconds of one forward of the extracted network on the example inputs, on a device.
+
+    The device is the one where the network will run, by default the one where it is trained. On the
+    CPU torch uses the threads that it is set to (`torch.set_num_threads`). Each new network runs forward
+    `warm_up` times and then `repeats` times, or fewer, at least five, once the middle half of the times agree
+    within 2 %. Whatever else runs on the device disturbs the measurement.
+    """
+
+    def __init__(
+        self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warm_up: int = 3
+    ) -> None:
+        super().__init__(*inputs)
+        self.device = None if device is None else torch.device(device)
+        if repeats < 1 or warm_up < 0:
+            raise ValueError(f"repeats must be at least 1 and warm_up 0, got {repeats} and {warm_up}")
+        self.repeats = repeats
+        self.warm_up = warm_up
+
+    def measure(self, network: nn.Module, device: torch.device) -> float:
+        if self.device is not None and self.device != device:
+            device = self.device
+            network = copy.deepcopy(network).to(device)
+        network.eval()
+        inputs = moved(self.inputs, device)
+        for _ in range(self.warm_up):
+            network(*inputs)
+        seconds: list[float] = []
+        while len(seconds) < self.repeats and not _agree(seconds):
+            seconds.append(_seconds(network, inputs, device))
+        return statistics.median(seconds)
+
+    @property
+    def fingerprint(self) -> str:
+        where = "the model's device" if self.device is None else device_name(self.device)
+        host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
+        runs = f"{self.repeats} + {self.warm_up} runs, torch {torch.__version__}"
+        return f"Latency({_describe(self.inputs)}) on {where}, {host}, {runs}"
+
+
+def _agree(seconds: Sequence[float]) -> bool:
+    """Whether the middle half of five or more times lies within 2 %."""
+    times, quarter = sorted(seconds), len(seconds) // 4
+    return len(times) >= ENOUGH and times[-1 - quarter] - times[quarter] <= AGREEMENT * statistics.median(times)
+
+
+def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:
+    """Seconds of one forward."""
+    match device.type:
+        case "cpu":
+            start = time.perf_counter()
+            network(*inputs)
+            return time.perf_counter() - start
+        case "cuda":
+            with torch.cuda.device(device):
+                event: Any = torch.cuda.Event
+                begin, end = event(enable_timing=True), event(enable_timing=True)
+                torch.cuda.synchronize()
+                begin.record()
+                network(*inputs)
+                end.record()
+                end.synchronize()
+                return float(begin.elapsed_time(end)) / 1000
+        case other:
+            raise ValueError(f"latency is measured on cpu or cuda, not on {other}; give a measure of your own")
+
+
+def device_name(device: torch.device) -> str:
+    """A kind of device: numbers measured on another one are others."""
+    return f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+
+
+def _describe(inputs: Any) -> str:
+    """Shapes and types of example inputs."""
+    match inputs:
+        case Tensor():
+            return f"{tuple(inputs.shape)} {inputs.dtype}"
+        case tuple() | list():
+            return f"[{', '.join(map(_describe, inputs))}]"
+        case Mapping():
+            return f"{{{', '.join(f'{key}: {_describe(value)}' for key, value in inputs.items())}}}"
+        case _:
+            return repr(inputs)[:80]
