@@ -14,7 +14,7 @@ from asng.nas.devices import device_of
 from asng.nas.extraction import borrow
 from asng.nas.measures import NetworkMeasure, device_name, parameters
 from asng.nas.selection import Decisions, Values
-from asng.nas.untouched import preserve_rng, untouched
+from asng.nas.untouched import is_ours, preserve_rng, untouched
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
 
@@ -127,7 +127,7 @@ class Costs:
                         network = network or borrow(self.decisions, values)
                         cost = limit.measure.measure(network, device_of(self.model))
                 else:
-                    with untouched(self.decisions):
+                    with self.decisions.kept() if is_ours(limit.measure) else untouched(self.decisions):
                         cost = limit.measure(self.model, values)
             except Exception as error:
                 error.add_note(f"in {limit.name} of the architecture {dict(values)}")

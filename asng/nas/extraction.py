@@ -9,9 +9,7 @@ from asng.nas.decision import Decision, Searchable
 from asng.nas.hidden import described, hidden_modules
 from asng.nas.selection import Decisions, Values, is_open, paths_of
 from asng.nas.ties import Ties
-from asng.nas.untouched import Snapshot
-
-OURS = frozenset({"asng.nas.choices", "asng.nas.decision"})  # whose build_static() needs no watching
+from asng.nas.untouched import Snapshot, is_ours
 
 
 def extract(model: nn.Module, values: Values) -> nn.Module:
@@ -54,7 +52,7 @@ class StaticBuild:
         self._makers: dict[nn.Module, frozenset[type]] = {}  # whose build_static() led to a new module
         self._decisions = decisions
         self._seen: dict[nn.Module, bool] = {}  # of the new ones, which are open
-        self.ties = Ties(decisions.paths)
+        self.ties = Ties(decisions.paths if _may_untie(decisions) else {})
 
     def network(self) -> nn.Module:
         """The model without decisions, made of its own modules where they have none; it stays as it is."""
@@ -106,7 +104,7 @@ class StaticBuild:
         if not isinstance(module, Searchable):
             compiled = module._modules.get("_orig_mod")  # torch.compile's wrapper around it
             return module if compiled is None else compiled
-        if type(module).build_static.__module__ in OURS:
+        if is_ours(type(module).build_static):
             static = module.build_static()
             self._adopt(module, static, [])
         else:
@@ -164,6 +162,13 @@ class StaticBuild:
     def _label(self, module: nn.Module) -> str:
         path = self._original.get(module)
         return f"{path} ({type(module).__name__})" if path else type(module).__name__
+
+
+def _may_untie(decisions: Decisions) -> bool:
+    """Whether layers may be replaced by others with parts or copies of their weights."""
+    return bool(decisions.sized) or any(
+        isinstance(module, Searchable) and not is_ours(type(module).build_static) for module in decisions.open
+    )
 
 
 class _Memo(dict[int, Any]):
