@@ -77,6 +77,16 @@ def nested():
     )
 
 
+def test_the_probability_has_the_same_bits_in_every_process():
+    """Whatever the hashes of strings are there: factors are taken in the order of the space."""
+    model = nn.Sequential(*(OneOf(f"choice {i}", [nn.Identity(), nn.ReLU()]) for i in range(40)))
+    initial = {f"choice {i}": [1 - 1 / (i + 3), 1 / (i + 3)] for i in range(40)}
+    optimizer = ASNG(space_of(model), initial=initial, seed=0)
+    weights = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    likely = most_likely(OneShot(model, optimizer, weights, cross_entropy))
+    assert likely.probability == probability(optimizer.distribution(), optimizer.space, likely.values)
+
+
 def test_the_probability_is_that_of_the_network_so_that_what_has_no_effect_does_not_count():
     made = nested()
     oneshot = made([0.75, 0.25])

@@ -61,7 +61,8 @@ def most_likely(oneshot: OneShot) -> MostLikely:
     """
     values = _choice(oneshot)
     optimizer = oneshot.optimizer
-    space = {name: optimizer.space[name] for name in oneshot.decisions.active(values)}
+    active = oneshot.decisions.active(values)
+    space = {name: variable for name, variable in optimizer.space.items() if name in active}  # sums need an order
     return MostLikely(values, not oneshot.excess(values), probability(optimizer.distribution(), space, values))
 
 

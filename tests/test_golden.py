@@ -1,0 +1,61 @@
+"""For the same seeds everything computes the same numbers as before, to the bit where the machine is the same, too.
+
+`python tests/golden_files.py` computes the fixtures in `golden/` anew, where numbers are meant to change.
+"""
+
+import json
+
+import pytest
+import torch
+from golden_files import changes, differences, machine_of, path_of
+from golden_values import QUICK, SLOW, Missing, nas_search_stopped, packed
+
+CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_numbers_are_those_of_the_fixture(case):
+    try:
+        values = {**QUICK, **SLOW}[case]()
+    except Missing as missing:
+        pytest.skip(str(missing))
+    assert changes(case, values) == []
+
+
+def test_a_search_that_is_stopped_and_continued_gives_the_same_numbers(tmp_path):
+    assert changes("nas_search", nas_search_stopped(tmp_path, (2, 1001, 77, 3000))) == []
+
+
+@pytest.mark.parametrize("case", [*QUICK, *SLOW])
+def test_every_bit_is_compared_on_this_machine(case):
+    there, here = json.loads(path_of(case).read_text())["machine"], machine_of(case)
+    if there != here:
+        pytest.skip(f"compared up to rounding: {'; '.join(differences(there, here))}")
+
+
+# The comparison itself
+
+
+def test_a_difference_in_the_last_bit_is_found_and_named():
+    there, here = packed({"theta": [0.5, 1.0]}), packed({"theta": [0.5, 1.0 + 2**-52]})
+    assert differences(there, there) == []
+    assert differences(there, here) == [
+        "/theta[1]: 0x1.0000000000000p+0 (1) there, 0x1.0000000000001p+0 (1) here",
+    ]
+
+
+def test_elsewhere_floats_may_differ_by_rounding_and_nothing_else_may():
+    there = packed({"loss": 0.5, "count": 7, "op": "conv"})
+    assert differences(there, packed({"loss": 0.5 * (1 + 1e-7), "count": 7, "op": "conv"}), 1e-4) == []
+    other = packed({"loss": 0.51, "count": 8, "op": "pool"})
+    assert [line.split(":")[0] for line in differences(there, other, 1e-4)] == ["/loss", "/count", "/op"]
+    assert differences(there, packed({"loss": 0.5, "count": 7}), 1e-4) != []
+    assert differences(packed([1.0]), packed([1]), 1e-4) != []
