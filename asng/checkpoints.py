@@ -83,31 +83,65 @@ def reason(error: Exception) -> str:
 def interrupts() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM wait for the end of a step, so that what is saved is whole; a second one does not wait.
 
-    Gives a function that says whether there was one.
+    Gives a function that says whether there was one. A signal that the block has not answered with an exception, such
+    as one after its last step, is sent again on exit. A process forked meanwhile handles SIGTERM as if forked
+    outside; it does not end at the first Ctrl-C, since the step may need it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
-    seen, here = False, os.getpid()
+    seen: int | None = None
 
     def note(number: int, frame: Any) -> None:
         nonlocal seen
-        if number == signal.SIGTERM and os.getpid() != here:  # in a child that was forked meanwhile, which has to end
-            signal.signal(number, signal.SIG_DFL)
-            signal.raise_signal(number)
-        if seen:
+        if seen is not None:
             raise KeyboardInterrupt
-        seen = True
+        seen = number
 
     handlers = {number: signal.getsignal(number) for number in STOPPING}
     ours = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
-    for number in ours:
-        signal.signal(number, note)
+    _active.append((note, handlers[signal.SIGTERM]))
     try:
-        yield lambda: seen
+        for number in ours:
+            signal.signal(number, note)
+        yield lambda: seen is not None
     finally:
         for number, handler in ours.items():
             signal.signal(number, handler)
+        _active.pop()
+    if seen is not None:
+        signal.raise_signal(seen)
+
+
+# A signal that reaches a child between fork() and Python's own work after it would be lost: Python's handler in C
+# sets a flag, and that work clears all flags, since they may be the parent's. So both signals are blocked meanwhile,
+# in the thread that forks. Children that do not go on in Python (subprocess, spawn) never run these hooks.
+
+_active: list[tuple[Any, Any]] = []  # of each `interrupts`: its handler, and the one of SIGTERM before it
+_forking = threading.local()  # blocked: the signals that were not blocked before
+
+
+def _before_fork() -> None:
+    if _active:
+        _forking.blocked = set(STOPPING) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # may raise: a second Ctrl-C just before
+
+
+def _after_fork() -> None:
+    blocked = _forking.__dict__.pop("blocked", None)
+    if blocked:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+
+
+def _after_fork_in_child() -> None:
+    for note, before in reversed(_active):
+        if signal.getsignal(signal.SIGTERM) is note:
+            signal.signal(signal.SIGTERM, before)
+    _after_fork()
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
 
 
 def _second_name(path: Path, name: Path) -> None:

@@ -1,7 +1,6 @@
 """Searches that are stopped, killed and continued end with the same bits; checkpoints that do not fit are refused."""
 
 import itertools
-import multiprocessing
 import os
 import random
 import signal
@@ -64,27 +63,6 @@ def test_the_end_of_a_batch_job_saves_as_ctrl_c_does(tmp_path, whole):
         small_search(path, loss=interrupted_at(43, signal.SIGTERM))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert same(small_search(path), whole[False])
-
-
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # which is how some loaders start their workers
-def test_processes_that_are_started_meanwhile_can_be_ended():
-    with checkpoints.interrupts() as interrupted:
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,), daemon=True)
-        child.start()
-        child.terminate()
-        child.join(30)
-        assert child.exitcode == -signal.SIGTERM
-        assert not interrupted()
-
-
-def test_a_handler_that_is_not_of_python_stays(monkeypatch):
-    got = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: None}  # None: what a library set by itself
-    touched = []
-    monkeypatch.setattr(signal, "getsignal", got.get)
-    monkeypatch.setattr(signal, "signal", lambda number, handler: touched.append(number))
-    with checkpoints.interrupts() as interrupted:
-        assert not interrupted()
-    assert touched == [signal.SIGINT, signal.SIGINT]
 
 
 def test_ctrl_c_without_a_checkpoint_says_that_nothing_is_saved():
