@@ -9,13 +9,41 @@ import subprocess
 import sys
 import time
 from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from tasks import LONG
 
 from asng import checkpoints, cli
 from asng.experiments import training
 from asng.runs import METRICS
+
+MAIN = """
+import sys
+from asng.cli import main
+main(sys.argv[1:])
+"""
+HOLD = """
+import os, signal
+from pathlib import Path
+from {module} import {owner}
+
+woken, wake = os.pipe()
+os.set_blocking(wake, False)
+signal.set_wakeup_fd(wake)
+calls, method = 0, {owner}.{name}
+
+def hold(*arguments):
+    global calls
+    method(*arguments)
+    calls += 1
+    if calls == {nth}:
+        Path({sign!r}).touch()
+        os.read(woken, 1)
+
+{owner}.{name} = hold
+"""
 
 
 class Done(NamedTuple):
@@ -47,6 +75,11 @@ def refused(*arguments) -> str:
     return done.err[len("asng: ") : -1]
 
 
+def hold_at(owner: type, name: str, nth: int, sign: Path) -> str:
+    """Put before a program, it leaves a sign after the nth call of a method, and goes on when Ctrl-C has come."""
+    return HOLD.format(module=owner.__module__, owner=owner.__name__, name=name, nth=nth, sign=str(sign))
+
+
 def interrupted(program: list[str], ready) -> Done:
     """Start Python in another process, and press Ctrl-C as soon as it is ready."""
     process = subprocess.Popen(
@@ -59,7 +92,7 @@ def interrupted(program: list[str], ready) -> Done:
     try:
         wait_until(lambda: ready() or process.poll() is not None)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to all that it started, too
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=LONG)
         wait_until(lambda: not group_exists(process.pid))  # no worker stays behind
     finally:
         process.kill()
@@ -67,24 +100,23 @@ def interrupted(program: list[str], ready) -> Done:
     return Done(process.returncode, out, err)
 
 
-def continued_after_ctrl_c(folder, words, program=("-m", "asng")) -> int:
-    """Run a search whole, and in two parts with Ctrl-C between them: both end the same. Returns where it was cut."""
-    whole, parted = folder / "whole", folder / "parted"
+def continued_after_ctrl_c(folder, words, program=MAIN, arguments=()):
+    """Run a search whole, and in two parts with Ctrl-C in the fifth step: both end the same."""
+    whole, parted, sign = folder / "whole", folder / "parted", folder / "fifth step"
     assert run(*words, "--out", whole).code == 0
-    metrics = parted / METRICS
-    done = interrupted([*program, *words, "--out", parted], lambda: metrics.exists() and "\n" in metrics.read_text())
+    held = hold_at(training.Epoch, "add", 5, sign) + program
+    done = interrupted(["-c", held, *arguments, *words, "--out", parted], sign.exists)
     said = f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     assert (done.code, done.err) == (130, said)
-    number: int = checkpoints.load(parted / training.CHECKPOINT)["number"]
+    assert checkpoints.load(parted / training.CHECKPOINT)["number"] == 5
     assert not (parted / "summary.json").exists()
     assert run(*words, "--out", parted).code == 0
     assert records_of(parted) == records_of(whole)
     assert {**summary_of(parted), "last": 0} == {**summary_of(whole), "last": 0}
-    return number
 
 
-def wait_until(holds, seconds=60):
-    deadline = time.monotonic() + seconds
+def wait_until(holds):
+    deadline = time.monotonic() + LONG
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.02)

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from searches import Net, cross_entropy, pairs, small_search
+from tasks import LONG
 
 import asng
 from asng import ASNG, checkpoints
@@ -36,13 +37,13 @@ def ready(process, folder):
     (folder / "started").unlink(missing_ok=True)
 
 
-def ended(process, seconds=60):
+def ended(process):
     """Its exit code; it is a failure if it hangs."""
-    process.join(seconds)
+    process.join(LONG)
     if process.exitcode is None:
         process.kill()
         process.join()
-        raise AssertionError(f"still running after {seconds} seconds")
+        raise AssertionError(f"still running after {LONG} seconds")
     return process.exitcode
 
 
@@ -76,7 +77,7 @@ def slow_cross_entropy(model, batch):
 
 def _killed(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(60)
+    time.sleep(LONG)
 
 
 POINTS = {

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from asng.experiments import Progress
 
-LONG = 30.0  # seconds, after which waiting is in vain
+LONG = 300.0  # seconds, after which waiting is in vain, however busy the machine is
 
 
 def squared(number: float, tick: Progress) -> float:

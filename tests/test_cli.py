@@ -10,12 +10,13 @@ import sys
 import time
 
 import pytest
-from commands import interrupted, refused, run, unexplained
+from commands import MAIN, hold_at, interrupted, refused, run, unexplained
 from rich.console import Console
 
 from asng import __version__, cli
 from asng.cli.terminal import progress_bar
 from asng.experiments import toy
+from asng.runs import Run
 
 SIZE = ["--variables", "10", "--choices", "4", "--rates", "0.05", "--alphas", "1.5"]
 SMALL = [*SIZE, "--runs", "4", "--iterations", "1500", "--powers", "0", "2"]
@@ -37,6 +38,8 @@ def test_without_a_command_all_of_them_are_listed():
 def test_the_version_is_that_of_the_package():
     done = run("--version")
     assert (done.code, done.out, done.err) == (0, f"asng {__version__}\n", "")
+    module = subprocess.run([sys.executable, "-m", "asng", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout == done.out
 
 
 def test_an_experiment_alone_lists_its_verbs():
@@ -185,12 +188,13 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
     assert run("toy", *LONGER, "--out", whole).code == 0
 
     results = parted / "results.jsonl"
-    program = ["-m", "asng", "toy", *LONGER, "--out", str(parted)]
-    done = interrupted(program, lambda: results.exists() and results.read_text().count("\n"))
+    sign = tmp_path / "first result"
+    program = hold_at(Run, "append", 1, sign) + MAIN
+    done = interrupted(["-c", program, "toy", *LONGER, "--out", str(parted)], sign.exists)
     assert done.code == 130
     assert done.err == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     kept = results.read_text()
-    assert 1 <= kept.count("\n") < (whole / "results.jsonl").read_text().count("\n")
+    assert kept.count("\n") == 1 < (whole / "results.jsonl").read_text().count("\n")
     assert not (parted / "summary.json").exists()
 
     assert run("toy", *LONGER, "--out", parted).code == 0

@@ -182,7 +182,7 @@ def batches_of_workers_that_get(number):
         os.kill(os.getpid(), number)
 
     items = TensorDataset(torch.arange(8))
-    return len(list(DataLoader(items, num_workers=2, multiprocessing_context="fork", worker_init_fn=start)))
+    return len(list(DataLoader(items, num_workers=1, multiprocessing_context="fork", worker_init_fn=start)))
 
 
 def test_the_workers_of_a_loader_outlive_ctrl_c_but_not_sigterm():
