@@ -1,21 +1,30 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Each first builds .venv if it is missing or stale.
+# While you work: `make quick`. What the CI runs: `make test-all`, which is `make test` and then whole programs.
 
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := asng $(wildcard tests examples benchmarks)
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
+PROGRAMS := tests/test_examples.py tests/test_benchmarks.py
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test format hooks bench clean
+.PHONY: demo quick test test-all format hooks bench clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e runs/demo/summary.json ] || rm -r runs/demo  # finished: anew; interrupted: it goes on
 	$(BIN)/asng digits search --out runs/demo
 
-test: .venv/installed  ## format, lint, types, tests: what the CI runs
+quick: .venv/installed  ## the tests that are not slow: a minute
+	$(PYTEST) -m 'not slow'
+
+test: .venv/installed  ## format, lint, types, and all tests but those of whole programs
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy $(SOURCES)
-	$(BIN)/python -m pytest
+	$(PYTEST) $(PROGRAMS:%=--ignore=%)
+
+test-all: test  ## and those: the examples and the benchmarks
+	$(PYTEST) --dist load $(PROGRAMS)
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)

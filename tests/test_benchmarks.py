@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "ask_tell.py"
 
 

@@ -122,6 +122,7 @@ def slow_net(net, values, x):
     return previous.mean((2, 3)) @ net.classifier.weight.T + net.classifier.bias
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("values", [ALL_ZERO, CHAIN, *RANDOM[:6]])
 def test_outputs_and_gradients_are_those_of_a_slow_obvious_version(exact, values):
     x, names, weights = images().double(), *zip(*exact.named_parameters(), strict=True)
@@ -204,6 +205,7 @@ def test_all_40_decisions_have_an_effect_in_every_architecture(net):
 # Extraction.
 
 
+@pytest.mark.slow
 def test_the_extracted_network_equals_the_supernet_in_both_modes(net):
     supernet = copy.deepcopy(net)
     for name, statistic in supernet.named_buffers():
@@ -238,6 +240,7 @@ def test_parameters_are_counted_without_making_the_network(affine):
         assert size(small) < sum(parameter.numel() for parameter in small.parameters())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("channels", "cells", "affine", "counts"),
     [

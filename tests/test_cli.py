@@ -168,6 +168,7 @@ def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
 # toy and digits
 
 
+@pytest.mark.slow
 def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
     done = run("toy", *SMALL, "--out", tmp_path / "toy")
     assert (done.code, done.err) == (0, "")
@@ -183,6 +184,7 @@ def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
     assert "\x1b" not in done.out  # plain when not a terminal
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert run("toy", *LONGER, "--out", whole).code == 0
@@ -252,6 +254,7 @@ def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
     assert str(seen[1][1]) == "runs/toy"
 
 
+@pytest.mark.slow
 def test_digits_ends_in_what_was_found_beside_its_yardsticks(tmp_path):
     done = run("digits", "search", "--epochs", "1", "--training-epochs", "1", "--out", tmp_path)
     assert (done.code, done.err) == (0, "")

@@ -111,6 +111,7 @@ def net():
     return Net()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", [True, False])
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
@@ -179,6 +180,7 @@ def test_an_extracted_network_is_exported_by_torch(net):
     assert torch.allclose(exported.module()(x), extracted(x), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_extracted_network_of_torchs_layers_needs_no_asng_to_load(tmp_path):
     model = nn.Sequential(
         OneOf("op", [nas.Conv2d(3, Width("w", 2, 4), 3), nn.ReLU()]), nas.BatchNorm2d(Width("w", 2, 4))

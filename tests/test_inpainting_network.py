@@ -91,6 +91,7 @@ def test_channel_slices_equal_a_padded_computation(nets, encoding, size):
             torch.testing.assert_close(out_of(net, values, x), padded(net, values, x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_hundred_random_architectures_extract_to_plain_networks_with_equal_outputs(nets, encoding):
     net, x = nets[encoding], images(*SIZE)
@@ -101,6 +102,7 @@ def test_a_hundred_random_architectures_extract_to_plain_networks_with_equal_out
         assert kinds <= {Autoencoder, nn.ModuleList, nn.Conv2d, nn.ConvTranspose2d}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(1, 1), (3, 5), (7, 7), (2, 9)])
 def test_extraction_is_for_the_size_that_the_net_is_for(size):
     x = images(*size)
@@ -281,6 +283,7 @@ def test_the_same_seed_gives_the_same_weights_again(nets):
     assert all(map(torch.equal, *before))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_search_follows_its_seed_and_lowers_the_loss(encoding):
     def mse(model: nn.Module, batch: Tensor) -> Tensor:

@@ -121,6 +121,7 @@ def whole(request, faces, tmp_path_factory):
     return settings, folder, search(settings, folder, *faces)
 
 
+@pytest.mark.slow
 def test_a_run_leaves_metrics_architecture_and_a_summary(whole):
     settings, folder, summary = whole
     records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
@@ -146,6 +147,7 @@ class Killed(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 3, 5])
 def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
     settings, folder, summary = whole
@@ -178,6 +180,7 @@ def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_cha
     assert "test_psnr" not in Search(changed(test=False), *faces).finish_epoch(1)
 
 
+@pytest.mark.slow
 def test_random_search_and_limits_work_here_too(faces, tmp_path):
     uniform = search(changed(method="uniform", candidates=4), tmp_path / "uniform", *faces)
     assert uniform["probability"] is None
@@ -198,6 +201,7 @@ def test_the_masks_of_test_faces_are_the_same_for_all_runs_and_machines():
 SPACE = nas.space_of(Search(TINY, *small()).model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(2, 2), (2, 3), (16, 16)])
 def test_none_of_all_architectures_has_fewer_parameters_than_the_least(size):
     net = Net("cat", layers=2, levels=2, widths=(2, 3), size=size)

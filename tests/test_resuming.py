@@ -133,6 +133,7 @@ class Augmented(torch.utils.data.Dataset):
         return x[index] + noise, y[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 1}, {"sampler": True}], ids=["plain", "workers", "sampler"])
 def test_augmented_data_go_on_the_same(tmp_path, settings):
     def one(path, loss=cross_entropy):

@@ -79,6 +79,7 @@ def test_two_processes_search_what_one_searches(tmp_path, own_generator):
             torch.testing.assert_close(value, alone["weights"][name])
 
 
+@pytest.mark.slow
 def test_torchrun_searches_what_one_process_searches_and_ends_when_a_process_dies(tmp_path):
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder in folders:

@@ -136,6 +136,7 @@ def reference(sweep, setting):
     return reached
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [
@@ -165,6 +166,7 @@ def test_the_comparison_with_the_reference_covers_success_and_failure():
 # Known answers.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 1.5])
 def test_asng_reaches_the_target_from_any_of_these_step_sizes(power):
     sweep = Settings(runs=5, iterations=20_000)
@@ -211,11 +213,13 @@ def files(folder):
     return {name: (folder / name).read_bytes() for name in ("summary.json", "toy.svg", "toy.png")}
 
 
+@pytest.mark.slow
 def test_the_number_of_workers_does_not_change_the_results(finished, tmp_path):
     toy.run(dataclasses.replace(SMALL, workers=1), tmp_path)
     assert files(tmp_path) == files(finished[0])
 
 
+@pytest.mark.slow
 def test_a_sweep_that_lost_its_end_continues_to_the_same_results(finished, tmp_path):
     lines = (finished[0] / "results.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == len(toy.settings_of(SMALL)) == 9
@@ -284,6 +288,7 @@ def test_the_summary_is_complete_and_the_pictures_are_there(finished):
     assert "<svg" in (finished[0] / "toy.svg").read_text()
 
 
+@pytest.mark.slow
 def test_a_sweep_without_any_success_can_be_drawn(tmp_path):
     sweep = Settings(runs=1)
     toy.draw(toy.summarise(sweep, {setting: [None] for setting in toy.settings_of(sweep)}), tmp_path)
