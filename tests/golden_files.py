@@ -22,7 +22,6 @@ from golden_values import QUICK, SLOW, Missing, packed
 
 FOLDER = Path(__file__).parent / "golden"
 NUMPY_ALONE = {"ask_tell", "toy_short", "toy_quick"}  # cases that torch has no part in
-TOLERANCE = 1e-4  # relative, on machines other than the fixture's
 HEXADECIMAL = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+|-?inf|nan")
 
 
@@ -40,7 +39,7 @@ def machine_of(case: str) -> dict[str, Any]:
         "simd": simd["SIMD Extensions"].get("found", []),
     }
     if case not in NUMPY_ALONE:
-        machine |= {"torch": torch.__version__, "kernels": torch.backends.cpu.get_cpu_capability()}
+        machine |= {"torch": str(torch.__version__), "kernels": torch.backends.cpu.get_cpu_capability()}
     return machine
 
 
@@ -83,7 +82,8 @@ def changes(case: str, values: dict[str, Any]) -> list[str]:
     fixture, here = json.loads(path_of(case).read_text()), packed(values)
     if fixture["machine"] == machine_of(case):
         return differences(fixture["values"], here)
-    return differences(fixture["values"]["portable"], here["portable"], TOLERANCE)
+    tolerance = 1e-7 if case in NUMPY_ALONE else 1e-4  # of doubles, and of single precision trained for a while
+    return differences(fixture["values"]["portable"], here["portable"], tolerance)
 
 
 def write(case: str, values: dict[str, Any]) -> None:
