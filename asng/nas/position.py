@@ -18,24 +18,29 @@ from asng.nas.result import certainty
 
 Show = Callable[[int, int, Step], None]
 
+_END = object()
+
 
 class Position:
     """The position of a search in its data, and all that has to be saved to go on from there.
 
     The middle of an epoch is found again by loading its batches anew from where its random numbers
     began. Those of torch are kept apart from the model's, which depend on the architectures drawn.
+    A pass over `valid` may begin in one epoch and end in another; its start is found in the same way.
     """
 
     def __init__(
         self, oneshot: OneShot, schedule: LRScheduler, train: Iterable[Batch], valid: Iterable[Batch], seed: int
     ) -> None:
-        self._oneshot, self._schedule, self._train, self._valid = oneshot, schedule, train, valid
+        self._oneshot, self._schedule, self._train = oneshot, schedule, train
+        self._valid = _Passes(valid, self._random_while_loading)
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self._done: list[list[float]] = []  # of the running epoch: train loss, valid loss, share inside the limits
         self._seconds = 0.0  # of the running epoch
         self._data = torch.Generator().manual_seed(seed).get_state()
         self._before = self._random()  # the epoch
+        self._valid_before = self._valid.end_epoch()  # the epoch
         if processes.is_one_of_several():
             self._set_random({**processes.first_ones(self._before), "torch": self._before["torch"]})
 
@@ -64,12 +69,18 @@ class Position:
     def _batches(self) -> Iterator[tuple[Batch, Batch]]:
         """What is left of the epoch."""
         now = self._random()
+        used, random_before_pass = self._valid_before
+        if used != self._valid.used:  # loaded from a checkpoint
+            self._set_random(random_before_pass)
+            with self._loading():
+                self._valid.resume(used, random_before_pass)
+            self._set_random(now)
         if self.steps:
             self._set_random(self._before)
         else:
             self._before = now
         with self._loading():
-            pairs = zip(self._train, _cycled(self._valid), strict=False)
+            pairs = zip(self._train, self._valid, strict=False)
         for place in range(self.steps):
             with self._loading():
                 if next(pairs, None) is None:
@@ -96,6 +107,7 @@ class Position:
             record["inside"] = inside
         self.history.append({**record, **certainty(self._oneshot.optimizer)})
         self.epoch, self._done, self._seconds = self.epoch + 1, [], 0.0
+        self._valid_before = self._valid.end_epoch()
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             if isinstance(self._schedule, ReduceLROnPlateau):
@@ -113,6 +125,7 @@ class Position:
             "seconds": self._seconds,
             "random": self._random(),
             "random_before_epoch": self._before,
+            "valid_before_epoch": self._valid_before,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -121,6 +134,7 @@ class Position:
         self._schedule.load_state_dict(state["schedule"])
         self.epoch, self.history, self._done = state["epoch"], state["history"], state["done"]
         self._seconds, self._before = state["seconds"], state["random_before_epoch"]
+        self._valid_before = state["valid_before_epoch"]
 
     # Random numbers.
 
@@ -134,6 +148,9 @@ class Position:
         finally:
             self._data = torch.get_rng_state()
             torch.set_rng_state(model)
+
+    def _random_while_loading(self) -> dict[str, Any]:
+        return {**self._random(), "data": torch.get_rng_state()}
 
     def _random(self) -> dict[str, Any]:
         """The generators that batches and layers draw from."""
@@ -162,7 +179,7 @@ class Position:
     def _generators(self) -> list[torch.Generator]:
         """Those of data loaders and of their samplers, each once."""
         generators = {}
-        for batches in (self._train, self._valid):
+        for batches in (self._train, self._valid.batches):
             batch_sampler = getattr(batches, "batch_sampler", None)
             for holder in (batches, getattr(batches, "sampler", None), getattr(batch_sampler, "sampler", None)):
                 generator = getattr(holder, "generator", None)
@@ -171,11 +188,45 @@ class Position:
         return list(generators.values())
 
 
-def _cycled(batches: Iterable[Batch]) -> Iterator[Batch]:
-    while True:
-        empty = True
-        for batch in batches:
-            empty = False
-            yield batch
-        if empty:
-            raise ValueError("valid gave no batches; is it empty, or used up?")
+class _Passes(Iterator[Batch]):
+    """The batches of an iterable, one pass after another; `random_state` is called before each pass."""
+
+    def __init__(self, batches: Iterable[Batch], random_state: Callable[[], dict[str, Any]]) -> None:
+        self.batches, self._random_state = batches, random_state
+        self._iterator: Iterator[Batch] = iter(())
+        self.used = 0  # in the running pass
+        self._random_before: dict[str, Any] = {}
+
+    def __next__(self) -> Batch:
+        batch = next(self._iterator, _END)
+        if batch is _END:
+            self._random_before = self._random_state()
+            self._iterator, self.used = iter(self.batches), 0
+            batch = next(self._iterator, _END)
+            if batch is _END:
+                raise ValueError("valid gave no batches; is it empty, or used up?")
+        self.used += 1
+        return batch
+
+    def end_epoch(self) -> tuple[int, dict[str, Any]]:
+        """The position between two epochs: batches used of the running pass, and the RNG states at its start."""
+        # A complete pass is not asked for one more batch: at its end a RandomSampler draws from its generator.
+        if self.used == _length(self.batches):
+            self._iterator, self.used = iter(()), 0
+        return self.used, self._random_before if self.used else {}
+
+    def resume(self, used: int, random_before: dict[str, Any]) -> None:
+        """Begin the pass again, under the RNG states at its start, and drop the batches that were used."""
+        self._iterator, self._random_before = iter(self.batches), random_before
+        for self.used in range(1, used + 1):
+            if next(self._iterator, _END) is _END:
+                raise ValueError(
+                    f"valid gives only {self.used - 1} batches, but {used} of them were used when it stopped"
+                )
+
+
+def _length(batches: Iterable[Batch]) -> int | None:
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # it does not know
+        return None

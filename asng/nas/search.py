@@ -47,16 +47,18 @@ def search(
 ) -> Found:
     """Search the architecture of a model with decisions while training it.
 
-    `train` and `valid` are iterated anew in every epoch (lists, DataLoaders); `valid` starts over
-    when it is shorter. By default the weights follow SGD from 0.025 to 0 on a cosine, with momentum
-    0.9 and decay 3e-4, as in the paper; that suits images, but is slow for small tabular problems,
-    where `weights=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A schedule is
-    stepped after every epoch.
+    Every epoch is one pass over `train` (a list, a DataLoader). `valid` goes on where the epoch before
+    stopped and starts over at its end, so that all of its batches are used alike. By default the weights
+    follow SGD from 0.025 to 0 on a cosine, with momentum 0.9 and decay 3e-4, as in the paper; that suits
+    images, but is slow for small tabular problems, where
+    `weights=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A schedule is stepped
+    after every epoch.
 
     With a `checkpoint` the state is saved after every epoch and at Ctrl-C or SIGTERM, and the same call
     continues from there; on the CPU it ends with the same bits as without a pause. For that the batches may
     depend on torch's, NumPy's and Python's global random numbers and on a loader's own generator, and
-    on nothing else that changes, such as workers that persist.
+    on nothing else that changes, such as workers that persist. The order of `valid` may depend on these
+    only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train`.
 
     `seed` decides the architectures drawn and the order of the batches: while batches are loaded,
     torch's generator is one of their own. In several processes all see the batches of the first.
