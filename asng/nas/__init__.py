@@ -17,7 +17,7 @@ from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Found, MostLikely, found, most_likely
 from asng.nas.search import search
-from asng.nas.selection import Decisions, select, space_of
+from asng.nas.selection import Decisions, select, selected, space_of
 
 __all__ = [
     "BatchNorm1d",
@@ -52,6 +52,7 @@ __all__ = [
     "recalibrate",
     "search",
     "select",
+    "selected",
     "space_of",
     "to_json",
 ]

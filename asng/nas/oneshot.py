@@ -107,7 +107,11 @@ class OneShot:
         self._begin_alike()
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
-        """One iteration: all candidates of a half see the same batch."""
+        """One iteration: all candidates of a half see the same batch. The model stays selected as it was."""
+        with self.decisions.kept():
+            return self._step(train_batch, valid_batch)
+
+    def _step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         if not self.model.training:
             self.model.train()
         train = self._train(train_batch)

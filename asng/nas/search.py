@@ -45,7 +45,7 @@ def search(
     progress: bool = True,
     seed: int = 0,
 ) -> Found:
-    """Search the architecture of a model with decisions while training it.
+    """Search the architecture of a model with decisions while training it; the model is left selected as found.
 
     Every epoch is one pass over `train` (a list, a DataLoader). `valid` goes on where the epoch before
     stopped and starts over at its end, so that all of its batches are used alike. By default the weights
@@ -89,7 +89,9 @@ def search(
                 if not finished:
                     raise KeyboardInterrupt(_how_to_continue(position, epochs, path))
     processes.take_first_ones(model.buffers())  # every process ran other candidates
-    return found(oneshot, position.history)
+    result = found(oneshot, position.history)
+    oneshot.decisions.choose(result.values)
+    return result
 
 
 def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:

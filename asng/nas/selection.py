@@ -196,6 +196,21 @@ def select(model: nn.Module, values: Values) -> None:
     Decisions(model).select(values)
 
 
+def selected(model: nn.Module) -> dict[str, Any]:
+    """The values that a model is selected as, one for each decision; RuntimeError names the first without one.
+
+    In a loss it tells the values of the candidate that runs.
+
+    >>> from asng.nas import OneOf
+    >>> model = OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})
+    >>> select(model, {"act": "tanh"})
+    >>> selected(model)
+    {'act': 'tanh'}
+    """
+    decisions = [module for module in paths_of(model) if isinstance(module, Decision)]
+    return {decision.name: decision.value for decision in decisions}
+
+
 def paths_of(model: nn.Module) -> dict[nn.Module, str]:
     """All modules of a model with their paths, as torch's named_modules() gives them, but quickly."""
     paths: dict[nn.Module, str] = {}
