@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from searches import Net, cross_entropy, pairs, small_search
+from searches import FailingBackward, Net, cross_entropy, pairs, small_search
 from tasks import LONG
 
 import asng
 from asng import ASNG, checkpoints
-from asng.nas import Limit, OneShot, parameters, space_of
+from asng.nas import Limit, OneShot, parameters, selected, space_of
 
 # One process imports torch once and every other is a quick fork of it, in which no thread runs yet.
 context = multiprocessing.get_context("forkserver")
@@ -169,6 +169,41 @@ def stepping(rank, folder, kinds, steps=30):
             "measured": measured,
         }
     torch.save(results, Path(folder, f"rank{rank}.pt"))
+
+
+def failing_together(rank, folder, half):
+    """OneShot where the deepest networks, and in the end all, run out of memory; the outcome in one file per rank."""
+    torch.manual_seed(17)
+    model = Net(dropout=0).double()
+    every = False
+
+    def loss(model, batch):
+        x, y = batch
+        if every or (selected(model)["depth"] == 3 and (half == "forward" or not torch.is_grad_enabled())):
+            raise torch.OutOfMemoryError
+        if selected(model)["depth"] == 3:
+            x = FailingBackward.apply(
+                x.clone().requires_grad_(), MemoryError
+            )  # when the gradients of all weights are there
+        return cross_entropy(model, (x, y))
+
+    weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    oneshot = OneShot(model, ASNG(space_of(model), samples=3, seed=5), weights, loss, clip_norm=1.0)
+    records = [oneshot.step(*pair) for pair in pairs(20, torch.double)]
+    result = {
+        "weights": dict(model.state_dict()),
+        "optimizer": oneshot.optimizer.state_dict(),
+        "train": [list(record.train_losses) for record in records],
+        "valid": [list(record.valid_losses) for record in records],
+    }
+    every, done = True, 0
+    try:
+        while done < 9:
+            done += 1
+            oneshot.step(*pairs(1, torch.double)[0])
+    except RuntimeError as error:
+        result["error"] = f"{type(error).__name__} after {done} steps"
+    torch.save(result, Path(folder, f"rank{rank}.pt"))
 
 
 def dying(rank, folder, moment):

@@ -55,6 +55,19 @@ class Switch(nn.Module):
         return (self.weights[self.which.value] * x).sum()
 
 
+class FailingBackward(torch.autograd.Function):
+    """The identity, whose gradient raises an error of some kind."""
+
+    @staticmethod
+    def forward(context, x, kind):
+        context.kind = kind
+        return x.clone()
+
+    @staticmethod
+    def backward(context, gradient):
+        raise context.kind("too large")
+
+
 class Scripted(ASNG):
     """Draws what it is told to."""
 

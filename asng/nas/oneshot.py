@@ -17,12 +17,14 @@ from asng import checkpoints
 from asng.asktell import AskTell, Candidate
 from asng.nas import processes
 from asng.nas.cost import FEASIBLE, Costs, Limit, Violation
+from asng.nas.failures import Failures
 from asng.nas.requirements import check
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]
 
 TRIES = 16  # draws per candidate in search of one inside the limits
+FAILED = torch.tensor(math.inf)  # the loss of a candidate that ran out of memory
 BEHIND = 1e300  # told for candidates behind all with a finite loss; above any loss, and never mistaken for one
 
 
@@ -71,7 +73,9 @@ class OneShot:
     Both halves run the model in training mode, so batch norm uses the statistics of the batch. Its
     running statistics mix those of all candidates and have no effect on the search: an extracted
     network needs `recalibrate`. A gradient that is not finite leaves the weights as they are; losses
-    that are not finite are worst.
+    that are not finite are worst. A candidate that runs out of memory is worst, too, its gradient is
+    dropped from the mean, and a warning names it; after five steps in a row in which every candidate
+    failed, there is an error.
 
     Several processes (torch.distributed, set up before) all have to pass the same batches. They begin
     with the weights, the buffers and the state of the first. Each has the running statistics of the
@@ -103,6 +107,7 @@ class OneShot:
         self._clip_norm = math.inf if clip_norm is None else clip_norm
         self.device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp is torch.float16)
+        self._failures = Failures(self.device)
         self._rank, self._ranks = processes.rank_and_ranks()
         self._begin_alike()
 
@@ -114,35 +119,37 @@ class OneShot:
     def _step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         if not self.model.training:
             self.model.train()
-        train = self._train(train_batch)
+        train, none_trained = self._train(train_batch)
         candidates = self.optimizer.ask()
         violations = [self.violation(candidate.values) for candidate in candidates]
         excess = [violation.relative for violation in violations]
         inside = [candidate for candidate, far in zip(candidates, excess, strict=True) if not far]
-        with torch.no_grad():
-            valid = [self._run(candidate, valid_batch) if mine else None for candidate, mine in self._dealt(inside)]
-        losses, told = self._gathered(train, valid)
+        valid = self._judge(inside, valid_batch)
+        losses, told, failed = self._gathered(train, valid)
+        self._failures.end_step(none_trained or 0 < failed == len(inside))
         after = iter(told)
         every = [None if far else next(after) for far in excess]
         self._tell(candidates, every, violations)
         return Step(tuple(losses), tuple(every), tuple(c.values for c in candidates), tuple(excess))
 
-    def _train(self, batch: Batch) -> list[Tensor | None]:
-        """Move the weights by the mean gradient of candidates drawn for this alone."""
+    def _train(self, batch: Batch) -> tuple[list[Tensor | None], bool]:
+        """Move the weights by the mean gradient of candidates drawn for this alone; whether all of them failed."""
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
-        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-        if gradients:
-            torch._foreach_zero_(gradients)
+        before = [parameter.grad for parameter in self._parameters]
+        _zero(before)
         candidates = self._draw_inside()
-        losses: list[Tensor | None] = []
-        for candidate, mine in self._dealt(candidates):
-            loss = self._run(candidate, batch) if mine else None
-            losses.append(None if loss is None else loss.detach())
-            if loss is not None and self._has_gradient(loss):
-                self._scaler.scale(loss / len(candidates)).backward()  # type: ignore[no-untyped-call]
-        processes.sum_gradients(self._parameters)
-        if any(parameter.grad is not None for parameter in self._parameters) and candidates:
+        try:
+            losses = self._add_gradients(candidates, batch, before)
+        except BaseException:
+            self._reset_gradients(before)  # a step that fails touches no weights
+            raise
+        failed = processes.sum_gradients(self._parameters, [loss is FAILED for loss in losses])
+        good = len(candidates) - sum(failed)
+        if good and any(parameter.grad is not None for parameter in self._parameters):
+            if good < len(candidates):  # the mean is over the others
+                gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+                torch._foreach_mul_(gradients, len(candidates) / good)
             self._scaler.unscale_(self.weights)
             norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
             if self._scaler.is_enabled():  # it leaves the weights alone by itself
@@ -150,6 +157,49 @@ class OneShot:
                 self._scaler.update()
             elif norm.isfinite():
                 self.weights.step()
+        return losses, bool(candidates) and not good
+
+    def _add_gradients(
+        self, candidates: list[Candidate], batch: Batch, before: list[Tensor | None]
+    ) -> list[Tensor | None]:
+        """The losses of the candidates of this process, the gradients of which are added up."""
+        losses: list[Tensor | None] = [None] * len(candidates)
+        waiting = [place for place, (_, mine) in enumerate(self._dealt(candidates)) if mine]
+        added: list[int] = []
+        while waiting:
+            place = waiting.pop(0)
+            values = candidates[place].values
+            loss = self._failures.attempt(values, self._run, candidates[place], batch)
+            losses[place] = FAILED if loss is None else loss.detach()
+            if loss is None:
+                continue
+            if self._failures.attempt(values, self._backward, loss, len(candidates)):
+                added.append(place)
+            else:  # a part of its gradient is in the sum: add up the others again
+                losses[place], loss = FAILED, None
+                self._reset_gradients(before)
+                waiting, added = added + waiting, []
+        return losses
+
+    def _backward(self, loss: Tensor, candidates: int) -> bool:
+        """Add a candidate's share to the gradient."""
+        if self._has_gradient(loss):
+            self._scaler.scale(loss / candidates).backward()  # type: ignore[no-untyped-call]
+        return True
+
+    def _reset_gradients(self, before: list[Tensor | None]) -> None:
+        for parameter, gradient in zip(self._parameters, before, strict=True):
+            parameter.grad = gradient
+        _zero(before)
+
+    def _judge(self, candidates: list[Candidate], batch: Batch) -> list[Tensor | None]:
+        """The losses of the candidates of this process."""
+        losses: list[Tensor | None] = [None] * len(candidates)
+        with torch.no_grad():
+            for place, (candidate, mine) in enumerate(self._dealt(candidates)):
+                if mine:
+                    loss = self._failures.attempt(candidate.values, self._run, candidate, batch)
+                    losses[place] = FAILED if loss is None else loss
         return losses
 
     def _draw_inside(self) -> list[Candidate]:
@@ -234,15 +284,16 @@ class OneShot:
             costs = self.costs.of(values) if self._rank == 0 else None
             self.costs.remember(key, processes.first_ones(costs))
 
-    def _gathered(self, train: list[Tensor | None], valid: list[Tensor | None]) -> tuple[list[float], list[float]]:
-        """All losses as numbers, with one wait for the device."""
+    def _gathered(self, train: list[Tensor | None], valid: list[Tensor | None]) -> tuple[list[float], list[float], int]:
+        """All losses as numbers, and how many in `valid` failed, with one wait for the device."""
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         zero = torch.zeros((), dtype=exact, device=self.device)
+        failed = sum(loss is FAILED for loss in valid)
         losses = [zero if loss is None else loss.to(zero) for loss in [*train, *valid]]
-        stacked = torch.stack(losses) if losses else zero.reshape(1)[:0]
+        stacked = torch.stack([*losses, zero + failed if failed else zero])
         processes.sum_over_all(stacked)
-        numbers = stacked.tolist()
-        return numbers[: len(train)], numbers[len(train) :]
+        *numbers, failed_anywhere = stacked.tolist()
+        return numbers[: len(train)], numbers[len(train) :], int(failed_anywhere)
 
     # State.
 
@@ -282,6 +333,12 @@ class OneShot:
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None
+
+
+def _zero(gradients: list[Tensor | None]) -> None:
+    there = [gradient for gradient in gradients if gradient is not None]
+    if there:
+        torch._foreach_zero_(there)
 
 
 def _same_shapes(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:

@@ -21,6 +21,10 @@ Show = Callable[[int, int, Step], None]
 _END = object()
 
 
+class NoFiniteLoss(RuntimeError):
+    """A whole epoch without a finite loss."""
+
+
 class Position:
     """The position of a search in its data, and all that has to be saved to go on from there.
 
@@ -40,6 +44,7 @@ class Position:
         self._seconds = 0.0  # of the running epoch
         self._data = torch.Generator().manual_seed(seed).get_state()
         self._before = self._random()  # the epoch
+        self._before_step: dict[str, Any] | None = None  # what a step under way has drawn from
         self._valid_before = self._valid.end_epoch()  # the epoch
         if processes.is_one_of_several():
             self._set_random({**processes.first_ones(self._before), "torch": self._before["torch"]})
@@ -49,6 +54,11 @@ class Position:
         """Done in the running epoch."""
         return len(self._done)
 
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Epochs done, and steps of the running one."""
+        return self.epoch, self.steps
+
     def one_epoch(self, show: Show, stop: Callable[[], bool]) -> bool:
         """All batches of `train` once, from where the epoch stands, then the schedule; False if stopped before."""
         started = time.monotonic() - self._seconds
@@ -56,6 +66,7 @@ class Position:
             step = self._oneshot.step(train_batch, valid_batch)
             share = sum(not far for far in step.excess) / len(step.excess)
             self._done.append([step.train_loss, step.valid_loss, share])
+            self._before_step = None
             self._seconds = time.monotonic() - started
             show(self.epoch, self.steps, step)
             # A Ctrl-C does not reach all processes in the same step.
@@ -88,6 +99,7 @@ class Position:
         if self.steps:
             self._set_random(now)
         while True:
+            self._before_step = {"random": self._torch_random(), "optimizer": self._oneshot.optimizer.generator_state}
             with self._loading():
                 pair = next(pairs, None)
             if pair is None:
@@ -98,25 +110,30 @@ class Position:
         """The end of an epoch."""
         train, valid, inside = (finite_mean(column) for column in zip(*self._done, strict=True))
         if math.isnan(train) and math.isnan(valid) and inside:
-            raise RuntimeError(
+            raise NoFiniteLoss(
                 f"all losses of epoch {self.epoch + 1} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
-        record = {"epoch": self.epoch + 1, "train_loss": train, "valid_loss": valid, "seconds": self._seconds}
-        if self._oneshot.costs.limits:
-            record["inside"] = inside
-        self.history.append({**record, **certainty(self._oneshot.optimizer)})
-        self.epoch, self._done, self._seconds = self.epoch + 1, [], 0.0
-        self._valid_before = self._valid.end_epoch()
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             if isinstance(self._schedule, ReduceLROnPlateau):
                 self._schedule.step(valid)
             else:
                 self._schedule.step()
+        record = {"epoch": self.epoch + 1, "train_loss": train, "valid_loss": valid, "seconds": self._seconds}
+        if self._oneshot.costs.limits:
+            record["inside"] = inside
+        self.history.append({**record, **certainty(self._oneshot.optimizer)})
+        self.epoch, self._done, self._seconds = self.epoch + 1, [], 0.0
+        self._valid_before, self._before_step = self._valid.end_epoch(), None
 
     def state_dict(self) -> dict[str, Any]:
-        return {
+        """The state after the last complete step, but for what a later one that failed did to the model.
+
+        If it failed in loading or training, the weights are as before. If in judging, they have moved, and move once
+        more when the step is repeated.
+        """
+        state: dict[str, Any] = {
             "search": self._oneshot.state_dict(),
             "schedule": self._schedule.state_dict(),
             "epoch": self.epoch,
@@ -127,6 +144,10 @@ class Position:
             "random_before_epoch": self._before,
             "valid_before_epoch": self._valid_before,
         }
+        if self._before_step is not None:
+            state["random"] |= self._before_step["random"]
+            state["search"]["optimizer"]["generator"] = self._before_step["optimizer"]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._set_random(state["random"])
@@ -155,12 +176,18 @@ class Position:
     def _random(self) -> dict[str, Any]:
         """The generators that batches and layers draw from."""
         numpys: Any = np.random.get_state()  # noqa: NPY002 - data sets draw from it
+        return {
+            **self._torch_random(),
+            "python": random.getstate(),
+            "numpy": [numpys[0], numpys[1].tolist(), *numpys[2:]],
+        }
+
+    def _torch_random(self) -> dict[str, Any]:
+        """Those of torch, which are quick to save."""
         state = {
             "torch": torch.get_rng_state(),
             "data": self._data,
             "loaders": [generator.get_state() for generator in self._generators()],
-            "python": random.getstate(),
-            "numpy": [numpys[0], numpys[1].tolist(), *numpys[2:]],
         }
         if self._oneshot.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self._oneshot.device)

@@ -64,15 +64,19 @@ def sum_over_all(tensor: Tensor) -> None:
         dist.all_reduce(tensor)
 
 
-def sum_gradients(parameters: Sequence[Tensor]) -> None:
-    """Sum the gradients over the processes; a parameter that has one anywhere has one everywhere."""
+def sum_gradients(parameters: Sequence[Tensor], flags: Sequence[bool] = ()) -> list[bool]:
+    """Sum the gradients over the processes; a parameter that has one anywhere has one everywhere.
+
+    Returns which of the flags are set in any process.
+    """
     if not is_one_of_several():
-        return
+        return list(flags)
     has = [parameter.grad is not None for parameter in parameters]
-    touched = torch.tensor(has, dtype=torch.int32, device=parameters[0].device)
-    dist.all_reduce(touched, dist.ReduceOp.MAX)
+    votes = torch.tensor([*has, *flags], dtype=torch.int32, device=parameters[0].device)
+    dist.all_reduce(votes, dist.ReduceOp.MAX)
+    voted = list(map(bool, votes.tolist()))
     gradients = []
-    for parameter, used in zip(parameters, touched.tolist(), strict=True):
+    for parameter, used in zip(parameters, voted[: len(has)], strict=True):
         if used:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
@@ -83,3 +87,4 @@ def sum_gradients(parameters: Sequence[Tensor]) -> None:
         dist.all_reduce(flat)
         for gradient, part in zip(alike, torch.split(flat, [g.numel() for g in alike]), strict=True):
             gradient.copy_(part.view_as(gradient))
+    return voted[len(has) :]

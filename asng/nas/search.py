@@ -3,7 +3,7 @@
 In the background it is only `OneShot`; whoever wants another loop writes one around that.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from asng.checks import count
 from asng.nas import processes
 from asng.nas.cost import Limit
 from asng.nas.oneshot import Batch, Loss, OneShot, Step
-from asng.nas.position import Position, Show
+from asng.nas.position import NoFiniteLoss, Position, Show
 from asng.nas.result import Found, found
 from asng.nas.selection import space_of
 from asng.optimizer import ASNG
@@ -60,6 +60,12 @@ def search(
     on nothing else that changes, such as workers that persist. The order of `valid` may depend on these
     only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train`.
 
+    An error in a step or in loading is raised after the state has been saved as it was after the last
+    complete step; a note on it says where. The same call repeats the step that failed, with the same
+    batches and candidates: bit for bit where it failed in loading or training the weights (running
+    statistics aside), and with weights that have moved already where it failed in judging. NumPy's
+    and Python's random numbers are not taken back.
+
     `seed` decides the architectures drawn and the order of the batches: while batches are loaded,
     torch's generator is one of their own. In several processes all see the batches of the first.
     """
@@ -81,11 +87,25 @@ def search(
     length = epochs if schedule is None else None  # a given schedule may go on for longer than was planned
     with checkpoints.interrupts() as interrupted:
         _resume(position, path, length)
+        saved = position.progress
+
+        def save() -> None:
+            nonlocal saved
+            if path is not None and processes.is_first():
+                checkpoints.save(path, {"epochs": length, "run": position.state_dict()})
+                saved = position.progress
+
         with _bar(progress and processes.is_first(), epochs) as show:
             while position.epoch < epochs:
-                finished = position.one_epoch(show, interrupted)
-                if path is not None and processes.is_first():
-                    checkpoints.save(path, {"epochs": length, "run": position.state_dict()})
+                try:
+                    finished = position.one_epoch(show, interrupted)
+                except NoFiniteLoss:  # no later state is worth keeping
+                    raise
+                except Exception as error:
+                    if path is not None and position.progress != saved:
+                        _save_after(error, save, _how_to_continue(position, epochs, path))
+                    raise
+                save()
                 if not finished:
                     raise KeyboardInterrupt(_how_to_continue(position, epochs, path))
     processes.take_first_ones(model.buffers())  # every process ran other candidates
@@ -111,6 +131,16 @@ def _how_to_continue(position: Position, epochs: int, path: Path | None) -> str:
     if path is None:
         return f"{where}; nothing was saved, since no checkpoint was given"
     return f"{where}; saved in {path}: the same call continues from there"
+
+
+def _save_after(error: Exception, save: Callable[[], None], where: str) -> None:
+    """Save what an error would lose, and say so in a note on it."""
+    try:
+        save()
+    except Exception as another:  # such as a full disk; the first error is the one to show
+        where = f"the state could not be saved ({checkpoints.reason(another)})"
+    if processes.is_first():
+        error.add_note(where)
 
 
 def _resume(position: Position, path: Path | None, epochs: int | None) -> None:
