@@ -12,12 +12,13 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from searches import FailingBackward, Net, cross_entropy, pairs, small_search
+from searches import FailingBackward, Net, batches, cross_entropy, pairs, small_search
 from tasks import LONG
+from torch import nn
 
 import asng
-from asng import ASNG, checkpoints
-from asng.nas import Limit, OneShot, parameters, selected, space_of
+from asng import ASNG, Categorical, checkpoints
+from asng.nas import Limit, OneOf, OneShot, extract, parameters, recalibrate, search, select, selected, space_of
 
 # One process imports torch once and every other is a quick fork of it, in which no thread runs yet.
 context = multiprocessing.get_context("forkserver")
@@ -204,6 +205,64 @@ def failing_together(rank, folder, half):
     except RuntimeError as error:
         result["error"] = f"{type(error).__name__} after {done} steps"
     torch.save(result, Path(folder, f"rank{rank}.pt"))
+
+
+def wrapped_together(rank, folder):
+    """What is said of models that are wrapped for several processes, by each function, in one file per rank."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+    from torch.nn.parallel import DistributedDataParallel
+
+    def model():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 3), nn.Linear(4, 3)]))
+
+    def sharded(model):
+        fully_shard(model)
+        return model
+
+    def inside(wrap):
+        def wrapped(model):
+            model[1] = wrap(model[1])
+            return model
+
+        return wrapped
+
+    kinds = {
+        "plain": lambda model: model,
+        "DDP": DistributedDataParallel,
+        "DDP inside": inside(DistributedDataParallel),
+        "FSDP": lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
+        "fully_shard": sharded,
+        "fully_shard inside": inside(sharded),
+    }
+    values, data = {"op": 1}, batches(1)
+
+    def one_shot(model):
+        OneShot(model, ASNG({"op": Categorical([0, 1])}), torch.optim.SGD(model.parameters()), cross_entropy)
+
+    def recalibrated(model):
+        select(model, values)
+        recalibrate(model, data)
+        return [statistic.tolist() for statistic in model.buffers()]
+
+    calls = {
+        "OneShot": one_shot,
+        "search": lambda model: search(model, data, data, cross_entropy, epochs=1, progress=False).values,
+        "space_of": space_of,
+        "select": lambda model: select(model, values),
+        "parameters": lambda model: parameters(model, values),
+        "extract": lambda model: extract(model, values),
+        "recalibrate": recalibrated,
+    }
+    told = {}
+    for kind, wrap in kinds.items():
+        wrapped = wrap(model())
+        for name, call in calls.items():
+            try:
+                told[f"{kind} {name}"] = str(call(wrapped))
+            except Exception as error:
+                told[f"{kind} {name}"] = f"{type(error).__name__}: {error}"
+    torch.save(told, Path(folder, f"rank{rank}.pt"))
 
 
 def dying(rank, folder, moment):

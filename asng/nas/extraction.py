@@ -10,6 +10,7 @@ from asng.nas.hidden import described, hidden_modules
 from asng.nas.selection import Decisions, Values, is_open, paths_of
 from asng.nas.ties import Ties
 from asng.nas.untouched import Snapshot, is_ours
+from asng.nas.wrappers import unwrap
 
 
 def extract(model: nn.Module, values: Values) -> nn.Module:
@@ -18,7 +19,8 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
     The model may be another one with the same decisions, such as a deeper one to train from scratch.
     A `Searchable` module is replaced by what its `build_static()` returns, from the outside in, while its
     own decisions are still there; whatever decisions are in what it returns are replaced after it. The
-    model stays as it is. Weights that layers share are shared in the result too.
+    model stays as it is. Weights that layers share are shared in the result too. What torch.compile,
+    DataParallel or DistributedDataParallel wrapped is extracted without them.
 
     >>> from asng.nas import OneOf
     >>> extract(nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()])), {"act": 1})
@@ -26,7 +28,7 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
       (0): Tanh()
     )
     """
-    decisions = Decisions(model)
+    decisions = Decisions(unwrap(model))
     with decisions.selected(values):
         build = StaticBuild(decisions)
         return copy.deepcopy(build.network(), build.memo())

@@ -19,6 +19,8 @@ from asng.nas import processes
 from asng.nas.cost import FEASIBLE, Costs, Limit, Violation
 from asng.nas.failures import Failures
 from asng.nas.requirements import check
+from asng.nas.selection import paths_of
+from asng.nas.wrappers import check_not_ddp, unwrap
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]
@@ -61,7 +63,8 @@ def finite_mean(numbers: Iterable[float | None]) -> float:
 class OneShot:
     """Alternates between the weights of a model with decisions and the distribution of its architecture.
 
-    model       any module with decisions, on the device where it is trained
+    model       any module with decisions, on the device where it is trained; also what torch.compile or
+                DataParallel made of it, which the loss is then given. DDP and FSDP are refused
     optimizer   ASNG, or a baseline, over `space_of(model)`
     weights     any torch optimizer of the model's parameters
     loss        (model, batch) -> scalar tensor; runs the model as it is selected
@@ -94,9 +97,11 @@ class OneShot:
         amp: torch.dtype | None = None,
         leave_out: bool = False,
     ) -> None:
-        self.model, self.optimizer, self.weights = model, optimizer, weights
+        check_not_ddp(paths_of(model))
+        self.model, self.optimizer, self.weights = unwrap(model), optimizer, weights
         self._loss, self._leave_out, self._amp = loss, leave_out, amp
-        self.costs = Costs(model, limits)
+        self._as_given = model  # in a wrapper of torch.compile or DataParallel, perhaps
+        self.costs = Costs(self.model, limits)
         self.decisions = self.costs.decisions
         self._parameters = [p for group in weights.param_groups for p in group["params"]]
         check(self.decisions, optimizer, weights)
@@ -223,7 +228,7 @@ class OneShot:
         self.decisions.choose(candidate.values)
         try:
             with torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None):
-                loss = self._loss(self.model, batch)
+                loss = self._loss(self._as_given, batch)
         except Exception as error:
             error.add_note(f"in the architecture {candidate.values}")
             raise

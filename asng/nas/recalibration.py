@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.nas.devices import device_of, moved
+from asng.nas.wrappers import unwrap
 
 
 def recalibrate(
@@ -19,6 +20,7 @@ def recalibrate(
     model; without it a batch is the input, or a tuple or list that starts with it. If anything fails,
     the statistics stay as they were.
     """
+    model = unwrap(model)
     kinds = nn.modules.batchnorm._BatchNorm
     norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]
     if not norms:

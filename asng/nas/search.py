@@ -108,7 +108,7 @@ def search(
                 save()
                 if not finished:
                     raise KeyboardInterrupt(_how_to_continue(position, epochs, path))
-    processes.take_first_ones(model.buffers())  # every process ran other candidates
+    processes.take_first_ones(oneshot.model.buffers())  # every process ran other candidates
     result = found(oneshot, position.history)
     oneshot.decisions.choose(result.values)
     return result

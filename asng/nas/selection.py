@@ -12,6 +12,7 @@ from torch import nn
 from asng.families import family_of
 from asng.nas.decision import Decision, Searchable, Sized
 from asng.nas.hidden import described, hidden_modules
+from asng.nas.wrappers import check_not_sharded
 from asng.space import Categorical, Integer, Real, Space, Variable
 
 Values = Mapping[str, Any]
@@ -35,6 +36,7 @@ class Decisions:
         self.space: dict[str, Variable] = {}
         self._of_name: dict[str, list[Decision]] = {}
         self.paths = paths_of(model)
+        check_not_sharded(self.paths)
         self.sized: list[Sized] = []
         declared: dict[str, str] = {}
         for module, path in self.paths.items():

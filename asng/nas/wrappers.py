@@ -1,0 +1,46 @@
+"""Models inside of torch's wrappers: which are looked through, and which are refused."""
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The model inside of what torch.compile, DataParallel or DistributedDataParallel made of it."""
+    while True:
+        compiled = model._modules.get("_orig_mod")  # torch loads the class of such modules only when it is used
+        if compiled is not None:
+            model = compiled
+        elif isinstance(model, (DataParallel, DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
+    """Raise ValueError for modules, given with their paths, whose weights FSDP has sharded."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # whoever shards has loaded it
+    if fsdp is not None:
+        for module, path in paths.items():
+            if isinstance(module, (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)):
+                raise ValueError(
+                    f"{path or 'the model'} is sharded by FSDP, but candidates share whole weights; pass the model "
+                    "itself, not sharded: asng deals the candidates out over the processes"
+                )
+
+
+def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
+    """Raise ValueError for modules, given with their paths, in DistributedDataParallel.
+
+    Looking through it would not do: after a forward pass of its own its hooks wait for gradients that the candidates of
+    a process may not have, and the batches of those who use it differ between the processes.
+    """
+    for module, path in paths.items():
+        if isinstance(module, DistributedDataParallel):
+            raise ValueError(
+                f"{path or 'the model'} is in DistributedDataParallel; pass the model itself, and the same batches in "
+                "all processes: asng deals the candidates out over them, and needs no DDP"
+            )
