@@ -152,7 +152,27 @@ def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
         (lambda: nas.Conv2d(3, 4, Value("k", Integer(1, 3)) * 2 - 3, padding=2), "kernel_size must be at least 1"),
         (lambda: nas.Linear(3, Value("v", Real(1, 2))), r"a size follows whole numbers, but 'v' is Real"),
         (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "a size follows whole numbers, but 'v'"),
-        (lambda: nas.Linear(width() * 0.5, 3), "whole number or follows a decision, got 0.5"),  # type: ignore[operator]
+        (lambda: nas.Linear(width() * 0.5, 3), r"whole multiple of a decision, not 'a' \* 0.5; .* the smaller size"),  # type: ignore[operator]
+        (lambda: nas.Linear((width() * 4) // 3, 3), r"whole multiple of a decision, not 4 \* 'a' / 3; "),
+        (lambda: nas.Linear(width() / 2, 3), "whole multiple of a decision, not 'a' / 2; "),
+        (
+            lambda: nas.Linear(width() * odd(), 3),
+            r"a product of two decisions \('a' and 2 \* 'k' - 1\) is not supported",
+        ),
+        (lambda: nas.Linear(width() + width(), 3), r"a sum of two decisions .* make one decision of it, such as Width"),  # type: ignore[operator]
+        (lambda: nas.Linear(width() - odd(), 3), r"a difference of two decisions"),
+        (lambda: nas.Linear((width() + 1) // width(), 3), r"a quotient of two decisions \('a' \+ 1 and 'a'\)"),  # type: ignore[operator]
+        (lambda: nas.Conv2d(3, 4, 3, stride=odd()), r"^stride cannot be a decision, got 2 \* 'k' - 1; .* OneOf\(name,"),
+        (
+            lambda: nas.Conv2d(3, 4, 3, stride=(1, width())),
+            r"^stride cannot be a decision, got Width\('a', .*; only ch",
+        ),
+        (lambda: nas.Conv2d(3, width(), 3, dilation=width()), "^dilation cannot be a decision"),
+        (lambda: nas.Conv2d(3, 4, 3, padding=width()), "^padding cannot be a decision"),
+        (lambda: nas.Conv2d(3, 4, 3, bias=Value("b", Categorical([True, False]))), "^bias cannot be a decision"),
+        (lambda: nas.ConvTranspose2d(3, 4, 3, stride=width()), "^stride cannot be a decision"),
+        (lambda: nas.ConvTranspose2d(3, 4, 3, output_padding=width()), "^output_padding cannot be a decision"),
+        (lambda: nas.Linear(3, 4, bias=Value("b", Categorical([True, False]))), "^bias cannot be a decision"),
         (lambda: nas.Linear("3", 3), "whole number or follows a decision, got '3'"),
         (lambda: Width("a", 0, 4), "a width must be at least 1, but 'a' can be 0"),
         (lambda: Width("a", [4, -1]), "a width must be at least 1"),

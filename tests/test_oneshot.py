@@ -4,6 +4,7 @@
 import copy
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -108,6 +109,27 @@ def test_draws_for_the_weights_are_dropped_and_the_others_told(method, monkeypat
     assert step.candidates == tuple(c.values for c in asked[1])
     assert step.excess == (0.0, 0.0)
     assert len(step.train_losses) == 2
+
+
+class Backbone(nn.Sequential):
+    """Keeps its first layer in evaluation mode, as is usual for a part that is not trained."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[0].eval()
+        return self
+
+
+@pytest.mark.parametrize("mode", ["new", "eval", "train", "by hand"])
+def test_parts_that_a_model_keeps_in_evaluation_mode_stay_in_it(mode):
+    layers = [nn.Linear(4, 3), OneOf("op", [nn.Tanh(), nn.Linear(3, 3)])]
+    model: Any = nn.Sequential((nn.Sequential if mode == "by hand" else Backbone)(*layers))
+    if mode in ("eval", "train"):
+        getattr(model, mode)()
+    if mode == "by hand":
+        model[0][0].eval()
+    made(model).step(*batches(2))
+    assert [module.training for module in model[0]] == [False, True]
 
 
 def test_a_step_is_a_frozen_record():

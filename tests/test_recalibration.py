@@ -19,7 +19,7 @@ def batches(n, size=6, seed=0):
 def test_recalibration_averages_over_the_batches():
     net: Any = nn.Sequential(nn.BatchNorm2d(1), nn.Dropout(0.5), nn.BatchNorm2d(1, affine=False))
     net[0].momentum = 0.3
-    net[2].eval()
+    net[1].eval()
     net(batches(1, seed=9)[0] + 99)  # what has to be forgotten
     data = batches(4)
     recalibrate(net, iter(data))
@@ -29,7 +29,7 @@ def test_recalibration_averages_over_the_batches():
     assert net[2].running_mean.abs() < 1e-6
     assert abs(net[2].running_var - 1) < 0.01
     assert (net[0].momentum, net[2].momentum) == (0.3, 0.1)
-    assert [module.training for module in net.modules()] == [True, True, True, False]
+    assert [module.training for module in net.modules()] == [True, True, False, True]
     assert net[0].num_batches_tracked == 4
 
 
@@ -139,3 +139,40 @@ def test_a_batch_norm_that_does_not_run_keeps_its_statistics():
 def test_without_batch_norm_there_is_nothing_to_recalibrate(net):
     with pytest.raises(ValueError, match="no batch norm with running statistics"):
         recalibrate(net, batches(1))
+
+
+class Pretrained(nn.Sequential):
+    """Keeps its first norm in evaluation mode, as is usual for a part that is not trained."""
+
+    def train(self, mode=True):
+        super().train(mode)
+        self[0].eval()
+        return self
+
+
+@pytest.mark.parametrize("before", ["new", "eval", "train"])
+def test_norms_that_a_model_keeps_in_evaluation_mode_are_left_alone(before):
+    net: Any = nn.Sequential(Pretrained(nn.BatchNorm2d(1), nn.Conv2d(1, 1, 1)), nn.BatchNorm2d(1))
+    if before != "new":
+        getattr(net, before)()
+    modes, frozen = [module.training for module in net.modules()], copy.deepcopy(net[0][0].state_dict())
+    recalibrate(net, batches(2))
+    assert str(net[0][0].state_dict()) == str(frozen)
+    assert net[1].num_batches_tracked == 2
+    assert [module.training for module in net.modules()] == modes
+
+
+def test_norms_in_evaluation_mode_by_hand_are_left_alone_while_the_model_trains():
+    net: Any = nn.Sequential(nn.BatchNorm2d(1), nn.BatchNorm2d(1))
+    net[0].eval()
+    recalibrate(net, batches(2))
+    assert [norm.num_batches_tracked.item() for norm in net] == [0, 2]
+    recalibrate(net.eval(), batches(2))  # where all are, none of them is frozen
+    assert [norm.num_batches_tracked.item() for norm in net] == [2, 2]
+
+
+def test_a_model_whose_norms_are_all_frozen_is_refused():
+    net = nn.Sequential(nn.BatchNorm2d(1))
+    net[0].eval()
+    with pytest.raises(ValueError, match="all batch norms stay in evaluation mode while the model trains"):
+        recalibrate(net, batches(2))

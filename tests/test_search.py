@@ -3,6 +3,7 @@
 
 import copy
 import io
+import itertools
 import math
 import random
 import sys
@@ -193,6 +194,28 @@ def test_a_given_schedule_is_used(make, expected):
     weights.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
     searched(model, batches(1), batches(1), weights=weights, schedule=make(weights), epochs=4)
     assert rates == pytest.approx(expected)
+
+
+# Losses that explode -------------------------------------------------------------------------------
+
+
+def growing(from_call, factor):
+    calls = itertools.count()
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * (factor if next(calls) >= from_call else 1)
+
+    return loss
+
+
+@pytest.mark.parametrize(("call", "epoch", "first"), [(2, 1, "step"), (20, 2, "epoch"), (44, 3, "epoch")])
+def test_finite_losses_that_explode_are_warned_of(call, epoch, first):
+    with pytest.warns(UserWarning, match=rf"of epoch {epoch} is .*e\+.*, after .* in the first {first}; .*lower the l"):
+        assert len(searched(loss=growing(call, 1e6), epochs=3).history) == 3
+
+
+def test_losses_that_grow_somewhat_are_not_warned_of():
+    searched(loss=growing(20, 500), epochs=3)
 
 
 # Progress ------------------------------------------------------------------------------------------

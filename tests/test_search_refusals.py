@@ -64,6 +64,17 @@ def test_sparse_gradients_are_refused_by_name():
         made(model)
 
 
+def test_several_optimizers_in_the_place_of_one_are_refused():
+    model = Net()
+    several = [torch.optim.SGD(part.parameters(), 0.1) for part in (model.first, model.blocks, model.head)]
+    with pytest.raises(
+        ValueError, match="weights must be one torch optimizer, got a list of 3; give one optimizer sev"
+    ):
+        made(model, weights=several)
+    with pytest.raises(ValueError, match=r"weights must be one torch optimizer, got 0\.1; "):
+        searched(weights=0.1)
+
+
 def test_an_optimizer_that_needs_a_closure_is_refused():
     model = Net()
     with pytest.raises(ValueError, match=r"^LBFGS asks for a closure .*use a torch optimizer that steps without one"):
@@ -85,11 +96,28 @@ def test_wrong_settings_are_named(name, value):
         (lambda model, x: 1.0, "must return a scalar tensor, got 1.0"),
         (lambda model, x: model(x) * torch.ones(2), r"got a tensor of shape \(2,\)"),
         (lambda model, x: model(x).detach(), "does not depend on the weights"),
+        (lambda model, x: (model(x) > 0).sum(), r"is a tensor of torch\.int64, which has no gradient; return floating"),
+        (lambda model, x: model(x) > 0, r"is a tensor of torch\.bool, which has no gradient"),
+        (lambda model, x: model(x) * 1j, r"must return a real number, got torch\.complex64; take its abs\(\)"),
     ],
 )
 def test_a_wrong_loss_is_named(loss, message):
     with pytest.raises(ValueError, match=message):
         made(Switch(), loss=loss).step(torch.ones(3), torch.ones(3))
+
+
+def test_architectures_may_be_judged_by_whole_numbers():
+    def loss(model, x):
+        return model(x) if torch.is_grad_enabled() else torch.tensor(model.which.value)
+
+    step = made(Switch(), loss=loss).step(torch.ones(3), torch.ones(3))
+    assert step.valid_losses == tuple(values["which"] for values in step.candidates)
+
+
+def test_a_batch_of_one_row_is_told_from_a_fault_of_the_architecture():
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training") as error:
+        made(Net(norm=True)).step(batches(1)[0], batches(1, size=1)[0])
+    assert "candidates are judged in training mode; leave out a last batch of one row" in error.value.__notes__[-1]
 
 
 def test_an_error_in_the_loss_says_in_which_architecture():

@@ -76,12 +76,16 @@ class Decision(Searchable):
     @property
     def value(self) -> Any:
         """The selected value."""
-        if not self.selected:
-            raise RuntimeError(
-                f"decision {self.name!r} has no value yet; call asng.nas.select(model, values) first, on a model "
-                "that holds it as an attribute or in an nn.ModuleList"
-            )
-        return self.selected[0]
+        selected = self.selected
+        if len(selected) != 1:
+            if not selected:
+                raise RuntimeError(
+                    f"decision {self.name!r} has no value yet; call asng.nas.select(model, values) first, on a model "
+                    "that holds it as an attribute or in an nn.ModuleList"
+                )
+            if not torch.compiler.is_compiling():
+                selected[1].add(self.name)  # while a search looks whether anything reads it
+        return selected[0]
 
     @abstractmethod
     def active_modules(self) -> Iterable[nn.Module]:
@@ -103,8 +107,12 @@ class Decision(Searchable):
     def __sub__(self, shift: int) -> "Size":
         return Size(self) - shift
 
+    def __floordiv__(self, divisor: int) -> "Size":
+        return Size(self) // divisor
+
     __rmul__ = __mul__
     __radd__ = __add__
+    __truediv__ = __floordiv__
 
 
 class Size:
@@ -142,16 +150,36 @@ class Size:
         return self.decision is not None and other.decision is not None and self.decision.name == other.decision.name
 
     def __mul__(self, factor: int) -> "Size":
-        return Size(self, scale=factor)
+        if isinstance(factor, float):
+            raise self._no_fraction(f"{self} * {factor}")
+        return Size(self, scale=self._constant(factor, "product"))
 
     def __add__(self, shift: int) -> "Size":
-        return Size(self, shift=shift)
+        return Size(self, shift=self._constant(shift, "sum"))
 
     def __sub__(self, shift: int) -> "Size":
-        return Size(self, shift=-_whole(shift))
+        return Size(self, shift=-self._constant(shift, "difference"))
+
+    def __floordiv__(self, divisor: int) -> "Size":
+        raise self._no_fraction(f"{self} / {self._constant(divisor, 'quotient')}")
 
     __rmul__ = __mul__
     __radd__ = __add__
+    __truediv__ = __floordiv__
+
+    def _constant(self, number: Any, what: str) -> int:
+        if isinstance(number, (Decision, Size)):
+            raise ValueError(
+                f"a {what} of two decisions ({self} and {Size(number)}) is not supported as a size; make one decision "
+                f"of it, such as Width(name, [8, 12, 16]) with the {what}s to choose from"
+            )
+        return _whole(number)
+
+    def _no_fraction(self, what: str) -> ValueError:
+        return ValueError(
+            f"a size is a whole multiple of a decision, not {what}; let the decision be the smaller size, and multiply "
+            "it where the larger one is wanted"
+        )
 
     def __repr__(self) -> str:
         if self.decision is None:

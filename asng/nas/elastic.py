@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asng.nas.decision import Sizable, Sized, Takable, largest, most_taken
-from asng.nas.windows import Pair, Window, pair
+from asng.nas.windows import Pair, Window, check_fixed, pair
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 
@@ -44,6 +44,7 @@ class Conv2d(Sized, nn.Conv2d):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
+        check_fixed(stride=stride, padding=padding, dilation=dilation, bias=bias, padding_mode=padding_mode)
         window = Window(in_channels, out_channels, kernel_size, groups)
         window.check_padding(padding, dilation)
         super().__init__(
@@ -126,6 +127,7 @@ class ConvTranspose2d(Sized, nn.ConvTranspose2d):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
+        check_fixed(stride=stride, padding=padding, output_padding=output_padding, dilation=dilation, bias=bias)
         window = Window(in_channels, out_channels, kernel_size, groups)
         window.check_padding(padding, dilation)
         super().__init__(
@@ -193,6 +195,7 @@ class Linear(Sized, nn.Linear):
     def __init__(
         self, in_features: Takable, out_features: Sizable, bias: bool = True, device: Any = None, dtype: Any = None
     ) -> None:
+        check_fixed(bias=bias)
         takes, most_in = most_taken(in_features, "in_features")
         gives, most_out = largest(out_features, "out_features")
         super().__init__(most_in, most_out, bias, device, dtype)

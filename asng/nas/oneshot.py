@@ -7,6 +7,7 @@ candidates and are told the same losses, so theta is equal everywhere without be
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +19,10 @@ from asng.asktell import AskTell, Candidate
 from asng.nas import processes
 from asng.nas.cost import FEASIBLE, Costs, Limit, Violation
 from asng.nas.failures import Failures
-from asng.nas.requirements import check
+from asng.nas.modes import set_training
+from asng.nas.requirements import check, check_one_optimizer
 from asng.nas.selection import paths_of
+from asng.nas.unread import Unread, is_compiled
 from asng.nas.wrappers import check_not_ddp, unwrap
 
 Batch = Any
@@ -73,12 +76,13 @@ class OneShot:
     amp         torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients
     leave_out   leave variables without effect on a candidate out of its gradient (not the paper's way)
 
-    Both halves run the model in training mode, so batch norm uses the statistics of the batch. Its
-    running statistics mix those of all candidates and have no effect on the search: an extracted
-    network needs `recalibrate`. A gradient that is not finite leaves the weights as they are; losses
-    that are not finite are worst. A candidate that runs out of memory is worst, too, its gradient is
-    dropped from the mean, and a warning names it; after five steps in a row in which every candidate
-    failed, there is an error.
+    Both halves run the model in training mode, so batch norm uses the statistics of the batch; parts that
+    were put into evaluation mode by hand, or by the model's own `train()`, stay in it. Running statistics
+    mix those of all candidates and have no effect on the search: an extracted network needs
+    `recalibrate`. A gradient that is not finite leaves the weights as they are; losses that are not
+    finite are worst. A candidate that runs out of memory is worst, too, its gradient is dropped from the
+    mean, and a warning names it; after five steps in a row in which every candidate failed, there is an
+    error. A warning names decisions that nothing reads.
 
     Several processes (torch.distributed, set up before) all have to pass the same batches. They begin
     with the weights, the buffers and the state of the first. Each has the running statistics of the
@@ -97,6 +101,7 @@ class OneShot:
         amp: torch.dtype | None = None,
         leave_out: bool = False,
     ) -> None:
+        check_one_optimizer(weights)
         check_not_ddp(paths_of(model))
         self.model, self.optimizer, self.weights = unwrap(model), optimizer, weights
         self._loss, self._leave_out, self._amp = loss, leave_out, amp
@@ -115,6 +120,10 @@ class OneShot:
         self._failures = Failures(self.device)
         self._rank, self._ranks = processes.rank_and_ranks()
         self._begin_alike()
+        watched = self._rank == 0 and not any(map(is_compiled, paths_of(model)))
+        self._unread = Unread(self.decisions) if watched else None
+        if self.model.training:
+            set_training(self.model)
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """One iteration: all candidates of a half see the same batch. The model stays selected as it was."""
@@ -135,6 +144,8 @@ class OneShot:
         after = iter(told)
         every = [None if far else next(after) for far in excess]
         self._tell(candidates, every, violations)
+        if self._unread is not None and self._unread.end_step():
+            self._unread = None
         return Step(tuple(losses), tuple(every), tuple(c.values for c in candidates), tuple(excess))
 
     def _train(self, batch: Batch) -> tuple[list[Tensor | None], bool]:
@@ -227,14 +238,24 @@ class OneShot:
         """The loss of a candidate."""
         self.decisions.choose(candidate.values)
         try:
-            with torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None):
+            with (
+                torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None),
+                nullcontext() if self._unread is None else self._unread.watching(candidate.values),
+            ):
                 loss = self._loss(self._as_given, batch)
         except Exception as error:
             error.add_note(f"in the architecture {candidate.values}")
+            if "Expected more than 1 value per channel when training" in str(error):
+                error.add_note(
+                    "batch norm needs more than one row, also of batches to validate, as candidates are judged in "
+                    "training mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
+                )
             raise
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f"loss(model, batch) must return a scalar tensor, got {got}")
+        if loss.is_complex():
+            raise ValueError(f"loss(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
         return loss.reshape(())
 
     def _has_gradient(self, loss: Tensor) -> bool:
@@ -244,6 +265,11 @@ class OneShot:
             for module in self.decisions.running()
             for parameter in module.parameters(recurse=False)
         ):
+            if not loss.is_floating_point():
+                raise ValueError(
+                    f"the loss to train on is a tensor of {loss.dtype}, which has no gradient; return floating point "
+                    "numbers, and count or round only where torch.is_grad_enabled() is False"
+                )
             raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
         return loss.requires_grad
 

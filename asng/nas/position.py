@@ -18,6 +18,8 @@ from asng.nas.result import certainty
 
 Show = Callable[[int, int, Step], None]
 
+EXPLOSION = 1000  # times the loss at the beginning
+
 _END = object()
 
 
@@ -114,6 +116,8 @@ class Position:
                 f"all losses of epoch {self.epoch + 1} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
+        if processes.is_first():
+            self._warn_of_explosion(train)
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             if isinstance(self._schedule, ReduceLROnPlateau):
@@ -126,6 +130,18 @@ class Position:
         self.history.append({**record, **certainty(self._oneshot.optimizer)})
         self.epoch, self._done, self._seconds = self.epoch + 1, [], 0.0
         self._valid_before, self._before_step = self._valid.end_epoch(), None
+
+    def _warn_of_explosion(self, train: float) -> None:
+        """Warn, once, of a mean loss that is finite, but far above that of the first step, or of the first epoch."""
+        losses = [record["train_loss"] for record in self.history]
+        before = losses[0] if losses else self._done[0][0]
+        if train > EXPLOSION * (1 + abs(before)) >= max(losses, default=0.0):
+            since = "epoch" if losses else "step"
+            warnings.warn(
+                f"the mean training loss of epoch {self.epoch + 1} is {train:.3g}, after {before:.3g} in the first "
+                f"{since}; the weights diverge: lower the learning rate, or clip the gradient",
+                stacklevel=2,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last complete step, but for what a later one that failed did to the model.

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.nas.devices import device_of, moved
+from asng.nas.modes import set_training
 from asng.nas.wrappers import unwrap
 
 
@@ -16,9 +17,12 @@ def recalibrate(
     """Estimate the batch-norm statistics of a network anew, as plain averages over the batches.
 
     An extracted network has those of the supernet, where they were averaged over many architectures.
-    Everything but the batch norms is in evaluation mode meanwhile. `forward(model, batch)` runs the
-    model; without it a batch is the input, or a tuple or list that starts with it. If anything fails,
-    the statistics stay as they were.
+    Everything but the batch norms is in evaluation mode meanwhile. Batch norms that are in evaluation mode
+    while the model trains are frozen, such as those of a pretrained part, and stay as they are: those that
+    are so in a model in training mode, or else after `model.train()`.
+
+    `forward(model, batch)` runs the model; without it a batch is the input, or a tuple or list that starts
+    with it. If anything fails, the statistics stay as they were.
     """
     model = unwrap(model)
     kinds = nn.modules.batchnorm._BatchNorm
@@ -26,8 +30,14 @@ def recalibrate(
     if not norms:
         raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
     modes = [(module, module.training) for module in model.modules()]
-    kept = [_Kept(norm) for norm in norms]
+    kept: list[_Kept] = []
     try:
+        set_training(model)
+        kept = [_Kept(norm) for norm in norms if norm.training]
+        if not kept:
+            raise ValueError(
+                "all batch norms stay in evaluation mode while the model trains: there is none to recalibrate"
+            )
         model.eval()
         for norm in kept:
             norm.begin()

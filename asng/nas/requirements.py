@@ -1,6 +1,8 @@
 """What a one-shot search needs of a model and of its two optimizers, said before the first step."""
 
 import inspect
+from collections.abc import Sized
+from typing import Any
 
 import torch
 from torch import nn
@@ -20,6 +22,16 @@ def check(decisions: Decisions, optimizer: AskTell, weights: torch.optim.Optimiz
             raise ValueError(
                 f"{path or 'the model'} has sparse gradients, whose norm torch cannot take; make it with sparse=False"
             )
+
+
+def check_one_optimizer(weights: Any) -> None:
+    """Raise ValueError for several optimizers, or none, in the place of one."""
+    if not hasattr(weights, "param_groups"):
+        got = f"a {type(weights).__name__} of {len(weights)}" if isinstance(weights, Sized) else repr(weights)
+        raise ValueError(
+            f"weights must be one torch optimizer, got {got}; give one optimizer several parameter groups, or write a "
+            "torch.optim.Optimizer over all parameters whose step() calls the others'"
+        )
 
 
 def _check_space(decisions: Decisions, optimizer: AskTell) -> None:

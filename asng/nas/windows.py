@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asng.nas.decision import Sizable, Size, Takable, UpTo, largest, most_taken
+from asng.nas.decision import Decision, Sizable, Size, Takable, UpTo, largest, most_taken
 
 Pair = int | Sequence[int]
 
@@ -110,6 +111,17 @@ class Window:
             return tensor[:channels]
         by_group: Tensor = tensor.unflatten(0, (self.most_groups, -1))  # type: ignore[no-untyped-call]
         return by_group[:groups, :channels].flatten(0, 1)
+
+
+def check_fixed(**settings: Any) -> None:
+    """Raise ValueError for settings, which may be pairs, that are given a decision."""
+    for name, setting in settings.items():
+        for part in setting if isinstance(setting, (tuple, list)) else (setting,):
+            if isinstance(part, (Decision, Size)):
+                raise ValueError(
+                    f"{name} cannot be a decision, got {part!r}; only channels, groups and kernels can. Choose among "
+                    f"layers instead: OneOf(name, [one layer for each {name}])"
+                )
 
 
 def planned(device: torch.device) -> bool:

@@ -1,0 +1,60 @@
+"""Decisions that nothing reads: they would be searched without an effect, and nobody would notice."""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from torch import nn
+
+from asng.nas.decision import Decision
+from asng.nas.selection import Decisions
+
+STEPS = 10  # that are watched
+CANDIDATES = 10  # in which a decision was active and not read, before it is warned of
+
+
+class Unread:
+    """Watches the candidates of the first steps, and warns of decisions that were active but never read."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._decisions = decisions
+        self._modules = [module for module in decisions.paths if isinstance(module, Decision)]
+        self._active = dict.fromkeys(decisions.space, 0)  # of decisions not read so far: in how many candidates
+        self._steps = 0
+
+    @contextmanager
+    def watching(self, values: Mapping[str, Any]) -> Iterator[None]:
+        """Note what is read of the selected values, which are given once more."""
+        read: set[str] = set()
+        for decision in self._modules:
+            decision.__dict__["selected"] = (*decision.selected, read)
+        try:
+            yield
+        finally:
+            self._decisions.choose(values)
+            for name in read:
+                self._active.pop(name, None)
+        if self._active:
+            for name in self._active.keys() & self._decisions.active(values):
+                self._active[name] += 1
+
+    def end_step(self) -> bool:
+        """Whether there is nothing more to watch; warn of what was never read."""
+        self._steps += 1
+        if self._active and self._steps < STEPS:
+            return False
+        names = [name for name, candidates in self._active.items() if candidates >= CANDIDATES]
+        if names:
+            decisions, them = ("decision", "it") if len(names) == 1 else ("decisions", "them")
+            warnings.warn(
+                f"nothing has read the {decisions} {', '.join(map(repr, names[:5]))} in the first {STEPS} steps, so "
+                f"that no architecture depends on {them}; does forward() use {them}?",
+                stacklevel=2,
+            )
+        return True
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was given a module, the reads of which then are no longer seen."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
