@@ -6,12 +6,13 @@ BIN := .venv/bin
 SOURCES := asng $(wildcard tests examples benchmarks)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
 PROGRAMS := tests/test_examples.py tests/test_benchmarks.py
+DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo quick test test-all format hooks bench clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
-	@[ ! -e runs/demo/summary.json ] || rm -r runs/demo  # finished: anew; interrupted: it goes on
+	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
 	$(BIN)/asng digits search --out runs/demo
 
 quick: .venv/installed  ## the tests that are not slow: a minute

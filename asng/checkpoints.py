@@ -1,11 +1,10 @@
-"""One checkpoint file, always whole: written aside, synced, renamed; the one before is kept beside it.
+"""One checkpoint file, always whole, with one writer; the one before is kept beside it.
 
 And Ctrl-C, or the end of a batch job, that waits until there is something whole to write.
 """
 
 import os
 import re
-import shutil
 import signal
 import threading
 import zipfile
@@ -16,7 +15,9 @@ from typing import Any
 
 import torch
 
-FORMAT = "asng checkpoint 1"
+from asng._files import Lock, replacing
+
+FORMAT = "asng checkpoint 2"
 STOPPING = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
 
 
@@ -29,24 +30,18 @@ def previous(path: Path) -> Path:
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
+def lock(path: Path) -> Lock:
+    """Lock a checkpoint, and remove what killed processes left of it; ValueError names the process that has it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cure = "wait until it ends, or use another path"
+    return Lock(path.with_name(f".{path.name}.asng-lock"), path, cure, (path.name, previous(path).name))
+
+
 def save(path: Path, state: dict[str, Any]) -> None:
     """Put a state in place of the checkpoint at `path`; at every moment a whole one is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    new, spare = path.with_name(path.name + ".new"), path.with_name(path.name + ".spare")
-    try:
-        with open(new, "wb") as file:
-            torch.save({"format": FORMAT, "state": state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            spare.unlink(missing_ok=True)
-            _second_name(path, spare)  # so that neither rename leaves a gap
-            os.replace(spare, previous(path))
-        os.replace(new, path)
-    except BaseException:
-        new.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+    with replacing(path, keep=previous(path)) as file:
+        torch.save({"format": FORMAT, "state": state}, file)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -142,23 +137,6 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
-
-
-def _second_name(path: Path, name: Path) -> None:
-    try:
-        os.link(path, name)
-    except OSError:  # not every file system has links
-        shutil.copyfile(path, name)
-
-
-def _sync_folder(folder: Path) -> None:
-    if os.name != "posix":  # elsewhere folders cannot be opened
-        return
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(opened)
-    finally:
-        os.close(opened)
 
 
 def _offer(path: Path) -> str:

@@ -1,16 +1,19 @@
 """A run as a folder: `config.json` says what it is, a file of JSON lines holds what is finished.
 
-Whatever is written is either there completely or not at all: files are renamed into place, and a
-line torn by a crash is dropped when the folder is opened again.
+One process at a time writes it. Whatever is written is either there completely or not at all: files are
+renamed into place, and a line torn by a crash is dropped when the folder is opened again.
 """
 
 import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+from asng._files import Lock, differences, replacing
 
 CONFIG = "config.json"
+LOCK = ".asng-lock"
 RESULTS = "results.jsonl"
 METRICS = "metrics.jsonl"
 
@@ -19,33 +22,55 @@ class Run:
     """A folder for one configuration; opened again with the same one, it goes on with what is there.
 
     `lines` names the file of JSON lines: results, which stand for themselves, or the metrics of a
-    training, of which only those before its checkpoint count.
+    training, of which only those before its checkpoint count. The folder is locked until the run is
+    left (`with Run(...) as run`); a second process that opens it is refused.
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any], lines: str = RESULTS) -> None:
         self.folder = Path(folder)
+        self.config: dict[str, Any] = json.loads(json.dumps(config))  # as it is read back
         self._lines = self.folder / lines
         if self.folder.exists() and not self.folder.is_dir():
             raise ValueError(f"{self.folder} is a file; a run needs a folder")
         self.folder.mkdir(parents=True, exist_ok=True)
+        cure = "wait until it ends, or use another folder (--out)"
+        self._lock = Lock(self.folder / LOCK, self.folder, cure)
+        try:
+            self._begin()
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
+
+    def _begin(self) -> None:
+        if self._lines.is_symlink():  # it is written in place, wherever it leads
+            raise ValueError(f"{self._lines} is a link; put the file itself there, or use another folder (--out)")
         if (self.folder / CONFIG).exists():
-            self._check(json.loads(json.dumps(config)))
+            self._check()
         elif self._lines.exists():
             raise ValueError(f"{self._lines} is there but no {CONFIG}; use another folder, or delete this one")
         else:
-            write_json(self.folder / CONFIG, config)
+            write_json(self.folder / CONFIG, self.config)
         self._drop_torn_line()
 
-    def _check(self, config: dict[str, Any]) -> None:
-        try:
-            there = json.loads((self.folder / CONFIG).read_text())
-            names = [name for name in {**there, **config} if there.get(name) != config.get(name)]
-        except (json.JSONDecodeError, TypeError) as error:
-            raise ValueError(f"{self.folder / CONFIG} is damaged ({error}); delete the folder or use another") from None
-        if names:
-            shown = "; ".join(f"{name}: {there.get(name)} there, {config.get(name)} here" for name in names)
+    def renew(self) -> None:
+        """Before something is written: raise ValueError if the folder is no longer this run's."""
+        if not self.folder.is_dir():
+            raise ValueError(f"{self.folder} was removed while its run went on; start it again")
+        if self._lock.renew():
+            self._check()
+
+    def _check(self) -> None:
+        there = config_of(self.folder)
+        shown = differences(there, self.config)
+        if shown:
             cure = "use another folder (--out), or delete this one"
-            if "version" in names and "version" in there:  # another one may compute something else
+            if "version" in there and there["version"] != self.config.get("version"):  # it may compute something else
                 cure = f"continue it with asng {there['version']}, {cure}"
             raise ValueError(f"{self.folder} holds a run of another configuration ({shown}); {cure}")
 
@@ -58,6 +83,7 @@ class Run:
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Keep a finished piece of the run; it is on the disk when this returns."""
+        self.renew()
         with open(self._lines, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
             file.flush()
@@ -90,18 +116,14 @@ def config_of(folder: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error})") from None
+        raise ValueError(f"{path} is damaged ({error}); delete the folder, or use another") from None
     if not isinstance(config, dict):
-        raise ValueError(f"{path} is damaged: it holds no settings")
+        raise ValueError(f"{path} is damaged (it holds no settings); delete the folder, or use another")
     return config
 
 
 def write_json(path: Path, data: Any) -> None:
     """Write a JSON file such that it is never seen half written."""
-    temporary = path.with_name(path.name + ".new")
-    with open(temporary, "w", encoding="utf-8") as file:
-        json.dump(data, file, indent=2, allow_nan=False)
-        file.write("\n")
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+    text = json.dumps(data, indent=2, allow_nan=False) + "\n"
+    with replacing(path) as file:
+        file.write(text.encode())

@@ -207,7 +207,8 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path,
 def run(settings, images, folder):
     """A search without the pictures at its end."""
     job = Search(settings, *images)
-    training.run(job, Run(folder, {}, METRICS), epochs=settings.epochs, steps=job.steps, images=8)
+    with Run(folder, {}, METRICS) as kept:
+        training.run(job, kept, epochs=settings.epochs, steps=job.steps, images=8)
     return job
 
 
@@ -265,7 +266,8 @@ def test_accuracy_leaves_the_mode_of_a_network_alone(images):
 def test_sng_is_the_same_search_without_adaptation(images, tmp_path):
     job = Search(changed(method="sng"), *images)
     assert isinstance(job.searching.optimizer, SNG)
-    records = training.run(job, Run(tmp_path, {}, METRICS), epochs=2, steps=job.steps, images=8)
+    with Run(tmp_path, {}, METRICS) as kept:
+        records = training.run(job, kept, epochs=2, steps=job.steps, images=8)
     assert "delta" not in records[0]
     assert records[0]["largest_probability"] != records[1]["largest_probability"]
 

@@ -18,10 +18,11 @@ MAY_IMPORT["cli"] |= {"report", "runs", "integrations", "asng"}
 MAY_IMPORT["experiments"] |= {"runs", "asng"}  # the package itself: its version
 MAY_IMPORT["integrations"] = {"integrations", *CORE}
 MAY_IMPORT["report"] = {"report", "runs"}
-MAY_IMPORT["runs"] = {"runs"}
-MAY_IMPORT["nas"] |= {"checkpoints"}
-MAY_IMPORT["experiments"] |= {"checkpoints"}
-MAY_IMPORT["checkpoints"] = {"checkpoints"}
+MAY_IMPORT["_files"] = {"_files"}
+MAY_IMPORT["runs"] = {"runs", "_files"}
+MAY_IMPORT["nas"] |= {"checkpoints", "_files"}
+MAY_IMPORT["experiments"] |= {"checkpoints", "_files"}
+MAY_IMPORT["checkpoints"] = {"checkpoints", "_files"}
 MAY_IMPORT["asng"] = {"asng", *CORE}  # the package itself: the public names of the core
 MAY_IMPORT["__main__"] = {"cli"}
 
@@ -30,6 +31,7 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "checkpoints": {"torch"},
     "experiments": {"numpy", "torch", "matplotlib", "sklearn", "PIL", "pooch"},  # and no command-line parsing
     "runs": set(),
+    "_files": set(),
     "report": {"numpy", "matplotlib", "jinja2"},
 }
 

@@ -9,30 +9,37 @@ from asng.runs import METRICS, Run, config_of, write_json
 CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
 
 
+def kept_in(folder, *appended):
+    """Open a run, append records, and return all that it holds."""
+    with Run(folder, CONFIG) as run:
+        for record in appended:
+            run.append(record)
+        return run.results()
+
+
 def test_a_run_opened_again_holds_what_was_appended(tmp_path):
-    run = Run(tmp_path / "some" / "folder", CONFIG)
-    assert run.results() == []
-    run.append({"a": 1})
-    run.append({"b": [None, 2.5]})
-    assert Run(tmp_path / "some" / "folder", CONFIG).results() == [{"a": 1}, {"b": [None, 2.5]}]
+    with Run(tmp_path / "some" / "folder", CONFIG) as run:
+        assert run.results() == []
+        run.append({"a": 1})
+        run.append({"b": [None, 2.5]})
+    assert kept_in(tmp_path / "some" / "folder") == [{"a": 1}, {"b": [None, 2.5]}]
 
 
 @pytest.mark.parametrize("torn", ["{", '{"b": 2}', '{"b": "\\u00e4'])
 def test_a_torn_last_line_is_dropped_and_the_next_one_stands_alone(tmp_path, torn):
-    Run(tmp_path, CONFIG).append({"a": 1})
+    kept_in(tmp_path, {"a": 1})
     with open(tmp_path / "results.jsonl", "a") as file:
         file.write(torn)
-    run = Run(tmp_path, CONFIG)
-    assert run.results() == [{"a": 1}]
-    run.append({"c": 3})
-    assert Run(tmp_path, CONFIG).results() == [{"a": 1}, {"c": 3}]
+    assert kept_in(tmp_path) == [{"a": 1}]
+    assert kept_in(tmp_path, {"c": 3}) == [{"a": 1}, {"c": 3}]
+    assert (tmp_path / "results.jsonl").read_text() == '{"a": 1}\n{"c": 3}\n'
 
 
 def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_file(tmp_path):
-    run = Run(tmp_path, CONFIG)
+    kept_in(tmp_path)
     (tmp_path / "results.jsonl").write_text('{"a": 1}\n{"b\n{"c": 3}\n')
     with pytest.raises(ValueError, match=r"results\.jsonl is damaged"):
-        run.results()
+        kept_in(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -45,15 +52,16 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_file(tmp_path):
     ],
 )
 def test_another_configuration_is_refused_with_what_differs_and_the_cure(tmp_path, other, message):
-    Run(tmp_path, CONFIG).append({"a": 1})
+    kept_in(tmp_path, {"a": 1})
     with pytest.raises(ValueError, match=message) as refused:
         Run(tmp_path, other)
     assert "use another folder (--out), or delete this one" in str(refused.value)
-    assert Run(tmp_path, CONFIG).results() == [{"a": 1}]
+    assert kept_in(tmp_path) == [{"a": 1}]
 
 
 def test_a_run_of_another_version_names_both_and_says_with_which_it_continues(tmp_path):
-    Run(tmp_path, {**CONFIG, "version": "0.1.0"})
+    with Run(tmp_path, {**CONFIG, "version": "0.1.0"}):
+        pass
     with pytest.raises(ValueError, match=r"version: 0\.1\.0 there, 0\.2\.0 here; new: None there, 3 here") as refused:
         Run(tmp_path, {**CONFIG, "version": "0.2.0", "new": 3})
     cure = "; continue it with asng 0.1.0, use another folder (--out), or delete this one"
@@ -88,18 +96,18 @@ def test_json_files_change_completely_or_not_at_all(tmp_path):
 
 
 def test_lines_behind_a_number_of_them_can_be_dropped(tmp_path):
-    run = Run(tmp_path, CONFIG, METRICS)
-    run.shorten(3)  # there is none yet
-    for number in range(5):
-        run.append({"n": number})
-    run.shorten(2)
-    assert run.results() == [{"n": 0}, {"n": 1}]
-    run.append({"n": 7})
+    with Run(tmp_path, CONFIG, METRICS) as run:
+        run.shorten(3)  # there is none yet
+        for number in range(5):
+            run.append({"n": number})
+        run.shorten(2)
+        assert run.results() == [{"n": 0}, {"n": 1}]
+        run.append({"n": 7})
     assert (tmp_path / METRICS).read_text() == '{"n": 0}\n{"n": 1}\n{"n": 7}\n'
 
 
 def test_a_folder_says_which_run_it_is(tmp_path):
-    Run(tmp_path / "run", CONFIG)
+    kept_in(tmp_path / "run")
     assert config_of(tmp_path / "run")["experiment"] == "toy"
     with pytest.raises(ValueError, match=r"is no run: it has no config\.json"):
         config_of(tmp_path)

@@ -55,8 +55,8 @@ class Noisy:
 
 
 def run(job, folder, epochs=EPOCHS, show=training.silent, **more):
-    kept = Run(folder, {"is": "a test"}, METRICS)
-    return training.run(job, kept, epochs=epochs, steps=STEPS, images=4, show=show, **more)
+    with Run(folder, {"is": "a test"}, METRICS) as kept:
+        return training.run(job, kept, epochs=epochs, steps=STEPS, images=4, show=show, **more)
 
 
 def without_times(records):
@@ -191,7 +191,7 @@ def test_a_checkpoint_of_another_job_is_an_error_that_says_what_to_do(tmp_path):
     run(Noisy(), tmp_path)
     other = Noisy()
     other.descent.model = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match=r"another run.*another folder, or delete"):
+    with pytest.raises(ValueError, match=r"another run \(.*\); put this run's own there, or delete it to start anew"):
         run(other, tmp_path, epochs=EPOCHS + 1)
 
 

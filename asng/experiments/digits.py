@@ -189,14 +189,14 @@ def run(settings: Settings, folder: Path, progress: Progress = lambda done: None
     """
     config = {"experiment": "digits", "version": __version__, **asdict(settings)}
     del config["seeds"]
-    kept = Run(folder, config)
     last = settings.seed + settings.seeds
-    with _one_thread():
-        for number, seed in enumerate(range(settings.seed, last)):
-            _one_seed(settings, seed, kept, partial(_within, progress, number, settings.seeds))
-    summary = summarise([record for record in kept.results() if record["seed"] < last])
-    write_json(kept.folder / "summary.json", summary)
-    write_json(kept.folder / "architecture.json", to_dict(summary["rows"][-1]["values"]))
+    with Run(folder, config) as kept:
+        with _one_thread():
+            for number, seed in enumerate(range(settings.seed, last)):
+                _one_seed(settings, seed, kept, partial(_within, progress, number, settings.seeds))
+        summary = summarise([record for record in kept.results() if record["seed"] < last])
+        write_json(kept.folder / "summary.json", summary)
+        write_json(kept.folder / "architecture.json", to_dict(summary["rows"][-1]["values"]))
     return summary
 
 

@@ -7,6 +7,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
+from asng._files import replacing
+
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
@@ -36,6 +38,8 @@ def save(figure: Figure, folder: Path, name: str, *, dpi: int) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "asng"}):
-        figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1], dpi=dpi, metadata={"Software": None})
+        with replacing(paths[0]) as file:
+            figure.savefig(file, format="svg", metadata={"Date": None})
+        with replacing(paths[1]) as file:
+            figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None})
     return paths

@@ -172,23 +172,23 @@ def run(sweep: Settings, folder: Path, progress: Progress = lambda fraction: Non
     """
     config = {"experiment": "toy", "version": __version__, **asdict(sweep)}
     del config["workers"]  # does not change the results
-    kept = Run(folder, config)
-    reached = dict(_read(record, sweep) for record in kept.results())
-    settings = settings_of(sweep)
-    missing = [setting for setting in settings if setting not in reached]
-    # Long and short settings mixed, so that the first ones tell how long the rest will take.
-    np.random.default_rng(0).shuffle(missing)
-    done = len(settings) - len(missing)
-    work = side_by_side(
-        partial(simulate, sweep), missing, sweep.workers, lambda n: progress((done + n) / len(settings))
-    )
-    with closing(work) as finished:
-        for setting, iterations in finished:
-            kept.append({"setting": setting, "iterations": iterations})
-            reached[setting] = iterations
-    summary = summarise(sweep, reached)
-    write_json(kept.folder / "summary.json", summary)
-    draw(summary, kept.folder)
+    with Run(folder, config) as kept:
+        reached = dict(_read(record, sweep) for record in kept.results())
+        settings = settings_of(sweep)
+        missing = [setting for setting in settings if setting not in reached]
+        # Long and short settings mixed, so that the first ones tell how long the rest will take.
+        np.random.default_rng(0).shuffle(missing)
+        done = len(settings) - len(missing)
+        work = side_by_side(
+            partial(simulate, sweep), missing, sweep.workers, lambda n: progress((done + n) / len(settings))
+        )
+        with closing(work) as finished:
+            for setting, iterations in finished:
+                kept.append({"setting": setting, "iterations": iterations})
+                reached[setting] = iterations
+        summary = summarise(sweep, reached)
+        write_json(kept.folder / "summary.json", summary)
+        draw(summary, kept.folder)
     return summary
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from asng import checkpoints
+from asng._files import differences
 from asng.nas.oneshot import finite_mean
 from asng.runs import Run
 
@@ -114,7 +115,7 @@ def run(
     path = kept.folder / CHECKPOINT
     number, epoch = 0, Epoch()
     if path.exists():
-        number, epoch = _resumed(path, job)
+        number, epoch = _resumed(path, job, kept.config)
     kept.shorten(number // steps)
     with checkpoints.interrupts() as interrupted:
         shown = since = time.monotonic()
@@ -132,7 +133,7 @@ def run(
                 kept.append(record)
                 show(number / (epochs * steps), described(record), line=True)
                 epoch = Epoch()
-                _save(path, job, number, epoch)
+                _save(kept, job, number, epoch)
                 since = time.monotonic()
             elif now - shown > SHOWN_EVERY:
                 shown = now
@@ -142,7 +143,7 @@ def run(
                 show(number / (epochs * steps), f"{where}, {seen}, {rate:.0f} images/s")
             if interrupted():
                 if number % steps:
-                    _save(path, job, number, epoch)
+                    _save(kept, job, number, epoch)
                 raise KeyboardInterrupt(f"stopped after step {number} of {epochs * steps}")
     return kept.results()
 
@@ -175,8 +176,9 @@ def described(record: Mapping[str, Any]) -> str:
     return ", ".join(f"{name} {value:.4g}" if value == value else f"{name} nan" for name, value in shown.items())
 
 
-def _save(path: Path, job: Job, number: int, epoch: Epoch) -> None:
+def _save(kept: Run, job: Job, number: int, epoch: Epoch) -> None:
     state = {
+        "identity": kept.config,
         "number": number,
         "measured": epoch.plain(),
         "seconds": epoch.seconds,
@@ -184,28 +186,32 @@ def _save(path: Path, job: Job, number: int, epoch: Epoch) -> None:
         "random_cuda": torch.cuda.get_rng_state(job.device) if job.device.type == "cuda" else None,
         "job": job.state_dict(),
     }
-    checkpoints.save(path, state)
+    kept.renew()
+    checkpoints.save(kept.folder / CHECKPOINT, state)
 
 
-def _resumed(path: Path, job: Job) -> tuple[int, Epoch]:
-    state = loaded(path, job)
+def _resumed(path: Path, job: Job, config: Mapping[str, Any]) -> tuple[int, Epoch]:
+    state = loaded(path, job, config)
     torch.set_rng_state(state["random"])
     if job.device.type == "cuda" and state["random_cuda"] is not None:
         torch.cuda.set_rng_state(state["random_cuda"], job.device)
     return state["number"], Epoch({name: list(v) for name, v in state["measured"].items()}, state["seconds"])
 
 
-def loaded(path: Path, job: Continued) -> dict[str, Any]:
-    """What a checkpoint holds, its job's state given to `job`; raises ValueError for the checkpoint of another run."""
+def loaded(path: Path, job: Continued, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a checkpoint holds, its job's state given to `job`; ValueError for that of a run of another `config`."""
     state = checkpoints.load(path)
     try:
+        if another := differences(state["identity"], config):
+            raise ValueError(another)
         job.load_state_dict(state["job"])
         return state
     except torch.OutOfMemoryError:  # which is no fault of the checkpoint's
         raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         first = (str(error) or repr(error)).splitlines()[0]
-        raise ValueError(f"{path} is of another run ({first}); use another folder, or delete this one") from None
+        cure = "put this run's own there, or delete it to start anew"
+        raise ValueError(f"{path} is of another run ({first}); {cure}") from None
 
 
 # What jobs share.

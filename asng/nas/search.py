@@ -15,9 +15,11 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data.distributed import DistributedSampler
 
 from asng import checkpoints
+from asng._files import Lock, differences
 from asng.asktell import AskTell
 from asng.checks import count
 from asng.nas import processes
+from asng.nas._identity import describe_search
 from asng.nas.cost import Limit
 from asng.nas.oneshot import Batch, Loss, OneShot, Step
 from asng.nas.position import NoFiniteLoss, Position, Show
@@ -60,6 +62,12 @@ def search(
     on nothing else that changes, such as workers that persist. The order of `valid` may depend on these
     only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train`.
 
+    A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
+    another search: of another model, optimizer (method, settings, samples) or weight optimizer (class,
+    hyper-parameters), class of schedule or epochs of the default one, limits, clip_norm, amp, leave_out,
+    seed, or data (class, length and batch size of `train` and `valid`, of a DataLoader also the class of its
+    sampler and the class and length of its data set). The loss and what the data hold are not compared.
+
     An error in a step or in loading is raised after the state has been saved as it was after the last
     complete step; a note on it says where. The same call repeats the step that failed, with the same
     batches and candidates: bit for bit where it failed in loading or training the weights (running
@@ -80,34 +88,34 @@ def search(
         optimizer = ASNG(space, seed=streams[0]) if space else ASNG({"none": Categorical([0])})  # OneShot complains
     if weights is None:
         weights = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
-    oneshot = OneShot(model, optimizer, weights, loss, clip_norm=clip_norm, limits=limits, amp=amp, leave_out=leave_out)
+    options: dict[str, Any] = {"clip_norm": clip_norm, "limits": limits, "amp": amp, "leave_out": leave_out}
+    oneshot = OneShot(model, optimizer, weights, loss, **options)
     plan = CosineAnnealingLR(weights, epochs) if schedule is None else schedule
     position = Position(oneshot, plan, train, valid, int(streams[1].generate_state(1)[0]))
     path = None if checkpoint is None else Path(checkpoint)
     length = epochs if schedule is None else None  # a given schedule may go on for longer than was planned
-    with checkpoints.interrupts() as interrupted:
-        _resume(position, path, length)
+    identity: dict[str, Any] = {}
+    if path is not None:
+        identity = describe_search(optimizer, weights, plan, train, valid, seed=seed, epochs=length, **options)
+    with (
+        checkpoints.interrupts() as interrupted,
+        _resumed(position, path, identity) as save,
+        _bar(progress and processes.is_first(), epochs) as show,
+    ):
         saved = position.progress
-
-        def save() -> None:
-            nonlocal saved
-            if path is not None and processes.is_first():
-                checkpoints.save(path, {"epochs": length, "run": position.state_dict()})
-                saved = position.progress
-
-        with _bar(progress and processes.is_first(), epochs) as show:
-            while position.epoch < epochs:
-                try:
-                    finished = position.one_epoch(show, interrupted)
-                except NoFiniteLoss:  # no later state is worth keeping
-                    raise
-                except Exception as error:
-                    if path is not None and position.progress != saved:
-                        _save_after(error, save, _how_to_continue(position, epochs, path))
-                    raise
-                save()
-                if not finished:
-                    raise KeyboardInterrupt(_how_to_continue(position, epochs, path))
+        while position.epoch < epochs:
+            try:
+                finished = position.one_epoch(show, interrupted)
+            except NoFiniteLoss:  # no later state is worth keeping
+                raise
+            except Exception as error:
+                if path is not None and position.progress != saved:
+                    _save_after(error, save, _how_to_continue(position, epochs, path))
+                raise
+            save()
+            saved = position.progress
+            if not finished:
+                raise KeyboardInterrupt(_how_to_continue(position, epochs, path))
     processes.take_first_ones(oneshot.model.buffers())  # every process ran other candidates
     result = found(oneshot, position.history)
     oneshot.decisions.choose(result.values)
@@ -143,24 +151,54 @@ def _save_after(error: Exception, save: Callable[[], None], where: str) -> None:
         error.add_note(where)
 
 
-def _resume(position: Position, path: Path | None, epochs: int | None) -> None:
-    """Continue from the checkpoint if there is one; all processes from the first one's."""
+@contextmanager
+def _resumed(position: Position, path: Path | None, identity: dict[str, Any]) -> Iterator[Callable[[], None]]:
+    """Continue from the checkpoint if there is one, all processes from the first one's; gives what saves it.
+
+    The first process locks the checkpoint, and compares its identity; what it is refused is raised in all.
+    """
+    lock: Lock | None = None
     loaded: Any = None
-    if path is not None and processes.is_first() and path.exists():
-        try:
-            loaded = checkpoints.load(path)
-        except ValueError as error:
-            loaded = str(error)
-    loaded = processes.first_ones(loaded)
-    if isinstance(loaded, str):
-        raise ValueError(loaded)
-    if loaded is None:
-        return
     try:
-        if loaded["epochs"] != epochs:
-            raise ValueError(f"planned for {loaded['epochs']} epochs, not {epochs}, on the default schedule")
-        position.load_state_dict(loaded["run"])
-    except Exception as error:  # whatever a foreign state makes of its readers
+        if path is not None and processes.is_first():
+            path = path.resolve() if path.is_symlink() else path  # the link stays, and what it leads to is locked
+            try:
+                lock = checkpoints.lock(path)
+                loaded = _load(path, identity) if path.exists() else None
+            except (OSError, ValueError) as error:
+                loaded = error
+        loaded = processes.first_ones(loaded)
+        if isinstance(loaded, Exception):
+            raise loaded
+        if loaded is not None:
+            with _naming(path):
+                position.load_state_dict(loaded["run"])
+
+        def save() -> None:
+            if path is not None and lock is not None:
+                lock.renew()
+                checkpoints.save(path, {"identity": identity, "run": position.state_dict()})
+
+        yield save
+    finally:
+        if lock is not None:
+            lock.release()
+
+
+def _load(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
+    loaded = checkpoints.load(path)
+    with _naming(path):
+        if another := differences(loaded["identity"], identity):
+            raise ValueError(another)
+    return loaded
+
+
+@contextmanager
+def _naming(path: Path | None) -> Iterator[None]:
+    """Errors of what reads a foreign state, whatever they are, become one that names the checkpoint and the cure."""
+    try:
+        yield
+    except Exception as error:
         raise ValueError(
             f"{path} is of another search ({checkpoints.reason(error)}); use another path, or delete it to start anew"
         ) from None

@@ -75,18 +75,19 @@ def retrain(
 ) -> dict[str, Any]:
     """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
     job = Retrain(settings, values, train, test)  # first: what it refuses leaves no folder behind
-    kept = Run(folder, {**config("cifar10", "retrain", settings), "architecture": to_dict(values)}, METRICS)
-    write_json(folder / "architecture.json", to_dict(values))
-    drawing.draw(values, folder)
-    records = training.run(job, kept, epochs=settings.epochs, steps=job.steps, images=settings.batch, show=show)
-    summary = {
-        "channels": job.channels,
-        "parameters": job.parameters,
-        "machine": training.machine(job.device),
-        "last": records[-1],
-    }
-    write_json(folder / "summary.json", summary)
-    curves.draw({"": records}, folder)
+    what = {**config("cifar10", "retrain", settings), "architecture": to_dict(values)}
+    with Run(folder, what, METRICS) as kept:
+        write_json(folder / "architecture.json", to_dict(values))
+        drawing.draw(values, folder)
+        records = training.run(job, kept, epochs=settings.epochs, steps=job.steps, images=settings.batch, show=show)
+        summary = {
+            "channels": job.channels,
+            "parameters": job.parameters,
+            "machine": training.machine(job.device),
+            "last": records[-1],
+        }
+        write_json(folder / "summary.json", summary)
+        curves.draw({"": records}, folder)
     return summary
 
 
@@ -145,10 +146,10 @@ def evaluate(folder: Path, train: Images, test: Images, progress: Progress = lam
     path = folder / training.CHECKPOINT
     if there["kind"] == "search":
         search = Search(settings_in(Settings, there), train, test)
-        state = training.loaded(path, search)
+        state = training.loaded(path, search, there)
         result = search.test_accuracy(search.searching.found_in(folder), progress=progress)
     else:
         retrain = Retrain(settings_in(Retraining, there), from_dict(there["architecture"]), train, test)
-        state = training.loaded(path, retrain)
+        state = training.loaded(path, retrain, there)
         result = accuracy(retrain.model, test, progress=progress)
     return {"kind": there["kind"], "steps": state["number"], "test_accuracy": result}

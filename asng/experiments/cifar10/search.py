@@ -55,22 +55,22 @@ def search(
 ) -> dict[str, Any]:
     """Search, or go on with a search; leaves architecture, pictures of the cells and a summary in the folder."""
     job = Search(settings, train, test)  # first: what it refuses leaves no folder behind
-    kept = Run(folder, config("cifar10", "search", settings), METRICS)
-    records = training.run(
-        job,
-        kept,
-        epochs=settings.epochs,
-        steps=job.steps,
-        images=2 * settings.batch,
-        show=show,
-        glance=job.searching.certainty,
-    )
-    found = job.searching.found(job.valid, job.valid.steps, show)
-    summary = {**found, "machine": training.machine(job.device), "last": records[-1]}
-    write_json(folder / "architecture.json", to_dict(found["values"]))
-    write_json(folder / "summary.json", summary)
-    drawing.draw(found["values"], folder, found["distribution"])
-    curves.draw({"": records}, folder)
+    with Run(folder, config("cifar10", "search", settings), METRICS) as kept:
+        records = training.run(
+            job,
+            kept,
+            epochs=settings.epochs,
+            steps=job.steps,
+            images=2 * settings.batch,
+            show=show,
+            glance=job.searching.certainty,
+        )
+        found = job.searching.found(job.valid, job.valid.steps, show)
+        summary = {**found, "machine": training.machine(job.device), "last": records[-1]}
+        write_json(folder / "architecture.json", to_dict(found["values"]))
+        write_json(folder / "summary.json", summary)
+        drawing.draw(found["values"], folder, found["distribution"])
+        curves.draw({"": records}, folder)
     return summary
 
 

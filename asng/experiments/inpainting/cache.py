@@ -3,11 +3,11 @@
 import hashlib
 import json
 import os
-import shutil
+import re
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -15,13 +15,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import pooch  # type: ignore[import-untyped]
 
+from asng._files import remove_leftovers, replacing
 from asng.experiments import Progress
 from asng.experiments.inpainting.crops import BOXES, Bytes, reader, sources
 from asng.runs import write_json
 
 VERSION = 1  # of what is kept; another one is built anew
 CHUNK = 128  # images between two reports of progress
-BUILDING = "building-"  # how folders begin that are about to become a cache
 
 
 @dataclass(frozen=True)
@@ -50,71 +50,43 @@ def faces(folder: Path, size: int = 64, progress: Progress = lambda done: None) 
     read = reader(folder, boxes, size)
     crops = "central square" if boxes is None else BOXES
     settings = {"fingerprint": fingerprint, "folder": str(folder), "size": size, "filter": "lanczos", "crop": crops}
-    with _at_work(place):
-        _build(place, settings, [file.name for file in files], read, progress)
+    _build(place, settings, [file.name for file in files], read, progress)
     built = _read(place, size, fingerprint)
     if built is None:  # somebody else has read, and kept, other files
         raise ValueError(f"the images in {folder} changed while they were read; run the same command again")
     return built
 
 
-@contextmanager
-def _at_work(place: Path) -> Iterator[None]:
-    """Tell others that somebody builds here; whoever finds nobody removes what builders left that were killed."""
-    if os.name != "posix":  # elsewhere there are no such locks, and it stays
-        yield
-        return
-    import fcntl
-
-    def sweep() -> None:
-        with suppress(OSError):  # others are at work, or the file system has no locks
-            fcntl.flock(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for left in place.glob(f"{BUILDING}*"):
-                shutil.rmtree(left, ignore_errors=True)
-
-    opened = os.open(place, os.O_RDONLY)
-    try:
-        sweep()
-        with suppress(OSError):
-            fcntl.flock(opened, fcntl.LOCK_SH)
-        yield
-    finally:
-        sweep()
-        os.close(opened)
-
-
 def _build(
     place: Path, settings: dict[str, Any], names: list[str], one: Callable[[str], Bytes | str], progress: Progress
 ) -> None:
-    """Write both files aside and move them into place, the one with the names last: only then the cache is there."""
-    size = settings["size"]
-    with tempfile.TemporaryDirectory(prefix=BUILDING, dir=place, ignore_cleanup_errors=True) as aside:
-        images, about = Path(aside) / "images", Path(aside) / "about"
-        good, damaged = _write_images(images, size, names, one, progress)
+    """Write both files, the one with the names last: only then the cache is there; then remove what is out of use."""
+    size, fingerprint = settings["size"], settings["fingerprint"]
+    remove_leftovers(place)
+    with replacing(_images(place, size, fingerprint)) as file:
+        good, damaged = _write_images(file, size, names, one, progress)
         if not good:
             name, reason = next(iter(damaged.items()))
             where = f"{settings['folder']} are damaged, such as {name} ({reason})"
             raise ValueError(
                 f"all {len(names)} images in {where}; get them again, or name others by --data or --pictures"
             )
-        kept = f"faces-{size}-{settings['fingerprint']}.npy"
-        write_json(about, {**settings, "images": kept, "damaged": damaged, "names": good})
-        before = _about(place, size).get("images")
-        os.replace(images, place / kept)
-        os.replace(about, place / f"faces-{size}.json")
-    if isinstance(before, str) and before != kept:
-        with suppress(OSError):
-            (place / before).unlink()
+    write_json(place / f"faces-{size}.json", {**settings, "damaged": damaged, "names": good})
+    remove_leftovers(place)
+    for path in place.glob(f"faces-{size}-*.npy"):  # of other files and settings; never by what a file says
+        if re.fullmatch(rf"faces-{size}-[0-9a-f]{{32}}\.npy", path.name) and fingerprint not in path.name:
+            with suppress(OSError):
+                path.unlink()
     progress(1.0)
 
 
 def _write_images(
-    path: Path, size: int, names: list[str], one: Callable[[str], Bytes | str], progress: Progress
+    file: BinaryIO, size: int, names: list[str], one: Callable[[str], Bytes | str], progress: Progress
 ) -> tuple[list[str], dict[str, str]]:
     """A .npy file (n, 3, size, size) of all images that can be read; their names, and what is wrong with the others."""
     good: list[str] = []
     damaged: dict[str, str] = {}
-    with open(path, "wb") as file, closing(_in_threads(one, names)) as results:
+    with closing(_in_threads(one, names)) as results:
         start = _write_header(file, len(names), size)
         for number, (name, result) in enumerate(zip(names, results, strict=True)):
             if number % CHUNK == 0:
@@ -127,8 +99,6 @@ def _write_images(
         file.seek(0)
         again = _write_header(file, len(good), size)
         assert again == start  # NumPy leaves room for any number of images
-        file.flush()
-        os.fsync(file.fileno())
     return good, damaged
 
 
@@ -149,6 +119,10 @@ def _in_threads(one: Callable[[str], Bytes | str], names: list[str]) -> Generato
         pool.shutdown(cancel_futures=True)  # an interruption does not wait for the rest
 
 
+def _images(place: Path, size: int, fingerprint: str) -> Path:
+    return place / f"faces-{size}-{fingerprint}.npy"
+
+
 def _about(place: Path, size: int) -> dict[str, Any]:
     try:
         about = json.loads((place / f"faces-{size}.json").read_text(encoding="utf-8"))
@@ -163,7 +137,7 @@ def _read(place: Path, size: int, fingerprint: str) -> Cache | None:
     if about.get("fingerprint") != fingerprint:
         return None
     try:
-        images = np.load(place / about["images"], mmap_mode="r")
+        images = np.load(_images(place, size, fingerprint), mmap_mode="r")
     except (OSError, ValueError):
         return None
     names = tuple(about["names"])
@@ -176,6 +150,8 @@ def _users_place(folder: Path) -> Path:
 
 
 def _writable(place: Path) -> bool:
+    if place.is_symlink():  # the folder of images may come from anywhere, and the link lead anywhere
+        return False
     try:
         place.mkdir(exist_ok=True)
         with tempfile.TemporaryFile(dir=place):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from asng import nas
+from asng._files import replacing
 from asng.experiments import Progress, curves, training
 from asng.experiments.descent import Descent
 from asng.experiments.inpainting.data import Batches, Faces, described
@@ -82,21 +83,21 @@ def retrain(
     """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
     job = Retrain(settings, values, train, test)
     what = {"architecture": to_dict(values), "faces": described(train, test)}
-    kept = Run(folder, {**config("inpainting", "retrain", settings), **what}, METRICS)
-    write_json(folder / "architecture.json", to_dict(values))
     stretches = settings.iterations // settings.stretch
-    records = training.run(
-        job, kept, epochs=stretches, steps=settings.stretch, images=settings.batch, show=show, unit="stretch"
-    )
-    height, width = train.images.shape[2:]
-    summary = {
-        "chain": describe(values, (height, width)).splitlines(),
-        "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
-        "machine": training.machine(job.device),
-        "last": records[-1],
-    }
-    write_json(folder / "summary.json", summary)
-    curves.draw({"": records}, folder)
+    with Run(folder, {**config("inpainting", "retrain", settings), **what}, METRICS) as kept:
+        write_json(folder / "architecture.json", to_dict(values))
+        records = training.run(
+            job, kept, epochs=stretches, steps=settings.stretch, images=settings.batch, show=show, unit="stretch"
+        )
+        height, width = train.images.shape[2:]
+        summary = {
+            "chain": describe(values, (height, width)).splitlines(),
+            "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
+            "machine": training.machine(job.device),
+            "last": records[-1],
+        }
+        write_json(folder / "summary.json", summary)
+        curves.draw({"": records}, folder)
     return summary
 
 
@@ -148,7 +149,8 @@ def evaluate(folder: Path, test: Faces, progress: Progress = lambda done: None, 
     ending = f"-{name}" if name else ""
     report["picture"] = f"restored{ending}.png"
     grid, report["shown"] = picture(model, tested.images, tested.masks, scores)
-    grid.save(folder / report["picture"])
+    with replacing(folder / report["picture"]) as file:
+        grid.save(file, "PNG")
     write_json(folder / f"evaluation{ending}.json", report)
     return report
 
@@ -162,8 +164,8 @@ def trained(
         settings = settings_in(Settings, there)
         model = supernet(settings, size, device)
         searching = searching_of(settings, model)
-        number: int = training.loaded(path, searching)["number"]
+        number: int = training.loaded(path, searching, there)["number"]
         return nas.extract(model, searching.found_in(folder)), number
     descent = descent_of(settings_in(Retraining, there), from_dict(there["architecture"]), size, device)
-    number = training.loaded(path, descent)["number"]
+    number = training.loaded(path, descent, there)["number"]
     return descent.model, number

@@ -83,28 +83,29 @@ def search(
 ) -> dict[str, Any]:
     """Search, or go on with a search; leaves the architecture and a summary in the folder."""
     job = Search(settings, train, test)
-    kept = Run(folder, {**config("inpainting", "search", settings), "faces": described(train, test)}, METRICS)
+    what = {**config("inpainting", "search", settings), "faces": described(train, test)}
     stretches = settings.iterations // settings.stretch
-    records = training.run(
-        job,
-        kept,
-        epochs=stretches,
-        steps=settings.stretch,
-        images=2 * settings.batch,
-        show=show,
-        glance=job.searching.certainty,
-        unit="stretch",
-    )
-    found = job.searching.found(job.valid, job.valid.steps, show)
-    summary = {
-        **found,
-        "chain": describe(found["values"], job.model.size).splitlines(),
-        "machine": training.machine(job.device),
-        "last": records[-1],
-    }
-    write_json(folder / "architecture.json", to_dict(found["values"]))
-    write_json(folder / "summary.json", summary)
-    curves.draw({"": records}, folder)
+    with Run(folder, what, METRICS) as kept:
+        records = training.run(
+            job,
+            kept,
+            epochs=stretches,
+            steps=settings.stretch,
+            images=2 * settings.batch,
+            show=show,
+            glance=job.searching.certainty,
+            unit="stretch",
+        )
+        found = job.searching.found(job.valid, job.valid.steps, show)
+        summary = {
+            **found,
+            "chain": describe(found["values"], job.model.size).splitlines(),
+            "machine": training.machine(job.device),
+            "last": records[-1],
+        }
+        write_json(folder / "architecture.json", to_dict(found["values"]))
+        write_json(folder / "summary.json", summary)
+        curves.draw({"": records}, folder)
     return summary
 
 

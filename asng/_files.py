@@ -1,0 +1,236 @@
+"""Files with one writer: a lock that dies with its process, and writes that replace a file whole or not at all.
+
+Everything that is left behind by a killed process has a name that only asng gives, and is removed by the next
+process that locks the same file or folder.
+"""
+
+import errno
+import os
+import re
+import secrets
+import shutil
+import time
+import warnings
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+from weakref import WeakSet
+
+TEMPORARY = re.compile(r"\.(?P<name>.+)\.asng-[0-9]+-[0-9a-f]{8}")  # the file it is for, process, random digits
+NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link may lead to a file that is not asng's
+NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+class Lock:
+    """The right of one process to write a file or a folder, until the process releases it or dies.
+
+    The lock is flock's on the file `path`, which says who has it and is removed on release; left behind, it is
+    harmless. Forked children do not share it. Where the file system has no locks there is a warning instead, and
+    on Windows nothing. With the lock, the temporary files of killed processes are removed.
+    """
+
+    def __init__(self, path: Path, guarded: Path, cure: str, names: Collection[str] = ()) -> None:
+        """Lock `path`; where another process has it, ValueError says who uses `guarded`, and the cure.
+
+        `names`: of the files in the same folder that are written under this lock; all by default.
+        """
+        self._path, self._guarded, self._cure, self._names = path, guarded, cure, names
+        self._file: BinaryIO | None = None
+        self._acquire()
+
+    def renew(self) -> bool:
+        """Lock again if the file was removed or replaced; returns whether it was. Raises as making a lock does."""
+        if self._file is None or _is_at(self._file, self._path):
+            return False
+        self.release()
+        self._acquire()
+        return True
+
+    def release(self) -> None:
+        """Let others write."""
+        if self._file is not None:
+            with self._file as file:  # whoever opened it before it is removed sees that it is gone
+                if _is_at(file, self._path):
+                    with suppress(OSError):
+                        self._path.unlink()
+            self._file = None
+
+    def _acquire(self) -> None:
+        if os.name != "posix":
+            return
+        try:
+            file, locked = _open_locked(self._path, "ab")
+        except OSError as error:
+            if error.errno not in NOT_WRITABLE:
+                raise
+            if os.access(self._path.parent, os.W_OK):  # elsewhere nobody writes
+                self._warn(f"{self._path}: {error.strerror}")
+            return
+        if locked:
+            self._file = file
+            _held.add(self)
+            file.truncate(0)
+            file.write(_myself().encode())
+            file.flush()
+            remove_leftovers(self._path.parent, self._names)
+            return
+        file.close()
+        if locked is None:
+            self._path.unlink(missing_ok=True)
+            self._warn("its file system has no locks")
+        else:
+            raise ValueError(f"{self._guarded} is in use by {_holder(self._path)}; {self._cure}")
+
+    def _warn(self, reason: str) -> None:
+        warnings.warn(
+            f"{self._guarded} cannot be locked ({reason}); see to it that no other process writes it", stacklevel=4
+        )
+
+    def _forget(self) -> None:
+        """In a forked child: close the file, which leaves the lock to the parent."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+_held: WeakSet[Lock] = WeakSet()
+
+
+def _forget_all() -> None:
+    for lock in list(_held):
+        lock._forget()
+
+
+if hasattr(os, "register_at_fork"):  # a child that outlives its parent would keep the lock
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+@contextmanager
+def replacing(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
+    """Give a file to write, which replaces `path` at the end; after an error `path` is as before.
+
+    At every moment a whole file is at `path`, if there was one, also when the process is killed. `keep`: the name
+    under which the replaced file stays. A link at `path` is replaced, not followed.
+    """
+    temporary = _temporary(path)
+    file, _ = _open_locked(temporary, "xb")
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            if keep is not None and path.exists():
+                _keep(path, keep)
+            if os.name != "posix":  # Windows renames no open file; elsewhere its lock protects it to the end
+                file.close()
+            os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    _sync_folder(path.parent)
+
+
+def remove_leftovers(folder: Path, names: Collection[str] = ()) -> None:
+    """Remove the temporary files of processes that are gone: those for files with these names, or for all."""
+    for path in folder.glob(".*.asng-*"):
+        match = TEMPORARY.fullmatch(path.name)
+        if match and (not names or match["name"] in names):
+            with suppress(OSError):  # another process was faster, or it is not a file
+                file, locked = _open_locked(path, "r+b")
+                with file:
+                    if locked:
+                        path.unlink()
+
+
+def differences(there: Any, here: Mapping[str, Any], within: str = "") -> str:
+    """What differs between the settings that a file holds and those of this process; empty if nothing does.
+
+    >>> differences({"seed": 1, "data": {"images": 5}}, {"seed": 1, "data": {"images": 7}, "rate": 0.1})
+    'data.images: 5 there, 7 here; rate: None there, 0.1 here'
+    """
+    if not isinstance(there, Mapping):
+        return f"{there!r} is there instead of its settings"
+    found = []
+    for name in {**there, **here}:
+        one, other = there.get(name), here.get(name)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            found.append(differences(one, other, f"{within}{name}."))
+        elif one != other:
+            found.append(f"{within}{name}: {one} there, {other} here")
+    return "; ".join(filter(None, found))
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.asng-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+def _open_locked(path: Path, mode: str) -> tuple[BinaryIO, bool | None]:
+    """Open a file and try to lock it; False where another process has it, None where there are no locks."""
+    while True:
+        file: Any = open(path, mode, opener=_open_no_link)  # noqa: SIM115 - the caller closes it
+        locked = _flock(file)
+        if not locked or _is_at(file, path):
+            return file, locked
+        file.close()  # removed between open and lock
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | NO_FOLLOW, 0o666)
+
+
+def _flock(file: BinaryIO) -> bool | None:
+    if os.name != "posix":
+        return None
+    import fcntl
+
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+def _is_at(file: BinaryIO, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _myself() -> str:
+    return f"process {os.getpid()} on {os.uname().nodename} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
+
+
+def _holder(path: Path) -> str:
+    """Who has a lock, as its file says."""
+    try:
+        said = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError):
+        return "another process"
+    return said if said.isprintable() and 0 < len(said) < 400 else "another process"
+
+
+def _keep(path: Path, kept: Path) -> None:
+    """Give a file a second name, in place of whatever has that name."""
+    spare = _temporary(kept)
+    try:
+        try:
+            os.link(path, spare)
+        except OSError:  # not every file system has links
+            shutil.copyfile(path, spare)
+        os.replace(spare, kept)
+    finally:
+        spare.unlink(missing_ok=True)  # where both names are the same file already, the rename did nothing
+
+
+def _sync_folder(folder: Path) -> None:
+    if os.name != "posix":  # elsewhere folders cannot be opened
+        return
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

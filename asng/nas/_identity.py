@@ -1,0 +1,90 @@
+"""What tells a search from others, so that a checkpoint is continued by its own search alone."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+
+from asng.asktell import AskTell
+from asng.nas.cost import Limit
+
+MOVED = {"params", "lr", "initial_lr"}  # by the search and its schedule
+CYCLED = {"momentum", "betas"}  # by a schedule that cycles them, which leaves max_momentum as its mark
+IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may differ from machine to machine
+
+
+def describe_search(
+    optimizer: AskTell,
+    weights: torch.optim.Optimizer,
+    schedule: LRScheduler,
+    train: Iterable[Any],
+    valid: Iterable[Any],
+    *,
+    epochs: int | None,
+    limits: Sequence[Limit],
+    clip_norm: float | None,
+    amp: torch.dtype | None,
+    leave_out: bool,
+    seed: int,
+) -> dict[str, Any]:
+    """What a checkpoint of `nas.search` says of its search, as plain values; `epochs`: of the default schedule."""
+    return {
+        "seed": int(seed),
+        "epochs of the default schedule": epochs,
+        "schedule": type(schedule).__name__,
+        "optimizer": {**optimizer.state_dict()["settings"], "samples": optimizer._samples},
+        "weights": describe_weights(weights),
+        "limits": [f"{limit.name} <= {float(limit.at_most)}" for limit in limits],
+        "clip_norm": None if clip_norm is None else float(clip_norm),
+        "amp": None if amp is None else str(amp),
+        "leave_out": bool(leave_out),
+        "train": describe_batches(train),
+        "valid": describe_batches(valid),
+    }
+
+
+def describe_weights(weights: torch.optim.Optimizer) -> dict[str, Any]:
+    """Class and hyper-parameters as they were before the first step, also of an optimizer that is used again."""
+    groups = {str(index): _hyper_parameters(group) for index, group in enumerate(weights.param_groups)}
+    return {"class": type(weights).__name__, **groups}
+
+
+def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    left_out = MOVED | IMPLEMENTATION | (CYCLED if "max_momentum" in group else set())
+    kept = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in left_out}}
+    # Other versions of torch have other options, which are off by default.
+    return {name: _plain(value) for name, value in kept.items() if value is not None and value is not False}
+
+
+def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
+    """What is known of data without reading it: kinds and lengths; a loader may have other workers."""
+    dataset, sampler = getattr(batches, "dataset", None), getattr(batches, "sampler", None)
+    # Of a loader the sampler's: a loader that was asked for its own may complain later that a stream is longer.
+    counted = next(c for c in (getattr(batches, "batch_sampler", None), sampler, batches) if c is not None)
+    return {
+        "class": type(batches).__name__,
+        "batches": _length(counted),
+        "batch_size": _plain(getattr(batches, "batch_size", None)),
+        "drop_last": _plain(getattr(batches, "drop_last", None)),
+        "sampler": None if sampler is None else type(sampler).__name__,
+        "dataset": None if dataset is None else type(dataset).__name__,
+        "examples": None if dataset is None else _length(dataset),
+    }
+
+
+def _length(data: Any) -> int | None:
+    try:
+        return len(data)
+    except Exception:  # streams have none, and each says so in its own way
+        return None
+
+
+def _plain(value: Any) -> Any:
+    """A value that loads with `weights_only=True`; of what has no such form, its class."""
+    if isinstance(value, Tensor):
+        return value.tolist()
+    if isinstance(value, (tuple, list)):
+        return [_plain(part) for part in value]
+    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
