@@ -59,6 +59,7 @@ class Lock:
     def _acquire(self) -> None:
         if os.name != "posix":
             return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
             file, locked = _open_locked(self._path, "ab")
         except OSError as error:

@@ -32,7 +32,6 @@ def previous(path: Path) -> Path:
 
 def lock(path: Path) -> Lock:
     """Lock a checkpoint, and remove what killed processes left of it; ValueError names the process that has it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     cure = "wait until it ends, or use another path"
     return Lock(path.with_name(f".{path.name}.asng-lock"), path, cure, (path.name, previous(path).name))
 

@@ -17,7 +17,7 @@ from tasks import LONG
 
 from asng import checkpoints, cli
 from asng.experiments import training
-from asng.runs import METRICS
+from asng.runs import METRICS, Run
 
 MAIN = """
 import sys
@@ -78,6 +78,16 @@ def refused(*arguments) -> str:
 def hold_at(owner: type, name: str, nth: int, sign: Path) -> str:
     """Put before a program, it leaves a sign after the nth call of a method, and goes on when Ctrl-C has come."""
     return HOLD.format(module=owner.__module__, owner=owner.__name__, name=name, nth=nth, sign=str(sign))
+
+
+def refused_in_use(folder, *arguments) -> None:
+    """Run a command in a folder that is in use: it is refused in one line that says by whom, and changes nothing."""
+    with Run(folder, {}) as other:
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        said = refused(*arguments, "--out", folder)
+        assert said.startswith(f"{folder} is in use by process {os.getpid()} on ")
+        assert said.endswith("; wait until it ends, or use another folder (--out)")
+        assert {path: path.read_bytes() for path in other.folder.iterdir()} == before
 
 
 def interrupted(program: list[str], ready) -> Done:

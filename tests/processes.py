@@ -71,6 +71,40 @@ def searching(folder, settings, die=None):
     os.replace(folder / "result.new", folder / "result.pt")
 
 
+def waiting(folder):
+    """A search that stops in its third epoch until it is told to go on."""
+    folder = Path(folder)
+
+    def loss(model, batch):
+        if next(calls) == 50:
+            (folder / "started").touch()
+            while not (folder / "go").exists():
+                time.sleep(0.005)
+        return cross_entropy(model, batch)
+
+    calls = itertools.count(1)
+    torch.save(small_search(folder / "checkpoint.pt", loss=loss), folder / "result.pt")
+
+
+def forking(folder):
+    """A search that forks a child in its third epoch, which waits for the end of the test, and then waits itself."""
+    folder = Path(folder)
+
+    def loss(model, batch):
+        if next(calls) == 50:
+            child = os.fork()
+            if child == 0:
+                time.sleep(600)
+                os._exit(0)
+            (folder / "child").write_text(str(child))
+            (folder / "started").touch()
+            time.sleep(600)
+        return cross_entropy(model, batch)
+
+    calls = itertools.count(1)
+    small_search(folder / "checkpoint.pt", loss=loss)
+
+
 def slow_cross_entropy(model, batch):
     time.sleep(0.0005)  # so that kills and interrupts meet steps, too
     return cross_entropy(model, batch)

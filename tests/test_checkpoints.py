@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asng import checkpoints
-from asng.checkpoints import load, previous, save
+from asng.checkpoints import load, lock, previous, save
 
 
 class Unsafe:
@@ -73,16 +73,35 @@ def test_a_save_that_fails_leaves_the_last_one_and_no_litter(tmp_path, monkeypat
         save(path, state(2))
     monkeypatch.undo()
     assert load(path)["number"] == 1
-    assert not (tmp_path / "checkpoint.pt.new").exists()
+    assert set(os.listdir(tmp_path)) <= {"checkpoint.pt", "checkpoint.previous.pt"}
     save(path, state(3))
     assert load(path)["number"] == 3
 
 
-def test_leftovers_of_a_killed_process_are_replaced(tmp_path):
+def test_a_lock_removes_what_killed_processes_left_of_this_checkpoint(tmp_path):
+    path = tmp_path / "new" / "checkpoint.pt"
+    save(path, state(1))
+    mine = [".checkpoint.pt.asng-12-0123abcd", ".checkpoint.previous.pt.asng-12-0123abcd"]
+    for name in [*mine, ".other.pt.asng-12-0123abcd", "checkpoint.pt.new"]:
+        (path.parent / name).write_bytes(b"half")
+    lock(path).release()
+    assert sorted(os.listdir(path.parent)) == [".other.pt.asng-12-0123abcd", "checkpoint.pt", "checkpoint.pt.new"]
+
+
+def test_two_checkpoints_in_one_folder_have_a_lock_each(tmp_path):
+    one, other = lock(tmp_path / "one.pt"), lock(tmp_path / "other.pt")
+    with pytest.raises(
+        ValueError, match=r"one\.pt is in use by process \d+ .*; wait until it ends, or use another path"
+    ):
+        lock(tmp_path / "one.pt")
+    one.release()
+    other.release()
+
+
+def test_after_a_kill_between_two_renames_nothing_is_left(tmp_path):
     path = tmp_path / "checkpoint.pt"
     save(path, state(1))
-    (tmp_path / "checkpoint.pt.new").write_bytes(b"half")
-    (tmp_path / "checkpoint.pt.spare").write_bytes(b"half")
+    os.link(path, previous(path))  # the first rename was done, the second was not
     save(path, state(2))
     assert (load(path)["number"], load(previous(path))["number"]) == (2, 1)
     assert sorted(os.listdir(tmp_path)) == ["checkpoint.previous.pt", "checkpoint.pt"]
@@ -165,7 +184,7 @@ def test_a_file_of_another_kind_is_no_checkpoint(written, write):
 
 
 @pytest.mark.parametrize(
-    "content", [torch.ones(3), {"weight": torch.ones(3)}, {"format": "asng checkpoint 99", "state": {}}, {"format": 1}]
+    "content", [torch.ones(3), {"weight": torch.ones(3)}, {"format": "asng checkpoint 1", "state": {}}, {"format": 1}]
 )
 def test_a_file_of_torch_that_is_no_checkpoint_is_refused(written, content):
     torch.save(content, written)

@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from commands import MAIN, hold_at, interrupted, refused, run, unexplained
+from commands import MAIN, hold_at, interrupted, refused, refused_in_use, run, unexplained
 from rich.console import Console
 
 from asng import __version__, cli
@@ -182,6 +182,11 @@ def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
         "toy.svg",
     }
     assert "\x1b" not in done.out  # plain when not a terminal
+
+
+@pytest.mark.parametrize("words", [("toy", *SMALL), ("digits", "search")])
+def test_a_folder_in_use_is_refused(words, tmp_path):
+    refused_in_use(tmp_path, *words)
 
 
 @pytest.mark.slow

@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from commands import asking, continued_after_ctrl_c, records_of, refused, run, summary_of, unexplained
+from commands import (
+    asking,
+    continued_after_ctrl_c,
+    records_of,
+    refused,
+    refused_in_use,
+    run,
+    summary_of,
+    unexplained,
+)
 from small_cifar10 import archive_of, random_files, release_of, server, write
 
 from asng.cli import cifar10 as command
@@ -158,6 +167,11 @@ def test_a_limit_that_none_meets_is_wrong_input(tmp_path):
 def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, release, tmp_path):
     words = ["cifar10", "search", *SIZE, "--batch", "2", "--images", "16", "--epochs", "3", "--no-test"]
     continued_after_ctrl_c(tmp_path, words, PROGRAM, [json.dumps(asdict(data.RELEASE))])
+
+
+def test_a_folder_in_use_is_refused(searched, tmp_path):
+    refused_in_use(tmp_path, "cifar10", "search", *TINY)
+    refused_in_use(tmp_path / "more", "cifar10", "retrain", searched[0], *TINY)
 
 
 # Retraining

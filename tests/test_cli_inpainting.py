@@ -5,11 +5,23 @@ import os
 import re
 import shlex
 import signal
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from commands import asking, continued_after_ctrl_c, records_of, refused, run, summary_of, unexplained
+from commands import (
+    asking,
+    continued_after_ctrl_c,
+    records_of,
+    refused,
+    refused_in_use,
+    run,
+    summary_of,
+    unexplained,
+    wait_until,
+)
 from PIL import Image
 
 from asng.cli import inpainting as command
@@ -128,6 +140,32 @@ def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_
 def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, tmp_path):
     words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "24", "--stretch", "3", "--no-test"]
     continued_after_ctrl_c(tmp_path, words)
+
+
+def test_a_folder_in_use_is_refused(searched, tmp_path):
+    refused_in_use(tmp_path, "inpainting", "search", *TINY)
+    refused_in_use(tmp_path / "more", "inpainting", "retrain", searched[0], *STEPS)
+
+
+def test_beside_a_running_search_others_may_read_but_not_write(plain, tmp_path):
+    words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "80", "--stretch", "2"]
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    assert run(*words, "--out", whole).code == 0
+    command = [sys.executable, "-m", "asng", *words, "--out", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
+        wait_until(lambda: (folder / training.CHECKPOINT).exists() or first.poll() is not None)
+        os.kill(first.pid, signal.SIGSTOP)  # it is there, and does not go on meanwhile
+        said = refused(*words, "--out", folder)
+        assert re.match(rf"{folder} is in use by process {first.pid} on .* since \d{{4}}-\d\d-\d\d ", said)
+        assert run("inpainting", "evaluate", folder).code == 0
+        assert (folder / "evaluation.json").exists()
+        os.kill(first.pid, signal.SIGKILL)
+    done = run(*words, "--out", folder)
+    assert (done.code, done.err) == (0, "")
+    assert records_of(folder) == records_of(whole)
+    assert {**summary_of(folder), "last": 0} == {**summary_of(whole), "last": 0}
+    evaluated = {"evaluation.json", "restored.png"}
+    assert {path.name for path in folder.iterdir()} - evaluated == {path.name for path in whole.iterdir()}
 
 
 # Retraining
@@ -309,7 +347,34 @@ def test_the_checkpoint_of_another_run_is_refused_in_one_line(searched, plain, t
     ours = tmp_path / training.CHECKPOINT
     ours.write_bytes((searched[0] / training.CHECKPOINT).read_bytes())
     for words in (["evaluate", tmp_path], ["retrain", searched[0], *STEPS, "--out", tmp_path]):
-        assert refused("inpainting", *words).startswith(f"{ours} is of another run (")
+        assert refused("inpainting", *words).startswith(f"{ours} is of another run (kind: search there, retrain here; ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--seed", "1"], "seed: 0 there, 1 here"),
+        (["--rate", "0.5"], "rate: 0.025 there, 0.5 here"),
+        (["--iterations", "4"], "iterations: 2 there, 4 here"),
+    ],
+)
+def test_the_checkpoint_of_a_run_with_one_other_setting_is_refused(searched, plain, tmp_path, flags, message):
+    words = ["inpainting", "search", *TINY, *INT, *flags, "--out", tmp_path]
+    assert run(*words).code == 0
+    ours = tmp_path / training.CHECKPOINT
+    ours.write_bytes((searched[0] / training.CHECKPOINT).read_bytes())
+    for again in (words, ["inpainting", "evaluate", tmp_path]):
+        assert refused(*again).startswith(f"{ours} is of another run ({message}); put this run's own there, ")
+
+
+def test_evaluating_does_not_write_through_links(searched, tmp_path):
+    precious = tmp_path / "precious"
+    for name in ("restored-faces.png", "evaluation-faces.json"):
+        precious.write_text("precious")
+        (searched[0] / name).symlink_to(precious)
+    fill(tmp_path / "faces")
+    assert run("inpainting", "evaluate", searched[0], "--pictures", tmp_path / "faces").code == 0
+    assert precious.read_text() == "precious"
 
 
 # Data

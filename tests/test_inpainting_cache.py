@@ -157,16 +157,14 @@ def test_a_folder_that_cannot_be_written_is_cached_for_the_user(tmp_path, monkey
     assert len(list((tmp_path / "user/asng/faces").glob("*/faces-64*"))) == 2
 
 
-def test_what_killed_builders_left_goes_as_soon_as_nobody_is_at_work(tmp_path):
+def test_what_killed_builders_left_goes_and_what_others_build_stays(tmp_path):
     save(tmp_path / "a.png")
-    left = tmp_path / ".asng/building-long-ago"
-    left.mkdir(parents=True)
-    (left / "images").write_bytes(bytes(99))
-    other = os.open(tmp_path / ".asng", os.O_RDONLY)
-    fcntl.flock(other, fcntl.LOCK_SH)  # as somebody has it who builds
-    assert built(tmp_path)
-    assert left.exists()
-    os.close(other)
+    (tmp_path / ".asng").mkdir()
+    left = tmp_path / ".asng/.faces-64-0.npy.asng-12-0123abcd"
+    with open(left, "wb") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)  # as somebody has it who builds
+        assert built(tmp_path)
+        assert left.exists()
     save(tmp_path / "b.png")
     assert built(tmp_path)
     assert len(list((tmp_path / ".asng").iterdir())) == 2
@@ -174,9 +172,72 @@ def test_what_killed_builders_left_goes_as_soon_as_nobody_is_at_work(tmp_path):
 
 def test_what_is_left_while_building_goes_at_the_end(tmp_path):
     save(tmp_path / "a.png")
-    left = tmp_path / ".asng/building-killed-meanwhile"
-    faces(tmp_path, progress=lambda done: left.mkdir(exist_ok=True))
+    left = tmp_path / ".asng/.faces-64-0.npy.asng-12-0123abcd"
+    faces(tmp_path, progress=lambda done: None if done else left.touch())
     assert len(list((tmp_path / ".asng").iterdir())) == 2
+
+
+# Caches from elsewhere
+
+
+@pytest.fixture
+def precious(tmp_path):
+    """A file of the user's beside a folder of images from elsewhere."""
+    save(tmp_path / "faces/a.png")
+    (tmp_path / "faces/.asng").mkdir()
+    path = tmp_path / "precious.npy"
+    np.save(path, np.zeros((1, 3, 64, 64), np.uint8))
+    return path
+
+
+def claim(about, images, fingerprint="x"):
+    """A description of a cache that calls another file its own."""
+    made = {"fingerprint": fingerprint, "images": str(images), "names": ["a.png"], "damaged": {}}
+    about.write_text(json.dumps(made))
+
+
+@pytest.mark.parametrize("absolute", [False, True])
+def test_no_file_is_removed_because_a_cache_names_it(precious, tmp_path, absolute):
+    about = tmp_path / "faces/.asng/faces-64.json"
+    claim(about, precious if absolute else "../../precious.npy", fingerprint="../../precious")
+    assert built(tmp_path / "faces")
+    assert precious.exists()
+
+
+def test_no_file_is_read_because_a_cache_names_it(precious, tmp_path):
+    faces(tmp_path / "faces")
+    about = tmp_path / "faces/.asng/faces-64.json"
+    claim(about, precious, fingerprint=json.loads(about.read_text())["fingerprint"])
+    assert faces(tmp_path / "faces").images.any()  # red, not black as the other file
+
+
+def test_files_that_only_begin_like_a_cache_stay(precious, tmp_path):
+    names = ("faces-64-mine.npy", "faces-64-0.npy", "faces-64.npy", "b.npy")
+    mine = [tmp_path / "faces/.asng" / name for name in names]
+    for path in mine:
+        path.touch()
+    assert built(tmp_path / "faces")
+    assert all(path.exists() for path in mine)
+
+
+def test_a_link_in_place_of_the_cache_is_not_written_through(tmp_path, monkeypatch):
+    monkeypatch.setattr("pooch.os_cache", lambda name: tmp_path / "user" / name)
+    save(tmp_path / "faces/a.png")
+    mine = tmp_path / "mine" / ("faces-64-" + "0" * 32 + ".npy")
+    mine.parent.mkdir()
+    mine.touch()
+    (tmp_path / "faces/.asng").symlink_to(mine.parent)
+    assert built(tmp_path / "faces")
+    assert not built(tmp_path / "faces")
+    assert list(mine.parent.iterdir()) == [mine]
+
+
+def test_a_linked_description_is_replaced_and_its_target_stays(precious, tmp_path):
+    (tmp_path / "precious.json").write_text("{}")
+    (tmp_path / "faces/.asng/faces-64.json").symlink_to("../../precious.json")
+    assert built(tmp_path / "faces")
+    assert not built(tmp_path / "faces")
+    assert (tmp_path / "precious.json").read_text() == "{}"
 
 
 def test_a_cache_that_others_replace_at_once_is_an_error_with_the_cure(tmp_path, monkeypatch):

@@ -3,6 +3,8 @@
 import itertools
 import os
 import random
+import re
+import shutil
 import signal
 import threading
 import time
@@ -11,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from processes import POINTS, ended, ready, searching, started
+from processes import POINTS, ended, forking, ready, searching, started, waiting
 from searches import Net, batches, cross_entropy, data, outcome, same, searched, small_search
 from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
+from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from asng import ASNG, checkpoints
+from asng import ASNG, SNG, checkpoints
 from asng.nas import Limit, OneOf, parameters, space_of
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
@@ -159,7 +162,7 @@ def test_a_longer_search_on_a_schedule_of_one_s_own_goes_on(tmp_path):
     def one(epochs):
         model = Net()
         weights = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.StepLR(weights, 1)
+        schedule = StepLR(weights, 1)
         return searched(model, weights=weights, schedule=schedule, epochs=epochs, checkpoint=tmp_path / "c.pt")
 
     one(2)
@@ -177,12 +180,22 @@ def test_an_amp_search_goes_on_with_its_scale(tmp_path):
 # Checkpoints that do not fit -----------------------------------------------------------------------
 
 
+class Stream:
+    """Batches of which nobody knows how many there are."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        return iter(batches(self.n))
+
+
 def test_fewer_batches_than_before_the_pause_are_noticed(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
-        searched(checkpoint=path, loss=interrupted_at(16))
+        searched(train=Stream(5), checkpoint=path, loss=interrupted_at(16))
     with pytest.raises(ValueError, match="train gives only 2 batches, but was at step 4 when it stopped"):
-        searched(train=batches(2), checkpoint=path)
+        searched(train=Stream(2), checkpoint=path)
 
 
 def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
@@ -194,9 +207,17 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         },
         "first.options.0.weight is (8, 4) there, (9, 4) here": {"model": Net(width=9)},
         "blocks.blocks.3": {"model": Net(depth=4)},
-        "planned for 2 epochs, not 3": {"epochs": 3},
-        "its limits are on [], these on ['parameters']": {"limits": [Limit(parameters, 200)]},
-        "optimizer with another settings": {"optimizer": ASNG(space_of(Net()), alpha=2.0)},
+        "(epochs of the default schedule: 2 there, 3 here)": {"epochs": 3},
+        "(limits: [] there, ['parameters <= 200.0'] here)": {"limits": [Limit(parameters, 200)]},
+        "(optimizer.alpha: 1.5 there, 2.0 here)": {"optimizer": ASNG(space_of(Net()), alpha=2.0)},
+        "(optimizer.samples: 2 there, 4 here)": {"optimizer": ASNG(space_of(Net()), samples=4)},
+        "(optimizer.method: ASNG there, SNG here; ": {"optimizer": SNG(space_of(Net()))},
+        "(seed: 0 there, 1 here)": {"seed": 1},
+        "(clip_norm: 5.0 there, None here)": {"clip_norm": None},
+        "(amp: None there, torch.bfloat16 here)": {"amp": torch.bfloat16},
+        "(leave_out: False there, True here)": {"leave_out": True},
+        "(train.batches: 5 there, 6 here)": {"train": batches(6, 1)},
+        "(valid.class: list there, tuple here)": {"valid": tuple(batches(5, 2))},
     }
     for reason, settings in others.items():
         with pytest.raises(ValueError) as error:  # noqa: PT011
@@ -205,6 +226,98 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         assert reason in str(error.value)
         assert "use another path, or delete it to start anew" in str(error.value)
     assert len(searched(checkpoint=path).history) == 2
+
+
+def with_weights(path, make, schedule=None, **settings):
+    """A search with a weight optimizer of one's own."""
+    model = Net()
+    weights = make(model.parameters())
+    schedule = None if schedule is None else schedule(weights)
+    return searched(model, weights=weights, schedule=schedule, checkpoint=path, **settings)
+
+
+def test_another_weight_optimizer_or_schedule_is_refused_by_name(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    with_weights(path, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda w: StepLR(w, 1))
+    for reason, make, schedule in (
+        ("weights.0.lr: 0.1 there, 0.2 here", lambda p: torch.optim.SGD(p, 0.2, momentum=0.9), StepLR),
+        ("weights.0.momentum: 0.9 there, 0 here", lambda p: torch.optim.SGD(p, 0.1), StepLR),
+        ("weights.class: SGD there, Adam here", lambda p: torch.optim.Adam(p, 0.1), StepLR),
+        ("schedule: StepLR there, ExponentialLR here", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), ExponentialLR),
+    ):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            with_weights(path, make, lambda w, schedule=schedule: schedule(w, 1))
+
+
+def test_another_limit_is_another_search(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    searched(checkpoint=path, limits=[Limit(parameters, 200)])
+    message = r"limits: \['parameters <= 200\.0'\] there, \['parameters <= 150\.0'\] here"
+    with pytest.raises(ValueError, match=message):
+        searched(checkpoint=path, limits=[Limit(parameters, 150)])
+
+
+def loader(dataset=None, **settings):
+    return DataLoader(dataset or TensorDataset(*data(40)), **{"batch_size": 8, "shuffle": True, **settings})
+
+
+def test_a_loader_of_other_data_is_refused_by_what_differs(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    searched(train=loader(), checkpoint=path)
+    for reason, train in (
+        ("train.batches: 5 there, 10 here; train.batch_size: 8 there, 4 here", loader(batch_size=4)),
+        ("train.sampler: RandomSampler there, SequentialSampler here", loader(shuffle=False)),
+        ("train.examples: 40 there, 39 here", loader(TensorDataset(*data(39)))),
+        ("train.dataset: TensorDataset there, Augmented here", loader(Augmented())),
+    ):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            searched(train=train, checkpoint=path)
+
+
+class Longer(torch.utils.data.IterableDataset):
+    """A stream that says it is shorter than it is, of which torch warns if a loader was asked for its length."""
+
+    def __len__(self):
+        return 8
+
+    def __iter__(self):
+        return iter(zip(*data(24), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (loader, lambda: loader(num_workers=1)),
+        (lambda: loader(Longer(), shuffle=None), lambda: loader(Longer(), shuffle=None)),
+        (lambda: Stream(4), lambda: Stream(4)),
+    ],
+    ids=["other workers", "a stream", "no length"],
+)
+def test_data_of_every_kind_are_continued(tmp_path, before, after):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        searched(train=before(), checkpoint=path, loss=interrupted_at(5))
+    assert len(searched(train=after(), checkpoint=path).history) == 2
+
+
+@pytest.mark.parametrize("schedule", [None, lambda w: OneCycleLR(w, 0.1, total_steps=9), lambda w: StepLR(w, 1, 0.1)])
+def test_the_same_objects_are_continued_as_new_ones_are(tmp_path, schedule):
+    model = Net()
+    weights = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = ASNG(space_of(model), seed=0)
+    schedule = None if schedule is None else schedule(weights)
+    settings = {"weights": weights, "optimizer": optimizer, "schedule": schedule, "checkpoint": tmp_path / "c.pt"}
+    for call in (29, 23):  # after the second epoch has begun, when rates have moved
+        with pytest.raises(KeyboardInterrupt):
+            searched(model, epochs=4, loss=interrupted_at(call), **settings)
+    assert len(searched(model, epochs=4, **settings).history) == 4
+
+
+def test_other_implementations_of_the_same_weight_optimizer_continue(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        with_weights(path, lambda p: torch.optim.Adam(p, 0.1, fused=True), loss=interrupted_at(25))
+    assert len(with_weights(path, lambda p: torch.optim.Adam(p, 0.1, foreach=True)).history) == 2
 
 
 def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
@@ -230,6 +343,94 @@ def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_
     assert len(searched(checkpoint=path).history) == 2
 
 
+# One process at a time -----------------------------------------------------------------------------
+
+
+def test_a_second_search_with_the_same_checkpoint_is_refused(tmp_path, whole):
+    path = tmp_path / "checkpoint.pt"
+    first = started(waiting, str(tmp_path))
+    ready(first, tmp_path)
+    before = path.read_bytes()
+    for _ in range(2):
+        with pytest.raises(
+            ValueError, match=rf"^{path} is in use by process {first.pid} on .* since .*; wait until it"
+        ):
+            small_search(path)
+    assert path.read_bytes() == before
+    assert len(checkpoints.load(path)["run"]["history"]) == 2  # to look at it is fine
+    (tmp_path / "go").touch()
+    assert ended(first) == 0
+    assert same(result_of(tmp_path), whole[False])
+    assert same(small_search(path), whole[False])
+    assert {"checkpoint.pt", "checkpoint.previous.pt", "go", "result.pt"} == set(os.listdir(tmp_path))
+
+
+def test_a_search_within_a_search_needs_another_checkpoint(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+
+    def loss(model, batch):
+        with pytest.raises(ValueError, match=f"is in use by process {os.getpid()} on"):
+            searched(checkpoint=path)
+        return cross_entropy(model, batch)
+
+    assert len(searched(checkpoint=path, loss=loss, train=batches(1), epochs=1).history) == 1
+
+
+def test_a_worker_that_outlives_its_killed_search_does_not_lock_it(tmp_path, whole):
+    first = started(forking, str(tmp_path))
+    ready(first, tmp_path)
+    first.kill()
+    assert ended(first) == -signal.SIGKILL
+    child = int((tmp_path / "child").read_text())
+    os.kill(child, 0)  # it lives
+    assert same(small_search(tmp_path / "checkpoint.pt"), whole[False])
+    os.kill(child, signal.SIGKILL)
+
+
+def test_a_search_whose_checkpoint_another_one_took_over_ends(tmp_path):
+    path = tmp_path / "run" / "checkpoint.pt"
+    calls = itertools.count(1)
+
+    def loss(model, batch):
+        if next(calls) == 25:
+            shutil.rmtree(path.parent)
+            locks.append(checkpoints.lock(path))
+        return cross_entropy(model, batch)
+
+    locks: list[Any] = []
+    with pytest.raises(ValueError, match="is in use by process"):
+        searched(checkpoint=path, loss=loss)
+    assert not path.exists()
+    locks[0].release()
+
+
+def test_a_search_whose_folder_was_removed_saves_it_anew(tmp_path):
+    path = tmp_path / "run" / "checkpoint.pt"
+    calls = itertools.count(1)
+
+    def loss(model, batch):
+        if next(calls) == 25:
+            shutil.rmtree(path.parent)
+        return cross_entropy(model, batch)
+
+    searched(checkpoint=path, loss=loss)
+    assert os.listdir(path.parent) == ["checkpoint.pt"]
+    assert len(searched(checkpoint=path).history) == 2
+
+
+def test_a_link_to_a_checkpoint_stays_and_both_names_are_one_checkpoint(tmp_path):
+    (tmp_path / "far").mkdir()
+    link, path = tmp_path / "link.pt", tmp_path / "far" / "checkpoint.pt"
+    link.symlink_to(path)
+    searched(checkpoint=link)
+    assert link.is_symlink()
+    assert sorted(os.listdir(path.parent)) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    held = checkpoints.lock(path)
+    with pytest.raises(ValueError, match="is in use by process"):
+        searched(checkpoint=link)
+    held.release()
+
+
 # Processes that are killed -------------------------------------------------------------------------
 
 
@@ -252,6 +453,7 @@ def test_killed_at_any_moment_and_resumed_ends_with_the_same_bits(tmp_path, whol
         assert ended(process) in (0, -signal.SIGKILL)
     assert kills >= 2
     assert same(result_of(tmp_path), whole[own_generator])
+    assert set(os.listdir(tmp_path)) <= {"checkpoint.pt", "checkpoint.previous.pt", "result.pt", "started"}
 
 
 @pytest.mark.parametrize("save", [1, 3])
@@ -269,6 +471,7 @@ def test_killed_while_saving_and_resumed_ends_with_the_same_bits(tmp_path, whole
         assert known == (save if point == "renamed" or (save == 1 and point == "previous in place") else save - 1)
         assert ended(started(searching, str(tmp_path), {})) == 0
     assert same(result_of(tmp_path), whole[False])
+    assert set(os.listdir(tmp_path)) == {"checkpoint.pt", "checkpoint.previous.pt", "result.pt", "started"}
 
 
 def test_a_process_stopped_by_ctrl_c_goes_on_with_the_same_bits(tmp_path, whole):

@@ -1,6 +1,8 @@
 """A run as a folder: what is written stays, what is torn goes, and another configuration is refused."""
 
 import json
+import os
+import shutil
 
 import pytest
 
@@ -82,6 +84,63 @@ def test_a_file_is_not_a_folder(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match="is a file"):
         Run(tmp_path / "file", CONFIG)
+
+
+def test_a_folder_in_use_is_refused_by_who_uses_it_and_the_cure(tmp_path):
+    with Run(tmp_path, CONFIG) as run:
+        with pytest.raises(
+            ValueError, match=rf"^{tmp_path} is in use by process {os.getpid()} on .* since "
+        ) as refused:
+            Run(tmp_path, CONFIG)
+        assert str(refused.value).endswith("; wait until it ends, or use another folder (--out)")
+        assert config_of(tmp_path)["seed"] == 1  # reading goes on
+        run.append({"a": 1})
+    assert kept_in(tmp_path) == [{"a": 1}]
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "results.jsonl"]
+
+
+def test_a_refused_configuration_leaves_no_lock(tmp_path):
+    kept_in(tmp_path)
+    with pytest.raises(ValueError, match="seed: 1 there, 2 here"):
+        Run(tmp_path, {**CONFIG, "seed": 2})
+    assert os.listdir(tmp_path) == ["config.json"]
+
+
+def test_a_folder_that_is_removed_is_not_made_again(tmp_path):
+    with Run(tmp_path / "run", CONFIG) as run:
+        shutil.rmtree(tmp_path / "run")
+        with pytest.raises(ValueError, match=r"run was removed while its run went on; start it again"):
+            run.append({"a": 1})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_folder_that_others_use_after_its_removal_is_theirs(tmp_path):
+    with Run(tmp_path / "run", CONFIG) as first:
+        shutil.rmtree(tmp_path / "run")
+        with Run(tmp_path / "run", CONFIG) as second:
+            with pytest.raises(ValueError, match="run is in use by process"):
+                first.append({"a": 1})
+            second.append({"b": 2})
+    assert kept_in(tmp_path / "run") == [{"b": 2}]
+
+
+def test_a_folder_that_was_replaced_by_another_run_is_left_alone(tmp_path):
+    with Run(tmp_path / "run", CONFIG) as run:
+        shutil.rmtree(tmp_path / "run")
+        with Run(tmp_path / "run", {**CONFIG, "seed": 2}):
+            pass
+        with pytest.raises(ValueError, match=r"holds a run of another configuration \(seed: 2 there, 1 here"):
+            run.append({"a": 1})
+    assert os.listdir(tmp_path / "run") == ["config.json"]
+
+
+def test_lines_are_never_written_through_a_link(tmp_path):
+    (tmp_path / "precious").write_text("no line end")
+    kept_in(tmp_path / "run")
+    (tmp_path / "run" / "results.jsonl").symlink_to("../precious")
+    with pytest.raises(ValueError, match=r"results\.jsonl is a link; put the file itself there, or use another folder"):
+        Run(tmp_path / "run", CONFIG)
+    assert (tmp_path / "precious").read_text() == "no line end"
 
 
 def test_json_files_change_completely_or_not_at_all(tmp_path):

@@ -1,5 +1,7 @@
 """Several processes compute what one computes, and end together when one of them stops or dies."""
 
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -125,3 +127,21 @@ def test_a_damaged_checkpoint_ends_all_processes_with_the_same_error(tmp_path):
     assert [ended(member) for member in members] == [1, 1]
     for rank in range(2):
         assert "checkpoint.pt is damaged or no checkpoint" in (tmp_path / f"stderr{rank}.txt").read_text()
+
+
+def test_a_checkpoint_in_use_ends_all_processes_with_the_same_error(tmp_path):
+    held = checkpoints.lock(tmp_path / "checkpoint.pt")
+    members = crowd(searching_together, tmp_path, {"epochs": 3})
+    assert [ended(member) for member in members] == [1, 1]
+    held.release()
+    for rank in range(2):
+        assert f"checkpoint.pt is in use by process {os.getpid()} on" in (tmp_path / f"stderr{rank}.txt").read_text()
+
+
+def test_a_checkpoint_of_another_search_ends_all_processes_with_the_same_error(tmp_path):
+    small_search(tmp_path / "checkpoint.pt", epochs=3, clip_norm=1.0)
+    members = crowd(searching_together, tmp_path, {"epochs": 3})
+    assert [ended(member) for member in members] == [1, 1]
+    for rank in range(2):
+        said = (tmp_path / f"stderr{rank}.txt").read_text()
+        assert "checkpoint.pt is of another search (clip_norm: 1.0 there, 5.0 here)" in said

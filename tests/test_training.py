@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import time
 
@@ -193,6 +194,57 @@ def test_a_checkpoint_of_another_job_is_an_error_that_says_what_to_do(tmp_path):
     other.descent.model = nn.Linear(2, 1)
     with pytest.raises(ValueError, match=r"another run \(.*\); put this run's own there, or delete it to start anew"):
         run(other, tmp_path, epochs=EPOCHS + 1)
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """The checkpoints of runs that differ in one setting, all of the same shapes."""
+    config = {"seed": 0, "rate": 0.1, "data": {"images": 4}}
+    for name, change in (("mine", {}), ("other", {"seed": 1}), ("data", {"data": {"images": 5}})):
+        with Run(tmp_path / name, {**config, **change}, METRICS) as kept:
+            training.run(Noisy(), kept, epochs=1, steps=STEPS, images=4)
+    return config
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("other", r"\(seed: 1 there, 0 here\)"), ("data", r"\(data\.images: 5 there, 4 here\)")]
+)
+def test_the_checkpoint_of_another_run_is_refused_by_what_differs(foreign, tmp_path, name, message):
+    path = tmp_path / "mine" / training.CHECKPOINT
+    path.write_bytes((tmp_path / name / training.CHECKPOINT).read_bytes())
+    before = {file: file.read_bytes() for file in (tmp_path / "mine").iterdir()}
+    cure = "; put this run's own there, or delete it to start anew"
+    with (
+        Run(tmp_path / "mine", foreign, METRICS) as kept,
+        pytest.raises(ValueError, match=rf"^{path} is of another run {message}{cure}$"),
+    ):
+        training.run(Noisy(), kept, epochs=2, steps=STEPS, images=4)
+    assert {file: file.read_bytes() for file in (tmp_path / "mine").iterdir()} == before
+
+
+def test_ctrl_c_after_the_folder_was_removed_saves_nothing(tmp_path):
+    class Removing(Noisy):
+        def step(self, number):
+            if number == 1:
+                shutil.rmtree(tmp_path / "run")
+            return super().step(number)
+
+    with pytest.raises(ValueError, match="run was removed while its run went on"):
+        run(Removing(interrupt_at=2), tmp_path / "run")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_checkpoint_without_its_configuration_is_continued_by_its_own_run_alone(whole, tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        run(Noisy(interrupt_at=2), tmp_path)
+    (tmp_path / "config.json").unlink()
+    with (
+        Run(tmp_path, {"is": "another"}, METRICS) as kept,
+        pytest.raises(ValueError, match=r"is of another run \(is: a test there, another here"),
+    ):
+        training.run(Noisy(), kept, epochs=EPOCHS, steps=STEPS, images=4)
+    (tmp_path / "config.json").unlink()
+    assert without_times(run(Noisy(), tmp_path)) == whole[0]
 
 
 def test_a_checkpoint_that_does_not_fit_into_memory_is_not_said_to_be_of_another_run(tmp_path):
