@@ -147,6 +147,7 @@ def test_a_folder_in_use_is_refused(searched, tmp_path):
     refused_in_use(tmp_path / "more", "inpainting", "retrain", searched[0], *STEPS)
 
 
+@pytest.mark.slow
 def test_beside_a_running_search_others_may_read_but_not_write(plain, tmp_path):
     words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "80", "--stretch", "2"]
     whole, folder = tmp_path / "whole", tmp_path / "run"
