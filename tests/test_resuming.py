@@ -278,7 +278,7 @@ class Longer(torch.utils.data.IterableDataset):
     """A stream that says it is shorter than it is, of which torch warns if a loader was asked for its length."""
 
     def __len__(self):
-        return 8
+        return 1
 
     def __iter__(self):
         return iter(zip(*data(24), strict=True))
