@@ -221,7 +221,7 @@ def test_latency_stops_early_only_when_the_times_agree(monkeypatch):
 
 
 def test_a_measure_that_uses_the_model_leaves_statistics_and_gradients_alone():
-    model = nn.Sequential(nn.BatchNorm1d(3), OneOf("op", [nn.Linear(3, 3), nn.ReLU()]))
+    model: Any = nn.Sequential(nn.BatchNorm1d(3), OneOf("op", [nn.Linear(3, 3), nn.ReLU()]))
     select(model, {"op": 0})
     model(torch.randn(4, 3)).sum().backward()
     before = everything(model), [parameter.grad.clone() for parameter in model.parameters()]
