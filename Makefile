@@ -1,11 +1,10 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Each first builds .venv if it is missing or stale.
-# While you work: `make quick`. What the CI runs: `make test-all`, which is `make test` and then whole programs.
+# While you work: `make quick`. What the CI runs: `make test-all`, which is `make test` and then the slow tests.
 
 PYTHON ?= python3
 BIN := .venv/bin
 SOURCES := asng $(wildcard tests examples benchmarks)
-PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist loadfile
-PROGRAMS := tests/test_examples.py tests/test_benchmarks.py
+PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
@@ -15,17 +14,17 @@ demo: .venv/installed  ## a whole search on handwritten digits: search, training
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
 	$(BIN)/asng digits search --out runs/demo
 
-quick: .venv/installed  ## the tests that are not slow: a minute
+quick: .venv/installed  ## the tests that are not slow: about a minute
 	$(PYTEST) -m 'not slow'
 
-test: .venv/installed  ## format, lint, types, and all tests but those of whole programs
+test: .venv/installed  ## format, lint, types, and the tests that are not slow
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy $(SOURCES)
-	$(PYTEST) $(PROGRAMS:%=--ignore=%)
+	$(PYTEST) -m 'not slow'
 
-test-all: test  ## and those: the examples and the benchmarks
-	$(PYTEST) --dist load $(PROGRAMS)
+test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks
+	$(PYTEST) -m slow
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)

@@ -363,19 +363,19 @@ def drawn(model: nn.Module) -> list[dict[str, Any]]:
     return [candidate.values for candidate in Uniform(nas.space_of(model), seed=0).ask(200)]
 
 
-QUICK: dict[str, Callable[[], Values]] = {
+QUICK: dict[str, Callable[[], Values]] = {function.__name__: function for function in (ask_tell, toy_short)}
+SLOW: dict[str, Callable[[], Values]] = {
     function.__name__: function
     for function in (
-        ask_tell,
-        toy_short,
         cifar10_short,
         inpainting_small,
         digits_short,
         nas_search,
         parameter_counts,
+        toy_quick,
+        digits_search,
+        cifar10_small,
+        cifar10_small_real,
+        inpainting_small_real,
     )
-}
-SLOW: dict[str, Callable[[], Values]] = {
-    function.__name__: function
-    for function in (toy_quick, digits_search, cifar10_small, cifar10_small_real, inpainting_small_real)
 }

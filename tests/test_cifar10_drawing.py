@@ -86,6 +86,7 @@ def test_labels_and_nodes_do_not_overlap(figures):
                 assert apart(room, box) or within(room, box), (text, name)
 
 
+@pytest.mark.slow
 def test_every_line_leads_from_its_source_to_its_operation(figures):
     for values, figure in figures:
         boxes, lines = boxes_of(figure), lines_of(figure)

@@ -18,6 +18,8 @@ from asng.experiments.cifar10.space import channels_for, parameters, random_valu
 from asng.experiments.searching import TRAIN
 from asng.runs import METRICS
 
+pytestmark = pytest.mark.slow
+
 TINY = Retraining(epochs=3, channels=2, cells=3, batch=4, images=12)
 VALUES = random_values(5)
 
@@ -88,7 +90,6 @@ def test_mixed_precision_is_that_of_the_training(images):
     assert kinds == [torch.bfloat16]
 
 
-@pytest.mark.slow
 def test_weights_and_mini_batches_follow_from_the_seed(images):
     def drawn(seed):
         job = Retrain(changed(seed=seed), VALUES, *images)
@@ -110,7 +111,6 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 4, 6, 7])
 def test_a_training_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path, monkeypatch, number):
     step = Retrain.step
@@ -152,7 +152,6 @@ def test_evaluating_gives_the_accuracy_of_the_last_record(images, whole):
     assert result == {"kind": "retrain", "steps": 9, "test_accuracy": whole[1]["last"]["test_accuracy"]}
 
 
-@pytest.mark.slow
 def test_evaluating_a_search_gives_the_accuracy_of_what_it_found(images, tmp_path):
     settings = Settings(epochs=1, channels=2, cells=3, batch=4, images=16)
     summary = search(settings, tmp_path, *images)
@@ -160,7 +159,6 @@ def test_evaluating_a_search_gives_the_accuracy_of_what_it_found(images, tmp_pat
     assert result == {"kind": "search", "steps": 2, "test_accuracy": summary["last"]["test_accuracy"]}
 
 
-@pytest.mark.slow
 def test_evaluating_a_search_tests_all_images(images, tmp_path, monkeypatch):
     monkeypatch.setattr("asng.experiments.cifar10.search.accuracy", lambda network, images, progress: len(images))
     settings = Settings(epochs=1, channels=2, cells=3, batch=4, images=16, tested=3)
@@ -175,7 +173,6 @@ def test_evaluating_tells_how_far_it_is(images, whole):
     assert heard == [0, 100 / 240, 200 / 240, 1]
 
 
-@pytest.mark.slow
 def test_evaluating_a_checkpoint_of_another_run_says_what_to_do(images, whole, tmp_path):
     retrain(changed(epochs=1, channels=4), VALUES, tmp_path, *images)
     (tmp_path / training.CHECKPOINT).write_bytes((whole[0] / training.CHECKPOINT).read_bytes())
@@ -194,7 +191,6 @@ def test_evaluating_what_is_no_run_says_so(images, whole, tmp_path):
         evaluate(tmp_path, *images)
 
 
-@pytest.mark.slow
 def test_training_learns_to_tell_colours_apart():
     """Two labels, two colours, some noise: what was trained tells nearly all of them right."""
     generator = torch.Generator().manual_seed(3)

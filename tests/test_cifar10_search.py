@@ -19,6 +19,8 @@ from asng.experiments.searching import TRAIN, VALID
 from asng.nas.architecture import from_json
 from asng.runs import METRICS, Run
 
+pytestmark = pytest.mark.slow
+
 TINY = Settings(epochs=2, channels=2, cells=3, batch=4, images=24)
 
 
@@ -111,7 +113,6 @@ def test_mixed_precision_is_that_of_both_halves(images, amp):
     assert {parameter.dtype for parameter in job.model.parameters()} == {torch.float32}
 
 
-@pytest.mark.slow
 def test_weights_halves_and_architectures_follow_from_the_seed(images):
     def drawn(seed):
         job = Search(changed(seed=seed), *images)
@@ -156,7 +157,6 @@ def whole(images, tmp_path_factory):
     return folder, search(TINY, folder, *images)
 
 
-@pytest.mark.slow
 def test_a_run_leaves_metrics_architecture_pictures_and_a_summary(whole):
     folder, summary = whole
     names = {path.name for path in folder.iterdir()}
@@ -181,7 +181,6 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5])
 def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path, monkeypatch, number):
     folder, summary = whole
@@ -212,7 +211,6 @@ def run(settings, images, folder):
     return job
 
 
-@pytest.mark.slow
 def test_another_seed_is_another_search(images, whole, tmp_path):
     other = run(changed(seed=1), images, tmp_path).searching.optimizer.distribution()
     assert {name: p.tolist() for name, p in other.items()} != whole[1]["distribution"]
@@ -223,14 +221,12 @@ def test_a_folder_of_other_settings_is_refused(images, whole):
         search(changed(channels=4), whole[0], *images)
 
 
-@pytest.mark.slow
 def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
     silent = run(changed(test=False), images, tmp_path).searching.optimizer.distribution()
     assert {name: p.tolist() for name, p in silent.items()} == whole[1]["distribution"]
     assert all("test_accuracy" not in record for record in records_of(tmp_path))
 
 
-@pytest.mark.slow
 def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statistics(images):
     job = Search(TINY, *images)
     for number in range(3):
@@ -262,7 +258,6 @@ def test_accuracy_leaves_the_mode_of_a_network_alone(images):
     assert network.training
 
 
-@pytest.mark.slow
 def test_sng_is_the_same_search_without_adaptation(images, tmp_path):
     job = Search(changed(method="sng"), *images)
     assert isinstance(job.searching.optimizer, SNG)
@@ -272,7 +267,6 @@ def test_sng_is_the_same_search_without_adaptation(images, tmp_path):
     assert records[0]["largest_probability"] != records[1]["largest_probability"]
 
 
-@pytest.mark.slow
 def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(images, tmp_path, monkeypatch):
     monkeypatch.setattr(searching, "FINALISTS", 3)
     settings = changed(method="uniform", candidates=8)
@@ -312,7 +306,6 @@ def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
     )  # its losses are 3, then 1; those of drawn[3] 2, then nan
 
 
-@pytest.mark.slow
 def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
     shown: list[tuple[float, str]] = []
     settings = changed(epochs=1, method="uniform", candidates=8)
@@ -324,7 +317,6 @@ def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
     assert (fractions[0], fractions[-1], shown[-1][0]) == (0, 1, 1)
 
 
-@pytest.mark.slow
 def test_random_search_stays_inside_of_the_limit_or_says_at_once_that_it_cannot(images):
     sizes = sorted(parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
     job = Search(changed(method="uniform", candidates=20, most_parameters=sizes[10]), *images)

@@ -173,6 +173,7 @@ def test_extracting_leaves_the_selection_as_it_was(net):
         _ = fresh.scale.value
 
 
+@pytest.mark.slow
 def test_an_extracted_network_is_exported_by_torch(net):
     extracted = extract(net.eval(), drawn(net, 5)).eval()
     x = torch.randn(2, 3, 5, 5)

@@ -30,6 +30,7 @@ def test_the_numbers_are_those_of_the_fixture(case):
     assert changes(case, values) == []
 
 
+@pytest.mark.slow
 def test_a_search_that_is_stopped_and_continued_gives_the_same_numbers(tmp_path):
     assert changes("nas_search", nas_search_stopped(tmp_path, (2, 1001, 77, 3000))) == []
 

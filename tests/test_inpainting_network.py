@@ -82,6 +82,7 @@ def padded(net: Any, values: dict[str, Any], x: Tensor) -> Tensor:
     return F.conv_transpose2d(x, net.last.weight, padding=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("size", [(16, 16), (5, 7), (1, 6), (13, 4)])
 def test_channel_slices_equal_a_padded_computation(nets, encoding, size):
@@ -216,6 +217,7 @@ def flops(model: nn.Module, x: Tensor) -> int:
     return counter.get_total_flops()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("size", [(16, 16), (2, 2)])
 def test_variables_that_are_not_active_have_no_effect_and_the_others_have(encoding, size):

@@ -20,6 +20,8 @@ from asng.experiments.inpainting.retraining import Retrain, Retraining, evaluate
 from asng.experiments.inpainting.search import MASKS, TESTED, Search, Settings, loss_of, search
 from asng.experiments.searching import TRAIN
 
+pytestmark = pytest.mark.slow
+
 TINY = Retraining(iterations=10, stretch=5, batch=2, mask="half")
 VALUES = ASNG(variables("cat", layers=3, widths=(2, 4)), seed=4).ask(1)[0].values
 
@@ -92,7 +94,6 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 7])
 def test_a_training_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
     step = Retrain.step
@@ -143,7 +144,6 @@ def test_fewer_faces_are_used_from_all_over_their_order(faces):
         assert all(map(torch.equal, job._batches(number), expected(number)))
 
 
-@pytest.mark.slow
 def test_evaluating_a_search_tests_what_it_found_on_all_faces(faces, tmp_path):
     many = faces[0].part(torch.arange(TESTED + 5) % 9)
     settings = Settings(iterations=2, stretch=2, layers=3, widths=(2, 4), batch=2, encoding="int", mask="pixel")
@@ -156,7 +156,6 @@ def test_evaluating_a_search_tests_what_it_found_on_all_faces(faces, tmp_path):
     assert nas.space_of(Search(settings, *faces).model).keys() == summary["values"].keys()
 
 
-@pytest.mark.slow
 def test_training_learns_to_fill_holes(faces):
     """Faces of one colour each: what is missing follows from what is there."""
     pixels = torch.randint(256, (9, 3, 1, 1), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)

@@ -24,6 +24,8 @@ from asng.experiments.searching import TRAIN, VALID
 from asng.nas.architecture import from_json
 from asng.runs import METRICS
 
+pytestmark = pytest.mark.slow
+
 TINY = Settings(iterations=6, stretch=2, layers=3, widths=(2, 4), batch=2)
 
 
@@ -121,7 +123,6 @@ def whole(request, faces, tmp_path_factory):
     return settings, folder, search(settings, folder, *faces)
 
 
-@pytest.mark.slow
 def test_a_run_leaves_metrics_architecture_and_a_summary(whole):
     settings, folder, summary = whole
     records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
@@ -147,7 +148,6 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 3, 5])
 def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
     settings, folder, summary = whole
@@ -180,7 +180,6 @@ def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_cha
     assert "test_psnr" not in Search(changed(test=False), *faces).finish_epoch(1)
 
 
-@pytest.mark.slow
 def test_random_search_and_limits_work_here_too(faces, tmp_path):
     uniform = search(changed(method="uniform", candidates=4), tmp_path / "uniform", *faces)
     assert uniform["probability"] is None
@@ -201,7 +200,6 @@ def test_the_masks_of_test_faces_are_the_same_for_all_runs_and_machines():
 SPACE = nas.space_of(Search(TINY, *small()).model)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("size", [(2, 2), (2, 3), (16, 16)])
 def test_none_of_all_architectures_has_fewer_parameters_than_the_least(size):
     net = Net("cat", layers=2, levels=2, widths=(2, 3), size=size)

@@ -12,6 +12,8 @@ from trajectories import BLEND, LETTERS, inner, run
 
 from asng import ASNG, Categorical, Integer, Real
 
+pytestmark = pytest.mark.slow
+
 # Problems of known answer ---------------------------------------------------------------------------
 
 
@@ -60,7 +62,6 @@ def reached(space, f, evaluations, seeds, **settings):
     return [optimizer.best.loss for optimizer in optimizers], [f(optimizer.mode()) for optimizer in optimizers]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("samples", "mirrored"), [(2, False), (4, True), (7, True), (16, True), (16, False)])
 @pytest.mark.parametrize(("space", "f", "tolerance"), PROBLEMS.values(), ids=PROBLEMS)
 def test_finds_the_known_answer(space, f, tolerance, samples, mirrored):
@@ -69,7 +70,6 @@ def test_finds_the_known_answer(space, f, tolerance, samples, mirrored):
     assert sorted(mode)[2] <= tolerance, mode  # it moves on, so that one may be off the answer at the end
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("space", "f", "tolerance"), PROBLEMS.values(), ids=PROBLEMS)
 def test_one_mirrored_pair_finds_it_more_often_than_not(space, f, tolerance):
     """A pair tells nothing about the width, so that numbers sometimes stop short of the answer."""
@@ -150,7 +150,6 @@ def test_a_variable_of_one_choice_counts_nowhere():
     assert with_one.delta == pytest.approx(without.delta, rel=1e-12)
 
 
-@pytest.mark.slow
 def test_two_thousand_variables_are_learned():
     optimizer = ASNG({str(i): Categorical(range(2)) for i in range(2000)}, seed=0)
     for _ in range(2500):

@@ -10,6 +10,8 @@ import pytest
 from asng.experiments import toy, workers
 from asng.experiments.toy import Setting, Settings
 
+pytestmark = pytest.mark.slow
+
 SMALL = Settings(variables=10, choices=4, runs=4, iterations=1500, rates=(0.05,), powers=(0.0, 0.5, 1.5), alphas=(1.5,))
 
 
@@ -136,7 +138,6 @@ def reference(sweep, setting):
     return reached
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "setting",
     [
@@ -166,7 +167,6 @@ def test_the_comparison_with_the_reference_covers_success_and_failure():
 # Known answers.
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 1.5])
 def test_asng_reaches_the_target_from_any_of_these_step_sizes(power):
     sweep = Settings(runs=5, iterations=20_000)
@@ -213,13 +213,11 @@ def files(folder):
     return {name: (folder / name).read_bytes() for name in ("summary.json", "toy.svg", "toy.png")}
 
 
-@pytest.mark.slow
 def test_the_number_of_workers_does_not_change_the_results(finished, tmp_path):
     toy.run(dataclasses.replace(SMALL, workers=1), tmp_path)
     assert files(tmp_path) == files(finished[0])
 
 
-@pytest.mark.slow
 def test_a_sweep_that_lost_its_end_continues_to_the_same_results(finished, tmp_path):
     lines = (finished[0] / "results.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == len(toy.settings_of(SMALL)) == 9
@@ -288,7 +286,6 @@ def test_the_summary_is_complete_and_the_pictures_are_there(finished):
     assert "<svg" in (finished[0] / "toy.svg").read_text()
 
 
-@pytest.mark.slow
 def test_a_sweep_without_any_success_can_be_drawn(tmp_path):
     sweep = Settings(runs=1)
     toy.draw(toy.summarise(sweep, {setting: [None] for setting in toy.settings_of(sweep)}), tmp_path)
