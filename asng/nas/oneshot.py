@@ -37,7 +37,7 @@ BEHIND = 1e300  # told for candidates behind all with a finite loss; above any l
 class Step:
     """What one iteration did."""
 
-    train_losses: tuple[float, ...]  # of the candidates that moved the weights; none if all were outside
+    train_losses: tuple[float, ...]  # of the candidates for the weights; inf: out of memory; none if all were outside
     valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: outside, not run
     candidates: tuple[dict[str, Any], ...]  # the values of these candidates
     excess: tuple[float, ...]  # how far outside of the limits each of them is; 0 inside
@@ -102,7 +102,8 @@ class OneShot:
         leave_out: bool = False,
     ) -> None:
         check_one_optimizer(weights)
-        check_not_ddp(paths_of(model))
+        paths = paths_of(model)
+        check_not_ddp(paths)
         self.model, self.optimizer, self.weights = unwrap(model), optimizer, weights
         self._loss, self._leave_out, self._amp = loss, leave_out, amp
         self._as_given = model  # in a wrapper of torch.compile or DataParallel, perhaps
@@ -120,7 +121,7 @@ class OneShot:
         self._failures = Failures(self.device)
         self._rank, self._ranks = processes.rank_and_ranks()
         self._begin_alike()
-        watched = self._rank == 0 and not any(map(is_compiled, paths_of(model)))
+        watched = self._rank == 0 and not any(map(is_compiled, paths))
         self._unread = Unread(self.decisions) if watched else None
         if self.model.training:
             set_training(self.model)
