@@ -21,6 +21,8 @@ from asng.space import Array, Categorical, Integer, Normal, Real, Variable
 
 STD_MIN_INTEGER = 0.25  # supplement C
 STD_MIN_REAL = 1e-3  # of the range
+FAR = 1e9  # times the bounds: no draw of a number comes near it, and its square leaves room in float64
+TINY = 1e-300  # too small to change a sum of probabilities
 
 
 class Family(ABC):
@@ -62,7 +64,7 @@ class Family(ABC):
 
     @abstractmethod
     def statistics(self, x: Array) -> Array:
-        """Sufficient statistics T: x (..., variables) to (..., size), with expectation theta."""
+        """Sufficient statistics T: x (..., variables) to (..., size), E[T] = theta; ValueError for what is no draw."""
 
     @abstractmethod
     def whiten(self, theta: Array, gradient: Array) -> Array:
@@ -106,7 +108,7 @@ class CategoricalFamily(Family):
         smallest = np.where(others > m, 1 / np.maximum(others, 1), 1 / (2 * m))
         smallest[m == 1] = 0.0
         self._smallest = smallest[self.owner]
-        self._room = (1 - m * smallest)[self.owner]
+        self._room, self._tiny = (1 - m * smallest)[self.owner], np.full(self.size, TINY)
 
     def initial(self) -> Array:
         return 1 / self._rows.lengths[self.owner]
@@ -130,9 +132,9 @@ class CategoricalFamily(Family):
         return white
 
     def project(self, theta: Array) -> Array:
-        # Supplement C in terms of the excess over theta_min, which sums to 1 - m theta_min.
-        excess = np.maximum(theta, self._smallest)
-        excess -= self._smallest
+        # Supplement C in terms of the excess over theta_min, which sums to 1 - m theta_min. Where no entry
+        # exceeds theta_min, all become equal.
+        excess: Array = np.maximum(theta - self._smallest, self._tiny)
         excess *= self._room / self._rows.totals(excess)
         excess += self._smallest
         return excess
@@ -163,6 +165,7 @@ class NormalFamily(Family):
         if not (np.isfinite(half).all() and (half > 0).all() and (least > 0).all() and (least <= half).all()):
             raise ValueError(f"0 < std_min <= (high - low) / 2 must hold, got {low!r}, {high!r} and {std_min!r}")
         self._var_min, self._var_max = np.square(least), np.square(half)
+        self._far = FAR**2 * np.square(np.maximum(np.abs(self._low), np.abs(self._high))).sum()
         self._mirrored, n = mirrored, len(half)
         self.variables, self.size, self.dimension, self.owner = n, 2 * n, 2 * n, np.tile(np.arange(n), 2)
         self._one, self._root2 = np.ones(n), np.full(n, math.sqrt(2))  # arrays: quicker than numbers
@@ -190,6 +193,8 @@ class NormalFamily(Family):
         return mean[..., None, :] + offset
 
     def statistics(self, x: Array) -> Array:
+        if not np.vdot(x, x) <= self._far:  # NaN is not, either
+            raise ValueError(f"not finite, or too far from the bounds to be drawn: {x}")
         return np.concatenate((x, x * x), -1)
 
     def whiten(self, theta: Array, gradient: Array) -> Array:

@@ -58,7 +58,8 @@ class Ragged:
         if self._alike:
             if not one_run:
                 return self._counted(probabilities, uniform)
-            below = uniform.take(self.owner, -1) >= self._times(probabilities, self._up_to)
+            sums = probabilities.reshape(-1, len(self._column)).dot(self._up_to)
+            below = uniform[..., None] >= sums
             places = below.astype(float).reshape(-1, len(self._column)).dot(self._column).reshape(uniform.shape)
             return places
         sums = np.add.accumulate(probabilities, -1)
@@ -69,8 +70,8 @@ class Ragged:
 
     def _times(self, entries: Array, matrix: Array) -> Array:
         """Each row times a matrix (length, length); for rows that are alike."""
-        result: Array = entries.reshape(-1, len(matrix)).dot(matrix).reshape(entries.shape)
-        return result
+        result: Array = entries.reshape(-1, len(matrix)).dot(matrix)
+        return result.ravel() if entries.ndim == 1 else result.reshape(entries.shape)
 
     def _counted(self, probabilities: Array, uniform: Array) -> Array:
         """The same as `drawn` for many runs of rows that are alike, place by place."""
@@ -82,9 +83,15 @@ class Ragged:
         return places
 
     def marked(self, places: Array) -> Array:
-        """For places (..., rows), one in each row: 1 for the entry there, 0 for the others."""
+        """For places (..., rows), one in each row: 1 for the entry there, 0 for the others; raises ValueError.
+
+        >>> Ragged(np.array([2, 3])).marked(np.array([1.0, 0.0]))
+        array([0., 1., 1., 0., 0.])
+        """
         place = self._place_of_two if places.ndim == 2 and len(places) == 2 else self.place
         there: NDArray[np.bool_] = places.take(self.owner, -1) == place
+        if np.count_nonzero(there) != places.size:
+            raise ValueError(f"no such place in rows of lengths {self.lengths}: {places}")
         return there.astype(float)
 
     def largest(self, entries: Array) -> Array:

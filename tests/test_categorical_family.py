@@ -72,6 +72,12 @@ def test_categorical_projection_is_the_formula_of_the_specification(counts):
                 np.testing.assert_allclose(np.add.reduceat(inside, starts), 1, rtol=1e-14)
 
 
+def test_where_no_probability_exceeds_the_smallest_all_become_equal():
+    family = CategoricalFamily([2, 1, 3])
+    below = np.array([-1.0, 0.25, -7.0, -1e9, 0.0, 0.25])
+    np.testing.assert_allclose(family.project(below), [1 / 2, 1 / 2, 1, 1 / 3, 1 / 3, 1 / 3], rtol=1e-14)
+
+
 @pytest.mark.parametrize(
     ("counts", "smallest"),
     [

@@ -94,6 +94,14 @@ def test_normal_projection_clips_the_mean_then_the_second_moment(mean, second, a
     np.testing.assert_allclose(projected, [allowed, allowed**2 + var], rtol=1e-14)
 
 
+@pytest.mark.parametrize("number", [math.nan, math.inf, -1e200, 2e10])
+def test_numbers_too_far_from_the_bounds_are_no_draws(number):
+    family = NormalFamily([0, -3], [10, 5], [0.25, 0.1], mirrored=True)
+    family.statistics(np.array([[1e9, -1e9]]))
+    with pytest.raises(ValueError, match="not finite, or too far from the bounds"):
+        family.statistics(np.array([[4.0, 0.0], [4.0, number]]))
+
+
 def test_normal_starts_in_the_middle_as_wide_as_allowed():
     family = NormalFamily([0, -3], [10, 5], [0.25, 0.1], mirrored=True)
     assert family.describe(family.initial()) == [(5, 5), (1, 4)]

@@ -90,6 +90,16 @@ def test_marked_is_1_at_the_place_of_each_row_and_0_elsewhere(lengths, batch, se
     assert marked.reshape(-1, sum(lengths)).tolist() == expected
 
 
+@pytest.mark.parametrize("place", [-1.0, 0.5, 2.0, 1e300, np.inf, np.nan])
+@pytest.mark.parametrize("batch", [(), (2,), (3, 2)], ids=str)
+@pytest.mark.parametrize("lengths", [[2, 2], [3, 2]], ids=["alike", "different"])
+def test_a_place_that_its_row_does_not_have_is_refused(lengths, batch, place):
+    places = np.zeros((*batch, 2))
+    places[..., -1].flat[0] = place
+    with pytest.raises(ValueError, match=r"no such place in rows of lengths \[[23] 2\]"):
+        ragged(lengths).marked(places)
+
+
 @every
 @given(some_lengths, some_batches, st.integers(1, 4), seeds)
 def test_drawn_counts_the_cumulative_sums_up_to_the_draw_without_the_last(lengths, batch, n, seed):
