@@ -4,20 +4,23 @@ A method derives from `AskTell` and adds its state and its update; nothing is ov
 """
 
 import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.checks import count, flag, floats
+from asng._state import FLOAT64, check_finite, is_finite, read_state
+from asng.checks import count, flag, floats, reals
 from asng.families import family_of
 from asng.space import Array, Space, Variable
 
 Seed = int | np.random.SeedSequence | None
 LARGEST_STEP = 1e6  # a radius of 1 is already large
+MOST_UPDATES = 1e15  # of one run: thirty years of one in a microsecond
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +29,6 @@ class Candidate:
 
     values: dict[str, Any]
     x: Array
-    space: int | None = None  # a mark of the space it was drawn from
 
 
 class Best(NamedTuple):
@@ -55,6 +57,7 @@ class AskTell(ABC):
     ) -> None:
         self._space = Space(space)
         self._family = family_of(space, mirrored=mirrored)
+        self._foreign = any(hasattr(variable, "family") for variable in self._space.variables)  # a user's own
         self._samples = count(samples, "samples", least=2)
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": flag(mirrored, "mirrored")}
         self._generator = _generator(seed)
@@ -71,12 +74,28 @@ class AskTell(ABC):
             index = self._space.names.index(name)
             try:
                 parameters[index] = self._space.variables[index].raw_prior(prior)
-            except (TypeError, ValueError, OverflowError) as error:
-                raise ValueError(f"initial[{name!r}] = {prior!r} does not fit: {error}") from None
+            except Exception as error:  # a family of the user's own may raise anything
+                raise ValueError(f"initial[{name!r}] = {prior!r} does not fit: {error}") from error
         theta = self._family.project(self._family.encode(parameters))
-        if theta.shape != (self._family.size,) or not np.isfinite(theta).all():
+        if not is_finite(theta, (self._family.size,)):
             raise ValueError(f"initial leads to the impossible parameters {theta}; got {dict(initial)}")
+        self._warn_where_bounded(initial, parameters, self._family.describe(theta))
         return theta
+
+    def _warn_where_bounded(self, initial: Mapping[str, Any], given: list[Any], used: list[Any]) -> None:
+        """Say which priors the projection changed, by more than the rounding of a distribution of one's own."""
+        rows = zip(self._space.names, self._space.variables, given, used, strict=True)
+        for name, variable, before, after in rows:
+            first, second = reals(before), reals(after)
+            if name not in initial or first is None or second is None or first.shape != second.shape:
+                continue  # not given, or parameters of the user's own family that are no numbers
+            if not np.allclose(first, second, rtol=1e-3, atol=1e-6):  # coarse for deviations far from 0
+                warnings.warn(
+                    f"initial[{name!r}] = {initial[name]!r} becomes {variable.readable(after)}, the nearest that the "
+                    "search allows: every choice keeps a minimum probability, which falls as variables are added, and "
+                    "standard deviations stay within bounds; pass these values to silence this",
+                    stacklevel=5,
+                )
 
     @abstractmethod
     def _begin(self, theta: Array) -> Any:
@@ -93,8 +112,8 @@ class AskTell(ABC):
     def ask(self, n: int | None = None) -> list[Candidate]:
         """Draw n candidates (by default `samples`); as often as wanted, nothing is left pending."""
         x = self._family.sample(self._state[0], self._samples if n is None else count(n, "n", least=1), self._generator)
-        x.flags.writeable = False
-        return list(map(Candidate, self._space.decode(x), x, repeat(self._space.mark)))
+        x.setflags(write=False)
+        return list(map(Candidate, self._space.decode(x), x))
 
     def tell(
         self,
@@ -109,42 +128,84 @@ class AskTell(ABC):
         the variables that had an effect on its loss; the others are left out of what is learnt from
         it. By default all count, as in the paper.
         """
-        drawn, numbers = self._drawn(candidates), floats(losses)
-        n = len(drawn)
-        if n != len(numbers):
-            raise ValueError(f"got {n} candidates and {len(numbers)} losses; tell one loss for each candidate")
+        try:
+            told = candidates if type(candidates) is list else list(candidates)
+        except TypeError:
+            raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidates!r}") from None
+        n = len(told)
+        numbers = floats(losses, n)
         if n < 2:
             raise ValueError(f"got {n} candidates; a ranking needs at least two, so ask for more before telling")
-        x = np.array(drawn)
-        self._state = self._update(x, numbers, None if active is None else self._mask(active, n))
+        x = self._draws(told)
+        mask = None if active is None else self._mask(active, n)
+        try:
+            state = self._update(x, numbers, mask)
+        except ValueError:
+            for candidate in told:
+                self._draw(candidate)  # names the one at fault
+            raise
+        if self._foreign:
+            check_finite(state, self._state)
+        self._state = state
         lowest = min(numbers)
         if lowest < math.inf and (self._best is None or lowest < self._best[1]):
             self._best = (x[numbers.index(lowest)].copy(), lowest)
 
-    def _drawn(self, candidates: Iterable[Candidate]) -> list[Array]:
-        """The raw draws of candidates, each a point of this space."""
-        drawn, mark = [], self._space.mark
+    def _draws(self, told: list[Candidate]) -> Array:
+        """Raw draws (n, variables) of candidates; whether they can have been drawn, their statistics tell."""
         try:
-            for candidate in candidates:
-                if candidate.space == mark:
-                    drawn.append(candidate.x)
-                elif self._space.holds(candidate.x):  # made or sent by hand
-                    drawn.append(np.array(candidate.x, dtype=float))
-                else:
-                    raise ValueError(
-                        f"{candidate!r} is no point of this space; tell candidates that this optimizer's ask returned"
-                    )
-        except (AttributeError, TypeError):
-            raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidates!r}") from None
-        return drawn
+            x = np.array([candidate.x for candidate in told])
+        except Exception:  # no candidates, rows of several lengths, or no numbers
+            x = np.empty(0)
+        usable = x.dtype is FLOAT64 and x.shape == (len(told), self._family.variables)
+        if usable and (not self._foreign or np.vdot(x, x) < math.inf):
+            return x
+        return np.array([self._draw(candidate) for candidate in told])
+
+    def _draw(self, candidate: Candidate) -> Array:
+        """The raw draw of one candidate, or a ValueError that says what is wrong with it."""
+        if not hasattr(candidate, "x"):
+            raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidate!r} in it")
+        x = self._point(candidate.x)
+        if x is None:
+            raise ValueError(
+                f"a candidate with {self._fault(candidate.x)} is no point of this space; "
+                "tell candidates that this optimizer's ask returned"
+            )
+        return x
+
+    def _fault(self, x: Any) -> str:
+        """The number that cannot have been drawn, with the name of its variable."""
+        row, possible = reals(x), self._family.mode(self.theta)
+        if row is not None and row.shape == possible.shape:
+            for index, name in enumerate(self._space.names):
+                point = possible.copy()
+                point[index] = row[index]
+                if self._point(point) is None:
+                    return f"x = {row[index]} for {name!r}"
+        return f"x = {' '.join(repr(x).split())}, where {len(possible)} numbers belong,"
+
+    def _point(self, x: Any) -> Array | None:
+        """A row of numbers as float64, or None where it cannot have been drawn."""
+        row = reals(x)
+        if row is None or row.shape != (self._family.variables,) or not np.isfinite(row).all():
+            return None
+        try:
+            self._family.statistics(row)
+        except ValueError:
+            return None
+        return row
 
     def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
         """Which variables count in which of n candidates, 0 or 1 (n, variables)."""
-        every = list(active) if isinstance(active, Iterable) else []
+        try:
+            every = list(islice(active, n + 1))
+        except TypeError:  # not iterable
+            every = []
         if len(every) != n or any(isinstance(names, str) or not isinstance(names, Collection) for names in every):
             raise ValueError(f"active holds a set of names for each of the {n} candidates, got {active!r}")
         for names in every:
-            unknown = [name for name in names if name not in self._space.names]
+            unknown = [name for name in names if not isinstance(name, str) or name not in self._space.names]
             if unknown:
                 raise ValueError(
                     f"active names {unknown[0]!r}, which is not in the space: {', '.join(self._space.names)}"
@@ -196,14 +257,17 @@ class AskTell(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()`, bit for bit; raises ValueError, changing nothing, if it is another's."""
-        new, generator, best = _loaded(state, self.state_dict(), self._state)
+        new, generator, best = read_state(state, self.state_dict(), self._state)
         with np.errstate(all="ignore"):
             allowed = np.allclose(self._family.project(new.theta), new.theta, rtol=1e-9, atol=0)
-        wrong = self._impossible(new) if allowed else "theta"
+            wrong = self._impossible(new) if allowed else "theta"
         if wrong is not None:
             raise ValueError(f"the state is damaged: no run leads to its {wrong}, {getattr(new, wrong)}")
-        if best is not None and not (self._space.holds(best[0]) and math.isfinite(best[1])):
-            raise ValueError(f"the state is damaged: its best, {state['best']}, is no point of the space")
+        if best is not None:
+            x, loss = self._point(best[0]), best[1]
+            if x is None or not math.isfinite(loss):
+                raise ValueError(f"the state is damaged: its best, {state['best']}, is no point of the space")
+            best = (x, loss)
         self._state, self._generator, self._best = new, generator, best
 
 
@@ -218,37 +282,3 @@ def read_only(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
-
-
-def _loaded(state: Any, mine: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
-    """State, generator and best of a saved dict, checked against `mine`, the one saved from here."""
-    if not isinstance(state, Mapping) or set(state) != set(mine):
-        raise ValueError(f"a state holds {', '.join(mine)}; this is not one: {str(state)[:80]}")
-    for what in ("space", "settings"):
-        if state[what] != mine[what]:
-            raise ValueError(
-                f"the state is of an optimizer with another {what} ({_difference(state[what], mine[what])}); "
-                "make this one in the same way before loading"
-            )
-    try:
-        arrays = {name: np.array(state["state"][name], dtype=float) for name in current._fields}
-        generator = np.random.Generator(np.random.PCG64())
-        generator.bit_generator.state = state["generator"]
-        saved = state["best"]
-        best = None if saved is None else (np.array(saved["x"], dtype=float), float(saved["loss"]))
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"the state is damaged: {error!r}") from None
-    for name, old in current._asdict().items():
-        if arrays[name].shape != np.shape(old) or not np.isfinite(arrays[name]).all():
-            raise ValueError(f"the state is damaged: {name} has to be {np.size(old)} finite numbers")
-    return type(current)(*(a if a.ndim else float(a) for a in arrays.values())), generator, best
-
-
-def _difference(there: Any, here: Any) -> str:
-    """What differs first between two lists of pairs or two dicts."""
-    try:
-        there, here = dict(there), dict(here)
-        name = next(name for name in {**here, **there} if there.get(name) != here.get(name))
-        return f"{name}: {there.get(name)} there, {here.get(name)} here"
-    except (TypeError, ValueError, StopIteration):
-        return "in another order or damaged"

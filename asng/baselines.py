@@ -5,13 +5,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import LARGEST_STEP, AskTell, Seed
+from asng.asktell import LARGEST_STEP, MOST_UPDATES, AskTell, Seed
 from asng.checks import positive
 from asng.families import Family
 from asng.optimizer import Losses, moved, natural_gradient
 from asng.space import Array, Variable
 
 MOMENT1, MOMENT2 = 0.9, 0.999  # Adam's usual
+LARGEST_SECOND = 1e150  # no variance of a statistic is as large, and there is room in float64 to go on from it
 
 
 class PlainState(NamedTuple):
@@ -121,9 +122,16 @@ class Adam(AskTell):
         return adam_start(theta)
 
     def _impossible(self, state: AdamState) -> str | None:
-        if not (state.second >= 0).all():
+        if not (0 <= state.updates <= MOST_UPDATES and state.updates.is_integer()):
+            return "updates"
+        largest = LARGEST_SECOND * (1 - MOMENT2**state.updates)
+        if not ((state.second >= 0) & (state.second <= largest)).all():
             return "second"
-        return None if state.updates >= 0 else "updates"
+        # Cauchy-Schwarz: the squared weights of the first moment, each over that of the second, sum to this.
+        ratio = MOMENT1**2 / MOMENT2
+        weights = (1 - MOMENT1) ** 2 / (1 - MOMENT2) * (1 - ratio**state.updates) / (1 - ratio)
+        allowed = np.sqrt(weights * state.second) * (1 + 1e-9) + 1e-150  # below that squares have no digits left
+        return None if (np.abs(state.first) <= allowed).all() else "first"
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> AdamState:
         return adam_update(self._family, self._state, x, losses, active, rate=self._rate)
@@ -141,4 +149,5 @@ class Uniform(AskTell):
         return None  # theta is all there is
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> PlainState:
+        self._family.statistics(x)  # raises where these are no draws
         return self._state

@@ -23,6 +23,8 @@ class Custom(Variable):
     def __post_init__(self) -> None:
         if not isinstance(self.family, Family) or self.family.variables != 1:
             raise ValueError(f"Custom takes a Family that draws one number, got {self.family!r}")
+        if not callable(self.value):
+            raise ValueError(f"value must be a function of a raw draw, such as int, got {self.value!r}")
 
     def decode(self, x: float) -> Any:
         return self.value(x)

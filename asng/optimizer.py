@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import LARGEST_STEP, AskTell, Seed, read_only
+from asng.asktell import LARGEST_STEP, MOST_UPDATES, AskTell, Seed, read_only
 from asng.checks import count, positive
 from asng.families import Family
 from asng.space import Array, Categorical, Space, Variable
@@ -69,7 +69,8 @@ def natural_gradient(
 
     Returns G, the caller's to overwrite, and v = A^T G, where A A^T = F, both (..., size), and
     1 / |v|, which is 0 where there is nothing to learn: a float for one run, (..., 1) for many. The
-    factor 1 / lambda of G is left out: it cancels when the length is normalised.
+    factor 1 / lambda of G is left out: it cancels when the length is normalised. One run whose |v| is not
+    finite raises ValueError.
     """
     statistics = family.statistics(x)
     if active is not None:
@@ -79,7 +80,8 @@ def natural_gradient(
         first, second = losses
         first = first if math.isfinite(first) else math.inf
         second = second if math.isfinite(second) else math.inf
-        gradient = statistics[int(second < first)] - statistics[int(first < second)]  # zero where they are equal
+        one, other = statistics[0], statistics[1]
+        gradient = one - other if first < second else other - one if second < first else one - one
     else:
         # The utilities sum to zero, so theta cancels, as does any constant: with the first draw as
         # that constant, identical draws give exactly zero.
@@ -88,7 +90,9 @@ def natural_gradient(
             gradient[np.abs(gradient) < 1e-12] = 0.0  # what is left of rounded shares of ties
     white = family.whiten(theta, gradient)
     if theta.ndim == 1:
-        squared = white.dot(white)
+        squared = float(white.dot(white))
+        if not squared < math.inf:
+            raise ValueError(f"the natural gradient is not finite: {gradient}, or {white} when whitened")
         return gradient, white, 1 / math.sqrt(squared) if squared > 0 else 0.0
     length = np.sqrt(np.vecdot(white, white))[..., None]
     return gradient, white, np.divide(1, length, out=np.zeros_like(length), where=length > 0)
@@ -156,7 +160,7 @@ def adaptive_update(
     # Beyond the paper: beta <= 1, without which the step size runs away for small delta_init.
     least = delta_init / family.root_dimension
     if theta.ndim == 1:
-        divisor = state.divisor * math.exp(beta * (gamma - path.dot(path) / alpha))
+        divisor = state.divisor * math.exp(beta * (gamma - float(path.dot(path)) / alpha))
         return AdaptiveState(theta, path, gamma, min(max(divisor, least), delta_max))
     divisor = state.divisor * np.exp(beta * (gamma - np.vecdot(path, path)[..., None] / alpha))
     return AdaptiveState(theta, path, gamma, np.minimum(np.maximum(divisor, least), delta_max))
@@ -178,7 +182,7 @@ class ASNG(AskTell):
     delta_max    the largest divisor Delta of delta_init; infinity in the paper's experiments
     samples      candidates per ask (lambda); where there are integers or reals, 8 find more surely than 2
     mirrored     draw numbers in pairs mean + d, mean - d; a single pair can only narrow their spread
-    initial      prior knowledge: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std)
+    initial      prior knowledge: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std); warns if out of bounds
     """
 
     _state: AdaptiveState
@@ -209,9 +213,14 @@ class ASNG(AskTell):
 
     def _impossible(self, state: AdaptiveState) -> str | None:
         least = self._delta_init / self._family.root_dimension
-        if not least * (1 - 1e-9) <= state.divisor <= self._delta_max:
+        # An update adds at most (e - 1) least, since divisor * beta = least and beta, gamma <= 1.
+        most = min(self._delta_max, max(1.0, least) + 2 * least * MOST_UPDATES)
+        if not least * (1 - 1e-9) <= state.divisor <= most:
             return "divisor"
-        return None if 0 <= state.gamma <= 1 + 1e-9 else "gamma"
+        if not 0 <= state.gamma <= 1 + 1e-9:
+            return "gamma"
+        # The path is a sum of as many unit vectors as there were updates, and gamma that of their squared weights.
+        return None if state.path.dot(state.path) <= MOST_UPDATES * state.gamma else "path"
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> AdaptiveState:
         return adaptive_update(

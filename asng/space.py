@@ -6,7 +6,6 @@ real on the scale where its range is [-1, 1] (after the logarithm, where asked f
 
 import math
 import re
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
@@ -192,7 +191,6 @@ class Space:
                 raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
         self.names, self.variables = tuple(variables), tuple(variables.values())
         self._template: dict[str, Any] = dict.fromkeys(self.names)
-        self.mark = zlib.crc32(repr(self.describe()).encode())  # equal for equal spaces, in every process
         self._compile()
 
     def _compile(self) -> None:
@@ -211,8 +209,7 @@ class Space:
                     values, low = (None,), 0
             bounds.append((low, low + len(values) - 1, len(table) - low))
             table.extend(values)
-        self._table = np.empty(len(table), dtype=object)
-        self._table[:] = table
+        self._table = np.fromiter(table, dtype=object, count=len(table))  # leaves arrays and tensors as they are
         one = np.array(bounds, dtype=float).T[:, None]
         two = one.repeat(2, axis=1)  # NumPy takes longer to broadcast a small array than to compute with it
         (self._low, self._high, self._start), (self._low_of_two, self._high_of_two, self._start_of_two) = one, two
@@ -226,7 +223,7 @@ class Space:
             low, high = (self._low_of_two, self._high_of_two) if two else (self._low, self._high)
             index = np.rint(np.minimum(np.maximum(x, low), high))  # half to even
         places = (index + (self._start_of_two if two else self._start)).astype(np.intp)
-        rows = self._table.take(places).tolist()
+        rows = self._table[places].tolist()
         for column in self._others:
             decode = self.variables[column].decode
             for row, number in zip(rows, x[:, column].tolist(), strict=True):
@@ -237,17 +234,6 @@ class Space:
             values.update(zip(names, row))  # noqa: B905 (strict costs time in every ask)
             decoded.append(values)
         return decoded
-
-    def holds(self, x: Any) -> bool:
-        """Whether a row of numbers can have been drawn."""
-        try:
-            x = np.asarray(x, dtype=float)
-        except (TypeError, ValueError):
-            return False
-        if x.shape != (len(self.names),) or not np.isfinite(x).all():
-            return False
-        pairs = zip(x.tolist(), self.variables, strict=True)
-        return all(number in range(len(v.choices)) for number, v in pairs if isinstance(v, Categorical))
 
     def describe(self) -> list[list[str]]:
         """Names and variables in order, as text that is equal for equal spaces, also in another process."""
@@ -270,7 +256,7 @@ def _text(thing: Any) -> str:
 
 def _check_different(choices: tuple[Any, ...]) -> None:
     """Raise ValueError where a choice is repeated."""
-    with suppress(TypeError):  # unhashable choices, such as lists
+    with suppress(Exception):  # unhashable choices, such as lists
         if len(set(choices)) == len(choices):
             return
     for place, choice in enumerate(choices):
@@ -283,7 +269,7 @@ def _equal(first: Any, second: Any) -> bool:
         return True
     try:
         return bool(np.array_equal(first, second)) if hasattr(first, "shape") else bool(first == second)
-    except (TypeError, ValueError):  # they cannot be compared, so they are not the same
+    except Exception:  # they cannot be compared, so they are not the same
         return False
 
 

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from small_space import METHODS, SPACE, loss, run
 
-from asng import ASNG, Best, Candidate, Real
+from asng import ASNG, Best, Candidate, Categorical, Real
+
+CHOICES = {"a": Categorical(["x", "y"]), "b": Categorical(["x", "y", "z"])}
 
 # Candidates -----------------------------------------------------------------------------------------
 
@@ -67,6 +69,16 @@ def test_candidates_may_come_back_as_lists_of_numbers():
     assert optimizer.best == twin.best
 
 
+@pytest.mark.parametrize("kind", [np.float32, np.float16, object, np.longdouble, ">f8", int, bool])
+def test_the_distribution_stays_in_float64_whatever_the_draws_are_in(kind):
+    optimizer, twin = ASNG(CHOICES, seed=0), ASNG(CHOICES, seed=0)
+    draws = [[0, 1], [1, 0]]
+    optimizer.tell([Candidate({}, np.array(draw, dtype=kind)) for draw in draws], [2.0, 1.0])
+    twin.tell([Candidate({}, draw) for draw in draws], [2.0, 1.0])
+    assert optimizer.theta.dtype == np.float64
+    assert optimizer.state_dict() == twin.state_dict()
+
+
 # Telling --------------------------------------------------------------------------------------------
 
 
@@ -107,7 +119,7 @@ class Measured:
 
 
 @pytest.mark.parametrize(
-    "convert", [float, np.float32, np.float64, Measured, str, Decimal, Fraction, np.array, lambda v: np.int64(4 * v)]
+    "convert", [float, np.float32, np.float64, Measured, Decimal, Fraction, np.array, lambda v: np.int64(4 * v)]
 )
 def test_losses_are_whatever_converts_to_float(convert):
     plain, converted = ASNG(SPACE, samples=3, seed=0), ASNG(SPACE, samples=3, seed=0)
@@ -145,7 +157,7 @@ def test_the_callers_lists_stay_untouched():
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 10**400, "nan", np.float32("inf")])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 10**400, np.float32("inf")])
 def test_losses_that_are_not_finite_count_as_worst(method, bad):
     left, right = method(SPACE, samples=3, seed=0), method(SPACE, samples=3, seed=0)
     left.tell(left.ask(), [1.0, bad, 0.0])

@@ -1,13 +1,17 @@
 """What users hand in: what becomes a number, and what is refused with its name, its value and the cure."""
 
+import itertools
 import math
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from small_space import Stubborn
 
-from asng.checks import count, finite, flag, floats, ordered, positive, whole
+from asng.checks import count, finite, flag, floats, ordered, positive, real, reals, whole
 
 NO_WHOLE_NUMBERS = [True, np.True_, 1.0, np.float64(2), "3", None, 1j, [1], math.nan]
 
@@ -106,6 +110,59 @@ def test_numbers_that_are_not_finite_are_refused(value):
     assert refused(finite, [0.5, value], "theta") == f"theta must be finite, got {[0.5, value]}"
 
 
+@pytest.mark.parametrize(
+    "given",
+    [[1, 2.5], (1, 2.5), [True, 2.5], [Fraction(1), Decimal("2.5")], np.array([1, 2.5], dtype=np.float32)],
+    ids=str,
+)
+def test_real_numbers_become_an_array_of_float64(given):
+    numbers = reals(given)
+    assert numbers is not None
+    assert numbers.dtype == np.float64
+    assert numbers.tolist() == [float(each) for each in given]
+    numbers[0] = 7.0
+    assert given[0] != 7.0
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        ["1", "2"],
+        [b"1"],
+        [1j],
+        np.array([1j]),
+        np.array([1, "2"], dtype=object),
+        np.array([1, 2j], dtype=object),
+        [[1], [2, 3]],
+        [10**400],
+        [{}],
+        Stubborn(),
+        [Stubborn()],
+        np.array(["2019"], dtype="datetime64[Y]"),
+    ],
+    ids=repr,
+)
+def test_text_complex_and_other_things_are_no_real_numbers(given):
+    assert reals(given) is None
+
+
+@pytest.mark.parametrize(
+    "value", [0.5, 1, True, Fraction(1, 2), Decimal("0.5"), np.float32(0.5), np.array(0.5)], ids=repr
+)
+def test_a_real_number_becomes_a_float(value):
+    assert type(real(value, "losses")) is float
+    assert real(value, "losses") == value
+
+
+def test_an_int_beyond_all_floats_is_infinite():
+    assert real(10**400, "losses") == real(-(10**400), "losses") == math.inf
+
+
+@pytest.mark.parametrize("value", ["3.5", b"1", 1j, np.complex64(2), np.array(1j), np.str_("1"), None, [2], Stubborn()])
+def test_what_float_takes_or_not_is_refused_where_it_is_no_real_number(value):
+    assert refused(real, value, "losses") == f"losses must be real numbers, got {value!r}"
+
+
 @given(st.lists(st.floats() | st.integers() | st.booleans()))
 @example([-math.inf, 1.0])
 def test_losses_stay_as_they_are_where_they_are_finite_and_are_worst_elsewhere(losses):
@@ -115,28 +172,33 @@ def test_losses_stay_as_they_are_where_they_are_finite_and_are_worst_elsewhere(l
         except OverflowError:
             return math.inf
 
-    assert floats(losses) == floats(tuple(losses)) == floats(loss for loss in losses) == [slow(loss) for loss in losses]
-
-
-def test_an_int_beyond_all_floats_is_as_bad_as_infinity():
-    assert floats([10**400, -(10**400), 1]) == [math.inf, math.inf, 1.0]
+    expected, n = [slow(loss) for loss in losses], len(losses)
+    assert floats(losses, n) == floats(tuple(losses), n) == floats((loss for loss in losses), n) == expected
 
 
 def test_finite_losses_with_an_infinite_sum_are_kept():
-    assert floats([1e308, 1e308]) == [1e308, 1e308]
+    assert floats([1e308, 1e308], 2) == [1e308, 1e308]
 
 
 def test_losses_may_be_an_array():
-    losses = floats(np.array([0.5, np.nan], dtype=np.float32))
+    losses = floats(np.array([0.5, np.nan], dtype=np.float32), 2)
     assert losses == [0.5, math.inf]
     assert all(type(loss) is float for loss in losses)
 
 
 @pytest.mark.parametrize("losses", ["12", b"12", {1.0}, frozenset({1.0}), {0: 1.0}, 0.5, None, np.array(0.5)], ids=repr)
 def test_losses_without_an_order_are_refused(losses):
-    assert refused(floats, losses) == f"tell takes a list of losses, in the order of the candidates, got {losses!r}"
+    assert refused(floats, losses, 2) == f"tell takes a list of losses, in the order of the candidates, got {losses!r}"
 
 
-@pytest.mark.parametrize("loss", ["low", None, [2], 1j], ids=repr)
-def test_a_loss_that_is_no_number_is_refused(loss):
-    assert refused(floats, [1.0, loss]) == f"losses must convert to float, got {loss!r}"
+@pytest.mark.parametrize(
+    ("losses", "counted"),
+    [([1.0], "1"), ([1.0] * 5, "5"), (iter([1.0]), "1"), (iter([1.0] * 5), "more than 2"), (np.ones(5), "5")],
+)
+def test_another_number_of_losses_than_candidates_is_refused(losses, counted):
+    expected = f"got 2 candidates and {counted} losses; tell one loss for each candidate"
+    assert refused(floats, losses, 2) == expected
+
+
+def test_losses_without_an_end_are_refused():
+    assert "more than 2 losses" in refused(floats, itertools.repeat(1.0), 2)

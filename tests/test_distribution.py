@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from small_space import METHODS, SPACE, Bounded, run
+from small_space import METHODS, SPACE, Bounded, Stubborn, run
 
 from asng import ASNG, Categorical, Custom, Integer, Normal, Real
 
@@ -63,13 +63,20 @@ def test_initial_is_where_the_distribution_starts(method):
     np.testing.assert_allclose(distribution["flag"], [0.5, 0.5])
 
 
-def test_initial_is_projected_into_the_allowed_set():
+def test_initial_is_projected_into_the_allowed_set_with_a_warning():
     space = {"a": Categorical(["x", "y"]), "b": Categorical(["x", "y"]), "n": Integer(0, 10), "r": Real(0, 1)}
-    optimizer = ASNG(space, initial={"a": [1, 0], "n": (10, 1e-9), "r": (0.5, 100)})
+    with pytest.warns(UserWarning, match="becomes") as warned:
+        optimizer = ASNG(space, initial={"a": [0.9, 0.1], "n": (10, 1e-9), "r": (0.5, 100)})
     distribution = optimizer.distribution()
     np.testing.assert_allclose(distribution["a"], [0.75, 0.25])
     np.testing.assert_allclose(distribution["n"], (10, 0.25))
     np.testing.assert_allclose(distribution["r"], (0.5, 0.5))
+    messages = [str(each.message) for each in warned]
+    assert "initial['a'] = [0.9, 0.1] becomes [0.75 0.25]" in messages[0]
+    assert "minimum probability, which falls as variables are added" in messages[0]
+    assert "initial['n'] = (10, 1e-09) becomes Normal(mean=10.0, std=0.25)" in messages[1]
+    assert "initial['r'] = (0.5, 100) becomes Normal(mean=0.5, std=0.5)" in messages[2]
+    assert [each.filename for each in warned] == 3 * [__file__]
 
 
 def test_initial_is_copied():
@@ -88,6 +95,28 @@ def test_a_distribution_is_fit_for_initial(steps):
     first = run(ASNG(SPACE, seed=0), steps)
     second = ASNG(SPACE, initial=first.distribution())
     np.testing.assert_allclose(second.theta, first.theta, rtol=1e-9, atol=1e-9)
+
+
+AT_THE_BOUNDS = {
+    "choices": Categorical(range(7)),
+    "far": Integer(2**17, 2**17 + 2),  # where rounding is as coarse as it gets
+    "below": Integer(-(2**18), -(2**18) + 9),
+    "wide": Integer(-(2**52), 2**52),
+    "narrow": Real(1e6, 1e6 + 1e-3),
+    "tiny": Real(1e-300, 1e-299),
+    "log": Real(1e-300, 1e300, log=True),
+    "own": Custom(Bounded(5)),
+}
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("samples", [2, 8])
+def test_a_distribution_at_its_bounds_is_taken_without_a_warning(samples, sign):
+    optimizer = ASNG(AT_THE_BOUNDS, samples=samples, seed=0)
+    for _ in range(300):
+        candidates = optimizer.ask()
+        optimizer.tell(candidates, [sign * sum(c.x) for c in candidates])
+        ASNG(AT_THE_BOUNDS, initial=optimizer.distribution())  # a warning is an error
 
 
 @pytest.mark.parametrize(
@@ -114,7 +143,14 @@ def test_wrong_prior_knowledge_is_refused_by_name(initial, message):
         ASNG(SPACE, initial=initial)
 
 
-@pytest.mark.parametrize("prior", [math.nan, None, [1, 2, 3], {}, "wide"], ids=str)
+@pytest.mark.parametrize("name", ["op", "n", "lr"])
+@pytest.mark.parametrize("prior", [Stubborn(), ["0.5", "0.3", "0.2"], [1j, 0, 0], np.array([1 + 0j, 1])], ids=repr)
+def test_priors_that_are_no_real_numbers_are_refused(name, prior):
+    with pytest.raises(ValueError, match=f"initial.'{name}'.*must be numbers"):
+        ASNG(SPACE, initial={name: prior})
+
+
+@pytest.mark.parametrize("prior", [math.nan, None, [1, 2, 3], {}, "wide", Stubborn()], ids=str)
 def test_a_prior_that_ones_own_family_cannot_take_is_refused(prior):
     with pytest.raises(ValueError, match="initial"):
         ASNG({"own": Custom(Bounded(5))}, initial={"own": prior})

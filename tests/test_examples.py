@@ -135,7 +135,8 @@ def test_prior_knowledge_reaches_a_family_of_ones_own(poisson):
         "kind": asng.Categorical(["a", "b"]),
     }
     assert asng.ASNG(space, initial={"n": 12.0}, seed=0).distribution()["n"] == 12
-    assert asng.ASNG(space, initial={"n": 99.0}, seed=0).distribution()["n"] == 30  # projected
+    with pytest.warns(UserWarning, match=r"initial\['n'\] = 99.0 becomes 30.0"):
+        assert asng.ASNG(space, initial={"n": 99.0}, seed=0).distribution()["n"] == 30  # projected
 
 
 @pytest.mark.parametrize("seed", range(1, 6))

@@ -224,3 +224,65 @@ def test_a_family_may_return_its_arguments_where_nothing_is_to_be_done(method):
             optimizer.tell(candidates, [abs(c.values["x"] - 3) for c in candidates])
         states.append(optimizer.state_dict()["state"])
     assert states[0] == states[1]
+
+
+class Spoiling(UnitNormal):
+    """A family that makes something else of its results, where `_spoil` says so."""
+
+    def __init__(self):
+        super().__init__(copy=True)
+        self._spoil = {}
+
+    def _result(self, method, right):
+        return self._spoil.get(method, lambda right: right)(right)
+
+    def statistics(self, x):
+        return self._result("statistics", super().statistics(x))
+
+    def whiten(self, theta, gradient):
+        return self._result("whiten", super().whiten(theta, gradient))
+
+    def project(self, theta):
+        return self._result("project", super().project(theta))
+
+
+@pytest.mark.parametrize("samples", [2, 3])
+@pytest.mark.parametrize("method", [ASNG, SNG, Adam])
+@pytest.mark.parametrize(
+    ("spoilt", "result", "message"),
+    [
+        ("statistics", lambda right: right * math.nan, "natural gradient is not finite"),
+        ("statistics", lambda right: np.where(right == right.max(), math.inf, right), "natural gradient is not finite"),
+        ("whiten", lambda right: right * math.nan, "natural gradient is not finite"),
+        ("whiten", lambda right: right + math.inf, "natural gradient is not finite"),
+        ("project", lambda right: right * math.nan, r"theta would be \[nan\].*project of your own family"),
+        ("project", lambda right: right + math.inf, r"theta would be \[inf\]"),
+        ("project", lambda right: right.astype(np.float32), "1 finite numbers of float64"),
+        ("project", lambda right: np.zeros(2), r"theta would be \[0. 0.\], and has to be 1 finite"),
+    ],
+)
+def test_an_update_that_ones_own_family_spoils_is_refused(spoilt, result, message, method, samples):
+    family = Spoiling()
+    optimizer = method({"x": Custom(family)}, samples=samples, seed=0)
+    candidates = optimizer.ask()
+    losses = [abs(c.values["x"] - 3) for c in candidates]
+    optimizer.tell(candidates, losses)
+    before = optimizer.state_dict()
+    family._spoil[spoilt] = result
+    with pytest.raises(ValueError, match=message):
+        optimizer.tell(candidates, losses)
+    assert optimizer.state_dict() == before
+    family._spoil.clear()
+    optimizer.tell(candidates, losses)
+    assert optimizer.state_dict() != before
+
+
+def test_numbers_of_ones_own_family_may_be_too_large_to_square():
+    class Large(UnitNormal):
+        def initial(self):
+            return np.full(1, 1e200)
+
+    optimizer = ASNG({"x": Custom(Large(copy=True))}, seed=0)
+    candidates = optimizer.ask()
+    optimizer.tell(candidates, [1.0, 2.0])
+    assert optimizer.best == (candidates[0].values, 1.0)

@@ -7,10 +7,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from small_space import METHODS, SPACE, Bounded, run, through_json
+from hypothesis import given
+from hypothesis import strategies as st
+from small_space import METHODS, SPACE, Bounded, Stubborn, run, through_json
 
-from asng import ASNG, Categorical, Custom, Integer, Real
+from asng import ASNG, Adam, Categorical, Custom, Integer, Real
 
 # Going on -------------------------------------------------------------------------------------------
 
@@ -118,6 +121,19 @@ DAMAGE: dict[str, Any] = {
     "best loss NaN": changed(["best", "loss"], math.nan),
     "best loss text": changed(["best", "loss"], "low"),
     "best of no choice": changed(["best", "x", 1], 3.0),
+    "best far away": changed(["best", "x", 2], 1e200),
+    "best loss as text": changed(["best", "loss"], "0.5"),
+    "space is an array": changed(["space"], np.zeros((5, 2))),
+    "settings do not compare": changed(["settings", "mirrored"], Stubborn()),
+    "state is an array": changed(["state"], np.zeros(3)),
+    "state is no NumPy": changed(["state"], Stubborn()),
+    "theta is no NumPy": changed(["state", "theta"], Stubborn()),
+    "theta as text": changed(["state", "theta", 0], "0.5"),
+    "theta complex": changed(["state", "theta", 0], 1j),
+    "generator is an array": changed(["generator"], np.zeros(3)),
+    "generator with an even increment": changed(["generator", "state", "inc"], 2),
+    "generator in a fraction": changed(["generator", "state", "state"], 1.5),
+    "best is an array": changed(["best"], np.zeros(3)),
 }
 
 
@@ -135,16 +151,59 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, method):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("gamma", None), ("gamma", [0.0]), ("divisor", math.nan), ("divisor", 0.0), ("divisor", -1.0)]
+    ("method", "name", "value"),
+    [
+        (ASNG, "gamma", None),
+        (ASNG, "gamma", [0.0]),
+        (ASNG, "gamma", 1.1),
+        (ASNG, "gamma", 0.0),  # where the path is none
+        (ASNG, "divisor", math.nan),
+        (ASNG, "divisor", 0.0),
+        (ASNG, "divisor", -1.0),
+        (ASNG, "divisor", 1e300),
+        (ASNG, "path", [1e200] + [0.0] * 10),
+        (ASNG, "path", [1e8] * 11),
+        (Adam, "updates", -1.0),
+        (Adam, "updates", 1.5),
+        (Adam, "updates", 1e300),
+        (Adam, "updates", 0.0),  # where the moments are none
+        (Adam, "second", [-1e-9] + [1.0] * 10),
+        (Adam, "second", [1e200] * 11),
+        (Adam, "second", [0.0] * 11),  # where the first moment is none
+        (Adam, "first", [1e200] * 11),
+        (Adam, "first", [8.0] * 11),
+    ],
 )
-def test_a_state_with_impossible_numbers_is_refused(name, value):
-    optimizer = ASNG(SPACE, seed=0)
-    state = through_json(run(ASNG(SPACE, seed=1), 9).state_dict())
+def test_a_state_with_impossible_numbers_is_refused(method, name, value):
+    optimizer = method(SPACE, seed=0)
+    state = through_json(run(method(SPACE, seed=1), 9).state_dict())
     state["state"][name] = value
     before = optimizer.state_dict()
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=r"the state is damaged: (no run leads to its|\w+ has to be)"):
         optimizer.load_state_dict(state)
     assert optimizer.state_dict() == before
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+def test_no_path_is_longer_than_the_bound_on_a_loaded_one(betas):
+    path = gamma = 0.0
+    for beta in betas:  # all in one direction, so that it becomes as long as it can
+        path = (1 - beta) * path + math.sqrt(beta * (2 - beta))
+        gamma = (1 - beta) ** 2 * gamma + beta * (2 - beta)
+    assert path**2 <= len(betas) * gamma * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("growth", [0.5, 0.9, 1.0, 0.999 / 0.9, 1.5, 10.0])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_all_moments_that_adam_can_have_may_be_loaded(growth, sign):
+    optimizer = Adam(SPACE)
+    state = optimizer.state_dict()
+    first, second, step = 0.0, 0.0, 1e-3
+    for updates in range(1, 40):
+        step *= growth * sign
+        first, second = 0.9 * first + 0.1 * step, 0.999 * second + 0.001 * step * step
+        state["state"] |= {"first": [first] * 11, "second": [second] * 11, "updates": float(updates)}
+        optimizer.load_state_dict(through_json(state))
 
 
 @pytest.mark.parametrize("state", [None, [], "state", {}, 3])

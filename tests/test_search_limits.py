@@ -166,7 +166,7 @@ class Free(nn.Module):
 
 def test_where_the_most_likely_is_outside_the_most_likely_inside_is_taken():
     model = Free()
-    likely = {"a": [0.2, 0.8], "b": [0.4, 0.6], "c": [0.3, 0.7]}
+    likely = {"a": [0.34, 0.66], "b": [0.45, 0.55], "c": [0.4, 0.6]}
     optimizer = ASNG(space_of(model), initial=likely, seed=0)
     weights = torch.optim.SGD(model.parameters(), lr=0.1)
     limit = Limit(lambda model, values: sum(values.values()), 2)

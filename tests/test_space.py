@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from small_space import Stubborn
 
 import asng
 from asng import Categorical, Integer, Normal, Real
@@ -115,6 +116,12 @@ def test_a_set_has_no_order_and_is_refused():
 
 
 # Variables are values: immutable, comparable, printable.
+
+
+def test_choices_may_be_objects_that_refuse_to_be_arrays():
+    choices = [Stubborn(), Stubborn(), [Stubborn()], np.array(5), np.zeros(2)]
+    space = Space({"a": Categorical(choices)})
+    assert all(space.decode(np.array([[float(i)]]))[0]["a"] is choice for i, choice in enumerate(choices))
 
 
 @pytest.mark.parametrize("variable", [Categorical(["a", "b"]), Integer(1, 3), Real(0.5, 2.0), Real(1, 2, log=True)])

@@ -1,41 +1,53 @@
 """Wrong calls and settings are refused with the value and the cure, and change nothing."""
 # mypy: disable-error-code="arg-type, dict-item"
 
+import dataclasses
+import itertools
 import math
+import re
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_space import METHODS, SPACE, run
+from small_space import METHODS, SPACE, Bounded, Stubborn, run
 
-from asng import ASNG, SNG, Adam, Candidate, Categorical, Integer, Real
+from asng import ASNG, SNG, Adam, Candidate, Categorical, Custom, Integer, Real, Uniform
 
 WRONG_TELLS: dict[str, Any] = {
     "fewer losses": (lambda o: o.tell(o.ask(3), [1, 2]), "3 candidates and 2 losses.*one loss for each"),
     "more losses": (lambda o: o.tell(o.ask(2), [1, 2, 3]), "2 candidates and 3 losses"),
     "one candidate": (lambda o: o.tell(o.ask(1), [1]), "1 candidates.*at least two"),
     "nothing": (lambda o: o.tell([], []), "0 candidates.*at least two"),
-    "loss of text": (lambda o: o.tell(o.ask(2), [1, "low"]), "convert to float, got 'low'"),
+    "loss of text": (lambda o: o.tell(o.ask(2), [1, "3.5"]), "losses must be real numbers, got '3.5'"),
     "loss None": (lambda o: o.tell(o.ask(2), [None, 1]), "got None"),
     "loss a list": (lambda o: o.tell(o.ask(2), [1, [2]]), r"got \[2\]"),
-    "loss complex": (lambda o: o.tell(o.ask(2), [1, 1j]), "got 1j"),
+    "loss complex": (lambda o: o.tell(o.ask(2), [1, np.complex128(1j)]), r"real numbers, got np.complex128\(1j\)"),
+    "loss of two": (lambda o: o.tell(o.ask(2), [1, Stubborn()]), "real numbers, got <.*Stubborn"),
+    "losses without end": (lambda o: o.tell(o.ask(2), itertools.repeat(1.0)), "2 candidates and more than 2 losses"),
     "of another space": (
         lambda o: o.tell(ASNG({"a": Integer(0, 9)}).ask(2), [1, 2]),
-        r"Candidate.*no point of this space.*ask returned",
+        r"where 5 numbers belong, is no point of this space; tell candidates that this optimizer's ask returned",
     ),
     "of another space as wide": (
         lambda o: o.tell(ASNG({str(i): Categorical(range(50)) for i in range(5)}, seed=0).ask(2), [1, 2]),
         "no point of this space",
     ),
     "numbers that are none": (lambda o: o.tell([Candidate({}, [math.nan] * 5)] * 2, [1, 2]), "no point of this space"),
-    "text for numbers": (lambda o: o.tell([Candidate({}, ["a"] * 5)] * 2, [1, 2]), "no point of this space"),
+    "text for numbers": (lambda o: o.tell([Candidate({}, ["1"] * 5)] * 2, [1, 2]), "no point of this space"),
+    "numbers without an array": (lambda o: o.tell([Candidate({}, Stubborn())] * 2, [1, 2]), "no point of this space"),
     "a set of losses": (lambda o: o.tell(o.ask(2), {0.3, 0.1}), "order of the candidates"),
     "a dict of losses": (lambda o: o.tell(o.ask(2), {0: 1, 1: 2}), "order of the candidates"),
     "text of losses": (lambda o: o.tell(o.ask(2), "12"), "order of the candidates, got '12'"),
     "active as a number": (lambda o: o.tell(o.ask(2), [1, 2], active=5), "each of the 2 candidates, got 5"),
     "active as letters": (lambda o: o.tell(o.ask(2), [1, 2], active=["op", "n"]), "set of names"),
+    "active as a tensor": (lambda o: o.tell(o.ask(2), [1, 2], active=np.array(1.0)), "each of the 2 candidates"),
+    "active without end": (
+        lambda o: o.tell(o.ask(2), [1, 2], active=itertools.repeat({"n"})),
+        "each of the 2 candidates, got repeat",
+    ),
+    "active of things": (lambda o: o.tell(o.ask(2), [1, 2], active=[{"n"}, [Stubborn()]]), "not in the space"),
     "active of one": (lambda o: o.tell(o.ask(2), [1, 2], active=[{"n"}]), "each of the 2 candidates"),
     "active of nobody": (lambda o: o.tell(o.ask(2), [1, 2], active=[{"n"}, {"z"}]), "'z', which is not in the space"),
     "some of another space": (
@@ -62,6 +74,53 @@ def test_wrong_calls_are_refused_and_change_nothing(wrong, message, method):
     assert optimizer.best == best
     twin.load_state_dict(after)
     assert run(twin, 3).state_dict() == run(optimizer, 3).state_dict()
+
+
+NO_DRAWS: dict[str, Any] = {
+    "NaN": ("x", math.nan),
+    "infinity": ("n", math.inf),
+    "a number far away": ("n", 1e200),
+    "a real far away": ("lr", -1e11),
+    "no such choice": ("op", 3.0),
+    "choice below all": ("flag", -1.0),
+    "half a choice": ("op", 0.5),
+    "NaN for a choice": ("flag", math.nan),
+    "NaN for one's own": ("own", math.nan),
+    "own far away": ("own", 1e200),
+}
+
+
+def exchanged(candidates, name, number):
+    """Candidates of which the second has another number for a variable."""
+    x = [number if here == name else value for here, value in zip(OWN, candidates[1].x.tolist(), strict=True)]
+    return [candidates[0], dataclasses.replace(candidates[1], x=np.array(x) if isinstance(number, float) else x)]
+
+
+OWN = SPACE | {"own": Custom(Bounded(5))}
+
+
+@pytest.mark.parametrize("losses", [[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]], ids=str)
+@pytest.mark.parametrize("method", [*METHODS, Uniform])
+@pytest.mark.parametrize(("name", "number"), NO_DRAWS.values(), ids=NO_DRAWS)
+def test_an_exchanged_number_in_a_candidate_is_refused_by_name(name, number, method, losses):
+    optimizer = method(OWN, seed=0)
+    optimizer.tell(optimizer.ask(), [1.0, 2.0])
+    candidates = exchanged(optimizer.ask(), name, number)
+    before = optimizer.state_dict()
+    with pytest.raises(ValueError, match=re.escape(f"x = {number} for '{name}' is no point of this space; tell cand")):
+        optimizer.tell(candidates, losses)
+    assert optimizer.state_dict() == before
+
+
+@pytest.mark.parametrize("number", [10**400, 1j, "5", Stubborn()], ids=["beyond float64", "complex", "text", "object"])
+@pytest.mark.parametrize("method", [*METHODS, Uniform])
+def test_what_is_no_real_number_in_a_candidate_is_refused(number, method):
+    optimizer = method(OWN, seed=0)
+    candidates = exchanged(optimizer.ask(), "n", number)
+    before = optimizer.state_dict()
+    with pytest.raises(ValueError, match=r"where 6 numbers belong, is no point of this space"):
+        optimizer.tell(candidates, [1.0, 2.0])
+    assert optimizer.state_dict() == before
 
 
 @pytest.mark.parametrize(
@@ -96,6 +155,7 @@ ONE = Categorical([1, 2])
         (lambda: Categorical(["a", "b", "a"]), "'a' is repeated.*once"),
         (lambda: Categorical([[1], [1]]), r"\[1\] is repeated"),
         (lambda: Categorical("ab"), "list, got 'ab'"),
+        (lambda: Custom(Bounded(5), value=3), "value must be a function.*got 3"),
         (lambda: Categorical(3), "list, got 3"),
         (lambda: Integer(3, 3), "low < high.*low=3"),
         (lambda: Integer(4, 3), "low < high.*low=4.*swap"),
@@ -152,7 +212,7 @@ def test_a_tell_learns_or_changes_nothing(candidates, losses):
 
     def number(loss):
         try:
-            return isinstance(float(loss), float)
+            return not isinstance(loss, str) and isinstance(float(loss), float)
         except OverflowError:
             return True
         except (TypeError, ValueError):

@@ -1,0 +1,76 @@
+"""The state of an optimizer between saving and loading: plain values in, checked arrays out."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from asng.checks import real, reals
+
+FLOAT64 = np.dtype(np.float64)
+
+
+def is_finite(part: Any, shape: tuple[int, ...]) -> bool:
+    """Whether a part of a state is a finite float, or an array of them in this shape."""
+    if type(part) is float:
+        return not shape and math.isfinite(part)
+    if not isinstance(part, np.ndarray) or part.dtype != FLOAT64 or part.shape != shape:
+        return False
+    return bool(np.vdot(part, part) < math.inf or np.isfinite(part).all())  # the first is quicker, but may overflow
+
+
+def check_finite(state: Any, before: Any) -> None:
+    """Raise ValueError where a family of the user's own spoiled an update."""
+    for name, part, old in zip(state._fields, state, before, strict=True):
+        if not is_finite(part, getattr(old, "shape", ())):
+            raise ValueError(
+                f"nothing is learnt: {name} would be {part}, and has to be {np.size(old)} finite numbers of float64; "
+                "see what statistics, whiten and project of your own family return"
+            )
+
+
+def read_state(state: Any, mine: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
+    """State, generator and best of a saved dict, checked against `mine`, the one saved from here."""
+    if not isinstance(state, Mapping) or set(state) != set(mine):
+        raise ValueError(f"a state holds {', '.join(mine)}; this is not one: {str(state)[:80]}")
+    for what in ("space", "settings"):
+        if not _equal(state[what], mine[what]):
+            raise ValueError(
+                f"the state is of an optimizer with another {what} ({_difference(state[what], mine[what])}); "
+                "make this one in the same way before loading"
+            )
+    try:
+        arrays = {name: reals(state["state"][name]) for name in current._fields}
+        generator = np.random.Generator(np.random.PCG64())
+        generator.bit_generator.state = state["generator"]
+        saved = state["best"]
+        best = None if saved is None else (saved["x"], real(saved["loss"], "the loss of its best"))
+    except Exception as error:  # anything may stand where dicts and numbers belong
+        raise ValueError(f"the state is damaged: {error!r}") from None
+    # Its increment is odd, and NumPy cuts off what is too much.
+    if not _equal(generator.bit_generator.state, state["generator"]) or not state["generator"]["state"]["inc"] % 2:
+        raise ValueError(f"the state is damaged: no generator is in the state {state['generator']}")
+    parts = []
+    for (name, array), old in zip(arrays.items(), current, strict=True):
+        if array is None or not is_finite(array, np.shape(old)):
+            raise ValueError(f"the state is damaged: {name} has to be {np.size(old)} finite numbers")
+        parts.append(array if array.ndim else float(array))
+    return type(current)(*parts), generator, best
+
+
+def _equal(first: Any, second: Any) -> bool:
+    try:
+        return bool(first == second)
+    except Exception:  # arrays and the like
+        return False
+
+
+def _difference(there: Any, here: Any) -> str:
+    """What differs first between two lists of pairs or two dicts."""
+    try:
+        there, here = dict(there), dict(here)
+        name = next(name for name in {**here, **there} if there.get(name) != here.get(name))
+        return f"{name}: {there.get(name)} there, {here.get(name)} here"
+    except Exception:
+        return "in another order or damaged"
