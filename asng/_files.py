@@ -20,6 +20,7 @@ from weakref import WeakSet
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.asng-[0-9]+-[0-9a-f]{8}")  # the file it is for, process, random digits
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link may lead to a file that is not asng's
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+SHOWN = 5  # differences in a message
 
 
 class Lock:
@@ -144,7 +145,7 @@ def remove_leftovers(folder: Path, names: Collection[str] = ()) -> None:
                         path.unlink()
 
 
-def differences(there: Any, here: Mapping[str, Any], within: str = "") -> str:
+def differences(there: Any, here: Mapping[str, Any]) -> str:
     """What differs between the settings that a file holds and those of this process; empty if nothing does.
 
     >>> differences({"seed": 1, "data": {"images": 5}}, {"seed": 1, "data": {"images": 7}, "rate": 0.1})
@@ -152,14 +153,18 @@ def differences(there: Any, here: Mapping[str, Any], within: str = "") -> str:
     """
     if not isinstance(there, Mapping):
         return f"{there!r} is there instead of its settings"
-    found = []
+    found = list(_differences(there, here))
+    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
+    return "; ".join(found[:SHOWN] + more)
+
+
+def _differences(there: Mapping[str, Any], here: Mapping[str, Any], within: str = "") -> Iterator[str]:
     for name in {**there, **here}:
         one, other = there.get(name), here.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            found.append(differences(one, other, f"{within}{name}."))
+            yield from _differences(one, other, f"{within}{name}.")
         elif one != other:
-            found.append(f"{within}{name}: {one} there, {other} here")
-    return "; ".join(filter(None, found))
+            yield f"{within}{name}: {one} there, {other} here"
 
 
 def _temporary(path: Path) -> Path:
