@@ -20,6 +20,7 @@ Finished (method, seed) rows are appended to OUT/results.jsonl; after Ctrl-C the
 
 import argparse
 import hashlib
+import json
 import math
 import os
 import sys
@@ -36,7 +37,7 @@ from searchers import Code, method_of
 
 import asng
 from asng.experiments.workers import side_by_side
-from asng.runs import Run, config_of
+from asng.runs import RESULTS, Run, config_of
 
 FORMAT = """\
 It holds, with one row per architecture (15,625, each combination once):
@@ -170,17 +171,30 @@ def run(
         "noiseless": noiseless,
         "evaluations": checkpoints(budget),
     }
-    kept = Run(out, config)
-    done = {(row["method"], row["seed"]) for row in kept.results()}
-    missing = [(name, seed) for name in methods for seed in seeds if (name, seed) not in done]
     total = len(methods) * len(seeds)
-    finished = total - len(missing)
-    task = partial(search, path, budget, noiseless)
-    work = side_by_side(task, missing, workers, lambda n: progress((finished + n) / total, len(missing) - n))
-    with closing(work) as rows:
-        for _, row in rows:
-            kept.append(row)
-    return kept.results()
+    with Run(out, config) as kept:
+        done = {(row["method"], row["seed"]) for row in kept.results()}
+        missing = [(name, seed) for name in methods for seed in seeds if (name, seed) not in done]
+        work = side_by_side(
+            partial(search, path, budget, noiseless),
+            missing,
+            workers,
+            lambda n: progress(1 - (len(missing) - n) / total, len(missing) - n),
+        )
+        with closing(work) as rows:
+            for _, row in rows:
+                kept.append(row)
+        return kept.results()
+
+
+def read_results(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
+    """The rows in a folder and their numbers of evaluations, without its lock."""
+    at = config_of(folder).get("evaluations")
+    lines = folder / RESULTS
+    if not isinstance(at, list) or not lines.is_file():
+        raise ValueError(f"{folder} holds no results of this benchmark")
+    text = lines.read_text(encoding="utf-8")
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()], at  # without a torn line
 
 
 def show_progress(fraction: float, left: float) -> None:
@@ -216,8 +230,7 @@ def main() -> None:
             seeds = range(given.first_seed, given.first_seed + given.seeds)
             options = {"budget": given.budget, "noiseless": given.noiseless, "workers": given.workers}
             run(find_data(given.data), out, given.methods, seeds, progress=show_progress, **options)
-        config = config_of(out)
-        rows = Run(out, config).results()
+        rows, at = read_results(out)
     except ValueError as error:
         sys.exit(f"nasbench201: {error}")
     except ImportError as error:
@@ -225,8 +238,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print(f"\nInterrupted. What is finished is in {out}; the same command continues.", file=sys.stderr)
         sys.exit(130)
-    print(show_tables(rows, config["evaluations"]))
-    draw(rows, config["evaluations"], given.figure or out / "nasbench201.png")
+    print(show_tables(rows, at))
+    draw(rows, at, given.figure or out / "nasbench201.png")
 
 
 if __name__ == "__main__":

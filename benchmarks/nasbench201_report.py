@@ -57,7 +57,15 @@ def show_last(rows: Sequence[dict[str, Any]]) -> str:
         different = np.mean([row["distinct"][-1] for row in rows if row["method"] == label.removesuffix(MODE)])
         cells = [f"{median:.2f}", f"{low:.2f} to {high:.2f}", shown_mean(regret, 3), f"{(regret == 0).mean():.0%}"]
         lines.append([label, *cells, f"{different:,.0f}", str(len(numbers))])
-    head = ["method", "median", "quartiles", "validation regret", "the best one", "different ones evaluated", "seeds"]
+    head = [
+        "method",
+        "median",
+        "quartiles",
+        "validation regret",
+        "best one chosen",
+        "different ones evaluated",
+        "seeds",
+    ]
     return markdown(head, lines)
 
 
