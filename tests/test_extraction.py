@@ -338,7 +338,36 @@ class Counting(Body):
         return super().build_static()
 
 
+class Remembering(Body):
+    fixed: int | None = None
+
+    def build_static(self) -> nn.Module:
+        self.fixed = self.depth.value
+        return super().build_static()
+
+
+class Hooked(Body):
+    def build_static(self) -> nn.Module:
+        self.register_forward_hook(lambda module, inputs, output: None)
+        return super().build_static()
+
+
+class Halved(Body):
+    def build_static(self) -> nn.Module:
+        self.half()
+        return super().build_static()
+
+
+class Endless(Body):
+    def build_static(self) -> nn.Module:
+        return type("Endless", (type(self),), {})(self.depth, self.blocks)
+
+
 CHANGED = {
+    Remembering: r"^build_static\(\) of 0 \(Remembering\) changed its fixed; return",
+    Hooked: r"^build_static\(\) of 0 \(Hooked\) changed its forward_hooks; return",
+    Halved: r"^build_static\(\) of 0 \(Halved\) changed ",
+    Endless: r"^build_static\(\) of Endless returned a Endless with decisions in it",
     Shorter: r"^build_static\(\) of 0 \(Shorter\) returned a Shorter with decisions in it",
     Wrapping: r"^build_static\(\) of 0 \(Wrapping\) returned a Wrapping with decisions in it",
     First: r"^build_static\(\) of Second returned a First with decisions in it",
@@ -357,8 +386,46 @@ def test_a_build_static_that_never_ends_or_changes_its_module_is_an_error(kind):
     for look in (extract, parameters, nas.Flops(torch.zeros(1, 4))):
         with pytest.raises(ValueError, match=CHANGED[kind]):
             look(model, {"depth": 2})
-    if kind is not Counting:  # which counts, in place
+    if kind is not Halved:  # whose weights have lost their digits
         assert everything_of(model) == before
+    assert model[0].fixed is None if kind is Remembering else not model[0]._forward_hooks
+
+
+def test_a_train_of_ones_own_that_freezes_is_not_felt_by_what_is_measured():
+    class Frozen(Backbone):
+        def train(self, mode: bool = True) -> nn.Module:
+            super().train(mode)
+            return self.requires_grad_(mode)
+
+    model = Frozen()
+    before = everything_of(model)
+    limits = [nas.Limit(nas.Flops(torch.zeros(2, 8)), 1e9), nas.Limit(nas.Latency(torch.zeros(2, 8)), 10)]
+    assert len(nas.Costs(model, limits).of({"w": 8})) == 2
+    nas.recalibrate(model, [torch.randn(4, 8)], lambda model, x: model.body[1](x))
+    assert [flags for _, _, flags, _ in everything_of(model)[2]] == [flags for _, _, flags, _ in before[2]]
+
+
+def test_a_result_that_a_module_keeps_is_no_obstacle():
+    class Keeping(Backbone):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.seen, self.all = super().forward(x), [super().forward(x)]
+            return self.seen
+
+    model = Keeping()
+    select(model, {"w": 8})
+    model(torch.randn(4, 8))
+    assert nas.Flops(torch.zeros(2, 8))(model, {"w": 8}) > 0
+    assert torch.equal(extract(model, {"w": 8}).seen, model.seen)
+
+
+def test_active_modules_must_be_modules():
+    class Named(Body):
+        def active_modules(self) -> Any:
+            return ["depth"]
+
+    model = nn.Sequential(Named(Value("depth", Integer(1, 3)), [nn.Linear(4, 4)]))
+    with pytest.raises(TypeError, match=r"active_modules\(\) of Named must return modules, got 'depth' among them"):
+        Decisions(model).active({"depth": 1})
 
 
 def test_a_build_static_that_returns_what_holds_it_is_an_error():

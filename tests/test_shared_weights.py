@@ -9,6 +9,7 @@ import pytest
 import torch
 from decisions import size_of
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng import nas
 from asng.nas import OneOf, Pick, Value, Width, extract, parameters, select
@@ -206,7 +207,7 @@ class LanguageModel(nn.Module):
 def test_a_build_static_that_copies_a_shared_weight_is_an_error(width):
     model = LanguageModel(nas.Linear(Width("w", [4, 8]), 10, bias=False))
     model.head.weight = model.token.weight
-    message = r"what build_static\(\) of token \(Embedding\) returned holds a copy of a weight that head.weight shares"
+    message = r"^head.weight shares its weight with token \(Embedding\), whose build_static\(\) does not return it"
     for look in (extract, parameters):
         with pytest.raises(ValueError, match=message):
             look(model, {"w": width, "out": 0})
@@ -220,6 +221,35 @@ def test_a_copy_of_a_shared_weight_is_fine_where_the_others_are_left_out():
     assert extracted.token.weight.shape == (10, 8)
     with pytest.raises(ValueError, match="tied no more"):
         extract(model, {"w": 8, "out": 0, "head": 0})
+
+
+def test_new_layers_beside_a_shared_weight_are_no_copies_of_it():
+    class Normed(Embedding):
+        def build_static(self) -> nn.Module:
+            static = nn.Sequential(nn.Embedding(10, 8, padding_idx=0), nn.LayerNorm(8))
+            static[0].weight = self.weight  # type: ignore[assignment]
+            return static
+
+    model = LanguageModel(nn.Linear(8, 10, bias=False))
+    model.token = Normed(10, Width("w", [4, 8]))
+    with torch.no_grad():
+        model.token.weight[0] = 0.0  # as the new bias is
+    model.head.weight = model.token.weight
+    extracted: Any = extract(model, {"w": 8, "out": 0})
+    assert extracted.head.weight is extracted.token[0].weight
+
+
+def test_a_large_shared_weight_is_counted_without_looking_at_its_numbers():
+    model = nn.ModuleList([nas.Linear(Width("w", [256, 512]), 20_000, bias=False) for _ in range(2)])
+    model[1].weight = model[0].weight
+    with _NoLargeTensors():
+        assert parameters(model, {"w": 256}) == 256 * 20_000
+
+
+class _NoLargeTensors(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert "arange" not in str(func)
+        return func(*args, **(kwargs or {}))
 
 
 def test_a_shared_weight_that_is_returned_itself_stays_shared():

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, SupportsFloat
 import torch
 from torch import nn
 
+from asng.nas import processes
 from asng.nas.counting import count
 from asng.nas.devices import device_of
 from asng.nas.extraction import borrow
@@ -17,6 +18,8 @@ from asng.nas.selection import Decisions, Values
 from asng.nas.untouched import is_ours, preserve_rng, untouched
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
+
+Nearest = tuple[dict[str, Any], str, tuple[float, ...]]  # values, their network, its costs
 
 MEMORY = 10_000  # networks whose costs are remembered, those asked for last
 
@@ -67,7 +70,7 @@ class Costs:
         self.limits = tuple(limits)
         self.decisions = Decisions(model)
         self.known: dict[str, tuple[float, ...]] = {}  # by network, those asked for last at the end
-        self._nearest: tuple[dict[str, Any], str, tuple[float, ...]] | None = None
+        self._nearest: Nearest | None = None
 
     def clear(self) -> None:
         """Forget all costs."""
@@ -146,7 +149,14 @@ class Costs:
         return {"device": self._device(), "measures": fingerprints, "known": dict(self.known), "nearest": nearest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over costs of the same measures on the same kind of device; others are measured again."""
+        """Take over costs of the same measures on the same kind of device; others are measured again.
+
+        All processes take over what the first one may use: hosts and devices differ, but all have to know the same.
+        """
+        self.known, self._nearest = processes.first_ones(self.read(state))
+
+    def read(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
+        """What of a state may be used here; raises where it is none."""
         mine = self.state_dict()
         pairs = zip(state["measures"], mine["measures"], strict=True)
         same = [there is not None and there == here for there, here in pairs]
@@ -156,8 +166,7 @@ class Costs:
         if all(same) and usable and state["nearest"] is not None:
             key, costs = state["nearest"]
             nearest = (self.decisions.values(key), str(key), tuple(map(float, costs)))
-        self._nearest = nearest
-        self.known = {key: costs for key, costs in known.items() if costs}
+        return {key: costs for key, costs in known.items() if costs}, nearest
 
     def _device(self) -> str:
         return device_name(device_of(self.model))

@@ -3,14 +3,16 @@
 import copy
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from asng.nas.decision import Decision, Searchable
 from asng.nas.hidden import described, hidden_modules
 from asng.nas.selection import Decisions, Values, is_open, paths_of
 from asng.nas.ties import Ties
-from asng.nas.untouched import Snapshot, is_ours
+from asng.nas.untouched import Snapshot, is_ours, preserve_rng
 from asng.nas.wrappers import unwrap
+
+DEEPEST = 20  # modules that replace each other, one after another
 
 
 def extract(model: nn.Module, values: Values) -> nn.Module:
@@ -29,18 +31,23 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
     )
     """
     decisions = Decisions(unwrap(model))
-    with decisions.selected(values):
+    with decisions.selected(values), preserve_rng(decisions):
         build = StaticBuild(decisions)
         return copy.deepcopy(build.network(), build.memo())
 
 
 def borrow(decisions: Decisions, values: Values) -> nn.Module:
-    """The same network to look at, quickly: its modules and buffers are copies, its whole weights the model's own."""
+    """The same network to look at, quickly: modules and buffers are copies, weights share the memory of the model's."""
     with decisions.selected(values):
         build = StaticBuild(decisions)
         network, memo = build.network(), build.memo()
-        memo.update({id(parameter): parameter for parameter in network.parameters()})
-        memo.update({id(layer): layer for layer in build.new_layers()})
+        models = {id(parameter): parameter for parameter in decisions.model.parameters()}
+        for key, parameter in models.items():
+            if type(parameter) is nn.Parameter:
+                memo[key] = nn.Parameter(parameter.detach(), parameter.requires_grad)
+        for layer in build.new_layers():
+            if models.keys().isdisjoint(map(id, layer._parameters.values())):
+                memo[id(layer)] = layer
         return copy.deepcopy(network, memo)
 
 
@@ -73,7 +80,13 @@ class StaticBuild:
                 if after is None and isinstance(module, Decision) and not module._modules:
                     after = module.build_static()  # a value, for those who read it elsewhere
                 instead[id(module)] = after
-        return _Memo(instead)
+        memo = _Memo(instead)
+        for module in staying:
+            for value in module.__dict__.values():
+                for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                    if isinstance(tensor, Tensor) and not tensor.is_leaf:  # a result, which torch does not copy
+                        memo[id(tensor)] = tensor.detach().clone()
+        return memo
 
     def new_layers(self) -> list[nn.Module]:
         """The modules without others inside that were made on the way, and are nobody else's."""
@@ -104,11 +117,10 @@ class StaticBuild:
     def replaced(self, module: nn.Module) -> nn.Module:
         """What takes the place of a module: the result of its `build_static()`; itself where it is not Searchable."""
         if not isinstance(module, Searchable):
-            compiled = module._modules.get("_orig_mod")  # torch.compile's wrapper around it
-            return module if compiled is None else compiled
+            return unwrap(module)
         if is_ours(type(module).build_static):
             static = module.build_static()
-            self._adopt(module, static, [])
+            self._adopt(module, static)
         else:
             static = self._watched(module)
         return static
@@ -130,13 +142,12 @@ class StaticBuild:
             raise TypeError(
                 f"build_static() of {self._label(module)} must return a module, which takes its place, got {static!r}"
             )
-        made: list[nn.Module] = []
-        self._adopt(module, static, made)
-        self.ties.note_copies(module, self._label(module), made)
+        self._adopt(module, static)
+        self.ties.note_lost(self._decisions.running(inside=module), static, self._label(module))
         return static
 
-    def _adopt(self, module: Searchable, static: nn.Module, made: list[nn.Module]) -> None:
-        """Check the new modules in what takes a module's place, give them its mode, and list them in `made`."""
+    def _adopt(self, module: Searchable, static: nn.Module) -> None:
+        """Check the new modules in what takes a module's place, and give them its mode."""
         makers = self._makers.get(module, frozenset()) | {type(module)}
         waiting = [static]
         while waiting:
@@ -144,10 +155,9 @@ class StaticBuild:
             if inner in self._original or inner in self._makers:
                 continue
             self._makers[inner] = makers
-            made.append(inner)
             inner.training = module.training
             waiting.extend(child for child in inner._modules.values() if child is not None)
-            if type(inner) in makers and self.is_open(inner):
+            if (type(inner) in makers or len(makers) > DEEPEST) and self.is_open(inner):
                 raise ValueError(
                     f"build_static() of {self._label(module)} returned a {type(inner).__name__} with decisions in it, "
                     "which would have to be replaced again, and so on; return a module of another class, "

@@ -76,9 +76,14 @@ class Flops(NetworkMeasure):
     """
 
     def measure(self, network: nn.Module, device: torch.device) -> int:
-        counter = _FlopCounter()
-        with counter:
-            network.eval()(*moved(self.inputs, device))
+        counter, mha = _FlopCounter(), torch.backends.mha
+        fused = mha.get_fastpath_enabled()
+        mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
+        try:
+            with counter:
+                network.eval()(*moved(self.inputs, device))
+        finally:
+            mha.set_fastpath_enabled(fused)
         return counter.total
 
     @property
@@ -176,14 +181,15 @@ def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) ->
 
 def device_name(device: torch.device) -> str:
     """A kind of device: numbers measured on another one are others."""
-    return f"{device}, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else str(device)
+    return f"cuda, {torch.cuda.get_device_name(device)}" if device.type == "cuda" else device.type
 
 
 def _describe(inputs: Any) -> str:
     """Shapes and types of example inputs."""
     match inputs:
         case Tensor():
-            return f"{tuple(inputs.shape)} {inputs.dtype}"
+            value = f" {inputs.item()}" if inputs.numel() == 1 else ""  # a number may decide what runs
+            return f"{tuple(inputs.shape)} {inputs.dtype}{value}"
         case tuple() | list():
             return f"[{', '.join(map(_describe, inputs))}]"
         case Mapping():

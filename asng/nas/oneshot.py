@@ -351,8 +351,7 @@ class OneShot:
             limits = [limit.name for limit in self.costs.limits]
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
-            costs = Costs(self.model, self.costs.limits)
-            costs.load_state_dict(state["costs"])
+            self.costs.read(state["costs"])  # raises where it is damaged
             self.optimizer.load_state_dict(state["optimizer"])
             self.weights.load_state_dict(state["weights"])
             self._scaler.load_state_dict(state["scaler"])
@@ -361,7 +360,7 @@ class OneShot:
             self.weights.load_state_dict(before[0])
             self.optimizer.load_state_dict(before[1])
             raise ValueError(f"the state does not fit: {checkpoints.reason(error)}") from None
-        self.costs, self.decisions = costs, costs.decisions
+        self.costs.load_state_dict(state["costs"])
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None

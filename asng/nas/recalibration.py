@@ -29,6 +29,7 @@ def recalibrate(
     norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]
     if not norms:
         raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
+    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]  # a train() may set them
     modes = [(module, module.training) for module in model.modules()]
     kept: list[_Kept] = []
     try:
@@ -52,6 +53,8 @@ def recalibrate(
     finally:
         for module, training in modes:
             module.training = training
+        for parameter, requires_grad in flags:
+            parameter.requires_grad = requires_grad
 
 
 class _Kept:

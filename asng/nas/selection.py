@@ -1,7 +1,7 @@
 """All decisions of a model: found by name, selected from outside, and which of them have an effect."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
@@ -133,16 +133,18 @@ class Decisions:
             running = self.running(self.open.__contains__)
             return {module.name for module in running if isinstance(module, Decision)}
 
-    def running(self, wanted: Callable[[nn.Module], bool] = lambda module: True) -> Iterator[nn.Module]:
-        """The model and all inside that run under the selected values, each once; only those that are wanted."""
-        seen, waiting = set(), [self.model]
+    def running(
+        self, wanted: Callable[[nn.Module], bool] = lambda module: True, inside: nn.Module | None = None
+    ) -> Iterator[nn.Module]:
+        """The model, or a part, and all inside that run under the selected values, each once; those that are wanted."""
+        seen, waiting = set(), [self.model if inside is None else inside]
         while waiting:
             module = waiting.pop()
             if module not in seen and wanted(module):
                 seen.add(module)
                 yield module
                 if isinstance(module, Searchable) and module in self.open:
-                    waiting.extend(module.active_modules())
+                    waiting.extend(_checked(module.active_modules(), module))
                 else:
                     waiting.extend(child for child in module._modules.values() if child is not None)
 
@@ -210,7 +212,8 @@ def selected(model: nn.Module) -> dict[str, Any]:
     {'act': 'tanh'}
     """
     decisions = [module for module in paths_of(model) if isinstance(module, Decision)]
-    return {decision.name: decision.value for decision in decisions}
+    # Not by .value, the reads of which are watched; it only says what is wrong where there is none.
+    return {decision.name: decision.selected[0] if decision.selected else decision.value for decision in decisions}
 
 
 def paths_of(model: nn.Module) -> dict[nn.Module, str]:
@@ -225,6 +228,17 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
             children = reversed(module._modules.items())
             waiting.extend((child, prefix + name) for name, child in children if child is not None)
     return paths
+
+
+def _checked(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Module]:
+    """What `active_modules()` of a module returned; raises TypeError where it holds anything else than modules."""
+    modules = list(active)
+    for inner in modules:
+        if not isinstance(inner, nn.Module):
+            raise TypeError(
+                f"active_modules() of {type(module).__name__} must return modules, got {inner!r} among them"
+            )
+    return modules
 
 
 def is_open(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:

@@ -1,7 +1,7 @@
 """Weights that several layers share: found in a model, and shared again by what is cut out of them."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,39 +9,57 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Place = tuple[int, tuple[int, ...], tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Which part of a shared parameter a layer uses: the place of a view, or else the numbers of its entries."""
+
+    part: Tensor  # kept, since it is known by its id
+    whole: nn.Parameter
+    path: str
+    place: Place | None
+    entries: Callable[[], Tensor]
+
+    def equals(self, other: "_Cut") -> bool:
+        if self.place is not None and other.place is not None:
+            return self.place == other.place
+        return torch.equal(self.entries(), other.entries())
+
 
 @dataclass(frozen=True)
 class _Use:
-    """Where a parameter stands, and which entries of the shared one it is: their numbers, or None for all."""
+    """Where a parameter stands, and which part of the shared one it is; None for all."""
 
     module: nn.Module
     name: str
     parameter: nn.Parameter
     path: str
-    entries: Tensor | None
+    cut: _Cut | None
 
     def equals(self, other: "_Use") -> bool:
-        if self.entries is None or other.entries is None:
+        if self.cut is None or other.cut is None:
             return self.parameter.numel() == other.parameter.numel()
-        return torch.equal(self.entries, other.entries)
+        return self.cut.equals(other.cut)
 
 
 class Ties:
     """The parameters that modules of a model share with others, given the modules with their paths.
 
     While the model is extracted, elastic layers note what they cut out of shared parameters, and what a
-    module's own `build_static()` made is searched for copies of them.
+    module's own `build_static()` returned is searched for those that the module uses.
     """
 
     def __init__(self, paths: Mapping[nn.Module, str]) -> None:
         self._paths = paths
-        self._uses: dict[int, int] = {}
+        uses: dict[int, int] = {}
         for module in paths:
             for parameter in module._parameters.values():
-                self._uses[id(parameter)] = self._uses.get(id(parameter), 0) + 1
-        self._shared = {key for key, number in self._uses.items() if number > 1 and key != id(None)}
-        self._cuts: dict[int, tuple[Tensor, nn.Parameter, str, Tensor]] = {}
-        self._copies: dict[int, tuple[nn.Parameter, nn.Parameter, str]] = {}
+                uses[id(parameter)] = uses.get(id(parameter), 0) + 1
+        self._shared = {key for key, number in uses.items() if number > 1 and key != id(None)}
+        self._cuts: dict[int, _Cut] = {}
+        self._lost: dict[int, str] = {}  # shared parameters that a build_static() did not return, and whose
 
     @contextmanager
     def noted(self, layers: Iterable[nn.Module]) -> Iterator[None]:
@@ -59,25 +77,20 @@ class Ties:
         """A layer has cut this part out of its parameter of this name."""
         whole = layer._parameters.get(name)
         if id(whole) in self._shared:
-            twin = copy.copy(layer)  # one whose weights are the numbers of their entries
-            twin.__dict__["_parameters"] = {
-                key: None if parameter is None else torch.arange(parameter.numel()).view(parameter.shape)
-                for key, parameter in layer._parameters.items()
-            }
-            self._cuts[id(part)] = (part, whole, f"{self._paths[layer]}.{name}", twin.needed()[name])
+            twin = copy.copy(layer)  # as it is selected now
+            place = _place_in(whole, layer.needed()[name])
+            self._cuts[id(part)] = _Cut(
+                part, whole, f"{self._paths[layer]}.{name}", place, lambda: _entries(twin, name)
+            )
 
-    def note_copies(self, module: nn.Module, label: str, made: Iterable[nn.Module]) -> None:
-        """A module's own `build_static()` made these modules; their new parameters may be copies of shared ones."""
+    def note_lost(self, active: Iterable[nn.Module], static: nn.Module, label: str) -> None:
+        """A `build_static()` returned this in place of a module, of which these modules run."""
         if not self._shared:
             return
-        shared = {id(p): p for p in module.parameters() if id(p) in self._shared}
-        for inner in made if shared else ():
-            for parameter in inner._parameters.values():
-                if parameter is None or id(parameter) in self._uses or id(parameter) in self._cuts:
-                    continue
-                for whole in shared.values():
-                    if _comes_from(parameter, whole):
-                        self._copies[id(parameter)] = (parameter, whole, f"what build_static() of {label} returned")
+        used = {id(p) for module in active for p in module._parameters.values()} & self._shared
+        cuts = (self._cuts.get(id(parameter)) for parameter in static.parameters())
+        returned = {id(parameter) for parameter in static.parameters()} | {id(cut.whole) for cut in cuts if cut}
+        self._lost |= dict.fromkeys(used - returned, label)
 
     def restore(self, network: Iterable[tuple[str, nn.Module]]) -> None:
         """Let those in a network's modules that were cut out of one parameter be one again.
@@ -90,13 +103,17 @@ class Ties:
         for path, module in network:
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    where = f"{self._paths.get(module, path)}.{name}"
-                    _, whole, where, entries = self._cuts.get(id(parameter), (None, parameter, where, None))
-                    _, whole, where = self._copies.get(id(parameter), (None, whole, where))
-                    uses.setdefault(id(whole), []).append(_Use(module, name, parameter, where, entries))
-        for same in uses.values():
-            self._check_copies(same)
-            first = min(same, key=lambda use: use.entries is not None)  # the parameter itself, if it stays
+                    cut = self._cuts.get(id(parameter))
+                    where = f"{self._paths.get(module, path)}.{name}" if cut is None else cut.path
+                    whole = parameter if cut is None else cut.whole
+                    uses.setdefault(id(whole), []).append(_Use(module, name, parameter, where, cut))
+        for key, same in uses.items():
+            if key in self._lost:
+                raise ValueError(
+                    f"{same[0].path} shares its weight with {self._lost[key]}, whose build_static() does not return "
+                    "it, so they would be tied no more; return the parameter itself, or give them weights of their own"
+                )
+            first = min(same, key=lambda use: use.cut is not None)  # the parameter itself, if it stays
             for use in same:
                 if not use.equals(first):
                     raise ValueError(
@@ -107,25 +124,19 @@ class Ties:
                 if use.parameter is not first.parameter:
                     use.module._parameters[use.name] = first.parameter  # only what was cut out stands elsewhere
 
-    def _check_copies(self, uses: list[_Use]) -> None:
-        """Raise ValueError where one of several uses of a shared parameter is a copy."""
-        copied = next((use for use in uses if id(use.parameter) in self._copies), None)
-        if copied is not None and len({id(use.parameter) for use in uses}) > 1:
-            other = next(use for use in uses if use.parameter is not copied.parameter)
-            raise ValueError(
-                f"{copied.path} holds a copy of a weight that {other.path} shares, so they would be tied no more; "
-                "return the parameter itself, or give them weights of their own"
-            )
+
+def _place_in(whole: Tensor, part: Tensor) -> Place | None:
+    """Where a view of a tensor lies in it; None for what is no view."""
+    if part.untyped_storage()._cdata != whole.untyped_storage()._cdata:
+        return None
+    return int(part.storage_offset()), tuple(part.shape), part.stride()
 
 
-def _comes_from(part: Tensor, whole: Tensor) -> bool:
-    """Whether all numbers of a tensor are numbers of another one, as those of any part of it are."""
-    fits = part.dim() == whole.dim() and all(a <= b for a, b in zip(part.shape, whole.shape, strict=True))
-    if part.is_meta or whole.is_meta or part.is_complex() or whole.is_complex():
-        return fits
-    numbers = whole.detach().flatten().double()
-    if part.numel() > numbers.numel() or part.device != whole.device:
-        return False
-    if bool((numbers == numbers[:1]).all()):  # any constant of the same number looks alike
-        return fits and bool((part.detach().double() == numbers[:1]).all())
-    return bool(torch.isin(part.detach().double(), numbers).all())
+def _entries(layer: Any, name: str) -> Tensor:
+    """The numbers of the entries of a parameter that a layer uses."""
+    layer.__dict__["_parameters"] = {
+        key: None if parameter is None else torch.arange(parameter.numel()).view(parameter.shape)
+        for key, parameter in layer._parameters.items()
+    }
+    entries: Tensor = layer.needed()[name]
+    return entries

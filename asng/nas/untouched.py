@@ -1,5 +1,6 @@
 """Foreign code looks at a model (a measure, a module's own `build_static()`), and the model is as before."""
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import is_
@@ -10,37 +11,51 @@ from torch import Tensor, nn
 
 from asng.nas.selection import Decisions
 
+PASSING = frozenset({"training", "selected", "given", "path", "ties"})  # what every look changes, and puts back
+
 
 class Snapshot:
-    """Submodules, tensors, modes and requires_grad of modules: put back by `restore`, which says what had changed.
+    """All that modules hold: put back by `restore`, which says what had changed.
 
-    With `numbers` the contents of buffers and the gradients are put back, too: meanwhile there are no gradients.
+    That is their attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Meanwhile
+    they have no gradients. The contents of weights are not copied, only compared by their version.
     """
 
-    def __init__(self, modules: Iterable[nn.Module], *, numbers: bool = False) -> None:
-        self._held = [(m, dict(m._modules), dict(m._parameters), dict(m._buffers), m.training) for m in modules]
-        parameters = _tensors(parameters for _, _, parameters, _, _ in self._held)
-        buffers = _tensors(buffers for _, _, _, buffers, _ in self._held)
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._held = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
+        parameters = _tensors(m._parameters for m, _, _, _ in self._held)
+        buffers = _tensors(m._buffers for m, _, _, _ in self._held)
         self._tensors = [(tensor, tensor.requires_grad, _version(tensor)) for tensor in (*parameters, *buffers)]
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers] if numbers else []
-        self._gradients = [(parameter, parameter.grad) for parameter in parameters] if numbers else []
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
+        self._gradients = [(parameter, parameter.grad) for parameter in parameters]
         for parameter, _ in self._gradients:
             parameter.grad = None
 
     def restore(self) -> str | None:
-        """Put back what can be; returns what was changed for good by whoever does not ask for that, or None."""
+        """Put back what can be; returns what was changed that should not have been, or None."""
         changed = None
-        for module, modules, parameters, buffers, training in self._held:
-            module.training = training
-            for kind, now, old in (
-                ("modules", module._modules, modules),
-                ("parameters", module._parameters, parameters),
-                ("buffers", module._buffers, buffers),
-            ):
-                if (now or old) and ([*now] != [*old] or not all(map(is_, now.values(), old.values()))):
-                    changed = changed or f"its {kind}"
-                    now.clear()
-                    now.update(old)  # type: ignore[arg-type]
+        for module, kind, attributes, contents in self._held:
+            names = [name for name in {**attributes, **module.__dict__} if name not in PASSING]
+            now = module.__dict__
+            lost = [
+                name for name in names if name not in now or name not in attributes or now[name] is not attributes[name]
+            ]
+            if lost or type(module) is not kind:
+                changed = changed or f"its {lost[0] if lost else 'class'}"
+                module.__class__ = kind
+            now.clear()
+            now.update(attributes)
+            for name, old in contents.items():
+                if not _same(attributes[name], old):
+                    if name not in PASSING:
+                        changed = changed or f"its {name.removeprefix('_')}"
+                    attributes[name].clear()
+                    (attributes[name].extend if isinstance(old, list) else attributes[name].update)(old)
+        in_tensors = self._restore_tensors()
+        return changed or in_tensors
+
+    def _restore_tensors(self) -> str | None:
+        changed = None
         for tensor, requires_grad, version in self._tensors:
             if tensor.requires_grad is not requires_grad:
                 changed = changed or "requires_grad of its parameters"
@@ -55,6 +70,19 @@ class Snapshot:
         return changed
 
 
+def _contents(module: nn.Module) -> dict[str, Any]:
+    """Copies of the dicts, lists and sets that are attributes of a module."""
+    held = module.__dict__.items()
+    return {name: copy.copy(value) for name, value in held if isinstance(value, (dict, list, set))}
+
+
+def _same(now: Any, old: Any) -> bool:
+    """Whether two dicts, lists or sets hold the same objects, in the same order."""
+    if isinstance(old, dict):
+        return [*now] == [*old] and all(map(is_, now.values(), old.values()))
+    return len(now) == len(old) and all(map(is_, now, old))
+
+
 def is_ours(function: Any) -> bool:
     """Whether a function is this package's, whose tests see to it that it leaves models alone."""
     return str(getattr(function, "__module__", "")).split(".")[0] == "asng"
@@ -65,16 +93,16 @@ def _tensors(held: Iterable[dict[str, Any]]) -> list[Tensor]:
     return list({id(tensor): tensor for tensors in held for tensor in tensors.values() if tensor is not None}.values())
 
 
-def _version(tensor: Tensor) -> int:
-    """Counts the changes of a tensor in place; inference tensors do not."""
-    return 0 if tensor.is_inference() else tensor._version
+def _version(tensor: Tensor) -> tuple[int, torch.dtype, int]:
+    """Other numbers where a tensor was changed in place, which inference tensors do not count, or was given others."""
+    return 0 if tensor.is_inference() else tensor._version, tensor.dtype, tensor.data_ptr()
 
 
 @contextmanager
 def untouched(decisions: Decisions, device: torch.device | None = None) -> Iterator[None]:
     """Restore selection, submodules, modes, requires_grad, buffers, gradients and RNG state on exit."""
     with decisions.kept(), preserve_rng(decisions, device):
-        snapshot = Snapshot(decisions.paths, numbers=True)
+        snapshot = Snapshot(decisions.paths)
         try:
             yield
         finally:
