@@ -61,6 +61,7 @@ class AskTell(ABC):
         self._samples = count(samples, "samples", least=2)
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": flag(mirrored, "mirrored")}
         self._generator = _generator(seed)
+        self.seed = seed if isinstance(seed, int) else None  # what it was made with, where that is one number
         self._best: tuple[Array, float] | None = None
         self._state = self._begin(self._theta_of({} if initial is None else initial))
 

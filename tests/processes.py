@@ -4,6 +4,7 @@ import faulthandler
 import itertools
 import multiprocessing
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -18,7 +19,19 @@ from torch import nn
 
 import asng
 from asng import ASNG, Categorical, checkpoints
-from asng.nas import Limit, OneOf, OneShot, extract, parameters, recalibrate, search, select, selected, space_of
+from asng.nas import (
+    Latency,
+    Limit,
+    OneOf,
+    OneShot,
+    extract,
+    parameters,
+    recalibrate,
+    search,
+    select,
+    selected,
+    space_of,
+)
 
 # One process imports torch once and every other is a quick fork of it, in which no thread runs yet.
 context = multiprocessing.get_context("forkserver")
@@ -204,6 +217,29 @@ def stepping(rank, folder, kinds, steps=30):
             "measured": measured,
         }
     torch.save(results, Path(folder, f"rank{rank}.pt"))
+
+
+def resuming_apart(rank, folder):
+    """Processes on hosts of several names go on under a limit on latency; the outcome in one file per rank."""
+    platform.node = lambda: f"host{rank}"
+    results = []
+    for state in (None, "saved"):
+        torch.manual_seed(17)
+        model = Net(dropout=0).double()
+        weights = torch.optim.SGD(model.parameters(), lr=0.1)
+        latency = Latency(pairs(1, torch.double)[0][0][0], repeats=1)
+        limits = [Limit(parameters, LIMIT), Limit(latency, 10)]
+        oneshot = OneShot(model, ASNG(space_of(model), seed=5), weights, cross_entropy, limits=limits)
+        if state is not None:
+            oneshot.load_state_dict(results[0]["state"])
+            results.append({"known": dict(oneshot.costs.known)})
+        for pair in pairs(10, torch.double):
+            oneshot.step(*pair)
+        results.append({"state": oneshot.state_dict(), "known": dict(oneshot.costs.known)})
+        box = [results[0]["state"]]
+        dist.broadcast_object_list(box, 0)  # all go on from the state of the first
+        results[0]["state"] = box[0]
+    torch.save([result["known"] for result in results], Path(folder, f"rank{rank}.pt"))
 
 
 def failing_together(rank, folder, half):

@@ -210,6 +210,14 @@ def test_flops_are_those_of_torchs_own_counter(mode, heads):
         assert Flops(x)(model, {"heads": heads}) == counter.get_total_flops() > 0
 
 
+def test_attention_that_torch_fuses_in_evaluation_is_counted():
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)]
+    model = nn.Sequential(nas.Repeat("depth", layers))
+    one, two = (Flops(torch.zeros(1, 5, 8))(model, {"depth": depth}) for depth in (1, 2))
+    assert two == 2 * one >= 2 * 2 * 5 * (8 * 24 + 8 * 8 + 2 * 8 * 16)  # that of the projections
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
 def test_latency_stops_early_only_when_the_times_agree(monkeypatch):
     def runs(seconds):
         ticks = iter([tick for second in seconds for tick in (0.0, second)])

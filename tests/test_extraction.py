@@ -393,7 +393,7 @@ def test_a_build_static_that_never_ends_or_changes_its_module_is_an_error(kind):
 
 def test_a_train_of_ones_own_that_freezes_is_not_felt_by_what_is_measured():
     class Frozen(Backbone):
-        def train(self, mode: bool = True) -> nn.Module:
+        def train(self, mode: bool = True) -> Any:
             super().train(mode)
             return self.requires_grad_(mode)
 

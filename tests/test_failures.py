@@ -347,3 +347,13 @@ def test_memory_that_never_suffices_ends_a_search_that_can_be_continued(tmp_path
         searched(loss=loss, checkpoint=path, epochs=3)
     assert "after step 1; saved in" in caught.value.__notes__[-1]  # steps that failed altogether are done, too
     assert len(searched(checkpoint=path, epochs=3).history) == 3
+
+
+@ignore_warnings
+def test_memory_that_never_suffices_is_named_also_where_epochs_are_short(tmp_path):
+    def loss(model, batch):
+        raise MemoryError
+
+    with pytest.raises(RuntimeError, match="every candidate of 5 steps in a row ran out of memory") as caught:
+        searched(train=batches(3, 1), loss=loss, checkpoint=tmp_path / "checkpoint.pt", epochs=3)
+    assert "saved in" in caught.value.__notes__[-1]

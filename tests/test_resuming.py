@@ -212,6 +212,7 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         "(optimizer.alpha: 1.5 there, 2.0 here)": {"optimizer": ASNG(space_of(Net()), alpha=2.0)},
         "(optimizer.samples: 2 there, 4 here)": {"optimizer": ASNG(space_of(Net()), samples=4)},
         "(optimizer.method: ASNG there, SNG here; ": {"optimizer": SNG(space_of(Net()))},
+        "(optimizer.seed: None there, 4 here)": {"optimizer": ASNG(space_of(Net()), seed=4)},
         "(seed: 0 there, 1 here)": {"seed": 1},
         "(clip_norm: 5.0 there, None here)": {"clip_norm": None},
         "(amp: None there, torch.bfloat16 here)": {"amp": torch.bfloat16},
@@ -243,10 +244,12 @@ def test_another_weight_optimizer_or_schedule_is_refused_by_name(tmp_path):
         ("weights.0.lr: 0.1 there, 0.2 here", lambda p: torch.optim.SGD(p, 0.2, momentum=0.9), StepLR),
         ("weights.0.momentum: 0.9 there, 0 here", lambda p: torch.optim.SGD(p, 0.1), StepLR),
         ("weights.class: SGD there, Adam here", lambda p: torch.optim.Adam(p, 0.1), StepLR),
-        ("schedule: StepLR there, ExponentialLR here", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), ExponentialLR),
+        ("schedule.class: StepLR there, Expo", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), ExponentialLR),
     ):
         with pytest.raises(ValueError, match=re.escape(reason)):
             with_weights(path, make, lambda w, schedule=schedule: schedule(w, 1))
+    with pytest.raises(ValueError, match=re.escape("schedule.gamma: 0.1 there, 0.5 here")):
+        with_weights(path, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda w: StepLR(w, 1, gamma=0.5))
 
 
 def test_another_limit_is_another_search(tmp_path):

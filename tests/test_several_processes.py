@@ -5,7 +5,7 @@ import os
 import numpy as np
 import pytest
 import torch
-from processes import LIMIT, crowd, dying, ended, searching_together, stepping, torchrun
+from processes import LIMIT, crowd, dying, ended, resuming_apart, searching_together, stepping, torchrun
 from searches import Net, small_search
 from tasks import LONG
 
@@ -52,6 +52,13 @@ def test_two_processes_compute_what_one_computes(together, samples, limited):
 def test_the_limit_of_these_tests_parts_the_architectures():
     sizes = [parameters(Net(norm=True), {"first": f, "depth": d}) for f in range(3) for d in (1, 2, 3)]
     assert 2 < sum(size <= LIMIT for size in sizes) < 7
+
+
+def test_processes_on_several_hosts_go_on_with_the_costs_of_the_first(tmp_path):
+    assert [ended(process) for process in crowd(resuming_apart, tmp_path)] == [0, 0]
+    first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
+    assert first == second  # before, restored and after
+    assert all(len(costs) == 2 for costs in first[1].values() if costs[0] <= LIMIT)
 
 
 @pytest.mark.parametrize("moment", ["inside", "between"])

@@ -227,7 +227,7 @@ def test_new_layers_beside_a_shared_weight_are_no_copies_of_it():
     class Normed(Embedding):
         def build_static(self) -> nn.Module:
             static = nn.Sequential(nn.Embedding(10, 8, padding_idx=0), nn.LayerNorm(8))
-            static[0].weight = self.weight  # type: ignore[assignment]
+            static[0].weight = self.weight
             return static
 
     model = LanguageModel(nn.Linear(8, 10, bias=False))

@@ -59,6 +59,12 @@ def test_a_value_that_only_the_loss_reads_is_read():
     assert warned(made(model, loss=lambda model, batch: model(batch[0]).mean() * model.forgotten[0].value)) == []
 
 
+def test_to_ask_what_is_selected_is_not_to_read_it():
+    model = Forgotten(Value("v", Integer(1, 4)))
+    (message,) = warned(made(model, loss=lambda model, batch: model(batch[0]).mean() * len(nas.selected(model))))
+    assert message.startswith("nothing has read the decision 'v' in the first 10 steps")
+
+
 def test_what_is_inactive_may_stay_unread():
     rare = OneOf("rare", [nn.Linear(4, 3), nn.Linear(4, 3)])
     model = nn.Sequential(OneOf("op", [*(nn.Linear(4, 3) for _ in range(50)), rare]))

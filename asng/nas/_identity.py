@@ -1,5 +1,6 @@
 """What tells a search from others, so that a checkpoint is continued by its own search alone."""
 
+import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -33,8 +34,8 @@ def describe_search(
     return {
         "seed": int(seed),
         "epochs of the default schedule": epochs,
-        "schedule": type(schedule).__name__,
-        "optimizer": {**optimizer.state_dict()["settings"], "samples": optimizer._samples},
+        "schedule": describe_schedule(schedule) if epochs is None else {"class": type(schedule).__name__},
+        "optimizer": {**optimizer.state_dict()["settings"], "samples": optimizer._samples, "seed": optimizer.seed},
         "weights": describe_weights(weights),
         "limits": [f"{limit.name} <= {float(limit.at_most)}" for limit in limits],
         "clip_norm": None if clip_norm is None else float(clip_norm),
@@ -56,6 +57,13 @@ def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
     kept = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in left_out}}
     # Other versions of torch have other options, which are off by default.
     return {name: _plain(value) for name, value in kept.items() if value is not None and value is not False}
+
+
+def describe_schedule(schedule: LRScheduler) -> dict[str, Any]:
+    """Class and numbers that it was made with, as far as it keeps them under the names of its arguments."""
+    arguments = inspect.signature(type(schedule).__init__).parameters.keys() - {"optimizer", "last_epoch"}
+    kept = {name: _plain(value) for name, value in vars(schedule).items() if name in arguments}
+    return {"class": type(schedule).__name__, **kept}
 
 
 def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ class Failures:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._warned: set[str] = set()
-        self._steps = 0
+        self.steps = 0  # in a row in which every candidate of a half failed
 
     def attempt(self, values: Mapping[str, Any], run: Callable[..., Result], *arguments: Any) -> Result | None:
         """What `run(*arguments)` returns for a candidate with these values; None if it ran out of memory."""
@@ -43,9 +43,9 @@ class Failures:
 
     def end_step(self, every_candidate: bool) -> None:
         """Raise RuntimeError after five steps in a row in which every candidate of a half failed."""
-        self._steps = self._steps + 1 if every_candidate else 0
-        if self._steps >= MAX_STEPS:
-            self._steps = 0
+        self.steps = self.steps + 1 if every_candidate else 0
+        if self.steps >= MAX_STEPS:
+            self.steps = 0
             raise RuntimeError(
                 f"every candidate of {MAX_STEPS} steps in a row ran out of memory; "
                 "use smaller batches, or let the model's decisions go smaller"

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asng.nas.decision import Sizable, Sized, largest
+from asng.nas.windows import check_fixed
 
 
 class BatchNorm1d(Sized, nn.BatchNorm1d):
@@ -32,6 +33,7 @@ class BatchNorm1d(Sized, nn.BatchNorm1d):
         *,
         bias: bool = True,
     ) -> None:
+        check_fixed(eps=eps, momentum=momentum, affine=affine, track_running_stats=track_running_stats, bias=bias)
         features, most = largest(num_features, "num_features")
         super().__init__(most, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         if not bias:
@@ -76,6 +78,7 @@ class BatchNorm2d(Sized, nn.BatchNorm2d):
         *,
         bias: bool = True,
     ) -> None:
+        check_fixed(eps=eps, momentum=momentum, affine=affine, track_running_stats=track_running_stats, bias=bias)
         features, most = largest(num_features, "num_features")
         super().__init__(most, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         if not bias:
@@ -117,6 +120,7 @@ class LayerNorm(Sized, nn.LayerNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
+        check_fixed(eps=eps, elementwise_affine=elementwise_affine, bias=bias)
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
         sizes = [largest(size, "normalized_shape") for size in shape]
         super().__init__([most for _, most in sizes], eps, elementwise_affine, bias, device, dtype)

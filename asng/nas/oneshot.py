@@ -131,6 +131,11 @@ class OneShot:
         with self.decisions.kept():
             return self._step(train_batch, valid_batch)
 
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether every candidate of a half of the last step ran out of memory."""
+        return self._failures.steps > 0
+
     def _step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         if not self.model.training:
             self.model.train()

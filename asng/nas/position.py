@@ -111,7 +111,7 @@ class Position:
     def _finish(self) -> None:
         """The end of an epoch."""
         train, valid, inside = (finite_mean(column) for column in zip(*self._done, strict=True))
-        if math.isnan(train) and math.isnan(valid) and inside:
+        if math.isnan(train) and math.isnan(valid) and inside and not self._oneshot.out_of_memory:
             raise NoFiniteLoss(
                 f"all losses of epoch {self.epoch + 1} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"

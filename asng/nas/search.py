@@ -63,10 +63,11 @@ def search(
     only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train`.
 
     A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
-    another search: of another model, optimizer (method, settings, samples) or weight optimizer (class,
-    hyper-parameters), class of schedule or epochs of the default one, limits, clip_norm, amp, leave_out,
-    seed, or data (class, length and batch size of `train` and `valid`, of a DataLoader also the class of its
-    sampler and the class and length of its data set). The loss and what the data hold are not compared.
+    another search: of a model with other weights (names and shapes), another optimizer (method, settings,
+    samples, seed) or weight optimizer (class, hyper-parameters), schedule (class, numbers) or epochs of the
+    default one, limits, clip_norm, amp, leave_out, seed, or data (class, length and batch size of `train`
+    and `valid`, of a DataLoader also the class of its sampler and the class and length of its data set).
+    The loss, the layers without weights and what the data hold are not compared.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
     complete step; a note on it says where. The same call repeats the step that failed, with the same
