@@ -222,7 +222,7 @@ def stepping(rank, folder, kinds, steps=30):
 def resuming_apart(rank, folder):
     """Processes on hosts of several names go on under a limit on latency; the outcome in one file per rank."""
     platform.node = lambda: f"host{rank}"
-    results = []
+    results: list[dict] = []
     for state in (None, "saved"):
         torch.manual_seed(17)
         model = Net(dropout=0).double()
