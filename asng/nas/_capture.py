@@ -190,6 +190,7 @@ class CapturedStep:
 
     Args:
         decisions, optimizer, loss, max_norm, amp: as those of `Iteration`.
+        wrapper: the class that wraps the model, such as that of torch.compile; wrapped models are not captured.
     """
 
     def __init__(
@@ -200,8 +201,9 @@ class CapturedStep:
         *,
         max_norm: float,
         amp: torch.dtype | None,
+        wrapper: str | None = None,
     ) -> None:
-        self._arguments = decisions, optimizer, loss
+        self._arguments, self._wrapper = (decisions, optimizer, loss), wrapper
         self._max_norm, self._amp = max_norm, amp
         self._iteration: Iteration | None = None
         self._refused = False
@@ -267,6 +269,8 @@ class CapturedStep:
         devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
         if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
             return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"
+        if self._wrapper is not None:
+            return f"the model is wrapped in {self._wrapper}"
         if processes.is_one_of_several():
             return "there are several processes"
         if self._amp is torch.float16:
