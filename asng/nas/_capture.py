@@ -260,7 +260,7 @@ class CapturedStep:
             except (Refused, RuntimeError, ValueError, TypeError) as error:  # torch's errors, out of memory among them
                 reason = (str(error) or type(error).__name__).splitlines()[0]
         self._refused = True
-        warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=5)
+        warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=6)
         return None
 
     def _obstacle(self) -> str | None:
