@@ -87,6 +87,18 @@ class Decision(Searchable):
                 selected[1].add(self.name)  # while a search looks whether anything reads it
         return selected[0]
 
+    @property
+    def index(self) -> Any:
+        """The position of the selected value among all values.
+
+        An int; a tensor on the device, int32 of no axes, while a captured step leaves the value open.
+        """
+        selected: Any = self.selected
+        if hasattr(selected, "index_tensor"):
+            return selected.index_tensor()
+        value = self.value
+        return next(i for i, other in enumerate(possible(self.variable)) if other is value or other == value)
+
     @abstractmethod
     def active_modules(self) -> Iterable[nn.Module]:
         """The modules inside that run under the selected value."""

@@ -75,6 +75,7 @@ class OneShot:
     limits      hard limits on costs: candidates outside are never run, and ranked behind all inside
     amp         torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients
     leave_out   leave variables without effect on a candidate out of its gradient (not the paper's way)
+    capture     run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual
 
     Both halves run the model in training mode, so batch norm uses the statistics of the batch; parts that
     were put into evaluation mode by hand, or by the model's own `train()`, stay in it. Running statistics
@@ -100,6 +101,7 @@ class OneShot:
         limits: Sequence[Limit] = (),
         amp: torch.dtype | None = None,
         leave_out: bool = False,
+        capture: bool = False,
     ) -> None:
         check_one_optimizer(weights)
         paths = paths_of(model)
@@ -125,6 +127,13 @@ class OneShot:
         self._unread = Unread(self.decisions) if watched else None
         if self.model.training:
             set_training(self.model)
+        self._captured = None
+        if capture:
+            from asng.nas._capture import CapturedStep
+
+            wrapper = None if model is self.model else type(model).__name__
+            max_norm = self._clip_norm
+            self._captured = CapturedStep(self.decisions, weights, loss, max_norm=max_norm, amp=amp, wrapper=wrapper)
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """One iteration: all candidates of a half see the same batch. The model stays selected as it was."""
@@ -139,28 +148,38 @@ class OneShot:
     def _step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         if not self.model.training:
             self.model.train()
-        train, none_trained = self._train(train_batch)
-        candidates = self.optimizer.ask()
+        drawn, candidates = self._draw_inside(), self.optimizer.ask()
         violations = [self.violation(candidate.values) for candidate in candidates]
         excess = [violation.relative for violation in violations]
         inside = [candidate for candidate, far in zip(candidates, excess, strict=True) if not far]
-        valid = self._judge(inside, valid_batch)
-        losses, told, failed = self._gathered(train, valid)
-        self._failures.end_step(none_trained or 0 < failed == len(inside))
+        done = None
+        if self._captured is not None:
+            train, valid = [c.values for c in drawn], [c.values for c in inside]
+            done = self._captured.step(train, train_batch, valid, len(candidates), valid_batch)
+        losses, told = self._plain_step(drawn, train_batch, inside, valid_batch) if done is None else done
         after = iter(told)
         every = [None if far else next(after) for far in excess]
         self._tell(candidates, every, violations)
-        if self._unread is not None and self._unread.end_step():
+        if done is None and self._unread is not None and self._unread.end_step():
             self._unread = None
         return Step(tuple(losses), tuple(every), tuple(c.values for c in candidates), tuple(excess))
 
-    def _train(self, batch: Batch) -> tuple[list[Tensor | None], bool]:
+    def _plain_step(
+        self, drawn: list[Candidate], train_batch: Batch, inside: list[Candidate], valid_batch: Batch
+    ) -> tuple[list[float], list[float]]:
+        """The losses of the candidates drawn for the weights, and of those that are judged."""
+        train, none_trained = self._train(drawn, train_batch)
+        valid = self._judge(inside, valid_batch)
+        losses, told, failed = self._gathered(train, valid)
+        self._failures.end_step(none_trained or 0 < failed == len(inside))
+        return losses, told
+
+    def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Tensor | None], bool]:
         """Move the weights by the mean gradient of candidates drawn for this alone; whether all of them failed."""
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
         before = [parameter.grad for parameter in self._parameters]
         _zero(before)
-        candidates = self._draw_inside()
         try:
             losses = self._add_gradients(candidates, batch, before)
         except BaseException:
@@ -336,6 +355,8 @@ class OneShot:
 
     def state_dict(self) -> dict[str, Any]:
         """All that later steps depend on but torch's random numbers; loads with `weights_only=True`."""
+        if self._captured is not None:
+            self._captured.store()
         return {
             "model": self.model.state_dict(),
             "weights": self.weights.state_dict(),
@@ -369,6 +390,8 @@ class OneShot:
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None
+        if self._captured is not None:
+            self._captured.forget()
 
 
 def _zero(gradients: list[Tensor | None]) -> None:

@@ -43,6 +43,7 @@ def search(
     limits: Sequence[Limit] = (),
     amp: torch.dtype | None = None,
     leave_out: bool = False,
+    capture: bool = False,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
@@ -55,6 +56,9 @@ def search(
     images, but is slow for small tabular problems, where
     `weights=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A schedule is stepped
     after every epoch.
+
+    `capture` runs each step as one CUDA graph, several times as fast where the host's kernel launches are what takes
+    the time; see `OneShot`.
 
     With a `checkpoint` the state is saved after every epoch and at Ctrl-C or SIGTERM, and the same call
     continues from there; on the CPU it ends with the same bits as without a pause. For that the batches may
@@ -90,7 +94,7 @@ def search(
     if weights is None:
         weights = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     options: dict[str, Any] = {"clip_norm": clip_norm, "limits": limits, "amp": amp, "leave_out": leave_out}
-    oneshot = OneShot(model, optimizer, weights, loss, **options)
+    oneshot = OneShot(model, optimizer, weights, loss, capture=capture, **options)
     plan = CosineAnnealingLR(weights, epochs) if schedule is None else schedule
     position = Position(oneshot, plan, train, valid, int(streams[1].generate_state(1)[0]))
     path = None if checkpoint is None else Path(checkpoint)

@@ -5,6 +5,7 @@ what is selected runs, and what two nodes have in common runs once.
 """
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from asng import nas
 from asng.experiments.cifar10.space import CLASSES, KINDS, NODES, SPACE, Paths, loose_ends, reductions
+from asng.nas import _trace
 
 Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a source and what it goes through
 
@@ -58,6 +60,9 @@ class FactorizedReduce(nn.Module):
         self.norm = norm(outputs, affine)
 
     def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda:  # keeps the memory format
+            even, odd = x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]
+            return self.norm(self.conv(torch.cat([even, odd], 1)))  # type: ignore[no-any-return]
         n, channels, height, width = x.shape
         blocks = x.reshape(n, channels, height // 2, 2, width // 2, 2)
         pixels = blocks.diagonal(0, 3, 5).movedim(-1, 1)  # both pixels of each 2x2 block: (n, 2, in, h/2, w/2)
@@ -147,6 +152,18 @@ class Choices(nn.Module):
         nodes = zip(values[0::4], values[1::4], values[2::4], values[3::4], strict=True)
         return [((in1, op1), (in2, op2)) for in1, in2, op1, op2 in nodes]
 
+    def path(self, node: int, place: int) -> tuple[int, str]:
+        """The source and the operation of one path."""
+        slots: Any = self.slots
+        return slots[4 * node + place].value, slots[4 * node + 2 + place].value
+
+    def loose(self) -> Tensor:
+        """1 for nodes that are loose ends, 0 for the others, on the device where a captured step chooses."""
+        slots: Any = self.slots
+        sources = torch.stack([slots[4 * node + place].index for node in range(NODES) for place in range(2)])
+        nodes = torch.arange(2, 2 + NODES, device=sources.device, dtype=sources.dtype)
+        return (sources[:, None] != nodes).all(0)
+
 
 class SharedCell(nas.Searchable):
     """All cells of a kind in one: every path to a node has weights of its own, and the selected ones run.
@@ -184,11 +201,30 @@ class SharedCell(nas.Searchable):
         ]
 
     def forward(self, before: Tensor, previous: Tensor) -> Tensor:
+        if _trace.is_open():
+            return self._forward_open(before, previous)
         paths = self.choices.paths()
         states = run_nodes(self.entries, (before, previous), self._nodes(paths))
         ends = loose_ends(paths)
         weight = joined([self.columns[end] for end in ends])
         result: Tensor = self.norm(F.conv2d(F.relu(joined([states[2 + end] for end in ends])), weight))
+        return result
+
+    def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
+        """The same in a captured step: a switch for each path, and columns of ends that are not loose times 0."""
+        states = [entry(x) for entry, x in zip(self.entries, (before, previous), strict=True)]
+        for node in range(NODES):
+            ends = [_trace.switch_on(f"node {node}", partial(self._path, node, place), *states) for place in range(2)]
+            states.append(ends[0] + ends[1])
+        weight = torch.cat(list(self.columns), 1) * self.choices.loose().repeat_interleave(
+            self.columns[0].shape[1], output_size=NODES * self.columns[0].shape[1]
+        ).view(1, -1, 1, 1)
+        result: Tensor = self.norm(F.conv2d(F.relu(torch.cat(states[2:], 1)), weight))
+        return result
+
+    def _path(self, node: int, place: int, *states: Tensor) -> Tensor:
+        source, name = self.choices.path(node, place)
+        result: Tensor = self.operations[f"{node}_{source}_{name}"](states[source])
         return result
 
     def active_modules(self) -> Iterable[nn.Module]:

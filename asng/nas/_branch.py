@@ -1,0 +1,251 @@
+"""One switch of one pass, forward and backward.
+
+Autograd does not see into the cases. Each case has a small graph of its own, from its inputs to its outputs, and
+the backward pass is a switch, too: the case that ran adds to the gradients of its parameters and of its inputs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from asng.nas._cases import Case, Mode, Site
+
+if TYPE_CHECKING:
+    from asng.nas._trace import Trace
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The parameters of a pass, each by its `id`."""
+
+    gradients: Mapping[int, Tensor]  # what is added to
+    leaves: Mapping[int, Tensor]  # what runs in their place, such as a copy in lower precision
+
+    @contextmanager
+    def put_into(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+        """Let modules run with the leaves."""
+        places = [
+            (module._parameters, name, parameter)
+            for module in (modules if self.leaves else ())
+            for name, parameter in module._parameters.items()
+            if id(parameter) in self.leaves
+        ]
+        for holder, name, parameter in places:
+            holder[name] = self.leaves[id(parameter)]  # type: ignore[assignment]
+        try:
+            yield
+        finally:
+            for holder, name, parameter in places:
+                holder[name] = parameter
+
+
+@dataclass
+class Scope:
+    """A stretch of a pass with an autograd graph of its own: the pass itself, or a case."""
+
+    case: Case
+    mode: Mode = Mode.SWITCHED
+    depth: int = 0
+    next: int = 0
+    anchor: Tensor | None = None  # ties switches to the graph even where no input has a gradient
+    sources: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+
+    def forget(self) -> None:
+        """Break the cycle of tensors, their autograd graph and this, which Python's collector does not see."""
+        self.sources.clear()
+        self.anchor = None
+
+
+class Branch:
+    """One switch of one pass: its cases forward and backward."""
+
+    def __init__(self, trace: "Trace", site: Site, function: Callable[..., Any], flat: list[Any], spec: Any) -> None:
+        self._trace, self._site, self._function, self._flat, self._spec = trace, site, function, flat, spec
+        self._tensors = [position for position, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
+        self._graphs: dict[int, tuple[list[Tensor], list[Tensor], Scope]] = {}  # inputs, outputs, scope of a case
+        self._with_gradient = torch.is_grad_enabled()
+
+    def run(self) -> Any:
+        tensors = [self._flat[position] for position in self._tensors]
+        if self._with_gradient:
+            sources = [self._trace.source(tensor) if tensor.requires_grad else (tensor, None) for tensor in tensors]
+            self._gradients = [gradient for _, gradient in sources]
+            device = tensors[0].device if tensors else self._trace.row.device
+            anchor = self._trace.anchor(device)
+            outputs = _Switch.apply(self, anchor, *(tensor for tensor, _ in sources))  # type: ignore[no-untyped-call]
+        else:
+            outputs = self.forward(tensors)
+        return pytree.tree_unflatten(list(outputs), self._site.cases[0].spec)
+
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        device = tensors[0].device if tensors else self._trace.row.device
+        buffers = tuple(
+            torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=device)
+            for layout in self._site.outputs
+        )
+        self._switch([partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)])
+        return buffers
+
+    def backward(self, gradients: Sequence[Tensor | None]) -> None:
+        self._switch([partial(self._go_back, n, case, gradients) for n, case in enumerate(self._site.cases)])
+        self._graphs.clear()
+
+    def _switch(self, bodies: Sequence[Callable[[], None]]) -> None:
+        if self._site.column is None:
+            bodies[0]()
+        else:
+            self._trace.switch(self._trace.index(self._site.column), bodies)
+
+    def _run_case(self, number: int, case: Case, tensors: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+        inputs = [tensor.detach() for tensor in tensors]
+        if self._with_gradient:
+            for tensor, gradient in zip(inputs, self._gradients, strict=True):
+                tensor.requires_grad_(gradient is not None)
+        flat = list(self._flat)
+        for position, tensor in zip(self._tensors, inputs, strict=True):
+            flat[position] = tensor
+        args, named = pytree.tree_unflatten(flat, self._spec)
+        trace = self._trace
+        scope = Scope(case, self._site.mode, trace.scope.depth + 1)
+        since = next_node_number() if trace.discovers else -1
+        with (
+            trace.fix(case.assignment),
+            trace.inside(scope),
+            torch.set_grad_enabled(self._with_gradient),
+        ):
+            outputs = pytree.tree_flatten(self._function(*args, **named))[0]
+        with torch.no_grad():
+            for buffer, output in zip(buffers, outputs, strict=True):
+                buffer.copy_(output)
+        if self._with_gradient:
+            with_gradient = [tensor for tensor in inputs if tensor.requires_grad]
+            if trace.discovers:
+                with trace.inside(scope):
+                    case.parameters = trace.parameters_of(outputs, self._site.label, since)
+            self._graphs[number] = with_gradient, outputs, scope
+
+    def _go_back(self, number: int, case: Case, gradients: Sequence[Tensor | None]) -> None:
+        if number not in self._graphs:  # it was not captured in full, in a rehearsal
+            return
+        inputs, outputs, scope = self._graphs.pop(number)
+        pairs = [
+            (output, gradient.to(output.dtype))
+            for output, gradient in zip(outputs, gradients, strict=True)
+            if gradient is not None and output.requires_grad
+        ]
+        if not pairs:
+            return
+        trace = self._trace
+        with trace.inside(scope):
+            leaves = [*inputs, *trace.leaves_of(case)]
+            found = trace.grad([output for output, _ in pairs], [g for _, g in pairs], leaves, scope)
+            targets = [gradient for gradient in self._gradients if gradient is not None]
+            add_all([*targets, *trace.gradients_of(case)], found)
+        scope.forget()
+
+
+class _Switch(torch.autograd.Function):
+    """A switch in the autograd graph; its inputs get their gradients through `Source`."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Branch, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.inputs = call, 2 + len(tensors)
+        ctx.set_materialize_grads(False)
+        outputs = call.forward(tensors)
+        ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
+        ctx.call.backward(gradients)
+        return (None,) * int(ctx.inputs)
+
+
+class Source(torch.autograd.Function):
+    """A tensor that switches read: they have added to its gradient by the time that autograd comes to it."""
+
+    @staticmethod
+    def forward(ctx: Any, gradient: Tensor, tensor: Tensor) -> Tensor:
+        ctx.gradient = gradient
+        ctx.set_materialize_grads(False)
+        return tensor.detach()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, Tensor]:
+        if gradients[0] is not None:
+            ctx.gradient.add_(gradients[0])
+        return None, ctx.gradient
+
+
+def add_all(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
+    """Add gradients in as few kernels as torch has; those that are missing are zero."""
+    alike: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
+    for target, gradient in zip(targets, gradients, strict=True):
+        if gradient is not None:
+            pairs = alike.setdefault((target.dtype, gradient.dtype), ([], []))
+            pairs[0].append(target)
+            pairs[1].append(gradient)
+    for some, added in alike.values():
+        torch._foreach_add_(some, added)
+
+
+def next_node_number() -> int:
+    """Less than the number of every autograd node to come, and no less than those before."""
+    with torch.enable_grad():
+        node: Any = torch.ones((), requires_grad=True).neg().grad_fn
+    return int(node._sequence_nr())
+
+
+def leaves(outputs: Sequence[Tensor], since: int = -1) -> dict[int, tuple[Tensor, set[str]]]:
+    """The leaves of the autograd graph behind some tensors, by id, and the names of the nodes that use each.
+
+    Raises ValueError where the graph goes back to nodes from before the number `since`.
+    """
+    found: dict[int, tuple[Tensor, set[str]]] = {
+        id(tensor): (tensor, {""}) for tensor in outputs if tensor.requires_grad and tensor.grad_fn is None
+    }
+    waiting = [tensor.grad_fn for tensor in outputs if tensor.grad_fn is not None]
+    seen = set(waiting)
+    while waiting:
+        node: Any = waiting.pop()
+        if node._sequence_nr() < since:
+            raise ValueError(f"a tensor from elsewhere, by {node.name()}")
+        for following, _ in node.next_functions:
+            leaf = getattr(following, "variable", None)
+            if leaf is not None:
+                found.setdefault(id(leaf), (leaf, set()))[1].add(node.name())
+            elif following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return found
+
+
+class SplitGroups(TorchFunctionMode):
+    """Runs grouped convolutions as one per group.
+
+    cuDNN's own take side streams. A side stream belongs to one capture until that ends: used outside of a switch
+    and inside, it would join two captures, which CUDA refuses.
+    """
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(zip(_CONV_ARGUMENTS, args, strict=False)) | dict(kwargs or {}) if function is torch.conv2d else {}
+        groups = named.get("groups", 1)
+        if groups == 1 or groups == named["input"].shape[-3]:  # depthwise ones have kernels of their own
+            return function(*args, **(kwargs or {}))
+        bias = named.pop("bias", None)
+        biases = [None] * groups if bias is None else bias.chunk(groups)
+        parts = zip(named["input"].chunk(groups, -3), named["weight"].chunk(groups), biases, strict=True)
+        named["groups"] = 1
+        return torch.cat([torch.conv2d(**{**named, "input": i, "weight": w, "bias": b}) for i, w, b in parts], -3)
+
+
+_CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

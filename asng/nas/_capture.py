@@ -1,0 +1,302 @@
+"""An iteration of one-shot search as one CUDA graph, which reads the architectures from device memory.
+
+The graph holds both training passes with their gradients, clipping, the weight update and both judging passes. A step
+sends the positions of the candidates' values and the learning rates, copies the batches, launches the graph, and
+reads the losses.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from asng.nas import _switch, processes
+from asng.nas._branch import SplitGroups
+from asng.nas._cases import Case, Columns, Refused
+from asng.nas._sgd import FlatSGD, unsupported
+from asng.nas._trace import Switch, Trace, run_all, run_one
+from asng.nas.selection import Decisions
+
+Values = Mapping[str, Any]
+Fork = Callable[[Sequence[Callable[[], None]]], None]
+
+
+def in_turn(branches: Sequence[Callable[[], None]]) -> None:
+    """Run branches without a graph: one after another."""
+    for branch in branches:
+        branch()
+
+
+class Iteration:
+    """One iteration with open architectures: rehearsed once, then run as often as wanted.
+
+    On the CPU it runs eagerly and equals the plain path bit for bit; on CUDA `capture` makes a graph of it.
+
+    Args:
+        decisions: of the model, in training mode.
+        optimizer: of the weights, one that `unsupported` has nothing against.
+        loss: (model, batch) -> scalar tensor.
+        n: candidates in each half.
+        max_norm: of the gradient.
+        amp: type of mixed precision.
+    """
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[nn.Module, Any], Tensor],
+        n: int,
+        *,
+        max_norm: float,
+        amp: torch.dtype | None,
+    ) -> None:
+        self._decisions, self._loss, self._n, self._amp = decisions, loss, n, amp
+        self.sgd = FlatSGD(optimizer, max_norm, n)
+        self._device = self.sgd.groups[0].gradient.device
+        self._columns = Columns(decisions)
+        self._passes = {"train": Case(), "valid": Case()}
+        self._consumers: dict[int, set[str]] = {}
+        self._discovers = False
+        self._graph: _switch.BranchingGraph | None = None
+
+    # Before the first step.
+
+    def prepare(self, train_batch: Any, valid_batch: Any) -> None:
+        """Find all switches by a rehearsal on batches of the shapes to come; leaves weights, statistics, RNG alone."""
+        self._train, self._valid = _Static(train_batch, self._device), _Static(valid_batch, self._device)
+        self._columns = Columns(self._decisions)
+        self._passes = {"train": Case(), "valid": Case()}
+        self._allocate(0)
+        synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
+        with self._preserve(), synchronizes:
+            self._discovers = True
+            self._run(run_all, in_turn)
+            self._discovers = False
+            self._allocate(len(self._columns))
+            if self._amp is not None:
+                self.sgd.keep_low(self._amp, self._only_cast())
+            if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
+                self._run(run_all, in_turn)
+        if self._device.type == "cuda":
+            graph = _switch.BranchingGraph(self._device)
+            with self._preserve(), graph.rehearse():
+                self._run(graph.switch, graph.fork)
+
+    def _only_cast(self) -> set[int]:
+        """The weights of which mixed precision uses nothing but copies in lower precision."""
+        layers = [m for m in self._decisions.paths if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear))]
+        held = {id(parameter) for layer in layers for parameter in layer._parameters.values()}
+        return {key for key, names in self._consumers.items() if key in held and names == {"ToCopyBackward0"}}
+
+    def _allocate(self, columns: int) -> None:
+        """The numbers that come in, with what they are sent from, and the losses that go out."""
+        rows = 2 * self._n
+        lrs = 2 * len(self.sgd.groups)  # float64, each in the place of two int32
+        self._inputs = torch.zeros(lrs + rows * columns, dtype=torch.int32, device=self._device)
+        self._sent = torch.zeros_like(self._inputs, device="cpu")
+        if self._device.type == "cuda":
+            self._sent = self._sent.pin_memory()
+        self._lrs = self._inputs[:lrs].view(torch.float64)
+        self._rows = self._inputs[lrs:].view(rows, columns)
+        self._losses = torch.zeros(rows, dtype=torch.float64, device=self._device)
+
+    @contextmanager
+    def _preserve(self) -> Iterator[None]:
+        """Restore parameters, buffers, momentum and RNG state on exit."""
+        kept = [*self._decisions.model.parameters(), *self._decisions.model.buffers()]
+        kept += [tensor for group in self.sgd.groups for tensor in (*group.parameters, group.momentum, group.touched)]
+        before = [tensor.detach().clone() for tensor in kept]
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for tensor, old in zip(kept, before, strict=True):
+                        tensor.copy_(old)
+
+    def capture(self) -> None:
+        """Make a graph of the iteration."""
+        graph = _switch.BranchingGraph(self._device)
+        with graph.capture():
+            self._run(graph.switch, graph.fork)
+        self._graph = graph
+
+    # A step.
+
+    def fits(self, train_batch: Any, valid_batch: Any) -> bool:
+        return self._train.fits(train_batch) and self._valid.fits(valid_batch)
+
+    def step(
+        self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
+    ) -> tuple[list[float], list[float]]:
+        """The losses of the training and of the judging passes."""
+        lrs = torch.tensor(self.sgd.lrs, dtype=torch.float64)
+        rows = torch.tensor([self._columns.encode(values) for values in (*train, *valid)], dtype=torch.int32)
+        torch.cat([lrs.view(torch.int32), rows.flatten()], out=self._sent)
+        self._inputs.copy_(self._sent, non_blocking=True)
+        self._train.copy_(train_batch)
+        self._valid.copy_(valid_batch)
+        if self._graph is None:
+            self._run(run_one, in_turn)
+        else:
+            self._graph.replay()
+        losses: list[float] = self._losses.tolist()  # the only wait
+        return losses[: self._n], losses[self._n :]
+
+    def _run(self, switch: Switch, fork: Fork) -> None:
+        passes = range(1 if switch is run_all else self._n)  # they are alike
+        self.sgd.begin()
+        fork([partial(self._train_pass, number, switch) for number in passes])
+        self.sgd.step(self.sgd.lrs if self._device.type == "cpu" else self._lrs.unbind())
+        fork([partial(self._judging_pass, number, switch) for number in passes])
+
+    def _train_pass(self, number: int, switch: Switch) -> None:
+        trace = self._trace("train", number, number, switch)
+        loss = self._loss_of(trace, self._train.batch)
+        self._losses[number].copy_(loss.detach())
+        trace.backward(loss / self._n)
+
+    @torch.no_grad()
+    def _judging_pass(self, number: int, switch: Switch) -> None:
+        row = self._n + number
+        self._losses[row].copy_(self._loss_of(self._trace("valid", row, number, switch), self._valid.batch))
+
+    def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
+        root, weights = self._passes[kind], self.sgd.weights(number)
+        discovers = self._discovers
+        trace = Trace(self._decisions, self._columns, switch, root, self._rows[row], weights, discovers=discovers)
+        if discovers and kind == "train":
+            self._consumers = trace.consumers
+        return trace
+
+    def _loss_of(self, trace: Trace, batch: Any) -> Tensor:
+        # Casts of weights must not be shared: the one that made them may be in a case that does not run.
+        precision = torch.autocast(
+            self._device.type, dtype=self._amp, enabled=self._amp is not None, cache_enabled=False
+        )
+        groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
+        with trace.run(), precision, groups:
+            return self._loss(self._decisions.model, batch).reshape(())
+
+
+class CapturedStep:
+    """The iterations of a `OneShot` as a graph, captured at the first one; says once why it cannot be.
+
+    Args:
+        decisions, optimizer, loss, max_norm, amp: as those of `Iteration`.
+        wrapper: the class that wraps the model, such as that of torch.compile; wrapped models are not captured.
+    """
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        optimizer: torch.optim.Optimizer,
+        loss: Callable[[nn.Module, Any], Tensor],
+        *,
+        max_norm: float,
+        amp: torch.dtype | None,
+        wrapper: str | None = None,
+    ) -> None:
+        self._arguments, self._wrapper = (decisions, optimizer, loss), wrapper
+        self._max_norm, self._amp = max_norm, amp
+        self._iteration: Iteration | None = None
+        self._refused = False
+        self._is_current = False  # the iteration knows which weights are touched, and their momentum
+
+    def step(
+        self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], n: int, valid_batch: Any
+    ) -> tuple[list[float], list[float]] | None:
+        """The losses of the candidates; None where the plain path has to run them.
+
+        `n` candidates were drawn for each half; those that are left of the second ones are judged.
+        """
+        iteration = None if len(train) != n else self._ready(n, train_batch, valid_batch)
+        if iteration is None:
+            self.store()
+            self._is_current = False
+            return None
+        if not self._is_current:
+            iteration.sgd.load()
+            self._is_current = True
+        padded = [*valid, *train[: n - len(valid)]]  # in place of those that are not judged
+        losses, judged = iteration.step(train, train_batch, padded, valid_batch)
+        return losses, judged[: len(valid)]
+
+    def _ready(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
+        """The iteration for such batches, captured if need be."""
+        if self._refused:
+            return None
+        if self._iteration is None or not self._iteration.sgd.is_as_captured():
+            self.store()
+            self._iteration = self._captured(n, train_batch, valid_batch)
+        if self._iteration is None or not self._iteration.fits(train_batch, valid_batch):
+            return None
+        return self._iteration
+
+    def store(self) -> None:
+        """Leave gradients and momentum where the plain path and checkpoints look for them."""
+        if self._iteration is not None and self._is_current:
+            self._iteration.sgd.store()
+
+    def forget(self) -> None:
+        """Take over gradients and momentum before the next step: they were loaded."""
+        self._is_current = False
+
+    def _captured(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
+        decisions, optimizer, loss = self._arguments
+        if (reason := self._obstacle()) is None:
+            try:
+                iteration = Iteration(decisions, optimizer, loss, n, max_norm=self._max_norm, amp=self._amp)
+                iteration.prepare(train_batch, valid_batch)
+                iteration.capture()
+                self._is_current = False
+                return iteration
+            except (Refused, RuntimeError, ValueError, TypeError) as error:  # torch's errors, out of memory among them
+                reason = (str(error) or type(error).__name__).splitlines()[0]
+        self._refused = True
+        warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=6)
+        return None
+
+    def _obstacle(self) -> str | None:
+        """What is against it before anything is tried."""
+        _, optimizer, _ = self._arguments
+        devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
+        if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
+            return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"
+        if self._wrapper is not None:
+            return f"the model is wrapped in {self._wrapper}"
+        if processes.is_one_of_several():
+            return "there are several processes"
+        if self._amp is torch.float16:
+            return "gradients are scaled, as float16 needs it"
+        return unsupported(optimizer) or _switch.unavailable()
+
+
+class _Static:
+    """A batch in fixed memory."""
+
+    def __init__(self, batch: Any, device: torch.device) -> None:
+        self._leaves, self._spec = pytree.tree_flatten(batch)
+        self._leaves = [leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        self.batch = pytree.tree_unflatten(self._leaves, self._spec)
+
+    def fits(self, batch: Any) -> bool:
+        leaves, spec = pytree.tree_flatten(batch)
+        return bool(spec == self._spec) and all(map(_alike, leaves, self._leaves))
+
+    def copy_(self, batch: Any) -> None:
+        for target, source in zip(self._leaves, pytree.tree_flatten(batch)[0], strict=True):
+            if isinstance(target, Tensor):
+                target.copy_(source, non_blocking=True)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype
+    return type(one) is type(other) and bool(one == other)

@@ -1,0 +1,155 @@
+"""The cases of switches: what each decides and gives, and which of them an architecture selects."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from asng.nas.decision import possible
+from asng.nas.selection import Decisions, place_of
+from asng.space import Categorical, Integer, Variable
+
+Assignment = tuple[tuple[str, int], ...]  # names of decisions and the positions of their values, in reading order
+Tree = int | tuple[str, "dict[int, Tree]"]  # the number of a case, or a decision and what follows from its positions
+
+
+class Refused(Exception):
+    """A model cannot run with its architecture open; says why."""
+
+
+class Layout(NamedTuple):
+    """What a tensor is like."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+
+
+class Mode(Enum):
+    """What becomes of a choice."""
+
+    SWITCHED = "switched"  # a switch of its own
+    CALLED = "called"  # a part of the case around it
+    DEFAULT = "default"  # the first of its values, where only shapes are asked
+
+
+@dataclass
+class Case:
+    """One body of a switch, or a whole pass."""
+
+    assignment: Assignment = ()
+    outputs: list[Layout] = field(default_factory=list)
+    spec: Any = None
+    parameters: list[Tensor] = field(default_factory=list)  # that get a gradient
+    sites: "list[Site]" = field(default_factory=list)
+
+
+@dataclass
+class Site:
+    """One switch of a pass."""
+
+    label: str
+    mode: Mode  # of the choices inside
+    cases: list[Case]  # none: no switch, but maybe some inside
+    outputs: list[Layout]
+    column: int | None  # of the integers that switches read; None where there is one case
+
+
+class Columns:
+    """The integers that tell switches their case, one column for each set of cases."""
+
+    def __init__(self, decisions: Decisions) -> None:
+        self._space = decisions.space
+        self._columns: dict[tuple[Assignment, ...], int] = {}
+        self._trees: list[Tree] = []
+
+    def __len__(self) -> int:
+        return len(self._columns)
+
+    def add(self, cases: Sequence[Assignment]) -> int:
+        key = tuple(cases)
+        if key not in self._columns:
+            self._columns[key] = len(self._columns)
+            self._trees.append(_tree(list(enumerate(key))))
+        return self._columns[key]
+
+    def of_decision(self, name: str) -> int:
+        """The column of a decision alone: the position of its value."""
+        return self.add([((name, position),) for position in range(len(possible(self._space[name])))])
+
+    def encode(self, values: Mapping[str, Any]) -> list[int]:
+        """The row of an architecture."""
+        positions = {name: _position(variable, values[name]) for name, variable in self._space.items()}
+        return [_find_case(tree, positions) for tree in self._trees]
+
+
+def _position(variable: Variable, value: Any) -> int:
+    match variable:
+        case Categorical():
+            place = place_of(variable, value)
+            assert place is not None, f"{value!r} is not of {variable}"
+            return place
+        case Integer():
+            return int(value) - variable.low
+        case _:
+            return -1
+
+
+def _tree(cases: Sequence[tuple[int, Assignment]], depth: int = 0) -> Tree:
+    """Numbered cases as the questions that tell them apart."""
+    number, first = cases[0]
+    if depth == len(first):
+        return number
+    branches: dict[int, list[tuple[int, Assignment]]] = {}
+    for case in cases:
+        branches.setdefault(case[1][depth][1], []).append(case)
+    return first[depth][0], {position: _tree(branch, depth + 1) for position, branch in branches.items()}
+
+
+def _find_case(tree: Tree, positions: Mapping[str, int]) -> int:
+    while not isinstance(tree, int):
+        name, branches = tree
+        tree = branches[positions[name]]
+    return tree
+
+
+def describe(assignment: Assignment, call: Callable[[], Any]) -> Case:
+    """Run a case, and say what comes out."""
+    flat, spec = pytree.tree_flatten(call())
+    for leaf in flat:
+        if not isinstance(leaf, Tensor):
+            raise Refused(f"a choice gives {type(leaf).__name__}, and only tensors can be switched")
+    return Case(assignment, [Layout(tuple(t.shape), t.stride(), t.dtype) for t in flat], spec)
+
+
+def common_layouts(label: str, cases: Sequence[Case]) -> list[Layout]:
+    """The layouts that hold the results of all cases."""
+    first = cases[0]
+    for case in cases:
+        if case.spec != first.spec or [o.shape for o in case.outputs] != [o.shape for o in first.outputs]:
+            shapes = sorted({str([o.shape for o in case.outputs]) for case in cases})
+            raise Refused(f"the results of {label} differ in shape: {', '.join(shapes[:3])}")
+    common = []
+    for position, layout in enumerate(first.outputs):
+        dtype = layout.dtype
+        for case in cases:
+            dtype = torch.promote_types(dtype, case.outputs[position].dtype)
+        dense = [c.outputs[position].stride for c in cases if _is_dense(c.outputs[position])]
+        stride = dense[0] if dense else torch.empty(layout.shape, device="meta").stride()
+        common.append(Layout(layout.shape, stride, dtype))
+    return common
+
+
+def _is_dense(layout: Layout) -> bool:
+    """Whether a tensor fills its memory without gaps, so that a buffer may have its strides."""
+    expected = 1
+    for stride, size in sorted(zip(layout.stride, layout.shape, strict=True)):
+        if size > 1 and stride != expected:
+            return False
+        expected *= size
+    return expected == math.prod(layout.shape)

@@ -1,0 +1,276 @@
+"""CUDA graphs that branch on numbers in device memory: SWITCH conditional nodes.
+
+Torch captures the graph; the nodes come from `cuda.bindings`. A switch holds one body graph per case, captured on a
+side stream. One kernel at the start of the graph hands every switch the integer that it reads. That kernel needs
+CUDA's device runtime, so NVRTC compiles it and nvJitLink links it, both from torch's own wheels: no compiler is needed.
+
+`cuda.bindings` is imported by the first use: `unavailable` tells why a machine cannot do this.
+"""
+
+import ctypes
+import gc
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+MIN_TORCH, MIN_CUDA = (2, 11), 13  # with which it was tried, on Linux
+CAPACITY = 1 << 16  # switches of a graph
+NO_GENERATOR = "generator not in capture mode"  # torch says
+
+# Entry 0 of the table is the number of switches; then come pairs of a handle and the address of its integer.
+SOURCE = r"""
+extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
+extern "C" __global__ void set_switches(const unsigned long long *table) {
+    for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < table[0]; i += gridDim.x * blockDim.x)
+        cudaGraphSetConditional(table[1 + 2 * i], *(const unsigned int *)table[2 + 2 * i]);
+}
+"""
+
+
+def unavailable() -> str | None:
+    """Return why graphs cannot branch on this machine, or None if they can."""
+    cuda = _cuda()
+    if not cuda.is_available():
+        return "torch sees no CUDA device"
+    if torch.version.hip is not None:
+        return "ROCm has no conditional graph nodes"
+    if tuple(map(int, torch.__version__.split(".")[:2])) < MIN_TORCH:
+        return f"torch {torch.__version__} is older than {'.'.join(map(str, MIN_TORCH))}"
+    try:
+        bindings = str(import_module("cuda.bindings").__version__)
+        if int(bindings.split(".")[0]) < MIN_CUDA:
+            return f"cuda-bindings {bindings} is older than {MIN_CUDA}.0; install asng[gpu]"
+        driver = _check(import_module("cuda.bindings.runtime").cudaDriverGetVersion())
+        if driver < 1000 * MIN_CUDA:
+            return f"the driver supports CUDA {driver // 1000}.{driver % 1000 // 10}, and {MIN_CUDA}.0 is needed"
+        _setter(cuda.current_device())
+    except ImportError as error:
+        return f"cuda-bindings is missing ({error}); install asng[gpu]"
+    except Exception as error:  # whatever the libraries of this machine lack
+        return f"the setter kernel cannot be built ({error})"
+    return None
+
+
+def _cuda() -> Any:
+    return torch.cuda  # much of it has no types
+
+
+def _check(result: tuple[Any, ...]) -> Any:
+    """Return what a function of cuda.bindings gave; raise RuntimeError if it failed."""
+    error, *values = result
+    if int(error) != 0:
+        raise RuntimeError(f"CUDA error {error.name if hasattr(error, 'name') else error}")
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+@cache
+def _setter(device: int) -> Any:
+    """The kernel `set_switches`, compiled and linked for a device."""
+    nvrtc, nvjitlink, driver = (import_module(f"cuda.bindings.{name}") for name in ("nvrtc", "nvjitlink", "driver"))
+    torch.zeros((), device=f"cuda:{device}")  # a current context
+    major, minor = torch.cuda.get_device_capability(device)
+    program = _check(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"set_switches.cu", 0, [], []))
+    options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--relocatable-device-code=true"]
+    if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]) != 0:
+        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise RuntimeError(log.decode(errors="replace").strip())
+    cubin = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
+    _check(nvrtc.nvrtcGetCUBIN(program, cubin))
+    link = nvjitlink.create(1, [f"-arch=sm_{major}{minor}"])
+    nvjitlink.add_data(link, nvjitlink.InputType.CUBIN, cubin, len(cubin), "set_switches")
+    nvjitlink.add_file(link, nvjitlink.InputType.LIBRARY, str(_device_runtime()))
+    nvjitlink.complete(link)
+    linked = bytearray(nvjitlink.get_linked_cubin_size(link))
+    nvjitlink.get_linked_cubin(link, linked)
+    nvjitlink.destroy(link)
+    module = _check(driver.cuModuleLoadData(bytes(linked)))
+    return _check(driver.cuModuleGetFunction(module, b"set_switches"))
+
+
+def _device_runtime() -> Path:
+    """Where libcudadevrt.a is: beside torch's own CUDA libraries, or in a CUDA toolkit."""
+    beside = Path(torch.__file__).parents[1] / "nvidia"
+    found = sorted(beside.glob("**/libcudadevrt.a")) or sorted(Path("/usr/local").glob("cuda*/**/libcudadevrt.a"))
+    if not found:
+        raise RuntimeError(
+            f"libcudadevrt.a is neither in {beside} nor in /usr/local/cuda; it is in nvidia-cuda-runtime"
+        )
+    return found[0]
+
+
+class BrokenCapture(Exception):
+    """A capture that failed inside CUDA and cannot be ended."""
+
+
+_BROKEN: "list[BranchingGraph]" = []
+
+
+class BranchingGraph:
+    """A CUDA graph whose switches read device memory at every replay.
+
+    Call `switch` inside `capture`. Bodies hold kernels and copies on the device alone; other switches may be among
+    them. Memory that is allocated while capturing belongs to the graph and stays until it is deleted.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        cuda = _cuda()
+        self._runtime = import_module("cuda.bindings.runtime")
+        self._device = device
+        self._pool = cuda.MemPool()
+        self._graph = cuda.CUDAGraph(keep_graph=True)
+        self._stream = cuda.Stream(device)
+        self._side: dict[int, Any] = {}  # by the stream around a body: the one that the body is captured on
+        self._branches: list[Any] = []  # streams of parallel branches
+        self._switches: list[tuple[int, Tensor]] = []
+        self._table = torch.zeros(1 + 2 * CAPACITY, dtype=torch.int64, device=device)
+
+    @contextmanager
+    def rehearse(self) -> Iterator[None]:
+        """Run what is inside, but capture the bodies of its switches, to see whether they can be."""
+        cuda = _cuda()
+        gc.collect()  # earlier autograd graphs tie parameters to other streams
+        cuda.synchronize(self._device)
+        cuda.empty_cache()
+        with ExitStack() as stack:
+            stack.enter_context(cuda.stream(self._stream))
+            # The allocator does not see bodies as a part of the capture, hence a pool for the whole thread, and
+            # backward in this thread.
+            stack.enter_context(cuda.use_mem_pool(self._pool))
+            stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+            yield
+        cuda.synchronize(self._device)
+
+    @contextmanager
+    def capture(self) -> Iterator[None]:
+        """Record what runs inside instead of running it; after an exception there is no graph."""
+        with self.rehearse():
+            self._graph.capture_begin(capture_error_mode="relaxed")
+            try:
+                self._launch_setter()
+                yield
+            except BaseException as error:
+                self._abort(error)
+                raise
+            self._graph.capture_end()
+        self._fill_table()
+        self._graph.instantiate()
+
+    def _abort(self, error: BaseException) -> None:
+        """End the capture; raise BrokenCapture where CUDA cannot."""
+        runtime = self._runtime
+        status = _check(runtime.cudaStreamIsCapturing(self._stream.cuda_stream))
+        if status != runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive:
+            _BROKEN.append(self)  # to end it, or to delete it, would end the process
+            raise BrokenCapture(
+                f"CUDA refused to capture a step ({error}), and this process cannot use the GPU any more; start it "
+                "again with capture=False"
+            ) from error
+        self._graph.capture_end()
+
+    def _launch_setter(self) -> None:
+        driver = import_module("cuda.bindings.driver")
+        arguments = ((self._table.data_ptr(),), (ctypes.c_void_p,))
+        stream = torch.cuda.current_stream().cuda_stream
+        _check(driver.cuLaunchKernel(_setter(self._table.get_device()), 4, 1, 1, 256, 1, 1, 0, stream, arguments, 0))
+
+    def _fill_table(self) -> None:
+        if len(self._switches) > CAPACITY:
+            raise RuntimeError(f"{len(self._switches)} switches are more than the {CAPACITY} that a graph can have")
+        rows = [number for handle, index in self._switches for number in (handle, index.data_ptr())]
+        table = torch.tensor([len(self._switches), *rows], dtype=torch.uint64).view(torch.int64)
+        self._table[: len(table)].copy_(table)
+
+    def switch(self, index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
+        """Add a node that runs the body whose number is in `index`, an int32 on the device; none beyond the last.
+
+        Outside of `capture` the bodies are captured and dropped, to see whether they can be: a failure inside a
+        capture with switches may end the process.
+        """
+        runtime = self._runtime
+        outer: Any = torch.cuda.current_stream()
+        status, _, graph, dependencies, edges, count = _check(runtime.cudaStreamGetCaptureInfo(outer.cuda_stream))
+        is_active = status == runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive
+        if not is_active:
+            graph, dependencies, edges, count = _check(runtime.cudaGraphCreate(0)), None, None, 0
+        handle = _check(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0))
+        parameters = runtime.cudaGraphNodeParams()
+        parameters.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
+        parameters.conditional.handle = handle
+        parameters.conditional.type = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeSwitch
+        parameters.conditional.size = len(bodies)
+        node = _check(runtime.cudaGraphAddNode(graph, dependencies, edges or None, count, parameters))
+        graphs = list(parameters.conditional.phGraph_out)
+        if is_active:
+            self._switches.append((int(handle), index))
+            replace = runtime.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
+            _check(runtime.cudaStreamUpdateCaptureDependencies(outer.cuda_stream, [node], None, 1, int(replace)))
+        for body, inner in zip(bodies, graphs, strict=True):
+            try:
+                self._capture_body(outer, body, inner)
+            except RuntimeError as error:
+                if is_active or NO_GENERATOR not in str(error):  # random numbers need a capture of torch's
+                    raise
+        if not is_active:  # after a failure it stays: what is left of it cannot be destroyed safely
+            _check(runtime.cudaGraphDestroy(graph))
+
+    def _capture_body(self, outer: Any, body: Callable[[], None], graph: Any) -> None:
+        runtime, cuda = self._runtime, _cuda()
+        if outer.cuda_stream not in self._side:
+            self._side[outer.cuda_stream] = cuda.Stream(self._device)
+        side = self._side[outer.cuda_stream]
+        relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
+        with cuda.stream(side):
+            _check(runtime.cudaStreamBeginCaptureToGraph(side.cuda_stream, graph, None, None, 0, relaxed))
+            try:
+                body()
+            finally:
+                ended = runtime.cudaStreamEndCapture(side.cuda_stream)
+            _check(ended)
+
+    def fork(self, branches: Sequence[Callable[[], None]]) -> None:
+        """Capture branches that run side by side."""
+        cuda = _cuda()
+        outer = cuda.current_stream()
+        while len(self._branches) < len(branches):
+            self._branches.append(cuda.Stream(self._device))
+        streams = self._branches[: len(branches)]
+        for stream in streams:
+            stream.wait_stream(outer)
+        try:
+            for branch, stream in zip(branches, streams, strict=True):
+                with cuda.stream(stream):
+                    branch()
+        except BaseException:
+            with suppress(RuntimeError):
+                self._join(outer, streams)  # a capture with loose branches cannot be ended
+            raise
+        self._join(outer, streams)
+
+    def _join(self, stream: Any, others: Sequence[Any]) -> None:
+        for other in others:
+            stream.wait_stream(other)
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+@contextmanager
+def refuse_synchronization() -> Iterator[None]:
+    """Raise RuntimeError where the host waits for the device, which a graph cannot do."""
+    cuda = _cuda()
+    before = cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        cuda.set_sync_debug_mode(before)

@@ -1,0 +1,291 @@
+"""A model run while its architecture is open: every choice becomes a switch over the cases that it can take.
+
+The same code runs in three ways, which differ in their switch alone: a rehearsal runs all cases, a CUDA graph holds
+all of them and runs one at each replay, and on the CPU Python runs one. A rehearsal comes first. It finds the cases of
+each switch: it runs the choice with nothing decided, and each decision that the choice reads splits the case in hand
+into one case per value. Choices inside a choice are read in the same way, so they need no switch of their own; only
+where there are too many combinations they get one.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
+from asng.nas._cases import Assignment, Case, Columns, Mode, Refused, Site, common_layouts, describe
+from asng.nas.choices import Value, Width
+from asng.nas.decision import Decision, Searchable, possible
+from asng.nas.selection import Decisions
+from asng.space import Categorical, Integer
+
+MAX_CASES = 64  # of one switch
+Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]
+
+_current: "Trace | None" = None
+
+
+class _Undecided(BaseException):  # past a user's `except Exception`
+    """A decision was read that the case in hand leaves open."""
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+
+
+def run_all(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
+    """The switch of a rehearsal."""
+    for body in bodies:
+        body()
+
+
+def run_one(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
+    """The switch of Python."""
+    if (number := int(index)) < len(bodies):
+        bodies[number]()
+
+
+def is_open() -> bool:
+    """Whether a model runs with its architecture open, so that decisions have no values."""
+    return _current is not None
+
+
+def switch_on(label: str, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+    """Call a function that reads decisions: as it is, or as a switch where the architecture is open.
+
+    All that depends on the decisions has to come as an argument or go out as a result, and the results of all cases
+    have the same shapes.
+    """
+    return function(*inputs, **named) if _current is None else _current.switch_on(label, function, inputs, named)
+
+
+class _Open:
+    """Stands where a decision keeps its value."""
+
+    def __init__(self, trace: "Trace", decision: Decision) -> None:
+        self._trace, self._decision = trace, decision
+
+    def __len__(self) -> int:
+        return 1  # as of a value
+
+    def __getitem__(self, _: int) -> Any:
+        if self._trace.by_default:
+            return possible(self._decision.variable)[0]
+        raise _Undecided(self._decision)
+
+    def index_tensor(self) -> Tensor:
+        return self._trace.index(self._trace.columns.of_decision(self._decision.name))
+
+
+class Trace:
+    """One pass of a model with its architecture open.
+
+    Args:
+        decisions: of the model.
+        columns: shared by all passes; a discovery adds to them.
+        switch: how one case of several runs.
+        root: the pass, empty until it is discovered.
+        row: int32 tensor (columns,) that the switches read; a discovery reads none.
+        weights: the parameters of the pass.
+        discovers: whether this is the rehearsal that finds the switches.
+    """
+
+    def __init__(
+        self,
+        decisions: Decisions,
+        columns: Columns,
+        switch: Switch,
+        root: Case,
+        row: Tensor,
+        weights: Weights,
+        *,
+        discovers: bool = False,
+    ) -> None:
+        self.columns, self.by_default = columns, False
+        self._decisions, self.switch, self.row, self._weights = decisions, switch, row, weights
+        self.discovers = discovers
+        self.scope = Scope(root)
+        self._depths: dict[int, int] = {}  # of parameters, in a rehearsal
+        self.consumers: dict[int, set[str]] = {}  # of parameters, in a rehearsal: the names of autograd's nodes
+
+    @contextmanager
+    def run(self) -> Iterator[None]:
+        """Leave all decisions of the model open inside."""
+        global _current  # noqa: PLW0603
+        kinds = [m for m in self._decisions.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
+        with self._decisions.kept(), self._weights.put_into(self._decisions.paths):
+            self._open(self._decisions.space)
+            for module in kinds:  # in front of the method of the class
+                module.__dict__["forward"] = partial(self._forward, module, module.forward)
+            _current = self
+            try:
+                yield
+            except BaseException as error:
+                self.scope.forget()
+                if isinstance(error, _Undecided):
+                    what = f"decision {self._label(error.decision)}"
+                    raise Refused(f"{what} is read in Python outside of a choice") from None
+                raise
+            finally:
+                _current = None
+                for module in kinds:
+                    del module.__dict__["forward"]
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to those of the parameters."""
+        if loss.requires_grad:
+            root = self.scope.case
+            if self.discovers:
+                root.parameters = self.parameters_of([loss], "the loss")
+            try:
+                found = self.grad([loss], [None], self.leaves_of(root), self.scope)
+                add_all(self.gradients_of(root), found)
+            finally:
+                self.scope.forget()
+
+    def index(self, column: int) -> Tensor:
+        return self.row.new_zeros(()) if self.discovers else self.row[column]
+
+    # Switches.
+
+    def _forward(self, module: Searchable, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        return self.switch_on(
+            self._label(module), function, inputs, named, may_be_many=not isinstance(module, Decision)
+        )
+
+    def _label(self, module: Searchable) -> str:
+        path = self._decisions.paths[module] or "the model"
+        return f"{module.name!r} ({path})" if isinstance(module, Decision) else path
+
+    def switch_on(
+        self, label: str, function: Callable[..., Any], inputs: Any, named: Any, *, may_be_many: bool = False
+    ) -> Any:
+        """One switch; a module with too many cases for one is called, so that there may be switches inside."""
+        if self.scope.mode is Mode.DEFAULT:
+            with self._by_default():
+                return function(*inputs, **named)
+        if self.scope.mode is Mode.CALLED or self.by_default:
+            return function(*inputs, **named)
+        flat, spec = pytree.tree_flatten((inputs, named))
+        site = self._site(label, lambda: function(*inputs, **named), may_be_many)
+        if not site.cases:
+            return function(*inputs, **named)
+        return Branch(self, site, function, flat, spec).run()
+
+    def _site(self, label: str, call: Callable[[], Any], may_be_many: bool) -> Site:
+        """The next switch of the pass; a rehearsal finds its cases."""
+        scope = self.scope
+        if not self.discovers:
+            scope.next += 1
+            return scope.case.sites[scope.next - 1]
+        mode = Mode.CALLED
+        if (cases := self._cases(call, mode)) is None:
+            mode = Mode.SWITCHED
+            cases = [] if may_be_many else self._cases(call, Mode.DEFAULT)
+            if cases is None:
+                raise Refused(f"{label} has more than {MAX_CASES} cases")
+        elif not any(case.assignment for case in cases):  # it reads no decision
+            cases = []
+        column = self.columns.add([case.assignment for case in cases]) if len(cases) > 1 else None
+        site = Site(label, mode, cases, common_layouts(label, cases) if cases else [], column)
+        scope.case.sites.append(site)
+        return site
+
+    def _cases(self, call: Callable[[], Any], mode: Mode) -> list[Case] | None:
+        """All cases, found by running each; None if they are too many."""
+        cases: list[Case] = []
+        waiting: list[Assignment] = [()]
+        while waiting:
+            assignment = waiting.pop(0)
+            try:
+                with self.fix(assignment), self.inside(Scope(Case(), mode)), torch.no_grad():
+                    cases.append(describe(assignment, call))
+            except _Undecided as error:
+                variable = error.decision.variable
+                if not isinstance(variable, (Categorical, Integer)):
+                    raise Refused(f"decision {self._label(error.decision)} is {variable}, without cases") from None
+                positions = range(len(possible(variable)))
+                if len(cases) + len(waiting) + len(positions) > MAX_CASES:
+                    return None
+                waiting[:0] = [(*assignment, (error.decision.name, position)) for position in positions]
+        return cases
+
+    @contextmanager
+    def _by_default(self) -> Iterator[None]:
+        self.by_default = True
+        try:
+            yield
+        finally:
+            self.by_default = False
+
+    @contextmanager
+    def fix(self, assignment: Assignment) -> Iterator[None]:
+        """Decide what a case decides."""
+        for name, position in assignment:
+            value = possible(self._decisions.space[name])[position]
+            for decision in self._decisions._of_name[name]:
+                decision.choose(value)
+        try:
+            yield
+        finally:
+            self._open(name for name, _ in assignment)
+
+    def _open(self, names: Any) -> None:
+        for name in names:
+            for decision in self._decisions._of_name[name]:
+                decision.__dict__["selected"] = _Open(self, decision)
+
+    @contextmanager
+    def inside(self, scope: Scope) -> Iterator[Scope]:
+        before, self.scope = self.scope, scope
+        try:
+            yield scope
+        finally:
+            self.scope = before
+
+    # Gradients.
+
+    def source(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """A tensor whose gradient switches add to, and that gradient; once for each tensor of a scope."""
+        sources = self.scope.sources
+        if id(tensor) not in sources:
+            gradient = torch.zeros_like(tensor)
+            sources[id(tensor)] = tensor, Source.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
+        return sources[id(tensor)][1:]
+
+    def anchor(self, device: torch.device) -> Tensor:
+        if self.scope.anchor is None:
+            self.scope.anchor = torch.zeros((), device=device, requires_grad=True)
+        return self.scope.anchor
+
+    def parameters_of(self, outputs: Sequence[Tensor], label: str, since: int = -1) -> list[Tensor]:
+        """The parameters that some results of the scope in hand depend on, which began at a number of autograd's."""
+        try:
+            nodes = leaves(outputs, since)
+        except ValueError as error:
+            raise Refused(f"{label} uses a tensor with a gradient that is not among its arguments ({error})") from None
+        found = [leaf for leaf, _ in nodes.values() if id(leaf) in self._weights.gradients]
+        for parameter in found:
+            self.consumers.setdefault(id(parameter), set()).update(nodes[id(parameter)][1])
+            if self._depths.setdefault(id(parameter), self.scope.depth) != self.scope.depth:
+                names = [n for n, p in self._decisions.model.named_parameters() if p is parameter]
+                raise Refused(f"parameter {names[0]} is used inside and outside of a choice")
+        return found
+
+    def grad(
+        self, outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], inputs: Sequence[Tensor], scope: Scope
+    ) -> Sequence[Tensor | None]:
+        anchors = [] if scope.anchor is None else [scope.anchor]
+        if not inputs and not anchors:
+            return []
+        found = torch.autograd.grad(outputs, [*inputs, *anchors], gradients, allow_unused=True)
+        return found[: len(inputs)]
+
+    def leaves_of(self, case: Case) -> list[Tensor]:
+        return [self._weights.leaves.get(id(p), p) for p in case.parameters]
+
+    def gradients_of(self, case: Case) -> list[Tensor]:
+        return [self._weights.gradients[id(p)] for p in case.parameters]
