@@ -84,13 +84,13 @@ class AskTell(ABC):
         return theta
 
     def _warn_where_bounded(self, initial: Mapping[str, Any], given: list[Any], used: list[Any]) -> None:
-        """Say which priors the projection changed, by more than the rounding of a distribution of one's own."""
+        """Warn of priors that the projection changed, but not of what `distribution` returned, rounding aside."""
         rows = zip(self._space.names, self._space.variables, given, used, strict=True)
         for name, variable, before, after in rows:
             first, second = reals(before), reals(after)
             if name not in initial or first is None or second is None or first.shape != second.shape:
                 continue  # not given, or parameters of the user's own family that are no numbers
-            if not np.allclose(first, second, rtol=1e-3, atol=1e-6):  # coarse for deviations far from 0
+            if not np.allclose(first, second, rtol=1e-3, atol=1e-3):  # less is rounding, or hardly noticed
                 warnings.warn(
                     f"initial[{name!r}] = {initial[name]!r} becomes {variable.readable(after)}, the nearest that the "
                     "search allows: every choice keeps a minimum probability, which falls as variables are added, and "
