@@ -44,6 +44,9 @@ class Stubborn:
     def _refuse(self, *args, **settings):
         raise RuntimeError("this is no NumPy")
 
+    def __repr__(self):
+        return "Stubborn()"  # without an address: names of tests are the same in every process
+
     __array__ = __float__ = __bool__ = __len__ = __getitem__ = _refuse
 
     def __eq__(self, other):

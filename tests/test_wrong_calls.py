@@ -24,7 +24,7 @@ WRONG_TELLS: dict[str, Any] = {
     "loss None": (lambda o: o.tell(o.ask(2), [None, 1]), "got None"),
     "loss a list": (lambda o: o.tell(o.ask(2), [1, [2]]), r"got \[2\]"),
     "loss complex": (lambda o: o.tell(o.ask(2), [1, np.complex128(1j)]), r"real numbers, got np.complex128\(1j\)"),
-    "loss of two": (lambda o: o.tell(o.ask(2), [1, Stubborn()]), "real numbers, got <.*Stubborn"),
+    "loss of two": (lambda o: o.tell(o.ask(2), [1, Stubborn()]), "real numbers, got Stubborn"),
     "losses without end": (lambda o: o.tell(o.ask(2), itertools.repeat(1.0)), "2 candidates and more than 2 losses"),
     "of another space": (
         lambda o: o.tell(ASNG({"a": Integer(0, 9)}).ask(2), [1, 2]),
