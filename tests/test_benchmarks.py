@@ -100,3 +100,14 @@ def test_the_others_run_in_their_quick_form_and_write_what_they_print(name, tmp_
         assert [row["way"] for row in result["rows"]] == ["slices", "padded"] * 2
         slices, padded = ([row["gflop"] for row in result["rows"][place::2]] for place in (0, 1))
         assert all(less < more for less, more in zip(slices, padded, strict=True))
+
+
+def test_the_cost_of_limits_is_measured_beside_a_search_without(tmp_path):
+    command = [sys.executable, str(SCRIPT.parent / "limits.py"), "--steps", "2", "--batch", "2"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode in (0, 1), done.stderr  # 1: over the target
+    first, free, limited, ratio = done.stdout.splitlines()
+    assert first.startswith("36 decisions; limits: parameters ")
+    assert free.endswith("100% feasible")
+    assert limited.startswith("with limits")
+    assert (float(ratio.split()[1].rstrip(",")) > 1.5) == done.returncode
