@@ -1,5 +1,5 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Each first builds .venv if it is missing or stale.
-# While you work: `make quick`. What the CI runs: `make test-all`, which is `make test` and then the slow tests.
+# While you work: `make quick`. What the CI runs: `make test-all`, which is `make test` and then the long tests.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -14,17 +14,17 @@ demo: .venv/installed  ## a whole search on handwritten digits: search, training
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
 	$(BIN)/asng digits search --out runs/demo
 
-quick: .venv/installed  ## the tests that are not slow: about a minute
-	$(PYTEST) -m 'not slow'
+quick: .venv/installed  ## the tests that are neither slow nor long: less than a minute
+	$(PYTEST) -m 'not slow and not long'
 
-test: .venv/installed  ## format, lint, types, and the tests that are not slow
+test: .venv/installed  ## format, lint, types, and the tests that are not long
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy $(SOURCES)
-	$(PYTEST) -m 'not slow'
+	$(PYTEST) -m 'not long'
 
 test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks
-	$(PYTEST) -m slow
+	$(PYTEST) -m long
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)

@@ -10,6 +10,8 @@ from small_space import METHODS, SPACE, Bounded, through_json
 
 from asng import Candidate, Categorical, CategoricalFamily, Custom, Integer, Real, Uniform
 
+pytestmark = pytest.mark.slow
+
 SPACES: dict[str, dict[str, Any]] = {
     "choices": {"a": Categorical(["x", "y"]), "b": Categorical([1, 2, 3]), "one": Categorical([0])},
     "alike": {name: Categorical([0, 1]) for name in "abcd"},

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "ask_tell.py"
 
 

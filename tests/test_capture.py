@@ -22,7 +22,7 @@ from asng.nas._cases import Columns, Refused
 from asng.nas._sgd import FlatSGD, unsupported
 from asng.nas._switch import unavailable
 
-pytestmark = pytest.mark.usefixtures("same_numbers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 
 def iteration(search, batch, *, loss=cross_entropy, max_norm=math.inf, amp=None):

@@ -70,7 +70,7 @@ def figures():
     return [(values, drawing.cells_figure(drawing.cells_of(values, some))) for values, some in pairs]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_labels_and_nodes_do_not_overlap(figures):
     for _, figure in figures:
         boxes, texts = boxes_of(figure), texts_of(figure)
@@ -86,7 +86,7 @@ def test_labels_and_nodes_do_not_overlap(figures):
                 assert apart(room, box) or within(room, box), (text, name)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_line_leads_from_its_source_to_its_operation(figures):
     for values, figure in figures:
         boxes, lines = boxes_of(figure), lines_of(figure)
@@ -109,7 +109,7 @@ def test_every_line_leads_from_its_source_to_its_operation(figures):
         assert lines == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_no_line_runs_through_a_node_or_a_label(figures):
     for _, figure in figures:
         shrunk = {name: box.padded(-0.03) for name, box in boxes_of(figure).items()}  # where lines may begin and end
@@ -125,7 +125,7 @@ def svg_texts(path):
     return Counter(element.text for element in ElementTree.parse(path).iter("{http://www.w3.org/2000/svg}text"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_files_hold_all_that_an_architecture_is_as_text(tmp_path):
     values, probabilities = ARCHITECTURES[3], some_probabilities()
     written = drawing.draw(values, tmp_path / "new", probabilities)
@@ -149,7 +149,7 @@ def test_files_hold_all_that_an_architecture_is_as_text(tmp_path):
     assert parts >= set(SPACE)  # an edge or a box for every decision
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_architecture_gives_the_same_files_and_changes_no_settings(tmp_path):
     before = dict(mpl.rcParams)
     probabilities = ASNG(SPACE, seed=0).distribution()
@@ -180,7 +180,7 @@ def test_likely_choices_have_thicker_and_darker_lines():
     assert darkness[-1] > 2 * darkness[0] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_bars_are_as_long_as_choices_are_likely_and_nothing_overlaps():
     values, probabilities = ARCHITECTURES[5], some_probabilities()
     figure = table.probabilities_figure(values, probabilities)

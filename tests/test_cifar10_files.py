@@ -178,7 +178,7 @@ def test_another_process_may_be_faster(tmp_path, contents, monkeypatch):
 # The real thing
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif("ASNG_DATA" not in os.environ, reason="needs CIFAR-10 in the folder ASNG_DATA")
 def test_the_official_files_have_the_published_sums_and_the_constants_are_theirs():
     if data._missing(data._folder(Path(os.environ["ASNG_DATA"]))):

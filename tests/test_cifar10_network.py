@@ -16,6 +16,8 @@ from asng import nas
 from asng.experiments.cifar10.network import Cell, FactorizedReduce, Net, SharedCell, norm, set_drop_path, size
 from asng.experiments.cifar10.space import SPACE, parameters, paths_of, random_values, values_of
 
+pytestmark = pytest.mark.slow
+
 ALL_ZERO = values_of([0] * 40)
 CHAIN = values_of([1, 1, 4, 4, 2, 2, 4, 4, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 4, 4] * 2)
 RANDOM = [random_values(seed) for seed in range(20)]
@@ -122,7 +124,7 @@ def slow_net(net, values, x):
     return previous.mean((2, 3)) @ net.classifier.weight.T + net.classifier.bias
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("values", [ALL_ZERO, CHAIN, *RANDOM[:6]])
 def test_outputs_and_gradients_are_those_of_a_slow_obvious_version(exact, values):
     x, names, weights = images().double(), *zip(*exact.named_parameters(), strict=True)
@@ -205,7 +207,7 @@ def test_all_40_decisions_have_an_effect_in_every_architecture(net):
 # Extraction.
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_extracted_network_equals_the_supernet_in_both_modes(net):
     supernet = copy.deepcopy(net)
     for name, statistic in supernet.named_buffers():
@@ -240,7 +242,7 @@ def test_parameters_are_counted_without_making_the_network(affine):
         assert size(small) < sum(parameter.numel() for parameter in small.parameters())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("channels", "cells", "affine", "counts"),
     [

@@ -18,7 +18,7 @@ from asng.experiments.cifar10.space import channels_for, parameters, random_valu
 from asng.experiments.searching import TRAIN
 from asng.runs import METRICS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TINY = Retraining(epochs=3, channels=2, cells=3, batch=4, images=12)
 VALUES = random_values(5)

@@ -19,7 +19,7 @@ from asng.experiments.searching import TRAIN, VALID
 from asng.nas.architecture import from_json
 from asng.runs import METRICS, Run
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TINY = Settings(epochs=2, channels=2, cells=3, batch=4, images=24)
 

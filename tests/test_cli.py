@@ -18,6 +18,8 @@ from asng.cli.terminal import progress_bar
 from asng.experiments import toy
 from asng.runs import Run
 
+pytestmark = pytest.mark.slow
+
 SIZE = ["--variables", "10", "--choices", "4", "--rates", "0.05", "--alphas", "1.5"]
 SMALL = [*SIZE, "--runs", "4", "--iterations", "1500", "--powers", "0", "2"]
 LONGER = [*SIZE, "--runs", "5", "--iterations", "2500", "--powers", "0", "3", "4"]  # most of these never succeed
@@ -168,7 +170,7 @@ def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
 # toy and digits
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
     done = run("toy", *SMALL, "--out", tmp_path / "toy")
     assert (done.code, done.err) == (0, "")
@@ -189,7 +191,7 @@ def test_a_folder_in_use_is_refused(words, tmp_path):
     refused_in_use(tmp_path, *words)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert run("toy", *LONGER, "--out", whole).code == 0
@@ -259,7 +261,7 @@ def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
     assert str(seen[1][1]) == "runs/toy"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_digits_ends_in_what_was_found_beside_its_yardsticks(tmp_path):
     done = run("digits", "search", "--epochs", "1", "--training-epochs", "1", "--out", tmp_path)
     assert (done.code, done.err) == (0, "")

@@ -30,6 +30,8 @@ from asng.experiments.cifar10.search import SMALL, Settings
 from asng.experiments.cifar10.space import SPACE, parameters, random_values
 from asng.nas.architecture import from_json, to_json
 
+pytestmark = pytest.mark.slow
+
 IMAGES = 8  # in each file
 SIZE = ["--channels", "2", "--cells", "3", "--batch", "4"]
 TINY = [*SIZE, "--images", "24", "--epochs", "1"]
@@ -128,7 +130,7 @@ def test_small_changes_defaults_and_flags_still_count(asked):
     assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAINING, batch=9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_without_tests_no_test_accuracy_is_recorded(plain, tmp_path):
     assert run("cifar10", "search", *TINY, "--no-test", "--out", tmp_path).code == 0
     assert "test_accuracy" not in records_of(tmp_path)[0]
@@ -140,7 +142,7 @@ def test_sng_is_searched_with_by_the_same_command(plain, tmp_path):
     assert summary_of(tmp_path)["probability"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_path):
     assert run("cifar10", "search", *TINY, "--method", "uniform", "--candidates", "4", "--out", tmp_path).code == 0
     assert summary_of(tmp_path)["probability"] is None
@@ -151,7 +153,7 @@ def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_
     assert error == f"{tmp_path} is a random search, which chooses an architecture at its end; let it finish"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_architecture_is_found_within_the_most_parameters(plain, tmp_path):
     sizes = sorted(parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
     assert run("cifar10", "search", *TINY, "--most-parameters", sizes[10], "--out", tmp_path).code == 0
@@ -163,7 +165,7 @@ def test_a_limit_that_none_meets_is_wrong_input(tmp_path):
     assert error == "the smallest architecture has 452 parameters, more than most_parameters=1"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, release, tmp_path):
     words = ["cifar10", "search", *SIZE, "--batch", "2", "--images", "16", "--epochs", "3", "--no-test"]
     continued_after_ctrl_c(tmp_path, words, PROGRAM, [json.dumps(asdict(data.RELEASE))])
@@ -177,7 +179,7 @@ def test_a_folder_in_use_is_refused(searched, tmp_path):
 # Retraining
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_search_found_is_retrained_inside_of_its_folder(searched, plain):
     folder, _ = searched
     done = run("cifar10", "retrain", folder, *TINY)
@@ -266,7 +268,7 @@ def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path, release
     assert refused("cifar10", "search", "--device", "gpu").startswith("there is no device 'gpu'")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_download_has_a_bar_and_ctrl_c_in_it_promises_nothing(plain, tmp_path, monkeypatch, interrupt):
     content = archive_of(random_files(IMAGES))
@@ -305,7 +307,7 @@ def test_help_shows_examples_and_explains_every_flag(verb, monkeypatch):
 REAL, OFFICIAL = os.environ.get("ASNG_DATA"), data.RELEASE
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(REAL is None, reason="ASNG_DATA names no folder of data")
 def test_a_search_on_real_images(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "RELEASE", OFFICIAL)

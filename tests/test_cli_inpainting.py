@@ -32,6 +32,8 @@ from asng.experiments.inpainting.retraining import SMALL_RETRAINING, Retraining
 from asng.experiments.inpainting.search import SMALL, Settings
 from asng.nas.architecture import to_json
 
+pytestmark = pytest.mark.slow
+
 SPACE = ["--layers", "3", "--widths", "2", "4"]
 STEPS = ["--iterations", "2", "--stretch", "2", "--batch", "2"]
 TINY = [*SPACE, *STEPS]
@@ -136,7 +138,7 @@ def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_
     assert error == f"{tmp_path} is a random search, which chooses an architecture at its end; let it finish"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, tmp_path):
     words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "24", "--stretch", "3", "--no-test"]
     continued_after_ctrl_c(tmp_path, words)
@@ -147,7 +149,7 @@ def test_a_folder_in_use_is_refused(searched, tmp_path):
     refused_in_use(tmp_path / "more", "inpainting", "retrain", searched[0], *STEPS)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_beside_a_running_search_others_may_read_but_not_write(plain, tmp_path):
     words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "80", "--stretch", "2"]
     whole, folder = tmp_path / "whole", tmp_path / "run"
@@ -250,7 +252,7 @@ def test_trainings_with_another_mask_lie_beside_those_with_that_of_the_search(as
     assert asked("retrain", folder, "--mask", "pixel", "--out", "here")[2] == Path("here")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_is_said_how_many_of_the_faces_are_used(faces, tmp_path):
     for images, said in (("4", "4 of 11 faces"), ("11", "11 faces"), ("50", "11 faces")):
         done = run("inpainting", "search", *TINY, "--images", images, "--out", tmp_path / images)
@@ -458,7 +460,7 @@ def test_help_shows_examples_and_explains_every_flag(verb, monkeypatch):
 REAL = os.environ.get("ASNG_DATA")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(REAL is None, reason="ASNG_DATA names no folder of data")
 def test_a_search_on_real_faces(plain, tmp_path):
     words = ["--small", "--iterations", "40", "--stretch", "20", "--images", "400"]

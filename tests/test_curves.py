@@ -43,7 +43,7 @@ def test_several_runs_are_told_apart_by_their_names(monkeypatch, tmp_path):
     assert list(seen["accuracy [%]"]) == ["seed 0 valid", "seed 1 valid"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_files_are_there_with_their_text_and_equal_when_drawn_again(tmp_path):
     one, other = (curves.draw({"": RECORDS}, tmp_path / name) for name in ("one", "other"))
     assert [path.name for path in one] == ["curves.svg", "curves.png"]

@@ -49,7 +49,7 @@ def test_the_network_made_by_hand_is_an_architecture_of_the_space_with_known_par
     assert sum(parameter.numel() for parameter in model.parameters()) == stem + 4 * block + head
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_seed_gives_the_same_search_and_the_same_training_again():
     data = digits.load(3)
     first, second = (digits.search(SMALL, 3, data) for _ in range(2))
@@ -58,13 +58,13 @@ def test_a_seed_gives_the_same_search_and_the_same_training_again():
     assert trained[0]["accuracy"] == trained[1]["accuracy"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_learns_the_digits():
     settings = digits.Settings(training_epochs=5)
     assert digits.train(settings, 0, digits.load(0), digits.BY_HAND)["accuracy"] > 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
     class Enough(Exception):
         pass
@@ -95,7 +95,7 @@ def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
     assert sum(seconds[:-1]) < records[0]["seconds"] <= sum(seconds)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_more_seeds_continue_a_run(tmp_path):
     digits.run(SMALL, tmp_path)
     first = (tmp_path / "results.jsonl").read_text()

@@ -83,7 +83,7 @@ CLAIMS = {
 }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs_without_warnings_and_finds_what_it_says(path, tmp_path):
     printed = run(["-W", "error", str(path)], tmp_path)
@@ -97,7 +97,7 @@ def test_example_is_short(path):
     assert len(path.read_text().splitlines()) < 60
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_two_processes_find_what_one_finds(tmp_path):
     path = str(next(path for path in EXAMPLES if path.stem == "two_processes"))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]

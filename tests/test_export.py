@@ -118,7 +118,7 @@ def run_elsewhere(program, folder, forbidden):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_exported_program_runs_without_asng(network, tmp_path):
     program = torch.export.export(network, EXAMPLE, dynamic_shapes=BATCH)
     torch.export.save(program, tmp_path / "network.pt2")
@@ -132,7 +132,7 @@ def test_an_exported_program_runs_without_asng(network, tmp_path):
         torch.testing.assert_close(output, network(x).detach(), atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_onnx_file_runs_without_asng_and_torch(network, tmp_path):
     torch.onnx.export(
         network, EXAMPLE, tmp_path / "network.onnx", dynamic_shapes=BATCH, dynamo=True, external_data=False
@@ -152,7 +152,7 @@ def test_elsewhere_really_has_no_asng(tmp_path):
         run_elsewhere("import asng.nas.plain", tmp_path, ["asng"])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     leaving = GUIDE.read_text().split("## Leaving")[1].split("\n## ")[0]

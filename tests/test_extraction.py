@@ -111,7 +111,7 @@ def net():
     return Net()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
 @settings(max_examples=25, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6))
@@ -173,7 +173,7 @@ def test_extracting_leaves_the_selection_as_it_was(net):
         _ = fresh.scale.value
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_extracted_network_is_exported_by_torch(net):
     extracted = extract(net.eval(), drawn(net, 5)).eval()
     x = torch.randn(2, 3, 5, 5)
@@ -181,7 +181,7 @@ def test_an_extracted_network_is_exported_by_torch(net):
     assert torch.allclose(exported.module()(x), extracted(x), atol=1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_extracted_network_of_torchs_layers_needs_no_asng_to_load(tmp_path):
     model = nn.Sequential(
         OneOf("op", [nas.Conv2d(3, Width("w", 2, 4), 3), nn.ReLU()]), nas.BatchNorm2d(Width("w", 2, 4))
@@ -416,6 +416,16 @@ def test_a_result_that_a_module_keeps_is_no_obstacle():
     model(torch.randn(4, 8))
     assert nas.Flops(torch.zeros(2, 8))(model, {"w": 8}) > 0
     assert torch.equal(extract(model, {"w": 8}).seen, model.seen)
+
+
+def test_a_decision_that_active_modules_forgets_still_counts():
+    class Forgetful(Body):
+        def active_modules(self) -> Any:
+            return list(self.blocks[: self.depth.value])
+
+    model = nn.Sequential(Forgetful(Value("depth", Integer(1, 3)), [nn.Linear(2, 2) for _ in range(3)]))
+    costs = nas.Costs(model, [nas.Limit(parameters, 12)])
+    assert [costs.of({"depth": depth}) for depth in (1, 2, 3)] == [(6.0,), (12.0,), (18.0,)]
 
 
 def test_active_modules_must_be_modules():

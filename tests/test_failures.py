@@ -32,7 +32,7 @@ from asng import checkpoints
 from asng.nas import OneShot, Value, selected, space_of
 from asng.space import Categorical
 
-pytestmark = pytest.mark.usefixtures("same_numbers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 OUT_OF_MEMORY = pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
 ignore_warnings = pytest.mark.filterwarnings("ignore:the architecture .* ran out of memory")

@@ -15,6 +15,8 @@ import pytest
 
 from asng._files import Lock, remove_leftovers, replacing
 
+pytestmark = pytest.mark.slow
+
 # Locks ---------------------------------------------------------------------------------------------
 
 

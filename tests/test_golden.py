@@ -10,7 +10,7 @@ import torch
 from golden_files import changes, differences, machine_of, path_of
 from golden_values import QUICK, SLOW, Missing, nas_search_stopped, packed
 
-CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in SLOW)]
+CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.long) for case in SLOW)]
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +30,7 @@ def test_the_numbers_are_those_of_the_fixture(case):
     assert changes(case, values) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_that_is_stopped_and_continued_gives_the_same_numbers(tmp_path):
     assert changes("nas_search", nas_search_stopped(tmp_path, (2, 1001, 77, 3000))) == []
 

@@ -14,6 +14,8 @@ from asng import ASNG, nas
 from asng.experiments.inpainting.encoding import base_values, chain, depth, fitting, random_values, variables
 from asng.experiments.inpainting.network import Autoencoder, Net, fresh, reset
 
+pytestmark = pytest.mark.slow
+
 torch.set_num_threads(1)
 
 ENCODINGS = ("cat", "int")
@@ -82,7 +84,7 @@ def padded(net: Any, values: dict[str, Any], x: Tensor) -> Tensor:
     return F.conv_transpose2d(x, net.last.weight, padding=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("size", [(16, 16), (5, 7), (1, 6), (13, 4)])
 def test_channel_slices_equal_a_padded_computation(nets, encoding, size):
@@ -92,7 +94,7 @@ def test_channel_slices_equal_a_padded_computation(nets, encoding, size):
             torch.testing.assert_close(out_of(net, values, x), padded(net, values, x))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_hundred_random_architectures_extract_to_plain_networks_with_equal_outputs(nets, encoding):
     net, x = nets[encoding], images(*SIZE)
@@ -103,7 +105,7 @@ def test_a_hundred_random_architectures_extract_to_plain_networks_with_equal_out
         assert kinds <= {Autoencoder, nn.ModuleList, nn.Conv2d, nn.ConvTranspose2d}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("size", [(1, 1), (3, 5), (7, 7), (2, 9)])
 def test_extraction_is_for_the_size_that_the_net_is_for(size):
     x = images(*size)
@@ -217,7 +219,7 @@ def flops(model: nn.Module, x: Tensor) -> int:
     return counter.get_total_flops()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("size", [(16, 16), (2, 2)])
 def test_variables_that_are_not_active_have_no_effect_and_the_others_have(encoding, size):
@@ -285,7 +287,7 @@ def test_the_same_seed_gives_the_same_weights_again(nets):
     assert all(map(torch.equal, *before))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_a_search_follows_its_seed_and_lowers_the_loss(encoding):
     def mse(model: nn.Module, batch: Tensor) -> Tensor:

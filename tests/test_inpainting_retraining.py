@@ -20,7 +20,7 @@ from asng.experiments.inpainting.retraining import Retrain, Retraining, evaluate
 from asng.experiments.inpainting.search import MASKS, TESTED, Search, Settings, loss_of, search
 from asng.experiments.searching import TRAIN
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TINY = Retraining(iterations=10, stretch=5, batch=2, mask="half")
 VALUES = ASNG(variables("cat", layers=3, widths=(2, 4)), seed=4).ask(1)[0].values

@@ -24,7 +24,7 @@ from asng.experiments.searching import TRAIN, VALID
 from asng.nas.architecture import from_json
 from asng.runs import METRICS
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 TINY = Settings(iterations=6, stretch=2, layers=3, widths=(2, 4), batch=2)
 

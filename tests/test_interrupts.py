@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from asng.checkpoints import STOPPING, interrupts
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning"),  # which is how some loaders start their workers
     pytest.mark.skipif(not hasattr(os, "fork"), reason="nothing forks here"),
 ]

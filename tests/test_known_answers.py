@@ -12,7 +12,7 @@ from trajectories import BLEND, LETTERS, inner, run
 
 from asng import ASNG, Categorical, Integer, Real
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 # Problems of known answer ---------------------------------------------------------------------------
 

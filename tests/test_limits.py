@@ -232,7 +232,9 @@ def test_a_limit_is_a_number_above_zero(at_most):
 
 @pytest.mark.parametrize("limits", [Limit(parameters, 10), [(parameters, 10)], [parameters], 10, None])
 def test_limits_are_a_list_of_limits(limits):
-    with pytest.raises(ValueError, match=r"limits must be a list, such as \[Limit\(parameters, 100_000\)\], got "):
+    with pytest.raises(
+        ValueError, match=r"limits must be a list of limits, such as \[Limit\(parameters, 100_000\)\], got "
+    ):
         Costs(Net(), limits)
 
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[1] / "benchmarks"
 sys.path.insert(0, str(FOLDER))  # also where its workers look for it
 
@@ -182,7 +184,7 @@ def run_script(*arguments, **options):
     return subprocess.run(command, capture_output=True, text=True, check=False, **options)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_missing_data_says_what_the_file_holds(tmp_path):
     done = run_script("--data", tmp_path, cwd=tmp_path)
     assert done.returncode == 1
@@ -191,7 +193,7 @@ def test_missing_data_says_what_the_file_holds(tmp_path):
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_results_are_shown_again_without_data(data, tmp_path):
     rows = bench.run(data, tmp_path / "out", ["random", "ASNG 2"], range(3), budget=30, workers=1)
     expected = bench.show_tables(rows, bench.checkpoints(30))

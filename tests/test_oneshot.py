@@ -189,7 +189,7 @@ def test_clip_norm_bounds_the_mean_gradient():
     assert math.sqrt(moved) == pytest.approx(0.5, rel=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_obvious_better_choice_is_found():
     class Biased(nn.Module):
         def __init__(self):

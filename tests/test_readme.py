@@ -30,7 +30,7 @@ def test_the_first_example_runs_and_finds_the_optimum(examples, capsys):
     assert "tanh" in capsys.readouterr().out
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_second_example_finds_a_network_that_fits_within_its_limit(examples, capsys):
     names: dict[str, Any] = {}
     exec(examples[1], names)

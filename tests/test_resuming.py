@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from asng import ASNG, SNG, checkpoints
 from asng.nas import Limit, OneOf, parameters, space_of
 
-pytestmark = pytest.mark.usefixtures("same_numbers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 # Stopping and going on -----------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class Augmented(torch.utils.data.Dataset):
         return x[index] + noise, y[index]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 1}, {"sampler": True}], ids=["plain", "workers", "sampler"])
 def test_augmented_data_go_on_the_same(tmp_path, settings):
     def one(path, loss=cross_entropy):

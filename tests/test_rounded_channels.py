@@ -37,7 +37,7 @@ def gradients(model, images):
     return [output, images.grad, *(parameter.grad for parameter in model.parameters())]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(wide=st.integers(1, 100), narrow=st.integers(1, 40), kernel=st.integers(1, 3), bias=st.booleans())
 def test_outputs_and_gradients_are_those_of_the_exact_channels(wide, narrow, kernel, bias):
     model, images = layers(bias), torch.rand(2, wide, 6, 6, dtype=torch.float64)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("same_numbers")
 # What it gives back --------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
     torch.manual_seed(1)
     model = Net(dropout=0)

@@ -24,6 +24,13 @@ def test_a_model_without_decisions_is_refused():
         OneShot(model, ASNG({"a": Categorical(["x", "y"])}), torch.optim.SGD(model.parameters(), 0.1), cross_entropy)
 
 
+def test_a_torch_optimizer_in_the_place_of_asng_is_refused():
+    model = Net()
+    weights = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match="optimizer moves the architecture, .* got SGD; pass the torch optimizer"):
+        OneShot(model, weights, weights, cross_entropy)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("space", "message"),
     [

@@ -12,7 +12,7 @@ from tasks import LONG
 from asng import checkpoints
 from asng.nas import parameters
 
-pytestmark = pytest.mark.usefixtures("same_numbers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 # OneShot -------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ def test_two_processes_search_what_one_searches(tmp_path, own_generator):
             torch.testing.assert_close(value, alone["weights"][name])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchrun_searches_what_one_process_searches_and_ends_when_a_process_dies(tmp_path):
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder in folders:

@@ -15,6 +15,8 @@ import asng
 from asng.families import CategoricalFamily
 from asng.optimizer import adaptive_start, adaptive_update, natural_gradient
 
+pytestmark = pytest.mark.slow
+
 SPACES = [[2], [5], [2, 2], [3, 2], [2, 2, 2], [4, 1, 3]]
 
 

@@ -10,7 +10,7 @@ import pytest
 from asng.experiments import toy, workers
 from asng.experiments.toy import Setting, Settings
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 SMALL = Settings(variables=10, choices=4, runs=4, iterations=1500, rates=(0.05,), powers=(0.0, 0.5, 1.5), alphas=(1.5,))
 

@@ -16,6 +16,8 @@ from asng.experiments import training
 from asng.experiments.descent import Descent
 from asng.runs import METRICS, Run
 
+pytestmark = pytest.mark.slow
+
 STEPS, EPOCHS = 5, 3
 
 

@@ -1,15 +1,16 @@
 """search goes through the validation batches pass after pass, across epochs, and goes on there when it is resumed."""
 
 import itertools
+import multiprocessing
 import signal
 
 import pytest
 import torch
-from searches import Net, data, outcome, same, searched
+from searches import Net, batches, data, outcome, same, searched
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-pytestmark = pytest.mark.usefixtures("same_numbers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 TRAIN, EPOCHS = 5, 4  # batches, of four rows
 
@@ -107,3 +108,9 @@ def test_fewer_valid_batches_than_were_used_before_the_pause_are_noticed(tmp_pat
     observed("unsized", 12, path, stop=8)  # others are told by their length
     with pytest.raises(ValueError, match="valid gives only 3 batches, but 5 of them were used when it stopped"):
         observed("unsized", 3, path)
+
+
+def test_no_worker_of_an_unfinished_pass_stays_behind():
+    valid = DataLoader(TensorDataset(*data(40)), batch_size=8, num_workers=1)
+    searched(train=batches(3, 1), valid=valid, epochs=1)  # three of five
+    assert multiprocessing.active_children() == []

@@ -16,6 +16,8 @@ from commands import group_exists, interrupted, wait_until
 
 from asng.experiments.workers import ENVIRONMENT, side_by_side
 
+pytestmark = pytest.mark.slow
+
 ENDLESS = """
 import sys
 from pathlib import Path

@@ -65,7 +65,7 @@ class Costs:
 
     def __init__(self, model: nn.Module, limits: Sequence[Limit]) -> None:
         if not isinstance(limits, Sequence) or not all(isinstance(limit, Limit) for limit in limits):
-            raise ValueError(f"limits must be a list, such as [Limit(parameters, 100_000)], got {limits!r}")
+            raise ValueError(f"limits must be a list of limits, such as [Limit(parameters, 100_000)], got {limits!r}")
         self.model = model
         self.limits = tuple(limits)
         self.decisions = Decisions(model)

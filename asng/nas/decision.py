@@ -45,7 +45,10 @@ class Searchable(nn.Module, ABC):
     """
 
     def active_modules(self) -> Iterable[nn.Module]:
-        """The modules inside that run, and the decisions that are read, under the selected values; all by default."""
+        """The modules inside that run, and the decisions that are read, under the selected values; all by default.
+
+        Decisions that are attributes of this module count as read, whether they are returned or not.
+        """
         return [child for child in self._modules.values() if child is not None]
 
     @abstractmethod

@@ -143,6 +143,10 @@ class Position:
                 stacklevel=2,
             )
 
+    def close(self) -> None:
+        """Let go of the batches, and so of the worker processes of a pass that is not finished."""
+        self._valid.close()
+
     def state_dict(self) -> dict[str, Any]:
         """The state after the last complete step, but for what a later one that failed did to the model.
 
@@ -250,6 +254,9 @@ class _Passes(Iterator[Batch]):
                 raise ValueError("valid gave no batches; is it empty, or used up?")
         self.used += 1
         return batch
+
+    def close(self) -> None:
+        self._iterator = iter(())
 
     def end_epoch(self) -> tuple[int, dict[str, Any]]:
         """The position between two epochs: batches used of the running pass, and the RNG states at its start."""

@@ -13,6 +13,11 @@ from asng.nas.selection import Decisions, same_variable
 
 def check(decisions: Decisions, optimizer: AskTell, weights: torch.optim.Optimizer) -> None:
     """Raise ValueError, with the cure, for what cannot be searched."""
+    if not isinstance(optimizer, AskTell):
+        raise ValueError(
+            f"optimizer moves the architecture, such as ASNG(space_of(model)), got {type(optimizer).__name__}; "
+            "pass the torch optimizer of the weights as weights"
+        )
     if not decisions.space:
         raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
     _check_space(decisions, optimizer)

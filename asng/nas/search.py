@@ -4,7 +4,7 @@ In the background it is only `OneShot`; whoever wants another loop writes one ar
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +103,7 @@ def search(
     if path is not None:
         identity = describe_search(optimizer, weights, plan, train, valid, seed=seed, epochs=length, **options)
     with (
+        closing(position),
         checkpoints.interrupts() as interrupted,
         _resumed(position, path, identity) as save,
         _bar(progress and processes.is_first(), epochs) as show,
