@@ -27,7 +27,7 @@ def test_a_model_without_decisions_is_refused():
 def test_a_torch_optimizer_in_the_place_of_asng_is_refused():
     model = Net()
     weights = torch.optim.SGD(model.parameters(), 0.1)
-    with pytest.raises(ValueError, match="optimizer moves the architecture, .* got SGD; pass the torch optimizer"):
+    with pytest.raises(ValueError, match=r"optimizer moves the architecture, .* got SGD; pass the torch optimizer"):
         OneShot(model, weights, weights, cross_entropy)  # type: ignore[arg-type]
 
 

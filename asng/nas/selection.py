@@ -146,7 +146,7 @@ class Decisions:
                 if isinstance(module, Searchable) and module in self.open:
                     waiting.extend(_checked(module.active_modules(), module))
                     # Easily forgotten there, and a limit would not see what depends on them.
-                    waiting.extend(child for child in module._modules.values() if _is_read(child))
+                    waiting.extend(c for c in module._modules.values() if isinstance(c, Decision) and not c._modules)
                 else:
                     waiting.extend(child for child in module._modules.values() if child is not None)
 
@@ -241,11 +241,6 @@ def _checked(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Module]:
                 f"active_modules() of {type(module).__name__} must return modules, got {inner!r} among them"
             )
     return modules
-
-
-def _is_read(module: nn.Module | None) -> bool:
-    """Whether a module is a decision without others inside, such as a Value."""
-    return isinstance(module, Decision) and not module._modules
 
 
 def is_open(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
