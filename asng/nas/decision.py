@@ -3,7 +3,8 @@
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -264,6 +265,21 @@ def _whole(number: Any) -> int:
         return operator.index(number)
     except TypeError:
         raise ValueError(f"a size is a whole number or follows a decision, got {number!r}") from None
+
+
+Layer = TypeVar("Layer", bound=nn.Module)
+
+
+def on_meta(kind: type[Layer], *arguments: Any, **settings: Any) -> Layer:
+    """A layer of torch's on its device "meta", without the first values of its weights, which take most of the time."""
+    layer: Layer = _without_first_values(kind)(*arguments, **settings, device="meta")
+    layer.__class__ = kind
+    return layer
+
+
+@lru_cache
+def _without_first_values(kind: Any) -> Any:
+    return type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
 
 
 class Sized(Searchable):

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas.decision import Sizable, Sized, Takable, largest, most_taken
+from asng.nas.decision import Sizable, Sized, Takable, largest, most_taken, on_meta
 from asng.nas.windows import Pair, Window, check_fixed, pair
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -68,7 +68,8 @@ class Conv2d(Sized, nn.Conv2d):
         return {"weight": weight, "bias": bias}
 
     def small(self) -> nn.Conv2d:
-        return nn.Conv2d(
+        return on_meta(
+            nn.Conv2d,
             self._window.takes(),
             self._window.gives(),
             self._window.kernel(),
@@ -78,7 +79,6 @@ class Conv2d(Sized, nn.Conv2d):
             groups=self._window.groups(),
             bias=self.bias is not None,
             padding_mode=self.padding_mode,
-            device="meta",
         )
 
     def _outside(self) -> str | tuple[int, int]:
@@ -152,7 +152,8 @@ class ConvTranspose2d(Sized, nn.ConvTranspose2d):
         return {"weight": weight, "bias": bias}
 
     def small(self) -> nn.ConvTranspose2d:
-        return nn.ConvTranspose2d(
+        return on_meta(
+            nn.ConvTranspose2d,
             self._window.takes(),
             self._window.gives(),
             self._window.kernel(),
@@ -162,7 +163,6 @@ class ConvTranspose2d(Sized, nn.ConvTranspose2d):
             groups=self._window.groups(),
             bias=self.bias is not None,
             dilation=pair(self.dilation),
-            device="meta",
         )
 
     def _outside(self) -> tuple[int, int]:
@@ -207,7 +207,7 @@ class Linear(Sized, nn.Linear):
         return {"weight": self.weight[: self._out(), : self._in()], "bias": bias}
 
     def small(self) -> nn.Linear:
-        return nn.Linear(self._in(), self._out(), self.bias is not None, device="meta")
+        return on_meta(nn.Linear, self._in(), self._out(), self.bias is not None)
 
     def forward(self, input: Tensor) -> Tensor:
         takes, gives = self._take(self._in, input, -1, "features"), self._out()

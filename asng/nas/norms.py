@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas.decision import Sizable, Sized, largest
+from asng.nas.decision import Sizable, Sized, largest, on_meta
 from asng.nas.windows import check_fixed
 
 
@@ -45,9 +45,7 @@ class BatchNorm1d(Sized, nn.BatchNorm1d):
         return _statistics(self, self._features())
 
     def small(self) -> nn.BatchNorm1d:
-        return nn.BatchNorm1d(
-            self._features(), self.eps, self.momentum, self.affine, self.track_running_stats, device="meta"
-        )
+        return on_meta(nn.BatchNorm1d, self._features(), self.eps, self.momentum, self.affine, self.track_running_stats)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
@@ -90,9 +88,7 @@ class BatchNorm2d(Sized, nn.BatchNorm2d):
         return _statistics(self, self._features())
 
     def small(self) -> nn.BatchNorm2d:
-        return nn.BatchNorm2d(
-            self._features(), self.eps, self.momentum, self.affine, self.track_running_stats, device="meta"
-        )
+        return on_meta(nn.BatchNorm2d, self._features(), self.eps, self.momentum, self.affine, self.track_running_stats)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
@@ -136,7 +132,7 @@ class LayerNorm(Sized, nn.LayerNorm):
         return {name: None if tensor is None else tensor[part] for name, tensor in tensors.items()}
 
     def small(self) -> nn.LayerNorm:
-        return nn.LayerNorm(self._shape(), self.eps, self.elementwise_affine, self.bias is not None, device="meta")
+        return on_meta(nn.LayerNorm, self._shape(), self.eps, self.elementwise_affine, self.bias is not None)
 
     def forward(self, input: Tensor) -> Tensor:
         for axis, size in enumerate(self._sizes, start=-len(self._sizes)):
