@@ -272,7 +272,8 @@ Layer = TypeVar("Layer", bound=nn.Module)
 
 def on_meta(kind: type[Layer], *arguments: Any, **settings: Any) -> Layer:
     """A layer of torch's on its device "meta", without the first values of its weights, which take most of the time."""
-    layer: Layer = _without_first_values(kind)(*arguments, **settings, device="meta")
+    bare: Any = _without_first_values(kind)  # type: ignore[arg-type] # mypy takes types of a bound for not hashable
+    layer: Layer = bare(*arguments, **settings, device="meta")
     layer.__class__ = kind
     return layer
 
