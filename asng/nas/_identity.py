@@ -73,16 +73,17 @@ def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
     counted = next(c for c in (getattr(batches, "batch_sampler", None), sampler, batches) if c is not None)
     return {
         "class": type(batches).__name__,
-        "batches": _length(counted),
+        "batches": length_of(counted),
         "batch_size": _plain(getattr(batches, "batch_size", None)),
         "drop_last": _plain(getattr(batches, "drop_last", None)),
         "sampler": None if sampler is None else type(sampler).__name__,
         "dataset": None if dataset is None else type(dataset).__name__,
-        "examples": None if dataset is None else _length(dataset),
+        "examples": None if dataset is None else length_of(dataset),
     }
 
 
-def _length(data: Any) -> int | None:
+def length_of(data: Any) -> int | None:
+    """How many batches or examples there are, where that is known."""
     try:
         return len(data)
     except Exception:  # streams have none, and each says so in its own way

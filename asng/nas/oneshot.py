@@ -22,8 +22,8 @@ from asng.nas.failures import Failures
 from asng.nas.modes import set_training
 from asng.nas.requirements import check, check_one_optimizer
 from asng.nas.selection import paths_of
-from asng.nas.unread import Unread, is_compiled
-from asng.nas.wrappers import check_not_ddp, unwrap
+from asng.nas.unread import Unread
+from asng.nas.wrappers import check_not_ddp, is_compiled, unwrap
 
 Batch = Any
 Loss = Callable[[nn.Module, Batch], Tensor]

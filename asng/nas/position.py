@@ -13,6 +13,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from asng.nas import processes
+from asng.nas._identity import length_of
 from asng.nas.oneshot import Batch, OneShot, Step, finite_mean
 from asng.nas.result import certainty
 
@@ -261,7 +262,7 @@ class _Passes(Iterator[Batch]):
     def end_epoch(self) -> tuple[int, dict[str, Any]]:
         """The position between two epochs: batches used of the running pass, and the RNG states at its start."""
         # A complete pass is not asked for one more batch: at its end a RandomSampler draws from its generator.
-        if self.used == _length(self.batches):
+        if self.used == length_of(self.batches):
             self._iterator, self.used = iter(()), 0
         return self.used, self._random_before if self.used else {}
 
@@ -273,10 +274,3 @@ class _Passes(Iterator[Batch]):
                 raise ValueError(
                     f"valid gives only {self.used - 1} batches, but {used} of them were used when it stopped"
                 )
-
-
-def _length(batches: Iterable[Batch]) -> int | None:
-    try:
-        return len(batches)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # it does not know
-        return None

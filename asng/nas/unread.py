@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from torch import nn
-
 from asng.nas.decision import Decision
 from asng.nas.selection import Decisions
 
@@ -53,8 +51,3 @@ class Unread:
                 stacklevel=2,
             )
         return True
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether torch.compile was given a module, the reads of which then are no longer seen."""
-    return "_orig_mod" in module._modules or module._compiled_call_impl is not None

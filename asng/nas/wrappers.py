@@ -20,6 +20,11 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was given a module, the reads of which then are no longer seen."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
 def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
     """Raise ValueError for modules, given with their paths, whose weights FSDP has sharded."""
     fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # whoever shards has loaded it
