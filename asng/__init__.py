@@ -2,10 +2,9 @@
 
 from asng.asktell import Best, Candidate
 from asng.baselines import SNG, Adam, Uniform
-from asng.custom import Custom
-from asng.families import CategoricalFamily, Family, Joint, NormalFamily, family_of
+from asng.families import CategoricalFamily, Family, Joint, Normal, NormalFamily
 from asng.optimizer import ASNG, Result, minimize, rank_utilities
-from asng.space import Categorical, Integer, Normal, Real
+from asng.space import Categorical, Custom, Integer, Real, Variable, family_of
 
 __version__ = "0.1.0"
 
@@ -26,6 +25,7 @@ __all__ = [
     "Real",
     "Result",
     "Uniform",
+    "Variable",
     "family_of",
     "minimize",
     "rank_utilities",

@@ -13,10 +13,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from asng._decoding import Space
 from asng._state import FLOAT64, check_finite, is_finite, read_state
 from asng.checks import count, flag, floats, reals
-from asng.families import family_of
-from asng.space import Array, Space, Variable
+from asng.families import Family
+from asng.ragged import Array
+from asng.space import Variable, family_of
 
 Seed = int | np.random.SeedSequence | None
 LARGEST_STEP = 1e6  # a radius of 1 is already large
@@ -57,7 +59,7 @@ class AskTell(ABC):
     ) -> None:
         self._space = Space(space)
         self._family = family_of(space, mirrored=mirrored)
-        self._foreign = any(hasattr(variable, "family") for variable in self._space.variables)  # a user's own
+        self._foreign = any(isinstance(part, Family) for part in self._space.marginals)  # a user's own
         self._samples = count(samples, "samples", least=2)
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": flag(mirrored, "mirrored")}
         self._generator = _generator(seed)
@@ -74,7 +76,7 @@ class AskTell(ABC):
                 raise ValueError(f"initial names {name!r}, which is not in the space: {', '.join(self._space.names)}")
             index = self._space.names.index(name)
             try:
-                parameters[index] = self._space.variables[index].raw_prior(prior)
+                parameters[index] = self._space.variables[index].to_internal(prior)
             except Exception as error:  # a family of the user's own may raise anything
                 raise ValueError(f"initial[{name!r}] = {prior!r} does not fit: {error}") from error
         theta = self._family.project(self._family.encode(parameters))
@@ -92,9 +94,9 @@ class AskTell(ABC):
                 continue  # not given, or parameters of the user's own family that are no numbers
             if not np.allclose(first, second, rtol=1e-3, atol=1e-3):  # less is rounding, or hardly noticed
                 warnings.warn(
-                    f"initial[{name!r}] = {initial[name]!r} becomes {variable.readable(after)}, the nearest that the "
-                    "search allows: every choice keeps a minimum probability, which falls as variables are added, and "
-                    "standard deviations stay within bounds; pass these values to silence this",
+                    f"initial[{name!r}] = {initial[name]!r} becomes {variable.to_external(after)}, the nearest that "
+                    "the search allows: every choice keeps a minimum probability, which falls as variables are added, "
+                    "and standard deviations stay within bounds; pass these values to silence this",
                     stacklevel=5,
                 )
 
@@ -233,7 +235,7 @@ class AskTell(ABC):
     def distribution(self) -> dict[str, Any]:
         """Per variable: the probabilities of its choices, or Normal(mean, std); fit for `initial`."""
         rows = zip(self._space.names, self._space.variables, self._family.describe(self.theta), strict=True)
-        return {name: variable.readable(parameters) for name, variable, parameters in rows}
+        return {name: variable.to_external(parameters) for name, variable, parameters in rows}
 
     @property
     def theta(self) -> Array:

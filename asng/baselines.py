@@ -9,7 +9,8 @@ from asng.asktell import LARGEST_STEP, MOST_UPDATES, AskTell, Seed
 from asng.checks import positive
 from asng.families import Family
 from asng.optimizer import Losses, moved, natural_gradient
-from asng.space import Array, Variable
+from asng.ragged import Array
+from asng.space import Variable
 
 MOMENT1, MOMENT2 = 0.9, 0.999  # Adam's usual
 LARGEST_SECOND = 1e150  # no variance of a statistic is as large, and there is room in float64 to go on from it

@@ -9,20 +9,46 @@ axes, written `...` below.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from asng.ragged import Ragged
-from asng.space import Array, Categorical, Integer, Normal, Real, Variable
+from asng.ragged import Array, Ragged
 
-STD_MIN_INTEGER = 0.25  # supplement C
-STD_MIN_REAL = 1e-3  # of the range
 FAR = 1e9  # times the bounds: no draw of a number comes near it, and its square leaves room in float64
 TINY = 1e-300  # too small to change a sum of probabilities
+
+
+class Normal(NamedTuple):
+    """The distribution of an integer or real variable, in the user's units.
+
+    For a log-scaled real, `mean` is the median and `std` that of the natural logarithm.
+    """
+
+    mean: float
+    std: float
+
+
+class Choices(NamedTuple):
+    """A variable's part of a `CategoricalFamily`; raw draws are 0 to n - 1."""
+
+    n: int
+
+    @property
+    def low(self) -> int:
+        """The smallest raw draw."""
+        return 0
+
+
+class Bounds(NamedTuple):
+    """A variable's part of a `NormalFamily`: bounds of the mean, and the smallest standard deviation."""
+
+    low: float
+    high: float
+    std_min: float
 
 
 class Family(ABC):
@@ -278,28 +304,3 @@ class Joint(Family):
 
     def encode(self, parameters: Sequence[Any]) -> Array:
         return np.concatenate([f.encode([parameters[c] for c in columns]) for f, columns, _ in self._parts])
-
-
-def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family:
-    """The family for a space: one for all categoricals, one for all numbers, its own for each Custom."""
-    categorical: dict[int, int] = {}
-    numeric: dict[int, tuple[float, float, float]] = {}
-    parts: list[tuple[Family, Sequence[int]]] = []
-    for column, variable in enumerate(space.values()):
-        match variable:
-            case Categorical():
-                categorical[column] = len(variable.choices)
-            case Integer():
-                numeric[column] = (variable.low, variable.high, STD_MIN_INTEGER)
-            case Real():
-                numeric[column] = (-1.0, 1.0, 2 * STD_MIN_REAL)
-            case object(family=Family() as family):  # brings its own
-                parts.append((family, [column]))
-            case _:
-                raise ValueError(f"no family for {variable!r}; wrap your own in asng.Custom")
-    if numeric:
-        low, high, std_min = zip(*numeric.values(), strict=True)
-        parts.insert(0, (NormalFamily(low, high, std_min, mirrored=mirrored), list(numeric)))
-    if categorical:
-        parts.insert(0, (CategoricalFamily(list(categorical.values())), list(categorical)))
-    return parts[0][0] if len(parts) == 1 else Joint(parts)

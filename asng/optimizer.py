@@ -14,8 +14,9 @@ import numpy as np
 
 from asng.asktell import LARGEST_STEP, MOST_UPDATES, AskTell, Seed, read_only
 from asng.checks import count, positive
-from asng.families import Family
-from asng.space import Array, Categorical, Space, Variable
+from asng.families import CategoricalFamily, Family
+from asng.ragged import Array
+from asng.space import Variable, family_of
 
 Losses = Array | Sequence[float]
 
@@ -283,7 +284,7 @@ def minimize(
     """
     left = count(evaluations, "evaluations", least=2)
     if samples is None:
-        samples = 2 if all(isinstance(variable, Categorical) for variable in Space(space).variables) else 8
+        samples = 2 if isinstance(family_of(space), CategoricalFamily) else 8
     optimizer = ASNG(space, samples=samples, initial=initial, seed=seed)
     evaluate = map if executor is None else executor.map
     try:

@@ -7,7 +7,7 @@ A row holds the entries of one variable, such as the probabilities of its choice
 import numpy as np
 from numpy.typing import NDArray
 
-from asng.space import Array
+Array = NDArray[np.float64]
 
 SMALL = 32  # up to this length of all rows, matrix products are quicker than anything else
 

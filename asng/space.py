@@ -1,55 +1,76 @@
-"""The variables of a search space: immutable, checked when they are made, decoded from raw draws.
+"""The variables of a search space, and the family that a space is drawn from.
 
-A raw draw is one number per variable: the index of a choice, an integer before rounding, or a
-real on the scale where its range is [-1, 1] (after the logarithm, where asked for).
+A variable is immutable, checked when it is made, and decodes raw draws. A raw draw is one number per variable: the
+index of a choice, an integer before rounding, or a real on the scale where its range is [-1, 1] (after the logarithm,
+where asked for). A kind of variable is one class here; nothing outside asks which kind a variable is.
 """
 
+import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, is_dataclass
+from statistics import NormalDist
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from asng.checks import finite, flag, ordered, whole
-
-Array = NDArray[np.float64]
+from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
+from asng.ragged import Array
 
 EXACT = 2**53  # the largest integers that float64 holds without gaps
-TABLE = 4096  # the widest range of integers that is looked up
-
-
-class Normal(NamedTuple):
-    """The distribution of an integer or real variable, in the user's units.
-
-    For a log-scaled real, `mean` is the median and `std` that of the natural logarithm.
-    """
-
-    mean: float
-    std: float
+STD_MIN_INTEGER = 0.25  # supplement C
+STD_MIN_REAL = 1e-3  # of the range
 
 
 class Variable(ABC):
-    """What a space needs of a variable."""
+    """What a search needs to know of a variable."""
+
+    @abstractmethod
+    def marginal(self) -> Choices | Bounds | Family:
+        """Its part of a joint family: a number of choices, bounds of a Gaussian, or a family of its own."""
 
     @abstractmethod
     def decode(self, x: float) -> Any:
         """The value that is evaluated for a raw draw."""
 
     @abstractmethod
-    def raw_prior(self, prior: Any) -> Any:
+    def contains(self, value: Any) -> bool:
+        """Whether this is one of its values, of the same type: 1, 1.0 and True are three."""
+
+    @abstractmethod
+    def values(self) -> Sequence[Any] | None:
+        """All values in order, or None where they cannot be listed."""
+
+    @abstractmethod
+    def index(self, value: Any) -> int:
+        """The position of a value among `values()`; raises ValueError where it has none."""
+
+    @abstractmethod
+    def log_prob(self, parameters: Any, value: Any) -> float:
+        """The logarithm of the probability of a value under `to_external` parameters; 0 where there are densities."""
+
+    @abstractmethod
+    def to_json(self, value: Any) -> Any:
+        """A value as JSON can hold it; raises ValueError where it cannot."""
+
+    @abstractmethod
+    def from_json(self, data: Any) -> Any:
+        """The value that `to_json` was given; raises ValueError where there is none."""
+
+    @abstractmethod
+    def to_internal(self, prior: Any) -> Any:
         """The family's parameters for those that a user gave; raises ValueError."""
 
     @abstractmethod
-    def readable(self, parameters: Any) -> Any:
-        """The opposite: the family's parameters in the user's units."""
+    def to_external(self, parameters: Any) -> Any:
+        """The family's parameters in the user's units."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Categorical(Variable):
     """One of several choices without order: names, layers, sizes, any objects that are not equal (as 1 and True are).
 
@@ -72,10 +93,58 @@ class Categorical(Variable):
         _check_different(choices)
         object.__setattr__(self, "choices", choices)
 
+    def __eq__(self, other: Any) -> bool:
+        """Choices may be arrays, which tuples cannot compare."""
+        if not isinstance(other, Categorical) or len(self.choices) != len(other.choices):
+            return False
+        return all(map(_equal, self.choices, other.choices))
+
+    def __hash__(self) -> int:
+        return hash(len(self.choices))  # choices may be anything
+
+    def marginal(self) -> Choices:
+        return Choices(len(self.choices))
+
     def decode(self, x: float) -> Any:
         return self.choices[int(x)]
 
-    def raw_prior(self, prior: Any) -> Array:
+    def contains(self, value: Any) -> bool:
+        return self._find(value) is not None
+
+    def values(self) -> Sequence[Any]:
+        return self.choices
+
+    def index(self, value: Any) -> int:
+        position = self._find(value)
+        if position is None:
+            raise _outside(self, value)
+        return position
+
+    def _find(self, value: Any) -> int | None:
+        for position, choice in enumerate(self.choices):
+            if value is choice:  # as drawn, and quick
+                return position
+        for position, choice in enumerate(self.choices):
+            if type(value) is type(choice) and _equal(value, choice):
+                return position
+        return None
+
+    def log_prob(self, parameters: Any, value: Any) -> float:
+        return math.log(parameters[self.index(value)])
+
+    def to_json(self, value: Any) -> Any:
+        return to_plain(self.choices[self.index(value)])
+
+    def from_json(self, data: Any) -> Any:
+        written = json.dumps(data, sort_keys=True)
+        fitting = [choice for choice in self.choices if _write(choice) == written]
+        if not fitting:
+            raise _outside(self, data)
+        if len(fitting) > 1:
+            raise ValueError(f"{data!r} may be any of {fitting}, which JSON cannot tell apart")
+        return fitting[0]
+
+    def to_internal(self, prior: Any) -> Array:
         probabilities = finite(prior, "probabilities")
         if probabilities.shape != (len(self.choices),):
             raise ValueError(f"{prior!r} has to hold one probability for each of the {len(self.choices)} choices")
@@ -83,7 +152,7 @@ class Categorical(Variable):
             raise ValueError(f"probabilities {prior!r} must be >= 0 and sum to 1, not {probabilities.sum():g}")
         return probabilities
 
-    def readable(self, parameters: Any) -> Array:
+    def to_external(self, parameters: Any) -> Array:
         return np.array(parameters)
 
 
@@ -115,13 +184,40 @@ class Integer(Variable):
                 f"search Integer(0, {width}) and add {self.low}"
             )
 
+    def marginal(self) -> Bounds:
+        return Bounds(self.low, self.high, STD_MIN_INTEGER)
+
     def decode(self, x: float) -> int:
         return round(min(max(x, self.low), self.high))  # half to even
 
-    def raw_prior(self, prior: Any) -> Normal:
+    def contains(self, value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and self.low <= value <= self.high
+
+    def values(self) -> Sequence[int]:
+        return range(self.low, self.high + 1)
+
+    def index(self, value: Any) -> int:
+        return int(self.to_json(value)) - self.low
+
+    def log_prob(self, parameters: Any, value: Any) -> float:
+        """Of the normal numbers that are clipped and rounded to the value."""
+        normal = NormalDist(*parameters)
+        below = 0.0 if value == self.low else normal.cdf(value - 0.5)
+        above = 1.0 if value == self.high else normal.cdf(value + 0.5)
+        return math.log(max(above - below, 1e-300))
+
+    def to_json(self, value: Any) -> Any:
+        if not self.contains(value):
+            raise _outside(self, value)
+        return value
+
+    def from_json(self, data: Any) -> Any:
+        return self.to_json(data)
+
+    def to_internal(self, prior: Any) -> Normal:
         return _normal(prior, self.low, self.high)
 
-    def readable(self, parameters: Any) -> Normal:
+    def to_external(self, parameters: Any) -> Normal:
         return Normal(*map(float, parameters))
 
 
@@ -164,11 +260,35 @@ class Real(Variable):
         scaled = min(self.centre + self.half * x, self._scaled(self.high))  # so that exp cannot overflow
         return min(max(math.exp(scaled) if self.log else scaled, self.low), self.high)
 
-    def raw_prior(self, prior: Any) -> Normal:
+    def marginal(self) -> Bounds:
+        return Bounds(-1.0, 1.0, 2 * STD_MIN_REAL)
+
+    def contains(self, value: Any) -> bool:
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        return number and self.low <= value <= self.high
+
+    def values(self) -> None:
+        return None
+
+    def index(self, value: Any) -> int:
+        raise ValueError(f"the values of {self} have no positions")
+
+    def log_prob(self, parameters: Any, value: Any) -> float:
+        return 0.0
+
+    def to_json(self, value: Any) -> float:
+        if not self.contains(value):
+            raise _outside(self, value)
+        return float(value)
+
+    def from_json(self, data: Any) -> float:
+        return self.to_json(data)
+
+    def to_internal(self, prior: Any) -> Normal:
         mean, std = _normal(prior, self.low, self.high)
         return Normal((self._scaled(mean) - self.centre) / self.half, std / self.half)
 
-    def readable(self, parameters: Any) -> Normal:
+    def to_external(self, parameters: Any) -> Normal:
         mean, std = parameters
         return Normal(self.decode(float(mean)), float(std) * self.half)
 
@@ -176,82 +296,122 @@ class Real(Variable):
         return math.log(value) if self.log else value
 
 
-class Space:
-    """Names and variables in order, compiled so that many draws are decoded at once."""
+@dataclass(frozen=True)
+class Custom(Variable):
+    """A variable of a family of your own that draws one number; `value` makes what is evaluated of it.
 
-    def __init__(self, variables: Mapping[str, Variable]) -> None:
-        if not isinstance(variables, Mapping):
-            raise ValueError(f"a space is a dict of names and variables, got {variables!r}")
-        if not variables:
-            raise ValueError('the space is empty; give it at least one variable, as in {"op": Categorical([...])}')
-        for name, variable in variables.items():
-            if not isinstance(name, str):
-                raise ValueError(f"names of variables must be strings, got {name!r}")
-            if not isinstance(variable, Variable):
-                raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
-        self.names, self.variables = tuple(variables), tuple(variables.values())
-        self._template: dict[str, Any] = dict.fromkeys(self.names)
-        self._compile()
+    >>> import asng
+    >>> asng.Custom(asng.NormalFamily([0.0], [10.0], [0.5], mirrored=True), value=round).decode(6.8)
+    7
+    """
 
-    def _compile(self) -> None:
-        """Choices and small integers are looked up in one table; the other variables decode themselves."""
-        table: list[Any] = []
-        bounds = []  # of the raw draw, and the place in the table that belongs to 0
-        self._others = []
-        for column, variable in enumerate(self.variables):
-            match variable:
-                case Categorical():
-                    values, low = variable.choices, 0
-                case Integer() if variable.high - variable.low < TABLE and len(table) < 100 * TABLE:
-                    values, low = range(variable.low, variable.high + 1), variable.low
-                case _:
-                    self._others.append(column)
-                    values, low = (None,), 0
-            bounds.append((low, low + len(values) - 1, len(table) - low))
-            table.extend(values)
-        self._table = np.fromiter(table, dtype=object, count=len(table))  # leaves arrays and tensors as they are
-        one = np.array(bounds, dtype=float).T[:, None]
-        two = one.repeat(2, axis=1)  # NumPy takes longer to broadcast a small array than to compute with it
-        (self._low, self._high, self._start), (self._low_of_two, self._high_of_two, self._start_of_two) = one, two
-        self._choices_only = all(isinstance(variable, Categorical) for variable in self.variables)
+    family: Family
+    value: Callable[[float], Any] = float
 
-    def decode(self, x: Array) -> list[dict[str, Any]]:
-        """Raw draws (n, variables) to n dicts of plain values, in the order of the space."""
-        two = len(x) == 2
-        index = x
-        if not self._choices_only:
-            low, high = (self._low_of_two, self._high_of_two) if two else (self._low, self._high)
-            index = np.rint(np.minimum(np.maximum(x, low), high))  # half to even
-        places = (index + (self._start_of_two if two else self._start)).astype(np.intp)
-        rows = self._table[places].tolist()
-        for column in self._others:
-            decode = self.variables[column].decode
-            for row, number in zip(rows, x[:, column].tolist(), strict=True):
-                row[column] = decode(number)
-        decoded, names, template = [], self.names, self._template
-        for row in rows:
-            values = template.copy()  # has its size already, so that it need not grow
-            values.update(zip(names, row))  # noqa: B905 (strict costs time in every ask)
-            decoded.append(values)
-        return decoded
+    def __post_init__(self) -> None:
+        if not isinstance(self.family, Family) or self.family.variables != 1:
+            raise ValueError(f"Custom takes a Family that draws one number, got {self.family!r}")
+        if not callable(self.value):
+            raise ValueError(f"value must be a function of a raw draw, such as int, got {self.value!r}")
 
-    def describe(self) -> list[list[str]]:
-        """Names and variables in order, as text that is equal for equal spaces, also in another process."""
-        return [[name, _text(variable)] for name, variable in zip(self.names, self.variables, strict=True)]
+    def marginal(self) -> Family:
+        return self.family
+
+    def decode(self, x: float) -> Any:
+        return self.value(x)
+
+    def contains(self, value: Any) -> bool:
+        return True  # only the user knows
+
+    def values(self) -> None:
+        return None
+
+    def index(self, value: Any) -> int:
+        raise ValueError(f"the values of {self} have no positions")
+
+    def log_prob(self, parameters: Any, value: Any) -> float:
+        return 0.0
+
+    def to_json(self, value: Any) -> Any:
+        data = to_plain(value)
+        if not _equal(data, value):
+            raise ValueError(f"{value!r} would be read from JSON as {data!r}")
+        return data
+
+    def from_json(self, data: Any) -> Any:
+        return data
+
+    def to_internal(self, prior: Any) -> Any:
+        self.family.encode([prior])  # raises where the family cannot take it
+        return prior
+
+    def to_external(self, parameters: Any) -> Any:
+        return parameters
 
 
-def _text(thing: Any) -> str:
-    """Like repr, but without addresses, in one order for sets, and whole for arrays."""
+def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family:
+    """The family for a space: one for all choices, one for all numbers, and those that variables bring."""
+    marginals = dict(enumerate(variable.marginal() for variable in space.values()))
+    choices = {column: part for column, part in marginals.items() if isinstance(part, Choices)}
+    numbers = {column: part for column, part in marginals.items() if isinstance(part, Bounds)}
+    parts: list[tuple[Family, Sequence[int]]] = []
+    if choices:
+        parts.append((CategoricalFamily([part.n for part in choices.values()]), list(choices)))
+    if numbers:
+        low, high, std_min = zip(*numbers.values(), strict=True)
+        parts.append((NormalFamily(low, high, std_min, mirrored=mirrored), list(numbers)))
+    parts += [(part, [column]) for column, part in marginals.items() if isinstance(part, Family)]
+    return parts[0][0] if len(parts) == 1 else Joint(parts)
+
+
+def describe(thing: Any) -> str:
+    """A variable as text that is equal for equal ones, also in another process.
+
+    Like repr, but without addresses, in one order for sets, and whole for arrays.
+    """
     match thing:
-        case Categorical():
-            return f"Categorical({_text(thing.choices)})"
+        case Variable() if is_dataclass(thing):
+            values = ", ".join(describe(getattr(thing, each.name)) for each in fields(thing) if each.init)
+            return f"{type(thing).__name__}({values})"
         case tuple() | list():
-            return f"[{', '.join(map(_text, thing))}]"
+            return f"[{', '.join(map(describe, thing))}]"
         case Set():
-            return f"{{{', '.join(sorted(map(_text, thing)))}}}"
+            return f"{{{', '.join(sorted(map(describe, thing)))}}}"
         case np.ndarray():
             return f"array({thing.tolist()})"
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
+
+
+def to_plain(value: Any) -> Any:
+    """A value as JSON can hold it: tuples become lists, NumPy's numbers Python's; raises ValueError for others.
+
+    >>> to_plain((np.int64(3), "x"))
+    [3, 'x']
+    """
+    match value:
+        case np.generic():
+            return to_plain(value.item())
+        case float() if not math.isfinite(value):
+            pass
+        case None | bool() | int() | float() | str():
+            return value
+        case tuple() | list():
+            return [to_plain(item) for item in value]
+        case dict() if all(isinstance(key, str) for key in value):
+            return {key: to_plain(item) for key, item in value.items()}
+    raise ValueError(f"choices are saved as JSON, which holds names, numbers and lists of them, but not {value!r}")
+
+
+def _write(choice: Any) -> str | None:
+    """A choice as JSON text, which tells 1, 1.0 and true apart; None where it cannot be written."""
+    try:
+        return json.dumps(to_plain(choice), sort_keys=True)
+    except ValueError:
+        return None
+
+
+def _outside(variable: Variable, value: Any) -> ValueError:
+    return ValueError(f"{value!r} is outside of {variable}")
 
 
 def _check_different(choices: tuple[Any, ...]) -> None:

@@ -81,7 +81,7 @@ def test_numpy_scalars_become_plain(value, plain):
     "value", [object(), print, math.nan, math.inf, np.zeros(2), {1, 2}, b"conv", 1j, {1: 2}, (1, [object()]), int]
 )
 def test_what_json_cannot_hold_is_an_error_that_names_it(value):
-    with pytest.raises(ValueError, match=r"JSON cannot hold .* in the value of 'op'; choose among names or numbers"):
+    with pytest.raises(ValueError, match=r"JSON, which holds names, numbers .*, which is 'op'"):
         to_json({"depth": 3, "op": value})
 
 
@@ -162,7 +162,7 @@ def test_a_whole_number_is_a_real_one():
 def test_choices_that_json_cannot_tell_apart_are_refused():
     space = {"kernel": Categorical([(1, 2), [1, 2], 3])}
     assert from_json(to_json({"kernel": 3}), space) == {"kernel": 3}
-    with pytest.raises(ValueError, match=r"\[1, 2\] may be any of \[\(1, 2\), \[1, 2\]\] of 'kernel'"):
+    with pytest.raises(ValueError, match=r"\[1, 2\] may be any of \[\(1, 2\), \[1, 2\]\].*, which is 'kernel'"):
         from_json(to_json({"kernel": [1, 2]}), space)
 
 

@@ -9,7 +9,7 @@ from reference import Reference
 
 from asng import SNG, Adam, Categorical, Integer, Real, Uniform
 from asng.baselines import PlainState, adam_start, adam_update, plain_update
-from asng.families import family_of
+from asng.space import family_of
 
 CATEGORICAL: dict[str, Any] = {
     "a": Categorical(range(3)),

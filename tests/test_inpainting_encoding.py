@@ -23,7 +23,7 @@ from asng.experiments.inpainting.encoding import (
     read_values,
     variables,
 )
-from asng.families import family_of
+from asng.space import family_of
 
 ENCODINGS: tuple[Encoding, ...] = ("cat", "int")
 SPACES = st.builds(

@@ -12,8 +12,8 @@ from reference import Reference, slow_utilities
 from trajectories import CATEGORICAL, INTEGER, MIXED, REAL, SPACES, moving_loss, run
 
 from asng import ASNG, Categorical, Integer, Real
-from asng.families import family_of
 from asng.optimizer import AdaptiveState, adaptive_start, adaptive_update, natural_gradient, rank_utilities
+from asng.space import family_of
 
 # Rank utilities -------------------------------------------------------------------------------------
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from small_space import Stubborn
 
 import asng
-from asng import Categorical, Integer, Normal, Real
-from asng.space import Space
+from asng import Categorical, Custom, Integer, Normal, NormalFamily, Real, Variable
+from asng._decoding import Space
 
 INF, NAN = math.inf, math.nan
 
@@ -87,7 +87,7 @@ def test_wrong_input_raises_and_names_value_and_cure(make, message):
 )
 def test_wrong_priors_raise_and_name_the_value(variable, prior, message):
     with pytest.raises(ValueError, match=message):
-        variable.raw_prior(prior)
+        variable.to_internal(prior)
 
 
 @pytest.mark.parametrize("make", [lambda: Integer(0, 10**400), lambda: Real(0, 10**400)])
@@ -287,26 +287,26 @@ def test_reals_never_leave_their_bounds(range_, x):
 @given(
     st.floats(0, 1), st.floats(1e-3, 1e3), st.sampled_from([Real(-3, 5), Real(1e-5, 1e-1, log=True), Integer(-3, 80)])
 )
-def test_readable_undoes_raw_prior(position, std, variable):
+def test_to_external_undoes_to_internal(position, std, variable):
     mean = min(max(variable.low + position * (variable.high - variable.low), variable.low), variable.high)
-    back = variable.readable(variable.raw_prior((mean, std)))
+    back = variable.to_external(variable.to_internal((mean, std)))
     assert back == (pytest.approx(mean, rel=1e-12, abs=1e-12), pytest.approx(std, rel=1e-12))
     assert type(back.mean) is type(back.std) is float
 
 
-def test_raw_priors_are_on_the_scale_of_raw_draws():
-    assert Integer(0, 100).raw_prior((30, 4)) == Normal(30, 4)
-    assert Real(0, 10).raw_prior((7.5, 1)) == Normal(0.5, 0.2)
-    mean, std = Real(1e-4, 1e-2, log=True).raw_prior((1e-3, math.log(10)))
+def test_internal_priors_are_on_the_scale_of_raw_draws():
+    assert Integer(0, 100).to_internal((30, 4)) == Normal(30, 4)
+    assert Real(0, 10).to_internal((7.5, 1)) == Normal(0.5, 0.2)
+    mean, std = Real(1e-4, 1e-2, log=True).to_internal((1e-3, math.log(10)))
     assert (mean, std) == (pytest.approx(0, abs=1e-15), pytest.approx(1))
 
 
 def test_probabilities_are_checked_and_copied():
     given_ = np.array([0.25, 0.75])
-    probabilities = Categorical(["a", "b"]).raw_prior(given_)
+    probabilities = Categorical(["a", "b"]).to_internal(given_)
     given_[0] = 9
     np.testing.assert_array_equal(probabilities, [0.25, 0.75])
-    readable = Categorical(["a", "b"]).readable(probabilities)
+    readable = Categorical(["a", "b"]).to_external(probabilities)
     readable[0] = 9
     np.testing.assert_array_equal(probabilities, [0.25, 0.75])
 
@@ -315,7 +315,7 @@ def test_probabilities_are_checked_and_copied():
 
 SPACE_WITH_OBJECTS = """
 import json, math, asng
-from asng.space import Space
+from asng._decoding import Space
 def relu(x): return max(x, 0)
 class Layer: pass
 print(json.dumps(Space({
@@ -357,3 +357,59 @@ def test_different_spaces_have_different_descriptions():
         {"b": Integer(1, 9), "a": Integer(1, 9)},
     ]
     assert len({json.dumps(Space(space).describe()) for space in spaces}) == len(spaces)
+
+
+# What a variable knows of its values
+
+
+@pytest.mark.parametrize(
+    ("variable", "values"),
+    [(Categorical(["conv", (3, 5), None]), ("conv", (3, 5), None)), (Integer(-1, 2), range(-1, 3))],
+    ids=repr,
+)
+def test_values_are_listed_in_order_and_have_positions(variable, values):
+    assert variable.values() == values
+    assert [variable.index(value) for value in values] == list(range(len(values)))
+    assert all(variable.contains(value) for value in values)
+    assert [variable.from_json(json.loads(json.dumps(variable.to_json(value)))) for value in values] == list(values)
+
+
+@pytest.mark.parametrize("variable", [Categorical([1, "x"]), Integer(1, 3), Real(1, 3)], ids=repr)
+@pytest.mark.parametrize("value", [True, 9, "y", None])
+def test_what_is_no_value_is_not_contained_and_not_written(variable, value):
+    assert not variable.contains(value)
+    for convert in (variable.index, variable.to_json, variable.from_json):
+        with pytest.raises(ValueError, match=rf"{value!r} is outside of|have no positions"):
+            convert(value)
+
+
+def test_reals_are_not_listed():
+    variable: Variable = Real(0, 1)
+    assert variable.values() is None
+    assert Real(0, 1).contains(0.5)
+    assert Real(0, 1).to_json(1) == 1.0
+    assert Real(0, 1).log_prob(Normal(0.5, 0.1), 0.5) == 0
+
+
+def test_log_prob_of_an_integer_is_the_mass_that_is_rounded_to_it():
+    variable, normal = Integer(1, 4), Normal(2.0, 1.5)
+    draws = np.random.default_rng(0).normal(*normal, 100_000)
+    drawn = np.array([variable.decode(x) for x in draws.tolist()])
+    for value in variable.values():
+        share = (drawn == value).mean()
+        assert math.exp(variable.log_prob(normal, value)) == pytest.approx(share, abs=5 * math.sqrt(0.25 / len(draws)))
+
+
+def test_values_of_a_family_of_ones_own_are_written_where_they_can_be_read_again():
+    custom = Custom(NormalFamily([0.0], [1.0], [0.1], mirrored=True))
+    assert custom.from_json(custom.to_json({"a": [1]})) == {"a": [1]}
+    with pytest.raises(ValueError, match=r"\(1, 2\) would be read from JSON as \[1, 2\]"):
+        custom.to_json((1, 2))
+
+
+def test_variables_of_equal_arrays_are_equal():
+    one, other = (Categorical([np.zeros(2), np.ones(2)]) for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    assert one != Categorical([np.zeros(2), np.zeros(3)])
+    assert one != Integer(0, 1)

@@ -22,8 +22,8 @@ from asng.experiments import Progress
 from asng.experiments.workers import side_by_side
 from asng.families import CategoricalFamily
 from asng.optimizer import adaptive_start, adaptive_update
+from asng.ragged import Array
 from asng.runs import Run, write_json
-from asng.space import Array
 
 METHODS = ("ASNG", "SNG", "Adam")
 SAMPLES = 2  # lambda, for the weights and for the distribution

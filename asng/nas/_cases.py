@@ -10,9 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from asng.nas.decision import possible
-from asng.nas.selection import Decisions, place_of
-from asng.space import Categorical, Integer, Variable
+from asng.nas.selection import Decisions
+from asng.space import Variable
 
 Assignment = tuple[tuple[str, int], ...]  # names of decisions and the positions of their values, in reading order
 Tree = int | tuple[str, "dict[int, Tree]"]  # the number of a case, or a decision and what follows from its positions
@@ -80,7 +79,7 @@ class Columns:
 
     def of_decision(self, name: str) -> int:
         """The column of a decision alone: the position of its value."""
-        return self.add([((name, position),) for position in range(len(possible(self._space[name])))])
+        return self.add([((name, position),) for position in range(len(self._space[name].values() or ()))])
 
     def encode(self, values: Mapping[str, Any]) -> list[int]:
         """The row of an architecture."""
@@ -89,15 +88,7 @@ class Columns:
 
 
 def _position(variable: Variable, value: Any) -> int:
-    match variable:
-        case Categorical():
-            place = place_of(variable, value)
-            assert place is not None, f"{value!r} is not of {variable}"
-            return place
-        case Integer():
-            return int(value) - variable.low
-        case _:
-            return -1
+    return -1 if variable.values() is None else variable.index(value)
 
 
 def _tree(cases: Sequence[tuple[int, Assignment]], depth: int = 0) -> Tree:

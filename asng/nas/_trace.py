@@ -19,9 +19,8 @@ from torch.utils import _pytree as pytree
 from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
 from asng.nas._cases import Assignment, Case, Columns, Mode, Refused, Site, common_layouts, describe
 from asng.nas.choices import Value, Width
-from asng.nas.decision import Decision, Searchable, possible
+from asng.nas.decision import Decision, Searchable
 from asng.nas.selection import Decisions
-from asng.space import Categorical, Integer
 
 MAX_CASES = 64  # of one switch
 Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]
@@ -73,7 +72,7 @@ class _Open:
 
     def __getitem__(self, _: int) -> Any:
         if self._trace.by_default:
-            return possible(self._decision.variable)[0]
+            return (self._decision.variable.values() or (None,))[0]
         raise _Undecided(self._decision)
 
     def index_tensor(self) -> Tensor:
@@ -205,9 +204,10 @@ class Trace:
                     cases.append(describe(assignment, call))
             except _Undecided as error:
                 variable = error.decision.variable
-                if not isinstance(variable, (Categorical, Integer)):
+                values = variable.values()
+                if values is None:
                     raise Refused(f"decision {self._label(error.decision)} is {variable}, without cases") from None
-                positions = range(len(possible(variable)))
+                positions = range(len(values))
                 if len(cases) + len(waiting) + len(positions) > MAX_CASES:
                     return None
                 waiting[:0] = [(*assignment, (error.decision.name, position)) for position in positions]
@@ -225,7 +225,9 @@ class Trace:
     def fix(self, assignment: Assignment) -> Iterator[None]:
         """Decide what a case decides."""
         for name, position in assignment:
-            value = possible(self._decisions.space[name])[position]
+            values = self._decisions.space[name].values()
+            assert values is not None, f"{name!r} has no cases"
+            value = values[position]
             for decision in self._decisions._of_name[name]:
                 decision.choose(value)
         try:

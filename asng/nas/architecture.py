@@ -1,14 +1,11 @@
 """An architecture as JSON: a version, names and values. Files are the caller's affair."""
 
 import json
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from asng.nas.selection import Values, fits
-from asng.space import Categorical, Real, Variable
+from asng.nas.selection import Values
+from asng.space import Variable, to_plain
 
 VERSION = 1
 
@@ -19,7 +16,8 @@ def to_dict(values: Values) -> dict[str, Any]:
     >>> to_dict({"op": "conv", "kernel": (3, 5)})
     {'version': 1, 'values': {'op': 'conv', 'kernel': [3, 5]}}
     """
-    return {"version": VERSION, "values": {_name(name): _plain(value, name) for name, value in values.items()}}
+    plain = {_name(name): _convert(to_plain, value, name) for name, value in values.items()}
+    return {"version": VERSION, "values": plain}
 
 
 def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[str, Any]:
@@ -40,7 +38,7 @@ def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[st
     unknown = [name for name in values if name not in space]
     if unknown:
         raise ValueError(f"the space has no {', '.join(map(repr, unknown[:5]))}, which the architecture names")
-    return {name: _read(variable, values[name], name) for name, variable in space.items()}
+    return {name: _convert(variable.from_json, values[name], name) for name, variable in space.items()}
 
 
 def to_json(values: Values) -> str:
@@ -51,6 +49,7 @@ def to_json(values: Values) -> str:
 def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[str, Any]:
     """The values that `to_json` was given; lists match choices that are tuples when there is a space.
 
+    >>> from asng import Categorical
     >>> from_json(to_json({"kernel": (3, 5)}), {"kernel": Categorical([(3, 3), (3, 5)])})
     {'kernel': (3, 5)}
     """
@@ -67,39 +66,12 @@ def _name(name: Any) -> str:
     return name
 
 
-def _plain(value: Any, name: str) -> Any:
-    match value:
-        case np.generic():
-            return _plain(value.item(), name)
-        case float() if not math.isfinite(value):
-            pass
-        case None | bool() | int() | float() | str():
-            return value
-        case tuple() | list():
-            return [_plain(item, name) for item in value]
-        case dict() if all(isinstance(key, str) for key in value):
-            return {key: _plain(item, name) for key, item in value.items()}
-    raise ValueError(f"JSON cannot hold {value!r}, which is in the value of {name!r}; choose among names or numbers")
-
-
-def _read(variable: Variable, value: Any, name: str) -> Any:
-    if isinstance(variable, Categorical):
-        fitting = [choice for choice in variable.choices if _writes(choice, value)]
-        if len(fitting) > 1:
-            raise ValueError(f"{value!r} may be any of {fitting} of {name!r}, which JSON cannot tell apart")
-        if fitting:
-            return fitting[0]
-    elif fits(variable, value):
-        return float(value) if isinstance(variable, Real) else value
-    raise ValueError(f"{value!r} is outside of {variable}, which is {name!r}")
-
-
-def _writes(choice: Any, value: Any) -> bool:
-    """Whether a choice is written as this value; 1, 1.0 and true are three."""
+def _convert(convert: Callable[[Any], Any], value: Any, name: str) -> Any:
+    """Convert a value; an error says which variable it belongs to."""
     try:
-        return json.dumps(_plain(choice, ""), sort_keys=True) == json.dumps(value, sort_keys=True)
-    except ValueError:  # it cannot be written
-        return False
+        return convert(value)
+    except ValueError as error:
+        raise ValueError(f"{error}, which is {name!r}") from None
 
 
 def _shown(value: Any) -> str:

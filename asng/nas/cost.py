@@ -148,8 +148,21 @@ class Costs:
     def state_dict(self) -> dict[str, Any]:
         """What was measured and may be used again, in another process, too."""
         fingerprints = [getattr(limit.measure, "fingerprint", None) for limit in self.limits]
-        nearest = self._nearest[1:] if self._nearest is not None and self.decisions.readable else None
-        return {"device": self._device(), "measures": fingerprints, "known": dict(self.known), "nearest": nearest}
+        return {
+            "device": self._device(),
+            "measures": fingerprints,
+            "known": dict(self.known),
+            "nearest": self._write_nearest(),
+        }
+
+    def _write_nearest(self) -> tuple[dict[str, Any], str, tuple[float, ...]] | None:
+        if self._nearest is None:
+            return None
+        values, key, costs = self._nearest
+        try:
+            return {name: v.to_json(values[name]) for name, v in self.decisions.space.items()}, key, costs
+        except ValueError:  # JSON cannot hold them
+            return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over costs of the same measures on the same kind of device; others are measured again.
@@ -167,8 +180,9 @@ class Costs:
         known = {str(key): tuple(map(float, costs))[:usable] for key, costs in state["known"].items()}
         nearest = None
         if all(same) and usable and state["nearest"] is not None:
-            key, costs = state["nearest"]
-            nearest = (self.decisions.values(key), str(key), tuple(map(float, costs)))
+            data, key, costs = state["nearest"]
+            values = {name: v.from_json(data[name]) for name, v in self.decisions.space.items()}
+            nearest = (values, str(key), tuple(map(float, costs)))
         return {key: costs for key, costs in known.items() if costs}, nearest
 
     def _device(self) -> str:

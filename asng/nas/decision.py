@@ -2,7 +2,7 @@
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.nas.ties import Ties
-from asng.space import Categorical, Integer, Variable
+from asng.space import Variable
 
 
 class Searchable(nn.Module, ABC):
@@ -100,8 +100,7 @@ class Decision(Searchable):
         selected: Any = self.selected
         if hasattr(selected, "index_tensor"):
             return selected.index_tensor()
-        value = self.value
-        return next(i for i, other in enumerate(possible(self.variable)) if other is value or other == value)
+        return self.variable.index(self.value)
 
     @abstractmethod
     def active_modules(self) -> Iterable[nn.Module]:
@@ -146,7 +145,7 @@ class Size:
             self.decision, self.scale, self.shift = of.decision, of.scale * scale, of.shift * scale + shift
         elif isinstance(of, Decision):
             self.decision = of
-            if not all(isinstance(value, int) for value in possible(of.variable)):
+            if not all(isinstance(value, int) for value in of.variable.values() or (None,)):
                 raise ValueError(f"a size follows whole numbers, but {of.name!r} is {of.variable}")
         else:
             self.scale, self.shift = 0, _whole(of) * scale + shift
@@ -159,7 +158,7 @@ class Size:
         """Every size there can be, in the order of the decision's values."""
         if self.decision is None:
             return [self.shift]
-        return [self.scale * value + self.shift for value in possible(self.decision.variable)]
+        return [self.scale * value + self.shift for value in self.decision.variable.values() or ()]
 
     def follows(self, other: "Size") -> bool:
         """Whether both follow the same decision, which its name says."""
@@ -247,17 +246,6 @@ def largest(of: Sizable, what: str) -> tuple[Size, int]:
     if size.decision is not None and min(sizes) < 1:
         raise ValueError(f"{what} must be at least 1, but {size} can be {min(sizes)}")
     return size, max(sizes)
-
-
-def possible(variable: Variable) -> Sequence[Any]:
-    """All values of a variable; of one that has too many, only None."""
-    match variable:
-        case Integer():
-            return range(variable.low, variable.high + 1)
-        case Categorical():
-            return variable.choices
-        case _:
-            return (None,)
 
 
 def _whole(number: Any) -> int:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from asng.asktell import AskTell
-from asng.nas.selection import Decisions, same_variable
+from asng.nas.selection import Decisions
 
 
 def check(decisions: Decisions, optimizer: AskTell, weights: torch.optim.Optimizer) -> None:
@@ -41,7 +41,7 @@ def check_one_optimizer(weights: Any) -> None:
 
 def _check_space(decisions: Decisions, optimizer: AskTell) -> None:
     mine, theirs = decisions.space, optimizer.space
-    equal = {name for name in mine if name in theirs and same_variable(mine[name], theirs[name])}
+    equal = {name for name in mine if name in theirs and mine[name] == theirs[name]}
     differing = sorted({*mine, *theirs} - equal)
     if differing or list(mine) != list(theirs):
         what = f"they differ in {', '.join(map(repr, differing[:5]))}" if differing else "by its order"

@@ -14,9 +14,9 @@ from asng.asktell import AskTell
 from asng.nas import processes
 from asng.nas.extraction import extract
 from asng.nas.oneshot import OneShot
-from asng.nas.selection import Values, place_of
+from asng.nas.selection import Values
 from asng.optimizer import ASNG
-from asng.space import Categorical, Integer, Normal
+from asng.space import Variable
 
 DRAWS = 1000  # for an architecture inside the limits, where the most likely one is outside
 
@@ -88,26 +88,12 @@ def _too_much(oneshot: OneShot, values: Values) -> str:
     )
 
 
-def probability(distribution: Mapping[str, Any], space: Mapping[str, Any], values: Values) -> float:
+def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], values: Values) -> float:
     """The probability of the choices and integers of a space; real numbers, which have none, do not count."""
     logarithm = 0.0
-    for name, variable in space.items():
-        match variable:
-            case Categorical():
-                place = place_of(variable, values[name])
-                assert place is not None
-                logarithm += math.log(distribution[name][place])
-            case Integer():
-                logarithm += math.log(max(_mass(distribution[name], values[name], variable), 1e-300))
+    for name, variable in space.items():  # sum() rounds differently in later versions of Python
+        logarithm += variable.log_prob(distribution[name], values[name])
     return math.exp(logarithm)
-
-
-def _mass(normal: Normal, value: int, variable: Integer) -> float:
-    """Of the normal numbers that are clipped and rounded to a value."""
-    low = -math.inf if value == variable.low else value - 0.5
-    high = math.inf if value == variable.high else value + 0.5
-    below = [0.5 * (1 + math.erf((edge - normal.mean) / (normal.std * math.sqrt(2)))) for edge in (low, high)]
-    return below[1] - below[0]
 
 
 def certainty(optimizer: AskTell) -> dict[str, float]:

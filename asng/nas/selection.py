@@ -6,14 +6,13 @@ from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
-import numpy as np
 from torch import nn
 
-from asng.families import family_of
+from asng._decoding import Space
 from asng.nas.decision import Decision, Searchable, Sized
 from asng.nas.hidden import described, hidden_modules
 from asng.nas.wrappers import check_not_sharded
-from asng.space import Categorical, Integer, Real, Space, Variable
+from asng.space import Variable, family_of
 
 Values = Mapping[str, Any]
 
@@ -53,7 +52,7 @@ class Decisions:
     def _declare(self, decision: Decision, path: str, declared: dict[str, str]) -> None:
         name = decision.name
         first = self.space.setdefault(name, decision.variable)
-        if not same_variable(first, decision.variable):
+        if first != decision.variable:
             raise ValueError(
                 f"decision {name!r} is declared twice, differently: {first} at {declared[name] or 'the top'}, "
                 f"{decision.variable} at {path}; give one of them another name"
@@ -85,7 +84,7 @@ class Decisions:
         """Raise ValueError for values that do not fit: one for each decision, which it can have."""
         self._check_names(values)
         for name, variable in self.space.items():
-            if not fits(variable, values[name]):
+            if not variable.contains(values[name]):
                 raise _outside(name, variable, values[name])
 
     def _check_names(self, values: Values) -> None:
@@ -181,16 +180,6 @@ class Decisions:
             self._check_names(values)
         return json.dumps([_written(name, v, values[name]) for name, v in self.space.items()], default=repr)
 
-    @cached_property
-    def readable(self) -> bool:
-        """Whether a key tells the values: those of a family of the user's own may be anything."""
-        return all(isinstance(variable, (Categorical, Integer, Real)) for variable in self.space.values())
-
-    def values(self, key: str) -> dict[str, Any]:
-        """The architecture that `key` was given, where keys are readable."""
-        pairs = zip(self.space.items(), json.loads(key), strict=True)
-        return {name: v.choices[place] if isinstance(v, Categorical) else place for (name, v), place in pairs}
-
 
 def space_of(model: nn.Module) -> dict[str, Variable]:
     """The search space of a model: its decisions' names and variables, in the order of the model."""
@@ -251,55 +240,11 @@ def is_open(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
     return seen[module]
 
 
-# Values of variables.
-
-
-def fits(variable: Variable, value: Any) -> bool:
-    """Whether a variable can have a value, of the same type; of a family of the user's own only that knows."""
-    match variable:
-        case Categorical():
-            return place_of(variable, value) is not None
-        case Integer():
-            return isinstance(value, int) and not isinstance(value, bool) and variable.low <= value <= variable.high
-        case Real():
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            return number and variable.low <= value <= variable.high
-        case _:
-            return True
-
-
-def place_of(variable: Categorical, value: Any) -> int | None:
-    """Which of the choices a value is; 1, 1.0 and True are three."""
-    for place, choice in enumerate(variable.choices):
-        if value is choice:  # as drawn, and quick
-            return place
-    for place, choice in enumerate(variable.choices):
-        if type(value) is type(choice) and _equal(value, choice):
-            return place
-    return None
-
-
-def same_variable(one: Variable, other: Variable) -> bool:
-    """Whether two variables are equal; choices may also be arrays, which cannot be compared as other things are."""
-    if isinstance(one, Categorical) and isinstance(other, Categorical):
-        pairs = zip(one.choices, other.choices, strict=False)
-        return len(one.choices) == len(other.choices) and all(a is b or _equal(a, b) for a, b in pairs)
-    return one == other
-
-
-def _equal(value: Any, choice: Any) -> bool:
-    return bool(np.array_equal(value, choice)) if hasattr(choice, "shape") else bool(value == choice)
-
-
 def _written(name: str, variable: Variable, value: Any) -> Any:
     """A value of a decision as it stands in a key."""
-    if isinstance(variable, Categorical):
-        place = place_of(variable, value)
-        if place is not None:
-            return place
-    elif fits(variable, value):
-        return value
-    raise _outside(name, variable, value)
+    if not variable.contains(value):
+        raise _outside(name, variable, value)
+    return value if variable.values() is None else variable.index(value)
 
 
 def _outside(name: str, variable: Variable, value: Any) -> ValueError:

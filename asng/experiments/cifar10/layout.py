@@ -12,7 +12,7 @@ from itertools import combinations, pairwise, permutations
 import numpy as np
 
 from asng.experiments.cifar10.space import Paths, loose_ends
-from asng.space import Array
+from asng.ragged import Array
 
 Inputs = Sequence[tuple[int, int]]  # per node, the two states that it takes
 

@@ -14,7 +14,7 @@ from matplotlib.patches import Rectangle
 
 from asng.experiments.cifar10.space import KINDS, NODES, OPERATIONS, SPACE
 from asng.experiments.figures import BLUE, ORANGE, SKY, VERMILION, canvas, tint
-from asng.space import Array
+from asng.ragged import Array
 
 Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
 

@@ -88,13 +88,10 @@ def layers_in(names: Mapping[str, Any]) -> int:
 
 def widths_of(space: Space) -> Sequence[int]:
     """The numbers of channels that a layer can have."""
-    match space["layer1.channels"]:
-        case Categorical(choices):
-            return choices
-        case Integer(low, high):
-            return range(low, high + 1)
-        case other:
-            raise ValueError(f"channels are chosen or integers, got {other}")
+    widths = space["layer1.channels"].values()
+    if widths is None:
+        raise ValueError(f"channels are chosen or integers, got {space['layer1.channels']}")
+    return widths
 
 
 def chain(values: Values) -> list[Layer]:
@@ -231,13 +228,13 @@ def _alike(space: Space, depth: int, channels: int, *, kernel: int, skip: bool) 
             values[name] = of_part[part]
         elif node in before:
             values[name] = before[node]
-        elif isinstance(variable, Categorical):
-            values[name] = variable.choices[-1]  # inactive
+        else:
+            values[name] = (variable.values() or (None,))[-1]  # inactive
     return values
 
 
 def _depths(space: Space) -> tuple[int, int]:
     """The fewest and the most layers of a chain."""
-    reach = max(len(v.choices) for n, v in space.items() if n.endswith("connection") and isinstance(v, Categorical))
+    reach = max(len(v.values() or ()) for n, v in space.items() if n.endswith("connection"))
     layers = layers_in(space)
     return max(1, math.ceil((layers + 1) / reach) - 1), layers

@@ -1,0 +1,75 @@
+"""A space compiled: many raw draws become values at once."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from asng.families import Choices, Family
+from asng.ragged import Array
+from asng.space import Variable, describe
+
+TABLE = 4096  # the most values of a variable that are looked up
+
+
+class Space:
+    """Names and variables in order, compiled so that many draws are decoded at once."""
+
+    def __init__(self, variables: Mapping[str, Variable]) -> None:
+        if not isinstance(variables, Mapping):
+            raise ValueError(f"a space is a dict of names and variables, got {variables!r}")
+        if not variables:
+            raise ValueError('the space is empty; give it at least one variable, as in {"op": Categorical([...])}')
+        for name, variable in variables.items():
+            if not isinstance(name, str):
+                raise ValueError(f"names of variables must be strings, got {name!r}")
+            if not isinstance(variable, Variable):
+                raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
+        self.names, self.variables = tuple(variables), tuple(variables.values())
+        self.marginals = tuple(variable.marginal() for variable in self.variables)
+        self._template: dict[str, Any] = dict.fromkeys(self.names)
+        self._compile()
+
+    def _compile(self) -> None:
+        """Choices and small integers are looked up in one table; the other variables decode themselves."""
+        table: list[Any] = []
+        bounds = []  # of the raw draw, and the position in the table that belongs to 0
+        self._others = []
+        for column, (variable, marginal) in enumerate(zip(self.variables, self.marginals, strict=True)):
+            values, low = variable.values(), 0
+            if values is None or isinstance(marginal, Family) or len(values) > TABLE or len(table) > 100 * TABLE:
+                self._others.append(column)
+                values = (None,)
+            else:
+                low = int(marginal.low)
+            bounds.append((low, low + len(values) - 1, len(table) - low))
+            table.extend(values)
+        self._table = np.fromiter(table, dtype=object, count=len(table))  # leaves arrays and tensors as they are
+        one = np.array(bounds, dtype=float).T[:, None]
+        two = one.repeat(2, axis=1)  # NumPy takes longer to broadcast a small array than to compute with it
+        (self._low, self._high, self._start), (self._low_of_two, self._high_of_two, self._start_of_two) = one, two
+        self._choices_only = all(isinstance(marginal, Choices) for marginal in self.marginals)
+
+    def decode(self, x: Array) -> list[dict[str, Any]]:
+        """Raw draws (n, variables) to n dicts of plain values, in the order of the space."""
+        two = len(x) == 2
+        index = x
+        if not self._choices_only:
+            low, high = (self._low_of_two, self._high_of_two) if two else (self._low, self._high)
+            index = np.rint(np.minimum(np.maximum(x, low), high))  # half to even
+        places = (index + (self._start_of_two if two else self._start)).astype(np.intp)
+        rows = self._table[places].tolist()
+        for column in self._others:
+            decode = self.variables[column].decode
+            for row, number in zip(rows, x[:, column].tolist(), strict=True):
+                row[column] = decode(number)
+        decoded, names, template = [], self.names, self._template
+        for row in rows:
+            values = template.copy()  # has its size already, so that it need not grow
+            values.update(zip(names, row))  # noqa: B905 (strict costs time in every ask)
+            decoded.append(values)
+        return decoded
+
+    def describe(self) -> list[list[str]]:
+        """Names and variables in order, as text that is equal for equal spaces, also in another process."""
+        return [[name, describe(variable)] for name, variable in zip(self.names, self.variables, strict=True)]
