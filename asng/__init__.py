@@ -1,11 +1,11 @@
 """asng: architecture search and mixed optimization by adaptive stochastic natural gradients."""
 
-from asng.asktell import Best, Candidate
-from asng.baselines import SNG, Adam, Uniform
+from asng.asktell import Best, Candidate, Optimizer
+from asng.baselines import SNG, Adam, RandomSearch
 from asng.custom import Custom
 from asng.families import CategoricalFamily, Family, Joint, NormalFamily, family_of
 from asng.optimizer import ASNG, Result, minimize, rank_utilities
-from asng.space import Categorical, Integer, Normal, Real
+from asng.space import Categorical, Integer, Normal, Real, Variable
 
 __version__ = "0.1.0"
 
@@ -23,9 +23,11 @@ __all__ = [
     "Joint",
     "Normal",
     "NormalFamily",
+    "Optimizer",
+    "RandomSearch",
     "Real",
     "Result",
-    "Uniform",
+    "Variable",
     "family_of",
     "minimize",
     "rank_utilities",

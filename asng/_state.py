@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asng.checks import real, reals
+from asng.checks import as_float, as_float_array
 
 FLOAT64 = np.dtype(np.float64)
 
@@ -41,11 +41,11 @@ def read_state(state: Any, mine: dict[str, Any], current: Any) -> tuple[Any, np.
                 "make this one in the same way before loading"
             )
     try:
-        arrays = {name: reals(state["state"][name]) for name in current._fields}
+        arrays = {name: as_float_array(state["state"][name]) for name in current._fields}
         generator = np.random.Generator(np.random.PCG64())
         generator.bit_generator.state = state["generator"]
         saved = state["best"]
-        best = None if saved is None else (saved["x"], real(saved["loss"], "the loss of its best"))
+        best = None if saved is None else (saved["x"], as_float(saved["loss"], "the loss of its best"))
     except Exception as error:  # anything may stand where dicts and numbers belong
         raise ValueError(f"the state is damaged: {error!r}") from None
     # Its increment is odd, and NumPy cuts off what is too much.

@@ -29,9 +29,9 @@ class Custom(Variable):
     def decode(self, x: float) -> Any:
         return self.value(x)
 
-    def raw_prior(self, prior: Any) -> Any:
+    def to_internal(self, prior: Any) -> Any:
         self.family.encode([prior])  # raises where the family cannot take it
         return prior
 
-    def readable(self, parameters: Any) -> Any:
+    def to_external(self, parameters: Any) -> Any:
         return parameters

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asng.checks import finite, flag, ordered, whole
+from asng.checks import as_finite_array, as_int, check_bool, check_bounds
 
 Array = NDArray[np.float64]
 
-EXACT = 2**53  # the largest integers that float64 holds without gaps
-TABLE = 4096  # the widest range of integers that is looked up
+MAX_EXACT_INT = 2**53  # the largest integers that float64 holds without gaps
+MAX_TABLE_RANGE = 4096  # the widest range of integers that is looked up
 
 
 class Normal(NamedTuple):
@@ -41,11 +41,11 @@ class Variable(ABC):
         """The value that is evaluated for a raw draw."""
 
     @abstractmethod
-    def raw_prior(self, prior: Any) -> Any:
+    def to_internal(self, prior: Any) -> Any:
         """The family's parameters for those that a user gave; raises ValueError."""
 
     @abstractmethod
-    def readable(self, parameters: Any) -> Any:
+    def to_external(self, parameters: Any) -> Any:
         """The opposite: the family's parameters in the user's units."""
 
 
@@ -69,21 +69,21 @@ class Categorical(Variable):
         choices = tuple(choice.item() if isinstance(choice, np.generic) else choice for choice in given)
         if not choices:
             raise ValueError("choices is empty; a categorical variable needs at least one choice")
-        _check_different(choices)
+        _check_distinct(choices)
         object.__setattr__(self, "choices", choices)
 
     def decode(self, x: float) -> Any:
         return self.choices[int(x)]
 
-    def raw_prior(self, prior: Any) -> Array:
-        probabilities = finite(prior, "probabilities")
+    def to_internal(self, prior: Any) -> Array:
+        probabilities = as_finite_array(prior, "probabilities")
         if probabilities.shape != (len(self.choices),):
             raise ValueError(f"{prior!r} has to hold one probability for each of the {len(self.choices)} choices")
         if not (probabilities >= 0).all() or not math.isclose(probabilities.sum(), 1, abs_tol=1e-6):
             raise ValueError(f"probabilities {prior!r} must be >= 0 and sum to 1, not {probabilities.sum():g}")
         return probabilities
 
-    def readable(self, parameters: Any) -> Array:
+    def to_external(self, parameters: Any) -> Array:
         return np.array(parameters)
 
 
@@ -101,13 +101,13 @@ class Integer(Variable):
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             value = getattr(self, name)
-            if whole(value) is None:
+            if as_int(value) is None:
                 raise ValueError(f"{name} must be an integer, got {value!r}; for real numbers use Real")
-            object.__setattr__(self, name, whole(value))
+            object.__setattr__(self, name, as_int(value))
         largest, width = max(abs(self.low), abs(self.high)), self.high - self.low
-        if largest > EXACT:
+        if largest > MAX_EXACT_INT:
             raise ValueError(f"bounds beyond 2**53 are not exact in float64, got low={self.low} and high={self.high}")
-        ordered(self.low, self.high)
+        check_bounds(self.low, self.high)
         # E[x^2] is kept to 53 bits, so deviations far below 2**-20 of the bounds drown in rounding.
         if largest * 2**-20 > max(0.25, width / 1000):
             raise ValueError(
@@ -118,10 +118,10 @@ class Integer(Variable):
     def decode(self, x: float) -> int:
         return round(min(max(x, self.low), self.high))  # half to even
 
-    def raw_prior(self, prior: Any) -> Normal:
+    def to_internal(self, prior: Any) -> Normal:
         return _normal(prior, self.low, self.high)
 
-    def readable(self, parameters: Any) -> Normal:
+    def to_external(self, parameters: Any) -> Normal:
         return Normal(*map(float, parameters))
 
 
@@ -136,7 +136,7 @@ class Real(Variable):
     low: float
     high: float
     log: bool = False
-    centre: float = field(init=False, repr=False, compare=False)  # of the range, on the scale searched
+    center: float = field(init=False, repr=False, compare=False)  # of the range, on the scale searched
     half: float = field(init=False, repr=False, compare=False)  # its half width there
 
     def __post_init__(self) -> None:
@@ -148,31 +148,31 @@ class Real(Variable):
                 raise ValueError(f"bounds must be finite in float64, got {name}={str(value)[:20]}...") from None
             except (TypeError, ValueError):
                 raise ValueError(f"{name} must be a number, got {value!r}") from None
-        ordered(self.low, self.high)
-        flag(self.log, "log")
+        check_bounds(self.low, self.high)
+        check_bool(self.log, "log")
         if self.log and self.low <= 0:
             raise ValueError(f"low must be above 0 on a logarithmic scale, got {self.low}; raise it or drop log=True")
-        low, high = self._scaled(self.low), self._scaled(self.high)
+        low, high = self._to_scale(self.low), self._to_scale(self.high)
         if not math.isfinite(high - low) or not low < low + (high - low) / 2 < high:
             raise ValueError(f"the range from {self.low} to {self.high} is too wide or too narrow for float64")
-        object.__setattr__(self, "centre", low + (high - low) / 2)
+        object.__setattr__(self, "center", low + (high - low) / 2)
         object.__setattr__(self, "half", (high - low) / 2)
 
     def decode(self, x: float) -> float:
         if not -1 < x < 1:
             return self.low if x < 0 else self.high
-        scaled = min(self.centre + self.half * x, self._scaled(self.high))  # so that exp cannot overflow
+        scaled = min(self.center + self.half * x, self._to_scale(self.high))  # so that exp cannot overflow
         return min(max(math.exp(scaled) if self.log else scaled, self.low), self.high)
 
-    def raw_prior(self, prior: Any) -> Normal:
+    def to_internal(self, prior: Any) -> Normal:
         mean, std = _normal(prior, self.low, self.high)
-        return Normal((self._scaled(mean) - self.centre) / self.half, std / self.half)
+        return Normal((self._to_scale(mean) - self.center) / self.half, std / self.half)
 
-    def readable(self, parameters: Any) -> Normal:
+    def to_external(self, parameters: Any) -> Normal:
         mean, std = parameters
         return Normal(self.decode(float(mean)), float(std) * self.half)
 
-    def _scaled(self, value: float) -> float:
+    def _to_scale(self, value: float) -> float:
         return math.log(value) if self.log else value
 
 
@@ -202,7 +202,7 @@ class Space:
             match variable:
                 case Categorical():
                     values, low = variable.choices, 0
-                case Integer() if variable.high - variable.low < TABLE and len(table) < 100 * TABLE:
+                case Integer() if variable.high - variable.low < MAX_TABLE_RANGE and len(table) < 100 * MAX_TABLE_RANGE:
                     values, low = range(variable.low, variable.high + 1), variable.low
                 case _:
                     self._others.append(column)
@@ -222,8 +222,8 @@ class Space:
         if not self._choices_only:
             low, high = (self._low_of_two, self._high_of_two) if two else (self._low, self._high)
             index = np.rint(np.minimum(np.maximum(x, low), high))  # half to even
-        places = (index + (self._start_of_two if two else self._start)).astype(np.intp)
-        rows = self._table[places].tolist()
+        positions = (index + (self._start_of_two if two else self._start)).astype(np.intp)
+        rows = self._table[positions].tolist()
         for column in self._others:
             decode = self.variables[column].decode
             for row, number in zip(rows, x[:, column].tolist(), strict=True):
@@ -254,13 +254,13 @@ def _text(thing: Any) -> str:
     return re.sub(r" at 0x[0-9a-fA-F]+", "", repr(thing))
 
 
-def _check_different(choices: tuple[Any, ...]) -> None:
+def _check_distinct(choices: tuple[Any, ...]) -> None:
     """Raise ValueError where a choice is repeated."""
     with suppress(Exception):  # unhashable choices, such as lists
         if len(set(choices)) == len(choices):
             return
-    for place, choice in enumerate(choices):
-        if any(_equal(choice, other) for other in choices[:place]):
+    for position, choice in enumerate(choices):
+        if any(_equal(choice, other) for other in choices[:position]):
             raise ValueError(f"choice {choice!r} is repeated in {choices!r}; name each choice once")
 
 
@@ -275,7 +275,7 @@ def _equal(first: Any, second: Any) -> bool:
 
 def _normal(prior: Any, low: float, high: float) -> Normal:
     """The (mean, std) that a user gave for a number between two bounds, checked."""
-    numbers = finite(prior, "mean and standard deviation")
+    numbers = as_finite_array(prior, "mean and standard deviation")
     if numbers.shape != (2,):
         raise ValueError(f"a prior for a number is (mean, std), got {prior!r}")
     mean, std = numbers.tolist()

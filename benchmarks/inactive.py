@@ -49,7 +49,7 @@ def active(values: dict[str, Any]) -> set[str]:
 def one_run(setting: dict[str, Any], leave_out: bool, seed: int, steps: int) -> tuple[float, float]:
     """Regret of the most likely values at the end, and on average over the run."""
     blocks, best = setting["blocks"], setting["best"]
-    optimizer = asng.ASNG(space_of(blocks, setting["depth"]), samples=setting["samples"], seed=seed)
+    optimizer = asng.ASNG(space_of(blocks, setting["depth"]), population_size=setting["population_size"], seed=seed)
     noise = np.random.default_rng([seed, 1])
     regrets = []
     for step in range(steps):
@@ -86,7 +86,13 @@ def table(rows: list[dict[str, Any]], seeds: int, steps: int) -> None:
     print("  ".join(name.rjust(width) for name, width in zip(head, widths, strict=True)))
     for row in rows:
         for name in ("last", "average"):
-            cells = [row["depth"], f"{row['best']} of {row['blocks']}", str(row["samples"]), str(row["noise"]), name]
+            cells = [
+                row["depth"],
+                f"{row['best']} of {row['blocks']}",
+                str(row["population_size"]),
+                str(row["noise"]),
+                name,
+            ]
             cells += [f"{mean:.4f} ± {error:.4f}" for mean, error in (row[name]["paper"], row[name]["leave_out"])]
             mean, error = row[name]["difference"]
             cells += [f"{mean:+.4f} ± {error:.4f}", f"{mean / error:+.1f}" if error else "-"]
@@ -109,10 +115,12 @@ def main() -> None:
     settings = parser.parse_args()
     seeds, steps = (3, 60) if settings.quick else (settings.seeds, settings.steps)
     rows = [
-        compared({"depth": kind, "blocks": 10, "best": best, "samples": samples, "noise": 0.1}, seeds, steps)
+        compared(
+            {"depth": kind, "blocks": 10, "best": best, "population_size": population_size, "noise": 0.1}, seeds, steps
+        )
         for kind in ("integer", "choice")
         for best in (2, 5, 10)
-        for samples in (2, 8)
+        for population_size in (2, 8)
     ]
     table(rows, seeds, steps)
     settings.out.mkdir(parents=True, exist_ok=True)

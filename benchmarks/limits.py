@@ -15,7 +15,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from asng import ASNG, Integer, Uniform, nas
+from asng import ASNG, Integer, RandomSearch, nas
 
 TARGET = 1.5  # times as long as without limits
 STAGES = ((16, 24, 1), (24, 40, 2), (48, 80, 2), (80, 128, 1))  # smallest and largest width, stride
@@ -75,7 +75,7 @@ def measures() -> dict[str, nas.Measure]:
 def median_limits() -> list[nas.Limit]:
     torch.manual_seed(0)
     model = Net()
-    values = [candidate.values for candidate in Uniform(nas.space_of(model), seed=0).ask(DRAWS)]
+    values = [candidate.values for candidate in RandomSearch(nas.space_of(model), seed=0).ask(DRAWS)]
     costs = {name: [float(measure(model, v)) for v in values] for name, measure in measures().items()}
     return [nas.Limit(measure, statistics.median(costs[name]), name) for name, measure in measures().items()]
 

@@ -34,7 +34,7 @@ torch.manual_seed(0)  # all processes need the same batches
 train, valid = ([torch.rand(64, 1) * 2 - 1 for _ in range(20)] for _ in range(2))
 model = Net()
 weights = torch.optim.Adam(model.parameters(), lr=0.01)
-optimizer = ASNG(nas.space_of(model), samples=4, seed=0)  # two processes run two of the four candidates each
+optimizer = ASNG(nas.space_of(model), population_size=4, seed=0)  # two processes run two of the four candidates each
 
 found = nas.search(model, train, valid, loss, epochs=30, optimizer=optimizer, weights=weights)
 

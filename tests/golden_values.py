@@ -25,7 +25,7 @@ from small_cifar10 import RECORD, random_files
 from small_faces import texture
 from torch import nn
 
-from asng import ASNG, SNG, Adam, Categorical, Integer, Real, Uniform, nas
+from asng import ASNG, SNG, Adam, Categorical, Integer, RandomSearch, Real, nas
 from asng.experiments import digits, toy
 from asng.experiments.cifar10 import data as cifar10_data
 from asng.experiments.cifar10 import network as cifar10_network
@@ -78,16 +78,18 @@ def ask_tell() -> Values:
     """400 asks and 200 tells in each of several spaces, of populations of two and more, by each method."""
     spaces = {"categorical": CATEGORICAL, "mixed": MIXED, "log": LOG}
     optimizers: dict[str, Any] = {
-        f"ASNG {name} {size}": ASNG(space, samples=size, seed=1) for name, space in spaces.items() for size in (2, 8)
+        f"ASNG {name} {size}": ASNG(space, population_size=size, seed=1)
+        for name, space in spaces.items()
+        for size in (2, 8)
     }
     initial = {"a": [0.2, 0.5, 0.3], "many": (100, 30), "rate": (1e-3, 10)}
     other = {"alpha": 2.0, "delta_init": 0.5, "delta_max": 100.0, "mirrored": False, "initial": initial}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"initial\['rate'\]", UserWarning)  # a deviation beyond what is allowed
-        optimizers["ASNG mixed 7 otherwise"] = ASNG(MIXED, samples=7, seed=2, **other)  # type: ignore[arg-type]
-    optimizers["SNG mixed 8"] = SNG(MIXED, samples=8, seed=3)
-    optimizers["Adam mixed 8"] = Adam(MIXED, samples=8, seed=4)
-    optimizers["random mixed 8"] = Uniform(MIXED, samples=8, seed=5)
+        optimizers["ASNG mixed 7 otherwise"] = ASNG(MIXED, population_size=7, seed=2, **other)  # type: ignore[arg-type]
+    optimizers["SNG mixed 8"] = SNG(MIXED, population_size=8, seed=3)
+    optimizers["Adam mixed 8"] = Adam(MIXED, population_size=8, seed=4)
+    optimizers["random mixed 8"] = RandomSearch(MIXED, population_size=8, seed=5)
     runs = {name: trajectory(optimizer, partly="otherwise" in name) for name, optimizer in optimizers.items()}
     return {kind: {name: run[kind] for name, run in runs.items()} for kind in ("portable", "bits")}
 
@@ -363,7 +365,7 @@ def parameter_counts() -> Values:
 
 
 def drawn(model: nn.Module) -> list[dict[str, Any]]:
-    return [candidate.values for candidate in Uniform(nas.space_of(model), seed=0).ask(200)]
+    return [candidate.values for candidate in RandomSearch(nas.space_of(model), seed=0).ask(200)]
 
 
 QUICK: dict[str, Callable[[], Values]] = {function.__name__: function for function in (ask_tell, toy_short)}

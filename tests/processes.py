@@ -195,10 +195,10 @@ LIMIT = 200  # parameters: about half of the architectures
 def stepping(rank, folder, kinds, steps=30):
     """Several OneShots after another, their results in one file per rank."""
     results = {}
-    for samples, limited in kinds:
+    for population_size, limited in kinds:
         torch.manual_seed(17 + rank)  # the first one's weights are taken
         model = Net(dropout=0, norm=True).double()  # so that rounding decides no ranking
-        optimizer = ASNG(space_of(model), samples=samples, seed=5 + rank)
+        optimizer = ASNG(space_of(model), population_size=population_size, seed=5 + rank)
         weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
         measured: list[str] = []
 
@@ -209,7 +209,7 @@ def stepping(rank, folder, kinds, steps=30):
         limits = [Limit(cost, LIMIT)] if limited else []
         oneshot = OneShot(model, optimizer, weights, cross_entropy, clip_norm=1.0, limits=limits)
         records = [oneshot.step(*pair) for pair in pairs(steps, torch.double)]
-        results[f"{samples} {limited}"] = {
+        results[f"{population_size} {limited}"] = {
             "weights": {name: value for name, value in model.state_dict().items() if "running" not in name},
             "optimizer": optimizer.state_dict(),
             "train": [list(record.train_losses) for record in records],
@@ -259,7 +259,7 @@ def failing_together(rank, folder, half):
         return cross_entropy(model, (x, y))
 
     weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    oneshot = OneShot(model, ASNG(space_of(model), samples=3, seed=5), weights, loss, clip_norm=1.0)
+    oneshot = OneShot(model, ASNG(space_of(model), population_size=3, seed=5), weights, loss, clip_norm=1.0)
     records = [oneshot.step(*pair) for pair in pairs(20, torch.double)]
     result = {
         "weights": dict(model.state_dict()),

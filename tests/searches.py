@@ -105,10 +105,10 @@ def cross_entropy(model, batch):
 # Searches ------------------------------------------------------------------------------------------
 
 
-def made(model=None, *, samples=2, seed=3, weights=None, loss=cross_entropy, **settings):
+def made(model=None, *, population_size=2, seed=3, weights=None, loss=cross_entropy, **settings):
     """OneShot on a small model, its weights trained by SGD."""
     model = Net() if model is None else model
-    optimizer = ASNG(space_of(model), samples=samples, seed=seed)
+    optimizer = ASNG(space_of(model), population_size=population_size, seed=seed)
     weights = weights or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     return OneShot(model, optimizer, weights, loss, **settings)
 

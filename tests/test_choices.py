@@ -145,7 +145,7 @@ def test_widths_of_one_name_conflict_across_layers():
         (lambda: OneOf("op", [nn.ReLU(), torch.relu]), "'op' chooses among modules, got .*relu.* for 1"),
         (lambda: OneOf("op", []), "OneOf 'op' chooses among modules, got none"),
         (lambda: Pick("from", 0), "the number of inputs of Pick 'from' must be at least 1, got 0"),
-        (lambda: Pick("from", [1, 2]), r"Pick 'from' must be a whole number, got \[1, 2\]"),
+        (lambda: Pick("from", [1, 2]), r"Pick 'from' must be an integer, got \[1, 2\]"),
         (
             lambda: Repeat("depth", [nn.ReLU()] * 2, low=-1),
             "'depth' .*got low=-1 and 2 of them; low must be at least 0",

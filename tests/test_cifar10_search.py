@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from commands import records_of
 
-from asng import ASNG, SNG, Uniform, checkpoints, nas
+from asng import ASNG, SNG, RandomSearch, checkpoints, nas
 from asng.experiments import searching, training
 from asng.experiments.cifar10.data import Batches, Images, normalise
 from asng.experiments.cifar10.search import Search, Settings, accuracy, search
@@ -51,7 +51,7 @@ def listen(job, note):
 def test_the_defaults_are_the_papers():
     settings = Settings()
     assert (settings.epochs, settings.channels, settings.cells, settings.batch) == (100, 16, 8, 64)
-    assert (settings.samples, settings.rate, settings.method, settings.images) == (2, 0.025, "asng", 50_000)
+    assert (settings.population_size, settings.rate, settings.method, settings.images) == (2, 0.025, "asng", 50_000)
     assert settings.most_parameters is None
     assert settings.amp == "off"
 
@@ -95,7 +95,7 @@ def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
 
 
 def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
-    job = Search(changed(samples=3), *images)
+    job = Search(changed(population_size=3), *images)
     seen = []
     listen(job, lambda model, batch: seen.append(batch[0]))
     job.step(0)
@@ -271,13 +271,13 @@ def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(ima
     monkeypatch.setattr(searching, "FINALISTS", 3)
     settings = changed(method="uniform", candidates=8)
     job = Search(settings, *images)
-    assert isinstance(job.searching.optimizer, Uniform)
+    assert isinstance(job.searching.optimizer, RandomSearch)
     for number in range(2):
         job.step(number)
     assert job.searching.certainty()["largest_probability"] == pytest.approx(
         np.mean([1 / len(v.choices) for v in SPACE.values()])
     )
-    drawn = [c.values for c in Uniform(SPACE, seed=np.random.SeedSequence(0).spawn(2)[1]).ask(8)]
+    drawn = [c.values for c in RandomSearch(SPACE, seed=np.random.SeedSequence(0).spawn(2)[1]).ask(8)]
     valid = Batches(images[0], halves(24, 0)[1], 4, 0, VALID)
 
     def loss(values, numbers):
@@ -367,7 +367,7 @@ def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, t
     ("settings", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"samples": 1}, "samples must be at least 2, got 1"),
+        ({"population_size": 1}, "population_size must be at least 2, got 1"),
         ({"cells": 2}, "cells must be at least 3, got 2"),
         ({"rate": math.nan}, "rate must be above 0, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),

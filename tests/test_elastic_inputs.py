@@ -150,8 +150,8 @@ def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
         (lambda: nas.ConvTranspose2d(3, 4, odd(), padding=1), "padding=1 is too small"),
         (lambda: nas.Conv2d(3, width() - 1, 3), "out_channels must be at least 1, but 'a' - 1 can be 0"),
         (lambda: nas.Conv2d(3, 4, Value("k", Integer(1, 3)) * 2 - 3, padding=2), "kernel_size must be at least 1"),
-        (lambda: nas.Linear(3, Value("v", Real(1, 2))), r"a size follows whole numbers, but 'v' is Real"),
-        (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "a size follows whole numbers, but 'v'"),
+        (lambda: nas.Linear(3, Value("v", Real(1, 2))), r"a size follows integers, but 'v' is Real"),
+        (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "a size follows integers, but 'v'"),
         (lambda: nas.Linear(width() * 0.5, 3), r"whole multiple of a decision, not 'a' \* 0.5; .* the smaller size"),  # type: ignore[operator]
         (lambda: nas.Linear((width() * 4) // 3, 3), r"whole multiple of a decision, not 4 \* 'a' / 3; "),
         (lambda: nas.Linear(width() / 2, 3), "whole multiple of a decision, not 'a' / 2; "),

@@ -61,7 +61,7 @@ class Sum(nn.Module):
 
 def scripted(model, train, judged, **settings):
     """One step in which these choices are trained and judged."""
-    optimizer = Scripted(space_of(model), samples=len(train), seed=0)
+    optimizer = Scripted(space_of(model), population_size=len(train), seed=0)
     optimizer.script = [*train, *judged]
     weights = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
     oneshot = OneShot(model, optimizer, weights, lambda model, x: model(x), **settings)
@@ -110,7 +110,7 @@ def test_an_architecture_is_warned_of_once():
             raise MemoryError
         return model(x)
 
-    oneshot = made(Switch(3), samples=4, loss=loss)
+    oneshot = made(Switch(3), population_size=4, loss=loss)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(40):

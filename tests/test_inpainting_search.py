@@ -46,7 +46,7 @@ def changed(**settings):
 def test_the_defaults_are_the_papers():
     settings = Settings()
     assert (settings.iterations, settings.batch, settings.layers, settings.rate) == (50_000, 16, 20, 0.025)
-    assert (settings.samples, settings.method, settings.encoding, settings.mask) == (2, "asng", "cat", "center")
+    assert (settings.population_size, settings.method, settings.encoding, settings.mask) == (2, "asng", "cat", "center")
 
 
 def test_an_iteration_is_the_papers(faces):

@@ -23,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("same_numbers")
 class Slow:
     """The same iterations, one candidate and one parameter after another."""
 
-    def __init__(self, model, samples, seed, weights, clip_norm):
+    def __init__(self, model, population_size, seed, weights, clip_norm):
         self.model, self.weights, self.clip_norm = model, weights, clip_norm
-        self.optimizer = ASNG(space_of(model), samples=samples, seed=seed)
+        self.optimizer = ASNG(space_of(model), population_size=population_size, seed=seed)
         self.touched = set()
 
     def step(self, train, valid):
@@ -62,14 +62,16 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("samples", [2, 3, 8])
+@pytest.mark.parametrize("population_size", [2, 3, 8])
 @pytest.mark.parametrize("clip_norm", [None, 0.3])
 @pytest.mark.parametrize("torch_optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_steps_equal_the_obvious_version(torch_optimizer, clip_norm, samples):
+def test_steps_equal_the_obvious_version(torch_optimizer, clip_norm, population_size):
     fast, slow = Net(dropout=0).double(), Net(dropout=0).double()
     slow.load_state_dict(fast.state_dict())
-    oneshot = made(fast, samples=samples, weights=torch_optimizer(fast.parameters()), clip_norm=clip_norm)
-    reference = Slow(slow, samples, 3, torch_optimizer(slow.parameters()), clip_norm)
+    oneshot = made(
+        fast, population_size=population_size, weights=torch_optimizer(fast.parameters()), clip_norm=clip_norm
+    )
+    reference = Slow(slow, population_size, 3, torch_optimizer(slow.parameters()), clip_norm)
     for train, valid in pairs(12, torch.double):
         step = oneshot.step(train, valid)
         np.testing.assert_allclose(step.valid_losses, reference.step(train, valid), rtol=1e-9)
@@ -169,7 +171,7 @@ def test_touched_weights_keep_momentum_and_decay_and_untouched_ones_their_bits()
 
 def test_the_gradient_is_the_mean_over_candidates():
     model = Switch()
-    optimizer = Scripted(space_of(model), samples=4, seed=0)
+    optimizer = Scripted(space_of(model), population_size=4, seed=0)
     optimizer.script = [0, 0, 0, 1] + [0] * 4
     OneShot(model, optimizer, torch.optim.SGD(model.parameters(), lr=1.0), lambda model, x: model(x)).step(
         torch.full((3,), 0.4), torch.ones(3)
@@ -226,7 +228,7 @@ def test_losses_that_are_not_finite_are_worst_and_poison_nothing(bad):
         return model(x) * (bad if model.which.value == 1 else 1.0)
 
     model = Switch()
-    oneshot = made(model, samples=4, loss=loss, clip_norm=1.0)
+    oneshot = made(model, population_size=4, loss=loss, clip_norm=1.0)
     x = torch.tensor([1e-3, 2e-3, 4e-3])
     for _ in range(60):
         oneshot.step(x, x)
@@ -268,7 +270,7 @@ def test_a_loss_of_double_precision_is_told_as_it_is():
     def loss(model, x):
         return model(x).sum().double() * 0 + 1 + 1e-12 * model.which.value
 
-    oneshot = made(Switch(), samples=4, loss=loss)
+    oneshot = made(Switch(), population_size=4, loss=loss)
     for _ in range(30):
         oneshot.step(torch.ones(3), torch.ones(3))
     assert oneshot.optimizer.mode() == {"which": 0}

@@ -14,13 +14,13 @@ pytestmark = pytest.mark.usefixtures("same_numbers")
 
 def test_a_loaded_state_goes_on_with_the_same_bits():
     train, valid = batches(16, seed=1), batches(16, seed=2)
-    whole = made(Net(dropout=0), samples=3)
-    half = made(Net(dropout=0), samples=3)
+    whole = made(Net(dropout=0), population_size=3)
+    half = made(Net(dropout=0), population_size=3)
     half.model.load_state_dict(whole.model.state_dict())
     for place in range(8):
         whole.step(train[place], valid[place])
         half.step(train[place], valid[place])
-    resumed = made(Net(dropout=0), samples=3, seed=99)
+    resumed = made(Net(dropout=0), population_size=3, seed=99)
     resumed.load_state_dict(copy.deepcopy(half.state_dict()))
     for place in range(8, 16):
         assert whole.step(train[place], valid[place]) == resumed.step(train[place], valid[place])

@@ -210,7 +210,7 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         "(epochs of the default schedule: 2 there, 3 here)": {"epochs": 3},
         "(limits: [] there, ['parameters <= 200.0'] here)": {"limits": [Limit(parameters, 200)]},
         "(optimizer.alpha: 1.5 there, 2.0 here)": {"optimizer": ASNG(space_of(Net()), alpha=2.0)},
-        "(optimizer.samples: 2 there, 4 here)": {"optimizer": ASNG(space_of(Net()), samples=4)},
+        "(optimizer.samples: 2 there, 4 here)": {"optimizer": ASNG(space_of(Net()), population_size=4)},
         "(optimizer.method: ASNG there, SNG here; ": {"optimizer": SNG(space_of(Net()))},
         "(optimizer.seed: None there, 4 here)": {"optimizer": ASNG(space_of(Net()), seed=4)},
         "(seed: 0 there, 1 here)": {"seed": 1},

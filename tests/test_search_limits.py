@@ -30,7 +30,7 @@ def test_candidates_outside_are_ranked_by_excess_behind_all_inside_and_never_run
         Limit(lambda model, values: values["depth"], 2, "depth"),
         Limit(lambda model, values: 1 + values["first"], 2, "first"),
     ]
-    oneshot = made(samples=6, loss=loss, limits=limits)
+    oneshot = made(population_size=6, loss=loss, limits=limits)
     tell = oneshot.optimizer.tell
     oneshot.optimizer.tell = lambda c, losses, active=None: told.append(list(losses)) or tell(c, losses)
     outside = 0
@@ -61,7 +61,7 @@ def test_candidates_outside_are_ranked_by_excess_behind_all_inside_and_never_run
 def test_inside_without_a_finite_loss_is_still_before_outside():
     told = []
     model = Switch(3)
-    optimizer = Scripted(space_of(model), samples=4, seed=0)
+    optimizer = Scripted(space_of(model), population_size=4, seed=0)
     optimizer.script = [0] * 4 + [2, 1, 0, 0]
     tell = optimizer.tell
     optimizer.tell = lambda c, losses, active=None: told.extend(losses) or tell(c, losses)
@@ -77,7 +77,9 @@ def test_inside_without_a_finite_loss_is_still_before_outside():
 
 
 def test_the_weights_are_trained_by_as_many_candidates_as_without_limits():
-    oneshot = made(Switch(5), samples=4, loss=lambda model, x: model(x), limits=[Limit(lambda m, v: 1 + v["which"], 1)])
+    oneshot = made(
+        Switch(5), population_size=4, loss=lambda model, x: model(x), limits=[Limit(lambda m, v: 1 + v["which"], 1)]
+    )
     for _ in range(5):
         assert len(oneshot.step(torch.ones(3), torch.ones(3)).train_losses) == 4  # others are drawn for those outside
 
@@ -97,7 +99,7 @@ def test_touched_weights_rest_in_a_step_that_finds_none_inside():
 
 
 def test_best_stays_a_loss_under_limits():
-    oneshot = made(samples=4, limits=[Limit(lambda model, values: values["depth"], 1)])
+    oneshot = made(population_size=4, limits=[Limit(lambda model, values: values["depth"], 1)])
     for train, valid in pairs(10):
         oneshot.step(train, valid)
     assert oneshot.optimizer.best is not None

@@ -155,7 +155,7 @@ def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
     ("settings", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"epochs": 1.5}, r"epochs must be a whole number, got 1\.5"),
+        ({"epochs": 1.5}, r"epochs must be an integer, got 1\.5"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"train": 3}, "train must give batches when it is iterated, such as a DataLoader, got 3"),
         ({"train": []}, "train gave no batches in epoch 1; is it empty, or used up?"),

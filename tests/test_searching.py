@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, SNG, Categorical, Integer, Uniform, __version__, nas
+from asng import ASNG, SNG, Categorical, Integer, RandomSearch, __version__, nas
 from asng.experiments import training
 from asng.experiments.searching import (
     FINALISTS,
@@ -86,8 +86,8 @@ def test_a_limit_that_none_meets_ends_in_the_nearest_architecture():
 
 
 def test_the_methods_are_the_three_optimizers():
-    for method, kind in (("asng", ASNG), ("sng", SNG), ("uniform", Uniform)):
-        assert type(searching(method=method, samples=4).optimizer) is kind
+    for method, kind in (("asng", ASNG), ("sng", SNG), ("uniform", RandomSearch)):
+        assert type(searching(method=method, population_size=4).optimizer) is kind
 
 
 # What it has found

@@ -87,7 +87,7 @@ def test_wrong_input_raises_and_names_value_and_cure(make, message):
 )
 def test_wrong_priors_raise_and_name_the_value(variable, prior, message):
     with pytest.raises(ValueError, match=message):
-        variable.raw_prior(prior)
+        variable.to_internal(prior)
 
 
 @pytest.mark.parametrize("make", [lambda: Integer(0, 10**400), lambda: Real(0, 10**400)])
@@ -289,25 +289,25 @@ def test_reals_never_leave_their_bounds(range_, x):
 )
 def test_readable_undoes_raw_prior(position, std, variable):
     mean = min(max(variable.low + position * (variable.high - variable.low), variable.low), variable.high)
-    back = variable.readable(variable.raw_prior((mean, std)))
+    back = variable.to_external(variable.to_internal((mean, std)))
     assert back == (pytest.approx(mean, rel=1e-12, abs=1e-12), pytest.approx(std, rel=1e-12))
     assert type(back.mean) is type(back.std) is float
 
 
 def test_raw_priors_are_on_the_scale_of_raw_draws():
-    assert Integer(0, 100).raw_prior((30, 4)) == Normal(30, 4)
-    assert Real(0, 10).raw_prior((7.5, 1)) == Normal(0.5, 0.2)
-    mean, std = Real(1e-4, 1e-2, log=True).raw_prior((1e-3, math.log(10)))
+    assert Integer(0, 100).to_internal((30, 4)) == Normal(30, 4)
+    assert Real(0, 10).to_internal((7.5, 1)) == Normal(0.5, 0.2)
+    mean, std = Real(1e-4, 1e-2, log=True).to_internal((1e-3, math.log(10)))
     assert (mean, std) == (pytest.approx(0, abs=1e-15), pytest.approx(1))
 
 
 def test_probabilities_are_checked_and_copied():
     given_ = np.array([0.25, 0.75])
-    probabilities = Categorical(["a", "b"]).raw_prior(given_)
+    probabilities = Categorical(["a", "b"]).to_internal(given_)
     given_[0] = 9
     np.testing.assert_array_equal(probabilities, [0.25, 0.75])
-    readable = Categorical(["a", "b"]).readable(probabilities)
-    readable[0] = 9
+    to_external = Categorical(["a", "b"]).to_external(probabilities)
+    to_external[0] = 9
     np.testing.assert_array_equal(probabilities, [0.25, 0.75])
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from asng import SNG, Uniform, __version__, nas
-from asng.asktell import AskTell
+from asng import SNG, RandomSearch, __version__, nas
+from asng.asktell import Optimizer
 from asng.experiments import training
 from asng.nas.architecture import from_json
 from asng.nas.result import certainty
@@ -22,7 +22,7 @@ TRAIN, VALID = 0, 1  # streams of random numbers for mini-batches
 FINALISTS = 10  # of random search, judged on all mini-batches
 
 Method = Literal["asng", "sng", "uniform"]
-METHODS: dict[Method, Callable[..., AskTell]] = {"asng": ASNG, "sng": SNG, "uniform": Uniform}
+METHODS: dict[Method, Callable[..., Optimizer]] = {"asng": ASNG, "sng": SNG, "uniform": RandomSearch}
 Batch = tuple[Tensor, ...]
 Batches = Callable[[int], Batch]  # by their number
 Values = Mapping[str, Any]
@@ -33,7 +33,7 @@ Kind = TypeVar("Kind")
 class SearchSettings:
     """What every search is told."""
 
-    samples: int = 2
+    population_size: int = 2
     """Architectures per half of an iteration (lambda)."""
     rate: float = 0.025
     """Learning rate of the weights at the start of its cosine."""
@@ -69,7 +69,9 @@ class Searching:
     ) -> None:
         self._settings, self._loss = settings, loss
         streams = np.random.SeedSequence(settings.seed).spawn(2)
-        self.optimizer = METHODS[settings.method](nas.space_of(model), samples=settings.samples, seed=streams[0])
+        self.optimizer = METHODS[settings.method](
+            nas.space_of(model), population_size=settings.population_size, seed=streams[0]
+        )
         self._judges = streams[1]
         # Not fused: there torch refuses weights that are touched for the first time beside others that were before.
         weights = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=weight_decay)
@@ -134,7 +136,7 @@ class Searching:
 
     def _drawn(self) -> list[dict[str, Any]]:
         """The candidates of random search that are inside of the limit."""
-        drawn = Uniform(self.optimizer.space, seed=self._judges).ask(self._settings.candidates)
+        drawn = RandomSearch(self.optimizer.space, seed=self._judges).ask(self._settings.candidates)
         inside = [candidate.values for candidate in drawn if not self.oneshot.excess(candidate.values)]
         if not inside:
             raise ValueError(f"none of {len(drawn)} architectures meets the limit; raise most_parameters")

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asng import __version__
-from asng.baselines import PlainState, adam_start, adam_update, plain_update
+from asng.baselines import SNGState, adam_init, adam_update, sng_update
 from asng.experiments import Progress
 from asng.experiments.workers import side_by_side
 from asng.families import CategoricalFamily
-from asng.optimizer import adaptive_start, adaptive_update
+from asng.optimizer import asng_init, asng_update
 from asng.runs import Run, write_json
 from asng.space import Array
 
@@ -153,11 +153,11 @@ def _method(setting: Setting, step: float) -> tuple[Callable[..., Any], Callable
     match setting.method:
         case "ASNG":
             options: dict[str, Any] = {"alpha": setting.alpha, "delta_init": step, "delta_max": math.inf}
-            return partial(adaptive_start, delta_init=step), partial(adaptive_update, **options)
+            return partial(asng_init, delta_init=step), partial(asng_update, **options)
         case "SNG":
-            return lambda family, theta: PlainState(theta), partial(plain_update, delta=step)
+            return lambda family, theta: SNGState(theta), partial(sng_update, delta=step)
         case "Adam":
-            return lambda family, theta: adam_start(theta), partial(adam_update, rate=step)
+            return lambda family, theta: adam_init(theta), partial(adam_update, lr=step)
     raise ValueError(f"no method {setting.method!r}; there are {', '.join(METHODS)}")
 
 

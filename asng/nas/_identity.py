@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from asng.asktell import AskTell
+from asng.asktell import Optimizer
 from asng.nas.cost import Limit
 
 MOVED = {"params", "lr", "initial_lr"}  # by the search and its schedule
@@ -17,7 +17,7 @@ IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may dif
 
 
 def describe_search(
-    optimizer: AskTell,
+    optimizer: Optimizer,
     weights: torch.optim.Optimizer,
     schedule: LRScheduler,
     train: Iterable[Any],
@@ -35,7 +35,11 @@ def describe_search(
         "seed": int(seed),
         "epochs of the default schedule": epochs,
         "schedule": describe_schedule(schedule) if epochs is None else {"class": type(schedule).__name__},
-        "optimizer": {**optimizer.state_dict()["settings"], "samples": optimizer._samples, "seed": optimizer.seed},
+        "optimizer": {
+            **optimizer.state_dict()["settings"],
+            "population_size": optimizer._population_size,
+            "seed": optimizer.seed,
+        },
         "weights": describe_weights(weights),
         "limits": [f"{limit.name} <= {float(limit.at_most)}" for limit in limits],
         "clip_norm": None if clip_norm is None else float(clip_norm),

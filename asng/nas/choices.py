@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from asng.checks import count
+from asng.checks import check_int
 from asng.nas.decision import Decision, largest
 from asng.nas.plain import Constant, Item
 from asng.space import Categorical, Integer
@@ -62,7 +62,7 @@ class Pick(Decision):
     """
 
     def __init__(self, name: str, n: int) -> None:
-        inputs = count(n, f"the number of inputs of Pick {name!r}", least=1)
+        inputs = check_int(n, f"the number of inputs of Pick {name!r}", min=1)
         super().__init__(name, Categorical(range(inputs)))
         self.n = inputs
 
@@ -110,7 +110,7 @@ class Repeat(Decision):
 class Value(Decision):
     """Any variable, read as `.value` in a module's own code or given to a layer as a kernel size.
 
-    Arithmetic with whole numbers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
+    Arithmetic with integers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
     a kernel of 1, 3 or 5.
 
     >>> from asng.nas.selection import select

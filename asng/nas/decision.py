@@ -1,4 +1,4 @@
-"""What can be searched: the hooks of modules, decisions, whole numbers that follow one, layers of such sizes."""
+"""What can be searched: the hooks of modules, decisions, integers that follow one, layers of such sizes."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -132,7 +132,7 @@ class Decision(Searchable):
 
 
 class Size:
-    """A whole number that follows a decision, scale * value + shift; or one that does not.
+    """An integer that follows a decision, scale * value + shift; or one that does not.
 
     >>> Size(3) * 2 + 1
     7
@@ -147,7 +147,7 @@ class Size:
         elif isinstance(of, Decision):
             self.decision = of
             if not all(isinstance(value, int) for value in possible(of.variable)):
-                raise ValueError(f"a size follows whole numbers, but {of.name!r} is {of.variable}")
+                raise ValueError(f"a size follows integers, but {of.name!r} is {of.variable}")
         else:
             self.scale, self.shift = 0, _whole(of) * scale + shift
 
@@ -193,8 +193,8 @@ class Size:
 
     def _no_fraction(self, what: str) -> ValueError:
         return ValueError(
-            f"a size is a whole multiple of a decision, not {what}; let the decision be the smaller size, and multiply "
-            "it where the larger one is wanted"
+            f"a size is an integer multiple of a decision, not {what}; let the decision be the smaller size, and "
+            "multiply it where the larger one is wanted"
         )
 
     def __repr__(self) -> str:
@@ -264,7 +264,7 @@ def _whole(number: Any) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise ValueError(f"a size is a whole number or follows a decision, got {number!r}") from None
+        raise ValueError(f"a size is an integer or follows a decision, got {number!r}") from None
 
 
 Layer = TypeVar("Layer", bound=nn.Module)

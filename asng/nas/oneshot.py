@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from asng import checkpoints
-from asng.asktell import AskTell, Candidate
+from asng.asktell import Candidate, Optimizer
 from asng.nas import processes
 from asng.nas.cost import FEASIBLE, Costs, Limit, Violation
 from asng.nas.failures import Failures
@@ -93,7 +93,7 @@ class OneShot:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: AskTell,
+        optimizer: Optimizer,
         weights: torch.optim.Optimizer,
         loss: Loss,
         *,

@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from asng.asktell import AskTell
+from asng.asktell import Optimizer
 from asng.nas.selection import Decisions, same_variable
 
 
-def check(decisions: Decisions, optimizer: AskTell, weights: torch.optim.Optimizer) -> None:
+def check(decisions: Decisions, optimizer: Optimizer, weights: torch.optim.Optimizer) -> None:
     """Raise ValueError, with the cure, for what cannot be searched."""
-    if not isinstance(optimizer, AskTell):
+    if not isinstance(optimizer, Optimizer):
         raise ValueError(
             f"optimizer moves the architecture, such as ASNG(space_of(model)), got {type(optimizer).__name__}; "
             "pass the torch optimizer of the weights as weights"
@@ -39,7 +39,7 @@ def check_one_optimizer(weights: Any) -> None:
         )
 
 
-def _check_space(decisions: Decisions, optimizer: AskTell) -> None:
+def _check_space(decisions: Decisions, optimizer: Optimizer) -> None:
     mine, theirs = decisions.space, optimizer.space
     equal = {name for name in mine if name in theirs and same_variable(mine[name], theirs[name])}
     differing = sorted({*mine, *theirs} - equal)

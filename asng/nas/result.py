@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from asng.asktell import AskTell
+from asng.asktell import Optimizer
 from asng.nas import processes
 from asng.nas.extraction import extract
 from asng.nas.oneshot import OneShot
@@ -38,7 +38,7 @@ class Found:
     probability: float  # of drawing this network from the final distribution, as in `MostLikely`
     model: nn.Module  # extracted, with the weights of the search; batch norms need `recalibrate`
     history: list[dict[str, float]]  # one record per epoch
-    optimizer: AskTell
+    optimizer: Optimizer
 
 
 def found(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Found:
@@ -110,7 +110,7 @@ def _mass(normal: Normal, value: int, variable: Integer) -> float:
     return below[1] - below[0]
 
 
-def certainty(optimizer: AskTell) -> dict[str, float]:
+def certainty(optimizer: Optimizer) -> dict[str, float]:
     """How far a search has come: the mean of the largest probabilities of its choices, and ASNG's step size."""
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}

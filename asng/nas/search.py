@@ -16,8 +16,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 from asng import checkpoints
 from asng._files import Lock, differences
-from asng.asktell import AskTell
-from asng.checks import count
+from asng.asktell import Optimizer
+from asng.checks import check_int
 from asng.nas import processes
 from asng.nas._identity import describe_search
 from asng.nas.cost import Limit
@@ -36,7 +36,7 @@ def search(
     loss: Loss,
     *,
     epochs: int,
-    optimizer: AskTell | None = None,
+    optimizer: Optimizer | None = None,
     weights: torch.optim.Optimizer | None = None,
     schedule: LRScheduler | None = None,
     clip_norm: float | None = 5.0,
@@ -82,12 +82,12 @@ def search(
     `seed` decides the architectures drawn and the order of the batches: while batches are loaded,
     torch's generator is one of their own. In several processes all see the batches of the first.
     """
-    epochs = count(epochs, "epochs", least=1)
+    epochs = check_int(epochs, "epochs", min=1)
     for name, batches in (("train", train), ("valid", valid)):
         _check_batches(name, batches, epochs)
     if schedule is not None and (weights is None or schedule.optimizer is not weights):
         raise ValueError("the schedule is of another optimizer; pass the one that it was made with as weights")
-    streams = np.random.SeedSequence(count(seed, "seed", least=0)).spawn(2)
+    streams = np.random.SeedSequence(check_int(seed, "seed", min=0)).spawn(2)
     if optimizer is None:
         space = space_of(model)
         optimizer = ASNG(space, seed=streams[0]) if space else ASNG({"none": Categorical([0])})  # OneShot complains

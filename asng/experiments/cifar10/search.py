@@ -41,7 +41,7 @@ class Settings(SearchSettings):
     """How many of the test images are used after an epoch."""
 
     def __post_init__(self) -> None:
-        check(self, epochs=1, channels=2, cells=3, batch=2, samples=2, candidates=1, tested=1, seed=0)
+        check(self, epochs=1, channels=2, cells=3, batch=2, population_size=2, candidates=1, tested=1, seed=0)
         if self.images // 2 < self.batch:
             raise ValueError(f"images must be at least two mini-batches of {self.batch}, got {self.images}")
 

@@ -53,7 +53,7 @@ class Settings(SearchSettings):
     """The most training faces to use, from all over their order; all by default."""
 
     def __post_init__(self) -> None:
-        check(self, iterations=1, stretch=1, layers=2, batch=1, samples=2, candidates=1, seed=0)
+        check(self, iterations=1, stretch=1, layers=2, batch=1, population_size=2, candidates=1, seed=0)
         check_stretch(self.iterations, self.stretch)
 
 
