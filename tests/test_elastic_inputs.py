@@ -112,7 +112,7 @@ def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
         nas.Linear(3, 2).build_static(takes=2)
     with pytest.raises(ValueError, match=r"UpTo\(8\), cannot be dealt out to groups=2"):
         nas.Conv2d(nas.UpTo(8), 4, 3, groups=2)
-    with pytest.raises(ValueError, match=r"whole number or follows a decision, got UpTo\(8\)"):
+    with pytest.raises(ValueError, match=r"an integer or follows a decision, got UpTo\(8\)"):
         nas.Linear(4, nas.UpTo(8))
 
 
@@ -152,9 +152,9 @@ def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
         (lambda: nas.Conv2d(3, 4, Value("k", Integer(1, 3)) * 2 - 3, padding=2), "kernel_size must be at least 1"),
         (lambda: nas.Linear(3, Value("v", Real(1, 2))), r"a size follows integers, but 'v' is Real"),
         (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "a size follows integers, but 'v'"),
-        (lambda: nas.Linear(width() * 0.5, 3), r"whole multiple of a decision, not 'a' \* 0.5; .* the smaller size"),  # type: ignore[operator]
-        (lambda: nas.Linear((width() * 4) // 3, 3), r"whole multiple of a decision, not 4 \* 'a' / 3; "),
-        (lambda: nas.Linear(width() / 2, 3), "whole multiple of a decision, not 'a' / 2; "),
+        (lambda: nas.Linear(width() * 0.5, 3), r"integer multiple of a decision, not 'a' \* 0.5; .* the smaller size"),  # type: ignore[operator]
+        (lambda: nas.Linear((width() * 4) // 3, 3), r"integer multiple of a decision, not 4 \* 'a' / 3; "),
+        (lambda: nas.Linear(width() / 2, 3), "integer multiple of a decision, not 'a' / 2; "),
         (
             lambda: nas.Linear(width() * odd(), 3),
             r"a product of two decisions \('a' and 2 \* 'k' - 1\) is not supported",
@@ -173,7 +173,7 @@ def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
         (lambda: nas.ConvTranspose2d(3, 4, 3, stride=width()), "^stride cannot be a decision"),
         (lambda: nas.ConvTranspose2d(3, 4, 3, output_padding=width()), "^output_padding cannot be a decision"),
         (lambda: nas.Linear(3, 4, bias=Value("b", Categorical([True, False]))), "^bias cannot be a decision"),
-        (lambda: nas.Linear("3", 3), "whole number or follows a decision, got '3'"),
+        (lambda: nas.Linear("3", 3), "an integer or follows a decision, got '3'"),
         (lambda: Width("a", 0, 4), "a width must be at least 1, but 'a' can be 0"),
         (lambda: Width("a", [4, -1]), "a width must be at least 1"),
         (lambda: nas.Conv2d(3, 4, 3, groups=2), "in_channels must be divisible by groups"),
