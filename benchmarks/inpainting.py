@@ -129,8 +129,8 @@ def measured(net: type[Net], encoding: Encoding, settings: argparse.Namespace, s
     calls = [lambda group=group: candidates(decisions, images, group) for group in steps]
     new, again = mean(device, calls), mean(device, calls)
     memory = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
-    weights = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9)
-    oneshot = OneShot(model, asng.ASNG(space_of(model), seed=1), weights, mse, clip_norm=5.0)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9)
+    oneshot = OneShot(model, asng.ASNG(space_of(model), seed=1), weight_optimizer, mse, max_grad_norm=5.0)
     oneshot.step(images, images)
     return {
         "encoding": encoding,

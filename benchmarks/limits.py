@@ -86,8 +86,8 @@ class Search:
     def __init__(self, limits: list[nas.Limit], batch: int) -> None:
         torch.manual_seed(0)
         model = Net()
-        weights = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        self.oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), weights, loss, limits=limits)
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        self.oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), weight_optimizer, loss, limits=limits)
         self.batch = (torch.randn(batch, 3, 32, 32), torch.randint(CLASSES, (batch,)))
         self.seconds, self.feasible, self.asked = 0.0, 0, 0
 

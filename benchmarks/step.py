@@ -108,14 +108,16 @@ def measured(modules: int, shared: bool, repeats: int, times: int) -> dict[str, 
     torch.manual_seed(0)
     model = Supernet(modules, shared)
     space, decisions = space_of(model), Decisions(model)
-    optimizer = asng.ASNG(space, seed=0)
-    candidates = optimizer.ask()
+    arch_optimizer = asng.ASNG(space, seed=0)
+    candidates = arch_optimizer.ask()
     random = np.random.default_rng(0)
     losses = random.random((4096, 2)).tolist()
     parts = {
-        "ask": 2 * median(optimizer.ask, repeats, times),
+        "ask": 2 * median(arch_optimizer.ask, repeats, times),
         "select": 4 * median(lambda: decisions.choose(candidates[0].values), repeats, times),
-        "tell": median(lambda: optimizer.tell(optimizer.ask(), losses[int(random.integers(4096))]), repeats, times),
+        "tell": median(
+            lambda: arch_optimizer.tell(arch_optimizer.ask(), losses[int(random.integers(4096))]), repeats, times
+        ),
     }
     parts["tell"] -= parts["ask"] / 2
     whole, training = steps(model, repeats, times)
@@ -142,9 +144,9 @@ def measured(modules: int, shared: bool, repeats: int, times: int) -> dict[str, 
 
 def steps(model: nn.Module, repeats: int, times: int, limits: Any = ()) -> tuple[float, float]:
     """Seconds of a whole step with a loss for nothing, and those that torch takes of it."""
-    weights = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-    optimizer = asng.ASNG(space_of(model), seed=0)
-    oneshot = OneShot(model, optimizer, weights, constant, clip_norm=5.0, limits=limits)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    arch_optimizer = asng.ASNG(space_of(model), seed=0)
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, constant, max_grad_norm=5.0, limits=limits)
     parameters = list(model.parameters())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)  # all touched, as in the middle of a search
@@ -155,7 +157,7 @@ def steps(model: nn.Module, repeats: int, times: int, limits: Any = ()) -> tuple
         for _ in range(2):
             (constant(model, None) / 2).backward()
         nn.utils.clip_grad_norm_(parameters, 5.0)
-        weights.step()
+        weight_optimizer.step()
 
     return whole, median(training, repeats, times)
 

@@ -46,8 +46,10 @@ def batch(n=64):
 
 torch.manual_seed(0)
 model = Encoder()
-optimizer, weights = ASNG(nas.space_of(model), seed=0), torch.optim.Adam(model.parameters(), lr=0.002)
-oneshot = nas.OneShot(model, optimizer, weights, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+arch_optimizer, weight_optimizer = ASNG(nas.space_of(model), seed=0), torch.optim.Adam(model.parameters(), lr=0.002)
+oneshot = nas.OneShot(
+    model, arch_optimizer, weight_optimizer, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
+)
 for _ in range(500):
     oneshot.step(batch(), batch())
 found = nas.found(oneshot)

@@ -33,13 +33,17 @@ rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
 torch.manual_seed(0)  # all processes need the same batches
 train, valid = ([torch.rand(64, 1) * 2 - 1 for _ in range(20)] for _ in range(2))
 model = Net()
-weights = torch.optim.Adam(model.parameters(), lr=0.01)
-optimizer = ASNG(nas.space_of(model), population_size=4, seed=0)  # two processes run two of the four candidates each
+weight_optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+arch_optimizer = ASNG(
+    nas.space_of(model), population_size=4, seed=0
+)  # two processes run two of the four candidates each
 
-found = nas.search(model, train, valid, loss, epochs=30, optimizer=optimizer, weights=weights)
+found = nas.search(
+    model, train, valid, loss, epochs=30, arch_optimizer=arch_optimizer, weight_optimizer=weight_optimizer
+)
 
 # The distribution is never sent, yet it is the same everywhere, to the last bit.
-theta = torch.tensor(optimizer.theta)
+theta = torch.tensor(arch_optimizer.theta)
 everywhere = [theta.clone() for _ in range(ranks)]
 if together:
     dist.all_gather(everywhere, theta)

@@ -167,12 +167,12 @@ def first_steps(job: Any, portable: int) -> Values:
     """The losses of the first 20 iterations of a job, so many of them portable, and where they lead."""
     records = [job.step(number) for number in range(20)]
     losses = {name: [float(record[f"{name}_loss"]) for record in records] for name in ("train", "valid")}
-    optimizer = job.searching.optimizer
+    optimizer = job.searching.arch_optimizer
     bits = {
         "losses": losses,
         "theta": digest(optimizer.theta),
         "delta": optimizer.delta,
-        "weights": weights_digest(job.model),
+        "weight_optimizer": weights_digest(job.model),
         "tested": {name.removeprefix("test_"): value for name, value in job.finish_epoch(0).items()},
     }
     return {"portable": {"losses": {name: each[:portable] for name, each in losses.items()}}, "bits": bits}
@@ -328,10 +328,18 @@ def sine_search(checkpoint: Path | None, stop: int | None = None) -> Values:
         return nn.functional.mse_loss(model(x), torch.sin(3 * x))
 
     train, valid = ([torch.rand(64, 1) * 2 - 1 for _ in range(20)] for _ in range(2))
-    weights = torch.optim.Adam(model.parameters(), lr=0.01)
+    weight_optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     limits = [nas.Limit(nas.parameters, 1000)]
     found = nas.search(
-        model, train, valid, loss, epochs=80, weights=weights, limits=limits, checkpoint=checkpoint, progress=False
+        model,
+        train,
+        valid,
+        loss,
+        epochs=80,
+        weight_optimizer=weight_optimizer,
+        limits=limits,
+        checkpoint=checkpoint,
+        progress=False,
     )
     losses = {name: [record[f"{name}_loss"] for record in found.history] for name in ("train", "valid")}
     bits = {
@@ -341,8 +349,8 @@ def sine_search(checkpoint: Path | None, stop: int | None = None) -> Values:
         "within the limit": [record["inside"] for record in found.history],
         "values": found.values,
         "probability": found.probability,
-        "theta": found.optimizer.theta,
-        "weights": weights_digest(model),
+        "theta": found.arch_optimizer.theta,
+        "weight_optimizer": weights_digest(model),
         "extracted weights": weights_digest(found.model),
     }
     return {"portable": {"losses": {name: every[:5] for name, every in losses.items()}}, "bits": bits}

@@ -59,29 +59,29 @@ def test_the_learning_rate_and_dropped_paths_follow_the_epoch_linearly_and_on_a_
         job.step(number)
         epoch = number // 3
         assert rates_of(job) == {0.3 * epoch / 3}
-        rate = job._descent.weights.param_groups[0]["lr"]
+        rate = job._descent.optimizer.param_groups[0]["lr"]
         assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * epoch / 3)) / 2)
 
 
 def test_the_loss_is_that_of_both_heads_and_a_step_is_sgd_with_momentum_decay_and_clipping(images):
     job, twin = (Retrain(changed(drop_path=0.0, auxiliary=40.0), VALUES, *images) for _ in range(2))
-    weights = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     batches = Batches(images[0], torch.arange(12), 4, 0, TRAIN)
     for number in range(2):
         loss = job.step(number)["train_loss"]
         pixels, labels = batches(number)
         scores, auxiliary = twin.model(pixels)
         expected = F.cross_entropy(scores, labels) + 40 * F.cross_entropy(auxiliary, labels)
-        weights.zero_grad()
+        optimizer.zero_grad()
         expected.backward()
         assert torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0) > 5
-        weights.step()
+        optimizer.step()
         assert float(loss) == expected.item()
     assert all(torch.equal(a, b) for a, b in zip(job.model.parameters(), twin.model.parameters(), strict=True))
 
 
 def test_mixed_precision_is_that_of_the_training(images):
-    job = Retrain(changed(amp="bfloat16"), VALUES, *images)
+    job = Retrain(changed(amp_dtype="bfloat16"), VALUES, *images)
     kinds = []
     job.model.get_submodule("classifier").register_forward_hook(
         lambda layer, inputs, output: kinds.append(output.dtype)

@@ -45,7 +45,7 @@ def listen(job, note):
         note(model, batch)
         return job.loss(model, batch)
 
-    job.searching.oneshot._loss = loss
+    job.searching.oneshot._loss_fn = loss
 
 
 def test_the_defaults_are_the_papers():
@@ -53,14 +53,14 @@ def test_the_defaults_are_the_papers():
     assert (settings.epochs, settings.channels, settings.cells, settings.batch) == (100, 16, 8, 64)
     assert (settings.population_size, settings.rate, settings.method, settings.images) == (2, 0.025, "asng", 50_000)
     assert settings.most_parameters is None
-    assert settings.amp == "off"
+    assert settings.amp_dtype == "off"
 
 
 def test_an_iteration_is_the_papers(images):
     """Two fresh architectures on a mini-batch of one half move the weights; two more on one of the other, theta."""
     job = Search(TINY, *images)
-    group = job.searching.oneshot.weights.param_groups[0]
-    assert isinstance(job.searching.optimizer, ASNG)
+    group = job.searching.oneshot.weight_optimizer.param_groups[0]
+    assert isinstance(job.searching.arch_optimizer, ASNG)
     assert (group["momentum"], group["weight_decay"], group["nesterov"]) == (0.9, 3e-4, False)
     first, second = halves(24, TINY.seed)
     seen = []
@@ -77,19 +77,19 @@ def test_an_iteration_is_the_papers(images):
 def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
     """Of weights that were touched before but are not sampled, too."""
     job, twin = (Search(TINY, *images) for _ in range(2))
-    job.searching.oneshot._loss = lambda model, batch: 100 * job.loss(model, batch)  # so that clipping matters
-    weights = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    job.searching.oneshot._loss_fn = lambda model, batch: 100 * job.loss(model, batch)  # so that clipping matters
+    optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     train = Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
     for number in range(3):
-        weights.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=False)
         pixels, labels = train(number)
-        for candidate in twin.searching.optimizer.ask():
+        for candidate in twin.searching.arch_optimizer.ask():
             nas.select(twin.model, candidate.values)
             (100 * F.cross_entropy(twin.model(pixels), labels) / 2).backward()
         assert torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0) > 5
-        weights.step()
+        optimizer.step()
         job.step(number)
-        twin.searching.optimizer.load_state_dict(job.searching.optimizer.state_dict())
+        twin.searching.arch_optimizer.load_state_dict(job.searching.arch_optimizer.state_dict())
     for (name, one), other in zip(job.model.named_parameters(), twin.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
 
@@ -103,13 +103,13 @@ def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
     assert all(torch.equal(batch, seen[3]) for batch in seen[3:])
 
 
-@pytest.mark.parametrize("amp", ["bfloat16", "float16"])
-def test_mixed_precision_is_that_of_both_halves(images, amp):
-    job = Search(changed(amp=amp), *images)
+@pytest.mark.parametrize("amp_dtype", ["bfloat16", "float16"])
+def test_mixed_precision_is_that_of_both_halves(images, amp_dtype):
+    job = Search(changed(amp_dtype=amp_dtype), *images)
     kinds = []
     job.model.classifier.register_forward_hook(lambda layer, inputs, output: kinds.append(output.dtype))
     assert math.isfinite(job.step(0)["valid_loss"])
-    assert kinds == [training.dtype_of(amp)] * 4
+    assert kinds == [training.parse_amp_dtype(amp_dtype)] * 4
     assert {parameter.dtype for parameter in job.model.parameters()} == {torch.float32}
 
 
@@ -117,7 +117,7 @@ def test_weights_halves_and_architectures_follow_from_the_seed(images):
     def drawn(seed):
         job = Search(changed(seed=seed), *images)
         numbers = sorted(job._train(number)[1].tolist() for number in range(3))
-        first = [candidate.values for candidate in job.searching.optimizer.ask()]
+        first = [candidate.values for candidate in job.searching.arch_optimizer.ask()]
         return (
             job.model.state_dict()["stem.0.weight"].tolist(),
             sorted(job._train._order._indices.tolist()),
@@ -134,7 +134,7 @@ def test_the_learning_rate_falls_once_an_epoch_on_a_cosine(images):
     rates = []
     for number in range(0, 4 * job.steps, job.steps - 1):
         job.step(number)
-        rates.append((number // job.steps, job.searching.oneshot.weights.param_groups[0]["lr"]))
+        rates.append((number // job.steps, job.searching.oneshot.weight_optimizer.param_groups[0]["lr"]))
     assert job.steps == 3
     for epoch, rate in rates:
         assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * epoch / 4)) / 2)
@@ -197,7 +197,9 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path,
             run(TINY, images, tmp_path)
     torch.manual_seed(1234)
     job = run(TINY, images, tmp_path)
-    assert {name: p.tolist() for name, p in job.searching.optimizer.distribution().items()} == summary["distribution"]
+    assert {name: p.tolist() for name, p in job.searching.arch_optimizer.distribution().items()} == summary[
+        "distribution"
+    ]
     one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (folder, tmp_path))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert records_of(folder) == records_of(tmp_path)
@@ -212,7 +214,7 @@ def run(settings, images, folder):
 
 
 def test_another_seed_is_another_search(images, whole, tmp_path):
-    other = run(changed(seed=1), images, tmp_path).searching.optimizer.distribution()
+    other = run(changed(seed=1), images, tmp_path).searching.arch_optimizer.distribution()
     assert {name: p.tolist() for name, p in other.items()} != whole[1]["distribution"]
 
 
@@ -222,7 +224,7 @@ def test_a_folder_of_other_settings_is_refused(images, whole):
 
 
 def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
-    silent = run(changed(test=False), images, tmp_path).searching.optimizer.distribution()
+    silent = run(changed(test=False), images, tmp_path).searching.arch_optimizer.distribution()
     assert {name: p.tolist() for name, p in silent.items()} == whole[1]["distribution"]
     assert all("test_accuracy" not in record for record in records_of(tmp_path))
 
@@ -260,7 +262,7 @@ def test_accuracy_leaves_the_mode_of_a_network_alone(images):
 
 def test_sng_is_the_same_search_without_adaptation(images, tmp_path):
     job = Search(changed(method="sng"), *images)
-    assert isinstance(job.searching.optimizer, SNG)
+    assert isinstance(job.searching.arch_optimizer, SNG)
     with Run(tmp_path, {}, METRICS) as kept:
         records = training.run(job, kept, epochs=2, steps=job.steps, images=8)
     assert "delta" not in records[0]
@@ -271,7 +273,7 @@ def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(ima
     monkeypatch.setattr(searching, "FINALISTS", 3)
     settings = changed(method="uniform", candidates=8)
     job = Search(settings, *images)
-    assert isinstance(job.searching.optimizer, RandomSearch)
+    assert isinstance(job.searching.arch_optimizer, RandomSearch)
     for number in range(2):
         job.step(number)
     assert job.searching.certainty()["largest_probability"] == pytest.approx(
@@ -300,7 +302,7 @@ def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
     job = Search(changed(method="uniform", candidates=4), *images)
     drawn = job.searching._drawn()
     losses = iter([math.nan, 3.0, math.inf, 2.0, *[math.nan] * 3, *[1.0] * 3, *[math.inf] * 6])
-    job.searching._loss = lambda model, batch: torch.tensor(next(losses))
+    job.searching._loss_fn = lambda model, batch: torch.tensor(next(losses))
     assert (
         job.searching.found(job.valid, job.valid.steps)["values"] == drawn[1]
     )  # its losses are 3, then 1; those of drawn[3] 2, then nan

@@ -14,20 +14,20 @@ def squared_error(model, batch):
     return (model(batch[0]) - batch[1]).square().mean()
 
 
-@pytest.mark.parametrize("clip_norm", [0.01, 1e9])
-def test_descent_is_torchs_own_loop(clip_norm):
+@pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
+def test_descent_is_torchs_own_loop(max_grad_norm):
     torch.manual_seed(1)
     model, batches = nn.Linear(3, 1), [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
     twin = nn.Linear(3, 1)
     twin.load_state_dict(model.state_dict())
-    weights, twins = (torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, twin))
-    descent = Descent(model, weights, squared_error, clip_norm=clip_norm)
+    optimizer, twins = (torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, twin))
+    descent = Descent(model, optimizer, squared_error, max_grad_norm=max_grad_norm)
     for batch in batches:
         loss = descent(batch)
         twins.zero_grad()
         expected = squared_error(twin, batch)
         expected.backward()
-        nn.utils.clip_grad_norm_(twin.parameters(), clip_norm)
+        nn.utils.clip_grad_norm_(twin.parameters(), max_grad_norm)
         twins.step()
         assert torch.equal(loss, expected)
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
@@ -37,8 +37,8 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32()
     torch.manual_seed(1)
     model, seen = nn.Linear(3, 1), []
     model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    weights = torch.optim.SGD(model.parameters(), lr=0.1)
-    descent = Descent(model, weights, squared_error, clip_norm=1.0, amp=torch.bfloat16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    descent = Descent(model, optimizer, squared_error, max_grad_norm=1.0, amp_dtype=torch.bfloat16)
     before = descent((torch.ones(8, 3), torch.ones(8, 1)))
     for _ in range(20):
         after = descent((torch.ones(8, 3), torch.ones(8, 1)))
@@ -51,24 +51,24 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
-@pytest.mark.parametrize("amp", [None, torch.bfloat16, torch.float16])
-def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp, device):
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16])
+def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp_dtype, device):
     def trained(batches):
         torch.manual_seed(1)
         model = nn.Linear(3, 1).to(device)
-        weights = torch.optim.Adam(model.parameters(), lr=0.1, fused=device == "cuda")
-        descent = Descent(model, weights, squared_error, clip_norm=1.0, amp=amp)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=device == "cuda")
+        descent = Descent(model, optimizer, squared_error, max_grad_norm=1.0, amp_dtype=amp_dtype)
         losses = [descent((x.to(device), torch.ones(8, 1, device=device))).item() for x in batches]
         return losses, [parameter.detach().cpu() for parameter in model.parameters()]
 
     good = [torch.randn(8, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     bad = [torch.full((8, 3), value) for value in (torch.nan, torch.inf)]
-    losses, weights = trained(good)
+    losses, optimizer = trained(good)
     with_bad, untouched = trained([*good[:2], *bad, *good[2:]])
     assert not any(map(math.isfinite, with_bad[2:4]))
     assert with_bad[:2] + with_bad[4:] == losses
     assert len(set(losses)) == 4
-    assert all(torch.equal(*pair) for pair in zip(weights, untouched, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(optimizer, untouched, strict=True))
 
 
 @GPU
@@ -78,7 +78,7 @@ def test_replayed_on_a_gpu_it_computes_what_it_computes_without():
     on_gpu = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1)).cuda()
     on_gpu.load_state_dict(model.state_dict())
     descents = [
-        Descent(m, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), squared_error, clip_norm=1.0)
+        Descent(m, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), squared_error, max_grad_norm=1.0)
         for m in (model, on_gpu)
     ]
     for number in range(20):
@@ -101,7 +101,7 @@ def noisy_batches(n=8):
 
 
 def descent_of(model):
-    return Descent(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), squared_error, clip_norm=1.0)
+    return Descent(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), squared_error, max_grad_norm=1.0)
 
 
 def all_equal(one, other):

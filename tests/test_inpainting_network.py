@@ -296,11 +296,11 @@ def test_a_search_follows_its_seed_and_lowers_the_loss(encoding):
     def run() -> tuple[list[tuple[float, ...]], dict[str, Any]]:
         torch.manual_seed(1)
         net = small(encoding)
-        optimizer = ASNG(nas.space_of(net), seed=1)
-        weights = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        oneshot = nas.OneShot(net, optimizer, weights, mse, clip_norm=5.0)
+        arch_optimizer = ASNG(nas.space_of(net), seed=1)
+        weight_optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        oneshot = nas.OneShot(net, arch_optimizer, weight_optimizer, mse, max_grad_norm=5.0)
         steps = [oneshot.step(images(8, 8, seed=2 * n), images(8, 8, seed=2 * n + 1)) for n in range(20)]
-        return [step.train_losses for step in steps], optimizer.mode()
+        return [step.train_losses for step in steps], arch_optimizer.mode()
 
     (losses, found), again = run(), run()
     assert (losses, found) == again

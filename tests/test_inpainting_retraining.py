@@ -44,7 +44,7 @@ def test_the_learning_rate_falls_to_a_tenth_at_two_and_at_four_fifths(faces):
     rates = []
     for number in range(10):
         job.step(number)
-        rates.append(job._descent.weights.param_groups[0]["lr"])
+        rates.append(job._descent.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([1e-3] * 4 + [1e-4] * 4 + [1e-5] * 2)
     assert rate_at(1.0, 0.399) == 1.0
 
@@ -53,31 +53,31 @@ def test_a_step_is_adam_on_the_squared_error_with_clipping(faces):
     job = Retrain(replace(TINY, seed=6), VALUES, *faces)
     torch.manual_seed(6)
     twin = fresh(VALUES, (16, 16))
-    weights = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    optimizer = torch.optim.Adam(twin.parameters(), lr=1e-3)
     batches = Batches(faces[0], torch.arange(9), 2, "half", 6, TRAIN)
     for number in range(3):
         loss = job.step(number)["train_loss"]
         original, corrupted = batches(number)
-        weights.zero_grad()
+        optimizer.zero_grad()
         expected = F.mse_loss(twin(corrupted), original)
         expected.backward()
         torch.nn.utils.clip_grad_norm_(twin.parameters(), 5.0)
-        weights.step()
+        optimizer.step()
         assert float(loss) == expected.item()
     assert all(torch.equal(a, b) for a, b in zip(job.model.parameters(), twin.parameters(), strict=True))
 
 
 def test_a_gradient_longer_than_5_is_shortened(faces):
     job = Retrain(TINY, VALUES, *faces)
-    job._descent._loss = lambda model, batch: 1e6 * loss_of(model, batch)
+    job._descent._loss_fn = lambda model, batch: 1e6 * loss_of(model, batch)
     job.step(0)
-    means = [state["exp_avg"] for state in job._descent.weights.state.values()]  # a tenth of the first gradient
+    means = [state["exp_avg"] for state in job._descent.optimizer.state.values()]  # a tenth of the first gradient
     assert torch.stack([mean.norm() for mean in means]).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
-@pytest.mark.parametrize(("amp", "expected"), [("off", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_mixed_precision_is_that_of_the_settings(faces, amp, expected):
-    job = Retrain(replace(TINY, amp=amp), VALUES, *faces)
+@pytest.mark.parametrize(("amp_dtype", "expected"), [("off", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_mixed_precision_is_that_of_the_settings(faces, amp_dtype, expected):
+    job = Retrain(replace(TINY, amp_dtype=amp_dtype), VALUES, *faces)
     seen: list[torch.dtype] = []
     job.model.get_submodule("last").register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     job.step(0)

@@ -52,17 +52,17 @@ def test_the_defaults_are_the_papers():
 def test_an_iteration_is_the_papers(faces):
     """Both halves see their own faces; all architectures of a half see the same faces and holes; no decay."""
     job = Search(changed(mask="pixel", seed=5), *faces)
-    group = job.searching.oneshot.weights.param_groups[0]
-    assert isinstance(job.searching.optimizer, ASNG)
+    group = job.searching.oneshot.weight_optimizer.param_groups[0]
+    assert isinstance(job.searching.arch_optimizer, ASNG)
     assert (group["momentum"], group["weight_decay"]) == (0.9, 0.0)
     seen = []
-    inner = job.searching.oneshot._loss
+    inner = job.searching.oneshot._loss_fn
 
     def watched(model, batch):
         seen.append(batch)
         return inner(model, batch)
 
-    job.searching.oneshot._loss = watched
+    job.searching.oneshot._loss_fn = watched
     job.step(4)
     batches = [
         Batches(faces[0], half, 2, "pixel", 5, stream)(4)
@@ -78,20 +78,20 @@ def test_weights_and_candidates_follow_from_the_seed(faces):
     twin = Net("cat", 3, widths=(2, 4), size=(16, 16))
     assert all(map(torch.equal, job.model.parameters(), twin.parameters()))
     twins = ASNG(variables("cat", 3, widths=(2, 4)), seed=np.random.SeedSequence(5).spawn(2)[0])
-    assert [one.values for one in job.searching.optimizer.ask(9)] == [one.values for one in twins.ask(9)]
+    assert [one.values for one in job.searching.arch_optimizer.ask(9)] == [one.values for one in twins.ask(9)]
 
 
 def test_a_gradient_longer_than_5_is_shortened(faces):
     job = Search(TINY, *faces)
-    job.searching.oneshot._loss = lambda model, batch: 1e6 * loss_of(model, batch)
+    job.searching.oneshot._loss_fn = lambda model, batch: 1e6 * loss_of(model, batch)
     job.step(0)
-    moved = [state["momentum_buffer"] for state in job.searching.oneshot.weights.state.values()]
+    moved = [state["momentum_buffer"] for state in job.searching.oneshot.weight_optimizer.state.values()]
     assert torch.stack([momentum.norm() for momentum in moved]).norm().item() == pytest.approx(5, rel=1e-4)
 
 
 def test_mixed_precision_is_that_of_the_settings(faces):
-    for amp, expected in (("off", torch.float32), ("bfloat16", torch.bfloat16)):
-        job = Search(changed(amp=amp), *faces)
+    for amp_dtype, expected in (("off", torch.float32), ("bfloat16", torch.bfloat16)):
+        job = Search(changed(amp_dtype=amp_dtype), *faces)
         seen: list[torch.dtype] = []
         hook = job.model.last.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output.dtype))
         job.step(0)
@@ -102,9 +102,9 @@ def test_mixed_precision_is_that_of_the_settings(faces):
 def test_the_loss_is_the_squared_error_over_the_whole_image(faces):
     job = Search(TINY, *faces)
     original, corrupted = Batches(faces[0], torch.arange(12), 2, "center", 0, TRAIN)(0)
-    nas.select(job.model, job.searching.optimizer.mode())
+    nas.select(job.model, job.searching.arch_optimizer.mode())
     restored = job.model(corrupted)
-    assert torch.equal(job.searching._loss(job.model, (original, corrupted)), F.mse_loss(restored, original))
+    assert torch.equal(job.searching._loss_fn(job.model, (original, corrupted)), F.mse_loss(restored, original))
     assert restored.shape == original.shape
 
 
@@ -112,7 +112,7 @@ def test_the_learning_rate_falls_in_every_iteration_on_a_cosine(faces):
     job = Search(TINY, *faces)
     for number in range(6):
         job.step(number)
-        rate = job.searching.oneshot.weights.param_groups[0]["lr"]
+        rate = job.searching.oneshot.weight_optimizer.param_groups[0]["lr"]
         assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * number / 6)) / 2)
 
 
@@ -173,7 +173,7 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, 
 def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_change(faces):
     job = Search(changed(mask="half", seed=3), *faces)
     record = job.finish_epoch(1)
-    model = nas.extract(job.model, job.searching.optimizer.mode())
+    model = nas.extract(job.model, job.searching.arch_optimizer.mode())
     scores = measures.evaluate(model, faces[1].images, fixed("half", 5, (16, 16), MASKS))
     assert record["test_psnr"] == pytest.approx(float(scores.psnr.mean()))
     assert record["test_ssim"] == pytest.approx(float(scores.ssim.mean()))

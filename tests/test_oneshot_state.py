@@ -34,11 +34,11 @@ def test_a_loaded_state_goes_on_with_the_same_bits():
         lambda: made(Net(width=9)),
         lambda: made(Net(depth=4)),
         lambda: made(Switch()),
-        lambda: made(amp=torch.float16),
+        lambda: made(amp_dtype=torch.float16),
         lambda: made(limits=[Limit(parameters, 200)]),
-        lambda: (lambda net: made(net, weights=torch.optim.SGD([{"params": [p]} for p in net.parameters()], 0.1)))(
-            Net()
-        ),
+        lambda: (
+            lambda net: made(net, weight_optimizer=torch.optim.SGD([{"params": [p]} for p in net.parameters()], 0.1))
+        )(Net()),
     ],
 )
 def test_a_state_of_another_search_changes_nothing(other):
@@ -52,10 +52,10 @@ def test_a_state_of_another_search_changes_nothing(other):
     with pytest.raises(ValueError, match="the state does not fit: "):
         oneshot.load_state_dict(foreign)
     after = oneshot.state_dict()
-    assert after["optimizer"] == mine["optimizer"]
+    assert after["arch_optimizer"] == mine["arch_optimizer"]
     assert all(torch.equal(value, mine["model"][name]) for name, value in after["model"].items())
     assert after["touched"] == mine["touched"]
-    assert str(after["weights"]) == str(mine["weights"])
+    assert str(after["weight_optimizer"]) == str(mine["weight_optimizer"])
 
 
 def changes(state, path=()):
@@ -74,7 +74,7 @@ def test_a_state_of_which_a_part_is_something_else_does_not_fit():
     oneshot.step(*batches(2))
     whole = oneshot.state_dict()
     messages = []
-    for path, other in changes({key: whole[key] for key in ("model", "optimizer", "touched", "limits", "costs")}):
+    for path, other in changes({key: whole[key] for key in ("model", "arch_optimizer", "touched", "limits", "costs")}):
         state = copy.deepcopy(whole)
         *way, last = path
         part = state

@@ -32,7 +32,7 @@ def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
     result = searched(model, batches(40, 1), batches(40, 2), epochs=12)
     assert isinstance(result, Found)
     assert result.inside
-    assert result.values == result.optimizer.mode()
+    assert result.values == result.arch_optimizer.mode()
     assert result.values["first"] != 2  # it would not know of its input
     assert not any(isinstance(module, Decision) for module in result.model.modules())
     assert (result.model(x).argmax(1) == y).float().mean() > 0.7
@@ -47,8 +47,8 @@ def test_history_holds_the_means_of_the_steps():
     other.load_state_dict(model.state_dict())
     result = searched(model, epochs=1)
     stream = np.random.SeedSequence(0).spawn(1)[0]
-    weights = torch.optim.SGD(other.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
-    oneshot = OneShot(other, ASNG(space_of(other), seed=stream), weights, cross_entropy, clip_norm=5.0)
+    weight_optimizer = torch.optim.SGD(other.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    oneshot = OneShot(other, ASNG(space_of(other), seed=stream), weight_optimizer, cross_entropy, max_grad_norm=5.0)
     steps = [oneshot.step(*pair) for pair in zip(batches(5, 1), batches(5, 2), strict=True)]
     train, valid = (np.mean([s.train_losses for s in steps]), np.mean([s.valid_losses for s in steps]))
     assert result.history[0]["train_loss"] == pytest.approx(train)
@@ -73,9 +73,9 @@ def nested():
     inner = OneOf("inner", [nn.Linear(4, 3), nn.Linear(4, 3)])
     model = nn.Sequential(OneOf("outer", {"plain": nn.Linear(4, 3), "nested": inner}))
     prior = {"outer": [0.25, 0.75], "inner": [0.4, 0.6]}
-    weights = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return lambda outer: OneShot(
-        model, ASNG(space_of(model), initial=prior | {"outer": outer}, seed=0), weights, cross_entropy
+        model, ASNG(space_of(model), initial=prior | {"outer": outer}, seed=0), weight_optimizer, cross_entropy
     )
 
 
@@ -83,17 +83,17 @@ def test_the_probability_has_the_same_bits_in_every_process():
     """Whatever the hashes of strings are there: factors are taken in the order of the space."""
     model = nn.Sequential(*(OneOf(f"choice {i}", [nn.Identity(), nn.ReLU()]) for i in range(40)))
     initial = {f"choice {i}": [1 - 1 / (i % 37 + 3), 1 / (i % 37 + 3)] for i in range(40)}
-    optimizer = ASNG(space_of(model), initial=initial, seed=0)
-    weights = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    likely = most_likely(OneShot(model, optimizer, weights, cross_entropy))
-    assert likely.probability == probability(optimizer.distribution(), optimizer.space, likely.values)
+    arch_optimizer = ASNG(space_of(model), initial=initial, seed=0)
+    weight_optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    likely = most_likely(OneShot(model, arch_optimizer, weight_optimizer, cross_entropy))
+    assert likely.probability == probability(arch_optimizer.distribution(), arch_optimizer.space, likely.values)
 
 
 def test_the_probability_is_that_of_the_network_so_that_what_has_no_effect_does_not_count():
     made = nested()
     oneshot = made([0.75, 0.25])
-    outer, inner = (oneshot.optimizer.distribution()[name] for name in ("outer", "inner"))
-    draws = [c.values for c in copy.deepcopy(oneshot.optimizer).ask(20_000)]
+    outer, inner = (oneshot.arch_optimizer.distribution()[name] for name in ("outer", "inner"))
+    draws = [c.values for c in copy.deepcopy(oneshot.arch_optimizer).ask(20_000)]
     plain, second = most_likely(oneshot), most_likely(made([0.25, 0.75]))
     assert plain == ({"outer": "plain", "inner": 1}, True, pytest.approx(outer[0]))
     assert plain.probability == pytest.approx(np.mean([v["outer"] == "plain" for v in draws]), abs=0.02)
@@ -105,11 +105,11 @@ def test_the_probability_is_that_of_the_network_so_that_what_has_no_effect_does_
 def test_looking_at_the_most_likely_copies_and_changes_nothing(monkeypatch):
     oneshot = nested()([0.75, 0.25])
     select(oneshot.model, {"outer": "nested", "inner": 0})
-    before = oneshot.optimizer.state_dict()
+    before = oneshot.arch_optimizer.state_dict()
     result = found(oneshot)
     monkeypatch.setattr("asng.nas.result.extract", lambda *_: pytest.fail("extracted"))
     assert most_likely(oneshot) == (result.values, result.inside, result.probability)
-    assert oneshot.optimizer.state_dict() == before
+    assert oneshot.arch_optimizer.state_dict() == before
     assert oneshot.model[0].value == "nested"
 
 
@@ -151,7 +151,9 @@ class Generated:
 )
 def test_any_iterable_of_batches_will_do(iterable):
     calls = []
-    result = searched(train=iterable, valid=iterable, loss=lambda m, b: calls.append(1) or cross_entropy(m, b))
+    result = searched(
+        train_loader=iterable, valid_loader=iterable, loss_fn=lambda m, b: calls.append(1) or cross_entropy(m, b)
+    )
     assert len(calls) == 2 * 3 * 4
     assert len(result.history) == 2
 
@@ -159,9 +161,9 @@ def test_any_iterable_of_batches_will_do(iterable):
 def test_every_batch_of_train_is_used_once_in_every_epoch():
     seen = []
     searched(
-        train=[("train", i) for i in range(5)],
-        valid=[("valid", i) for i in range(9)],
-        loss=lambda model, batch: seen.append(batch) or model(torch.ones(1, 4)).mean(),
+        train_loader=[("train", i) for i in range(5)],
+        valid_loader=[("valid", i) for i in range(9)],
+        loss_fn=lambda model, batch: seen.append(batch) or model(torch.ones(1, 4)).mean(),
         epochs=2,
     )
     steps = [([("train", i % 5)] * 2, [("valid", i % 9)] * 2) for i in range(10)]
@@ -171,9 +173,11 @@ def test_every_batch_of_train_is_used_once_in_every_epoch():
 def test_the_paper_s_schedule_is_the_default():
     rates = []
     model = Net()
-    weights = torch.optim.SGD(model.parameters(), lr=0.025)
-    weights.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
-    searched(model, batches(1), batches(1), weights=weights, epochs=5)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025)
+    weight_optimizer.register_step_post_hook(
+        lambda arch_optimizer, *_: rates.append(arch_optimizer.param_groups[0]["lr"])
+    )
+    searched(model, batches(1), batches(1), weight_optimizer=weight_optimizer, epochs=5)
     assert rates == pytest.approx([0.025 * (1 + math.cos(math.pi * epoch / 5)) / 2 for epoch in range(5)])
 
 
@@ -190,9 +194,13 @@ def test_the_paper_s_schedule_is_the_default():
 def test_a_given_schedule_is_used(make, expected):
     rates = []
     model = Net()
-    weights = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    weights.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
-    searched(model, batches(1), batches(1), weights=weights, schedule=make(weights), epochs=4)
+    weight_optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    weight_optimizer.register_step_post_hook(
+        lambda arch_optimizer, *_: rates.append(arch_optimizer.param_groups[0]["lr"])
+    )
+    searched(
+        model, batches(1), batches(1), weight_optimizer=weight_optimizer, lr_scheduler=make(weight_optimizer), epochs=4
+    )
     assert rates == pytest.approx(expected)
 
 
@@ -211,11 +219,11 @@ def growing(from_call, factor):
 @pytest.mark.parametrize(("call", "epoch", "first"), [(2, 1, "step"), (20, 2, "epoch"), (44, 3, "epoch")])
 def test_finite_losses_that_explode_are_warned_of(call, epoch, first):
     with pytest.warns(UserWarning, match=rf"of epoch {epoch} is .*e\+.*, after .* in the first {first}; .*lower the l"):
-        assert len(searched(loss=growing(call, 1e6), epochs=3).history) == 3
+        assert len(searched(loss_fn=growing(call, 1e6), epochs=3).history) == 3
 
 
 def test_losses_that_grow_somewhat_are_not_warned_of():
-    searched(loss=growing(20, 500), epochs=3)
+    searched(loss_fn=growing(20, 500), epochs=3)
 
 
 # Progress ------------------------------------------------------------------------------------------

@@ -30,9 +30,9 @@ def test_candidates_outside_are_ranked_by_excess_behind_all_inside_and_never_run
         Limit(lambda model, values: values["depth"], 2, "depth"),
         Limit(lambda model, values: 1 + values["first"], 2, "first"),
     ]
-    oneshot = made(population_size=6, loss=loss, limits=limits)
-    tell = oneshot.optimizer.tell
-    oneshot.optimizer.tell = lambda c, losses, active=None: told.append(list(losses)) or tell(c, losses)
+    oneshot = made(population_size=6, loss_fn=loss, limits=limits)
+    tell = oneshot.arch_optimizer.tell
+    oneshot.arch_optimizer.tell = lambda c, losses, active=None: told.append(list(losses)) or tell(c, losses)
     outside = 0
     for train, valid in pairs(15):
         ran.clear()
@@ -61,16 +61,16 @@ def test_candidates_outside_are_ranked_by_excess_behind_all_inside_and_never_run
 def test_inside_without_a_finite_loss_is_still_before_outside():
     told = []
     model = Switch(3)
-    optimizer = Scripted(space_of(model), population_size=4, seed=0)
-    optimizer.script = [0] * 4 + [2, 1, 0, 0]
-    tell = optimizer.tell
-    optimizer.tell = lambda c, losses, active=None: told.extend(losses) or tell(c, losses)
+    arch_optimizer = Scripted(space_of(model), population_size=4, seed=0)
+    arch_optimizer.script = [0] * 4 + [2, 1, 0, 0]
+    tell = arch_optimizer.tell
+    arch_optimizer.tell = lambda c, losses, active=None: told.extend(losses) or tell(c, losses)
     limit = Limit(lambda model, values: 1 + values["which"], 2)
 
     def loss(model, x):
         return model(x) * (math.nan if model.which.value == 1 else 1)
 
-    OneShot(model, optimizer, torch.optim.SGD(model.parameters(), 0.1), loss, limits=[limit]).step(
+    OneShot(model, arch_optimizer, torch.optim.SGD(model.parameters(), 0.1), loss, limits=[limit]).step(
         torch.ones(3), torch.full((3,), 1e37)
     )
     assert told[2] == told[3] < told[1] < told[0]  # however large a loss is
@@ -78,7 +78,7 @@ def test_inside_without_a_finite_loss_is_still_before_outside():
 
 def test_the_weights_are_trained_by_as_many_candidates_as_without_limits():
     oneshot = made(
-        Switch(5), population_size=4, loss=lambda model, x: model(x), limits=[Limit(lambda m, v: 1 + v["which"], 1)]
+        Switch(5), population_size=4, loss_fn=lambda model, x: model(x), limits=[Limit(lambda m, v: 1 + v["which"], 1)]
     )
     for _ in range(5):
         assert len(oneshot.step(torch.ones(3), torch.ones(3)).train_losses) == 4  # others are drawn for those outside
@@ -86,14 +86,14 @@ def test_the_weights_are_trained_by_as_many_candidates_as_without_limits():
 
 def test_touched_weights_rest_in_a_step_that_finds_none_inside():
     model = Switch()
-    optimizer = Scripted(space_of(model), seed=0)
-    weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    arch_optimizer = Scripted(space_of(model), seed=0)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     limit = Limit(lambda model, values: 1 + values["which"], 1)
-    oneshot = OneShot(model, optimizer, weights, lambda model, x: model(x), limits=[limit])
-    optimizer.script = [0] * 4
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, lambda model, x: model(x), limits=[limit])
+    arch_optimizer.script = [0] * 4
     oneshot.step(torch.ones(3), torch.ones(3))
     before = copy.deepcopy(model.state_dict())
-    optimizer.script = [1] * 1000
+    arch_optimizer.script = [1] * 1000
     assert oneshot.step(torch.ones(3), torch.ones(3)).train_losses == ()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -102,9 +102,9 @@ def test_best_stays_a_loss_under_limits():
     oneshot = made(population_size=4, limits=[Limit(lambda model, values: values["depth"], 1)])
     for train, valid in pairs(10):
         oneshot.step(train, valid)
-    assert oneshot.optimizer.best is not None
-    assert oneshot.optimizer.best.values["depth"] == 1
-    assert 0 < oneshot.optimizer.best.loss < 10
+    assert oneshot.arch_optimizer.best is not None
+    assert oneshot.arch_optimizer.best.values["depth"] == 1
+    assert 0 < oneshot.arch_optimizer.best.loss < 10
 
 
 def test_where_none_is_inside_the_weights_stay_and_the_excess_leads_on():
@@ -116,7 +116,7 @@ def test_where_none_is_inside_the_weights_stay_and_the_excess_leads_on():
         assert step.train_losses == ()
         assert step.valid_losses == (None, None)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert oneshot.optimizer.mode() == {"first": 0, "depth": 1}
+    assert oneshot.arch_optimizer.mode() == {"first": 0, "depth": 1}
     nearest = oneshot.costs.nearest()
     assert nearest == {"first": 0, "depth": 1}
 
@@ -169,26 +169,26 @@ class Free(nn.Module):
 def test_where_the_most_likely_is_outside_the_most_likely_inside_is_taken():
     model = Free()
     likely = {"a": [0.34, 0.66], "b": [0.45, 0.55], "c": [0.4, 0.6]}
-    optimizer = ASNG(space_of(model), initial=likely, seed=0)
-    weights = torch.optim.SGD(model.parameters(), lr=0.1)
+    arch_optimizer = ASNG(space_of(model), initial=likely, seed=0)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     limit = Limit(lambda model, values: sum(values.values()), 2)
-    oneshot = OneShot(model, optimizer, weights, lambda model, _: model(), limits=[limit])
-    before = optimizer.state_dict()
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, lambda model, _: model(), limits=[limit])
+    before = arch_optimizer.state_dict()
     result = found(oneshot)
-    assert optimizer.mode() == {"a": 1, "b": 1, "c": 1}
+    assert arch_optimizer.mode() == {"a": 1, "b": 1, "c": 1}
     assert result.values == {"a": 1, "b": 0, "c": 1}  # where the zero costs least
-    a, b, c = (optimizer.distribution()[name] for name in "abc")
+    a, b, c = (arch_optimizer.distribution()[name] for name in "abc")
     assert result.probability == pytest.approx(a[1] * b[0] * c[1])
     assert result.inside
-    assert optimizer.state_dict() == before  # looking draws nothing
+    assert arch_optimizer.state_dict() == before  # looking draws nothing
 
 
 def test_one_in_two_hundred_inside_is_drawn():
     model = Free()
     model.choices = nn.ModuleList([Value(name, Categorical(range(6))) for name in "abc"])
-    weights = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     limit = Limit(lambda model, values: 15 - sum(values.values()), 0.5)
-    oneshot = OneShot(model, ASNG(space_of(model), seed=0), weights, lambda model, _: model(), limits=[limit])
+    oneshot = OneShot(model, ASNG(space_of(model), seed=0), weight_optimizer, lambda model, _: model(), limits=[limit])
     assert most_likely(oneshot)[:2] == ({"a": 5, "b": 5, "c": 5}, True)
 
 
@@ -196,9 +196,9 @@ def test_one_met_during_the_search_serves_where_draws_find_none():
     model = Free()
     names = [f"v{i}" for i in range(8)]
     model.choices = nn.ModuleList([Value(name, Categorical(range(6))) for name in names])
-    weights = torch.optim.SGD(model.parameters(), lr=0.1)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     limit = Limit(lambda model, values: sum(5 - value for value in values.values()), 1)
-    oneshot = OneShot(model, ASNG(space_of(model), seed=0), weights, lambda model, _: model(), limits=[limit])
+    oneshot = OneShot(model, ASNG(space_of(model), seed=0), weight_optimizer, lambda model, _: model(), limits=[limit])
     rare = dict.fromkeys(names, 5)
     oneshot.excess(rare)
     result = found(oneshot)

@@ -63,7 +63,7 @@ def test_a_step_reports_mean_losses_at_the_learning_rate_of_a_cosine():
     assert set(record) == {"train_loss", "valid_loss"}
     means = {float((a**2 + b**2) / 2) for a in (3, 1, 0, 5) for b in (3, 1, 0, 5)}
     assert any(math.isclose(record["train_loss"], mean, abs_tol=1e-6) for mean in means)
-    group = search.oneshot.weights.param_groups[0]
+    group = search.oneshot.weight_optimizer.param_groups[0]
     assert group["lr"] == pytest.approx(1e-9 * (1 + math.cos(math.pi / 4)) / 2)
     assert (group["momentum"], group["weight_decay"]) == (0.9, 0.1)
 
@@ -87,7 +87,7 @@ def test_a_limit_that_none_meets_ends_in_the_nearest_architecture():
 
 def test_the_methods_are_the_three_optimizers():
     for method, kind in (("asng", ASNG), ("sng", SNG), ("uniform", RandomSearch)):
-        assert type(searching(method=method, population_size=4).optimizer) is kind
+        assert type(searching(method=method, population_size=4).arch_optimizer) is kind
 
 
 # What it has found
@@ -98,8 +98,8 @@ def test_certainty_is_the_mean_largest_probability_and_the_step_size():
     assert search.certainty() == {"largest_probability": 0.25, "delta": 1.0}
     for _ in range(5):
         search.step(zeros(), zeros(), 0.0)
-    expected = float(np.max(search.optimizer.distribution()["shift"]))
-    assert search.certainty() == {"largest_probability": expected, "delta": search.optimizer.delta}
+    expected = float(np.max(search.arch_optimizer.distribution()["shift"]))
+    assert search.certainty() == {"largest_probability": expected, "delta": search.arch_optimizer.delta}
     assert expected > 0.25
 
 

@@ -43,7 +43,7 @@ def test_the_loss_can_ask_for_the_candidate_that_runs():
             judged.append(selected(model))
         return cross_entropy(model, batch)
 
-    step = made(loss=loss).step(*batches(2))
+    step = made(loss_fn=loss).step(*batches(2))
     assert tuple(judged) == step.candidates
 
 
@@ -60,7 +60,7 @@ def failing_at(call):
 
 @pytest.mark.parametrize("call", [None, 1, 2, 3, 4])
 def test_a_step_leaves_the_selection_as_it_was_also_when_it_fails(call):
-    oneshot = made(loss=failing_at(call))
+    oneshot = made(loss_fn=failing_at(call))
     values = {"first": 2, "depth": 2}
     select(oneshot.model, values)
     if call is None:
@@ -73,7 +73,7 @@ def test_a_step_leaves_the_selection_as_it_was_also_when_it_fails(call):
 
 @pytest.mark.parametrize("call", [None, 2])
 def test_decisions_without_a_value_have_none_after_a_step(call):
-    oneshot = made(loss=failing_at(call))
+    oneshot = made(loss_fn=failing_at(call))
     if call is None:
         oneshot.step(*batches(2))
     else:

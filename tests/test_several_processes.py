@@ -146,9 +146,9 @@ def test_a_checkpoint_in_use_ends_all_processes_with_the_same_error(tmp_path):
 
 
 def test_a_checkpoint_of_another_search_ends_all_processes_with_the_same_error(tmp_path):
-    small_search(tmp_path / "checkpoint.pt", epochs=3, clip_norm=1.0)
+    small_search(tmp_path / "checkpoint.pt", epochs=3, max_grad_norm=1.0)
     members = crowd(searching_together, tmp_path, {"epochs": 3})
     assert [ended(member) for member in members] == [1, 1]
     for rank in range(2):
         said = (tmp_path / f"stderr{rank}.txt").read_text()
-        assert "checkpoint.pt is of another search (clip_norm: 1.0 there, 5.0 here)" in said
+        assert "checkpoint.pt is of another search (max_grad_norm: 1.0 there, 5.0 here)" in said

@@ -30,7 +30,7 @@ class Noisy:
         torch.manual_seed(0)
         self.model = nn.Linear(3, 1)
         self.weights = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.descent = Descent(self.model, self.weights, self.loss, clip_norm=1.0)
+        self.descent = Descent(self.model, self.weights, self.loss, max_grad_norm=1.0)
         self.interrupt_at, self.fail_at, self.signal = interrupt_at, fail_at, number
         self.tested = []
 
@@ -328,7 +328,11 @@ def test_a_run_that_goes_on_shows_how_far_it_was(tmp_path):
 
 
 def test_amp_names_a_type():
-    assert [training.dtype_of(amp) for amp in ("off", "bfloat16", "float16")] == [None, torch.bfloat16, torch.float16]
+    assert [training.parse_amp_dtype(amp_dtype) for amp_dtype in ("off", "bfloat16", "float16")] == [
+        None,
+        torch.bfloat16,
+        torch.float16,
+    ]
 
 
 def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
@@ -347,9 +351,9 @@ def test_the_learning_rate_follows_a_cosine():
         [0.1, 0.05 * (1 + math.sqrt(0.5)), 0.05, 0.05 * (1 - math.sqrt(0.5)), 0.0]
     )
     one, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    weights = torch.optim.SGD([{"params": [one]}, {"params": [other]}], lr=1.0)
-    training.set_rate(weights, 0.5)
-    assert [group["lr"] for group in weights.param_groups] == [0.5, 0.5]
+    weight_optimizer = torch.optim.SGD([{"params": [one]}, {"params": [other]}], lr=1.0)
+    training.set_rate(weight_optimizer, 0.5)
+    assert [group["lr"] for group in weight_optimizer.param_groups] == [0.5, 0.5]
 
 
 def test_a_device_that_is_not_there_is_an_error_that_names_those_that_are(monkeypatch):

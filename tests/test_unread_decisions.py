@@ -56,12 +56,12 @@ def test_one_reader_of_a_shared_name_suffices():
 
 def test_a_value_that_only_the_loss_reads_is_read():
     model = Forgotten(Value("v", Integer(1, 4)))
-    assert warned(made(model, loss=lambda model, batch: model(batch[0]).mean() * model.forgotten[0].value)) == []
+    assert warned(made(model, loss_fn=lambda model, batch: model(batch[0]).mean() * model.forgotten[0].value)) == []
 
 
 def test_to_ask_what_is_selected_is_not_to_read_it():
     model = Forgotten(Value("v", Integer(1, 4)))
-    (message,) = warned(made(model, loss=lambda model, batch: model(batch[0]).mean() * len(nas.selected(model))))
+    (message,) = warned(made(model, loss_fn=lambda model, batch: model(batch[0]).mean() * len(nas.selected(model))))
     assert message.startswith("nothing has read the decision 'v' in the first 10 steps")
 
 
@@ -89,7 +89,7 @@ def test_watching_changes_nothing_and_ends():
         seen.append({len(module.selected) for module in model.modules() if isinstance(module, Decision)})
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    oneshot = made(model, loss=loss)
+    oneshot = made(model, loss_fn=loss)
     for pair in pairs(11):
         oneshot.step(*pair)
     assert seen == [{2}] * 40 + [{1}] * 4

@@ -51,7 +51,7 @@ def test_a_wrapped_model_is_searched_as_it_is_and_the_loss_is_given_the_wrapper(
         assert given is wrapped
         return cross_entropy(given, batch)
 
-    one, other = made(wrapped, loss=loss), made(twin)
+    one, other = made(wrapped, loss_fn=loss), made(twin)
     for pair in pairs(8):
         assert one.step(*pair) == other.step(*pair)
     assert list(one.state_dict()["model"]) == list(twin.state_dict())
@@ -65,7 +65,7 @@ def test_a_search_of_a_wrapped_model_goes_on_without_the_wrapper(tmp_path):
     expected = outcome(model, searched(nn.DataParallel(model), checkpoint=tmp_path / "c.pt"))
     assert expected["values"] == selected(model)
     again = Net()
-    result = searched(again, checkpoint=tmp_path / "c.pt", loss=lambda *_: pytest.fail("a step"))
+    result = searched(again, checkpoint=tmp_path / "c.pt", loss_fn=lambda *_: pytest.fail("a step"))
     assert same(outcome(again, result), expected)
 
 

@@ -12,7 +12,7 @@ class Descent:
     """Steps of gradient descent on a plain model; on a GPU recorded once and replayed, which saves most launches.
 
     model       a network without decisions, in training mode
-    weights     any torch optimizer of its parameters
+    optimizer   any torch optimizer of its parameters
     loss        (model, batch) -> scalar; a batch is a tuple of tensors of always the same shapes
 
     A gradient that is not finite leaves the weights as they are.
@@ -21,18 +21,18 @@ class Descent:
     def __init__(
         self,
         model: nn.Module,
-        weights: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor],
+        optimizer: torch.optim.Optimizer,
+        loss_fn: Callable[[nn.Module, tuple[Tensor, ...]], Tensor],
         *,
-        clip_norm: float,
-        amp: torch.dtype | None = None,
+        max_grad_norm: float,
+        amp_dtype: torch.dtype | None = None,
     ) -> None:
-        self.model, self.weights = model, weights
-        self._loss, self._clip_norm, self._amp = loss, clip_norm, amp
-        self._parameters = [p for group in weights.param_groups for p in group["params"]]
+        self.model, self.optimizer = model, optimizer
+        self._loss_fn, self._max_grad_norm, self._amp_dtype = loss_fn, max_grad_norm, amp_dtype
+        self._parameters = [p for group in optimizer.param_groups for p in group["params"]]
         self._device = self._parameters[0].device
         # Only float16 needs to be scaled; but this is also what skips a step without a wait for the GPU.
-        half = amp is torch.float16
+        half = amp_dtype is torch.float16
         self._scaler = torch.amp.GradScaler(self._device.type, init_scale=2.0**16 if half else 1.0)
         self._scale = None if half else 1.0
         self._recorded: tuple[Any, tuple[Tensor, ...], Tensor] | None = None
@@ -40,9 +40,9 @@ class Descent:
     def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
         """One step; returns the loss, on the device."""
         loss = self._replayed(batch) if self._device.type == "cuda" else self._differentiated(batch)
-        self._scaler.unscale_(self.weights)
-        nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-        self._scaler.step(self.weights)
+        self._scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        self._scaler.step(self.optimizer)
         self._scaler.update(self._scale)
         return loss
 
@@ -52,9 +52,11 @@ class Descent:
 
     def _differentiated(self, batch: tuple[Tensor, ...]) -> Tensor:
         """The loss, with its gradient in the parameters."""
-        self.weights.zero_grad(set_to_none=True)
-        with torch.autocast(self._device.type, dtype=self._amp, enabled=self._amp is not None, cache_enabled=False):
-            loss = self._loss(self.model, batch)
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(
+            self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
+        ):
+            loss = self._loss_fn(self.model, batch)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -79,7 +81,7 @@ class Descent:
             for _ in range(3):  # libraries choose their kernels in the first calls
                 self._differentiated(inputs)
         torch.cuda.current_stream().wait_stream(aside)
-        self.weights.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             loss = self._differentiated(inputs)
@@ -88,13 +90,13 @@ class Descent:
     def state_dict(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
-            "weights": self.weights.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        self.weights.load_state_dict(state["weights"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
 
 

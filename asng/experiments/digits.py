@@ -141,10 +141,10 @@ def search(settings: Settings, seed: int, data: Data, progress: Progress = lambd
     """The architecture that ASNG finds, its probability and the seconds it took."""
     torch.manual_seed(seed)
     model = Net()
-    optimizer = ASNG(nas.space_of(model), seed=seed)
-    weights = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(weights, settings.epochs)
-    oneshot = nas.OneShot(model, optimizer, weights, loss_of, clip_norm=5.0)
+    arch_optimizer = ASNG(nas.space_of(model), seed=seed)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4)
+    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(weight_optimizer, settings.epochs)
+    oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, loss_of, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
     started = time.perf_counter()
     for epoch in range(settings.epochs):
@@ -152,7 +152,7 @@ def search(settings: Settings, seed: int, data: Data, progress: Progress = lambd
         halves = (batches(half, settings.batch, generator) for half in (data.train, data.valid))
         for train_batch, valid_batch in zip(*halves, strict=True):
             oneshot.step(train_batch, valid_batch)
-        schedule.step()
+        lr_scheduler.step()
     seconds = time.perf_counter() - started
     architecture = nas.found(oneshot)
     return {"values": architecture.values, "probability": architecture.probability, "seconds": seconds}
@@ -162,18 +162,18 @@ def train(settings: Settings, seed: int, data: Data, values: dict[str, Any]) -> 
     """An architecture trained from scratch on all training images: test accuracy, parameters, seconds."""
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
-    weights = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(weights, settings.training_epochs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4)
+    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
     started = time.perf_counter()
     for _ in range(settings.training_epochs):
         for batch in batches(both, settings.batch, generator):
-            weights.zero_grad()
+            optimizer.zero_grad()
             loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-            weights.step()
-        schedule.step()
+            optimizer.step()
+        lr_scheduler.step()
     seconds = time.perf_counter() - started
     model.eval()
     with torch.no_grad():

@@ -45,7 +45,7 @@ class SearchSettings:
     """A hard limit on the parameters of an architecture, at the size of the search."""
     test: bool = True
     """The most likely architecture is tested now and then, in time that is not counted; --no-test leaves that out."""
-    amp: training.Amp = "off"
+    amp_dtype: training.AmpDtype = "off"
     """Mixed precision."""
     seed: int = 0
     """All random numbers follow from it."""
@@ -62,28 +62,30 @@ class Searching:
         self,
         settings: SearchSettings,
         model: nn.Module,
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss_fn: Callable[[nn.Module, Any], Tensor],
         *,
         size: Callable[[nn.Module, Values], int],
         weight_decay: float,
     ) -> None:
-        self._settings, self._loss = settings, loss
+        self._settings, self._loss_fn = settings, loss_fn
         streams = np.random.SeedSequence(settings.seed).spawn(2)
-        self.optimizer = METHODS[settings.method](
+        self.arch_optimizer = METHODS[settings.method](
             nas.space_of(model), population_size=settings.population_size, seed=streams[0]
         )
         self._judges = streams[1]
         # Not fused: there torch refuses weights that are touched for the first time beside others that were before.
-        weights = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=weight_decay)
+        weight_optimizer = torch.optim.SGD(
+            model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=weight_decay
+        )
         most = settings.most_parameters
         self.oneshot = nas.OneShot(
             model,
-            self.optimizer,
-            weights,
-            loss,
-            clip_norm=5.0,
+            self.arch_optimizer,
+            weight_optimizer,
+            loss_fn,
+            max_grad_norm=5.0,
             limits=[] if most is None else [nas.Limit(size, most, "parameters")],
-            amp=training.dtype_of(settings.amp),
+            amp_dtype=training.parse_amp_dtype(settings.amp_dtype),
         )
         if settings.method == "uniform" and most is not None:
             self._drawn()  # raises now rather than at the end
@@ -94,7 +96,7 @@ class Searching:
         One mini-batch moves the weights, the other one the distribution. Returns the mean losses of the architectures
         that ran and, under a limit, the share inside of it.
         """
-        training.set_rate(self.oneshot.weights, training.cosine(self._settings.rate, done))
+        training.set_rate(self.oneshot.weight_optimizer, training.cosine(self._settings.rate, done))
         step = self.oneshot.step(train, valid)
         inside = sum(loss is not None for loss in step.valid_losses)
         record: dict[str, training.Number] = {"train_loss": step.train_loss} if step.train_losses else {}
@@ -106,7 +108,7 @@ class Searching:
 
     def certainty(self) -> dict[str, float]:
         """How far it has come."""
-        return certainty(self.optimizer)
+        return certainty(self.arch_optimizer)
 
     def most_likely(self) -> dict[str, Any] | None:
         """The most likely architecture so far; none where all are equally likely."""
@@ -121,7 +123,7 @@ class Searching:
             values, inside, probability = self._best_of_random(valid, steps, show), True, None
         else:
             values, inside, probability = nas.most_likely(self.oneshot)
-        distribution = {name: np.asarray(p).tolist() for name, p in self.optimizer.distribution().items()}
+        distribution = {name: np.asarray(p).tolist() for name, p in self.arch_optimizer.distribution().items()}
         return {"values": values, "inside": inside, "probability": probability, "distribution": distribution}
 
     def found_in(self, folder: Path) -> dict[str, Any]:
@@ -132,11 +134,11 @@ class Searching:
         path = folder / "architecture.json"
         if not path.exists():
             raise ValueError(f"{folder} is a random search, which chooses an architecture at its end; let it finish")
-        return from_json(path.read_text(encoding="utf-8"), self.optimizer.space)
+        return from_json(path.read_text(encoding="utf-8"), self.arch_optimizer.space)
 
     def _drawn(self) -> list[dict[str, Any]]:
         """The candidates of random search that are inside of the limit."""
-        drawn = RandomSearch(self.optimizer.space, seed=self._judges).ask(self._settings.candidates)
+        drawn = RandomSearch(self.arch_optimizer.space, seed=self._judges).ask(self._settings.candidates)
         inside = [candidate.values for candidate in drawn if not self.oneshot.excess(candidate.values)]
         if not inside:
             raise ValueError(f"none of {len(drawn)} architectures meets the limit; raise most_parameters")
@@ -163,7 +165,7 @@ class Searching:
         """The mean loss on some mini-batches; what is not finite is worst."""
         nas.select(self.oneshot.model, values)
         with torch.no_grad():
-            losses = [self._loss(self.oneshot.model, batch) for batch in batches]
+            losses = [self._loss_fn(self.oneshot.model, batch) for batch in batches]
         loss = torch.stack(losses).mean().item()
         return loss if math.isfinite(loss) else math.inf
 

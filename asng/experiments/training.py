@@ -23,7 +23,7 @@ CHECKPOINT = "checkpoint.pt"
 TICK = 1e-9  # seconds; clocks may stand still for a while
 SHOWN_EVERY = 0.5  # seconds; looking at a number makes the host wait for the GPU
 
-Amp = Literal["off", "bfloat16", "float16"]
+AmpDtype = Literal["off", "bfloat16", "float16"]
 Number = float | Tensor
 
 
@@ -229,9 +229,9 @@ def device_of(name: str) -> torch.device:
     return torch.device(name)
 
 
-def dtype_of(amp: Amp) -> torch.dtype | None:
+def parse_amp_dtype(amp_dtype: AmpDtype) -> torch.dtype | None:
     """The type of mixed precision."""
-    return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[amp]
+    return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[amp_dtype]
 
 
 def cosine(start: float, done: float) -> float:
@@ -243,9 +243,9 @@ def cosine(start: float, done: float) -> float:
     return start * (1 + math.cos(math.pi * done)) / 2
 
 
-def set_rate(weights: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of all groups."""
-    for group in weights.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = rate
 
 

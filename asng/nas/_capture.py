@@ -50,14 +50,14 @@ class Iteration:
         self,
         decisions: Decisions,
         optimizer: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss_fn: Callable[[nn.Module, Any], Tensor],
         n: int,
         *,
-        max_norm: float,
-        amp: torch.dtype | None,
+        max_grad_norm: float,
+        amp_dtype: torch.dtype | None,
     ) -> None:
-        self._decisions, self._loss, self._n, self._amp = decisions, loss, n, amp
-        self.sgd = FlatSGD(optimizer, max_norm, n)
+        self._decisions, self._loss_fn, self._n, self._amp_dtype = decisions, loss_fn, n, amp_dtype
+        self.sgd = FlatSGD(optimizer, max_grad_norm, n)
         self._device = self.sgd.groups[0].gradient.device
         self._columns = Columns(decisions)
         self._passes = {"train": Case(), "valid": Case()}
@@ -79,8 +79,8 @@ class Iteration:
             self._run(run_all, in_turn)
             self._discovers = False
             self._allocate(len(self._columns))
-            if self._amp is not None:
-                self.sgd.keep_low(self._amp, self._only_cast())
+            if self._amp_dtype is not None:
+                self.sgd.keep_low(self._amp_dtype, self._only_cast())
             if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
                 self._run(run_all, in_turn)
         if self._device.type == "cuda":
@@ -178,11 +178,11 @@ class Iteration:
     def _loss_of(self, trace: Trace, batch: Any) -> Tensor:
         # Casts of weights must not be shared: the one that made them may be in a case that does not run.
         precision = torch.autocast(
-            self._device.type, dtype=self._amp, enabled=self._amp is not None, cache_enabled=False
+            self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
         )
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
         with trace.run(), precision, groups:
-            return self._loss(self._decisions.model, batch).reshape(())
+            return self._loss_fn(self._decisions.model, batch).reshape(())
 
 
 class CapturedStep:
@@ -197,14 +197,14 @@ class CapturedStep:
         self,
         decisions: Decisions,
         optimizer: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss_fn: Callable[[nn.Module, Any], Tensor],
         *,
-        max_norm: float,
-        amp: torch.dtype | None,
+        max_grad_norm: float,
+        amp_dtype: torch.dtype | None,
         wrapper: str | None = None,
     ) -> None:
-        self._arguments, self._wrapper = (decisions, optimizer, loss), wrapper
-        self._max_norm, self._amp = max_norm, amp
+        self._arguments, self._wrapper = (decisions, optimizer, loss_fn), wrapper
+        self._max_grad_norm, self._amp_dtype = max_grad_norm, amp_dtype
         self._iteration: Iteration | None = None
         self._refused = False
         self._is_current = False  # the iteration knows which weights are touched, and their momentum
@@ -249,10 +249,12 @@ class CapturedStep:
         self._is_current = False
 
     def _captured(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
-        decisions, optimizer, loss = self._arguments
+        decisions, optimizer, loss_fn = self._arguments
         if (reason := self._obstacle()) is None:
             try:
-                iteration = Iteration(decisions, optimizer, loss, n, max_norm=self._max_norm, amp=self._amp)
+                iteration = Iteration(
+                    decisions, optimizer, loss_fn, n, max_grad_norm=self._max_grad_norm, amp_dtype=self._amp_dtype
+                )
                 iteration.prepare(train_batch, valid_batch)
                 iteration.capture()
                 self._is_current = False
@@ -273,7 +275,7 @@ class CapturedStep:
             return f"the model is wrapped in {self._wrapper}"
         if processes.is_one_of_several():
             return "there are several processes"
-        if self._amp is torch.float16:
+        if self._amp_dtype is torch.float16:
             return "gradients are scaled, as float16 needs it"
         return unsupported(optimizer) or _switch.unavailable()
 

@@ -17,43 +17,45 @@ IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may dif
 
 
 def describe_search(
-    optimizer: Optimizer,
-    weights: torch.optim.Optimizer,
-    schedule: LRScheduler,
-    train: Iterable[Any],
-    valid: Iterable[Any],
+    arch_optimizer: Optimizer,
+    weight_optimizer: torch.optim.Optimizer,
+    lr_scheduler: LRScheduler,
+    train_loader: Iterable[Any],
+    valid_loader: Iterable[Any],
     *,
     epochs: int | None,
     limits: Sequence[Limit],
-    clip_norm: float | None,
-    amp: torch.dtype | None,
-    leave_out: bool,
+    max_grad_norm: float | None,
+    amp_dtype: torch.dtype | None,
+    mask_inactive: bool,
     seed: int,
 ) -> dict[str, Any]:
     """What a checkpoint of `nas.search` says of its search, as plain values; `epochs`: of the default schedule."""
     return {
         "seed": int(seed),
-        "epochs of the default schedule": epochs,
-        "schedule": describe_schedule(schedule) if epochs is None else {"class": type(schedule).__name__},
-        "optimizer": {
-            **optimizer.state_dict()["settings"],
-            "population_size": optimizer._population_size,
-            "seed": optimizer.seed,
+        "epochs of the default lr_scheduler": epochs,
+        "lr_scheduler": describe_lr_scheduler(lr_scheduler)
+        if epochs is None
+        else {"class": type(lr_scheduler).__name__},
+        "arch_optimizer": {
+            **arch_optimizer.state_dict()["settings"],
+            "population_size": arch_optimizer._population_size,
+            "seed": arch_optimizer.seed,
         },
-        "weights": describe_weights(weights),
+        "weight_optimizer": describe_weight_optimizer(weight_optimizer),
         "limits": [f"{limit.name} <= {float(limit.at_most)}" for limit in limits],
-        "clip_norm": None if clip_norm is None else float(clip_norm),
-        "amp": None if amp is None else str(amp),
-        "leave_out": bool(leave_out),
-        "train": describe_batches(train),
-        "valid": describe_batches(valid),
+        "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
+        "amp_dtype": None if amp_dtype is None else str(amp_dtype),
+        "mask_inactive": bool(mask_inactive),
+        "train_loader": describe_batches(train_loader),
+        "valid_loader": describe_batches(valid_loader),
     }
 
 
-def describe_weights(weights: torch.optim.Optimizer) -> dict[str, Any]:
+def describe_weight_optimizer(weight_optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Class and hyper-parameters as they were before the first step, also of an optimizer that is used again."""
-    groups = {str(index): _hyper_parameters(group) for index, group in enumerate(weights.param_groups)}
-    return {"class": type(weights).__name__, **groups}
+    groups = {str(index): _hyper_parameters(group) for index, group in enumerate(weight_optimizer.param_groups)}
+    return {"class": type(weight_optimizer).__name__, **groups}
 
 
 def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -63,11 +65,11 @@ def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in kept.items() if value is not None and value is not False}
 
 
-def describe_schedule(schedule: LRScheduler) -> dict[str, Any]:
+def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
     """Class and numbers that it was made with, as far as it keeps them under the names of its arguments."""
-    arguments = inspect.signature(type(schedule).__init__).parameters.keys() - {"optimizer", "last_epoch"}
-    kept = {name: _plain(value) for name, value in vars(schedule).items() if name in arguments}
-    return {"class": type(schedule).__name__, **kept}
+    arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
+    kept = {name: _plain(value) for name, value in vars(lr_scheduler).items() if name in arguments}
+    return {"class": type(lr_scheduler).__name__, **kept}
 
 
 def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from asng.nas.unread import Unread
 from asng.nas.wrappers import check_not_ddp, is_compiled, unwrap
 
 Batch = Any
-Loss = Callable[[nn.Module, Batch], Tensor]
+LossFn = Callable[[nn.Module, Batch], Tensor]
 
 TRIES = 16  # draws per candidate in search of one inside the limits
 FAILED = torch.tensor(math.inf)  # the loss of a candidate that ran out of memory
@@ -66,16 +66,17 @@ def finite_mean(numbers: Iterable[float | None]) -> float:
 class OneShot:
     """Alternates between the weights of a model with decisions and the distribution of its architecture.
 
-    model       any module with decisions, on the device where it is trained; also what torch.compile or
-                DataParallel made of it, which the loss is then given. DDP and FSDP are refused
-    optimizer   ASNG, or a baseline, over `space_of(model)`
-    weights     any torch optimizer of the model's parameters
-    loss        (model, batch) -> scalar tensor; runs the model as it is selected
-    clip_norm   the largest norm of the gradient of the weights
-    limits      hard limits on costs: candidates outside are never run, and ranked behind all inside
-    amp         torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients
-    leave_out   leave variables without effect on a candidate out of its gradient (not the paper's way)
-    capture     run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual
+    Args:
+        model: Any module with decisions, on the device where it is trained; also what torch.compile or DataParallel
+            made of it, which is then what `loss_fn` is called with. DDP and FSDP are refused.
+        arch_optimizer: ASNG, or a baseline, over `space_of(model)`.
+        weight_optimizer: Any torch optimizer of the model's parameters.
+        loss_fn: (model, batch) -> scalar tensor; runs the model as it is selected.
+        max_grad_norm: Largest norm of the gradient of the weights.
+        limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
+        amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
+        mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
+        capture: Run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual.
 
     Both halves run the model in training mode, so batch norm uses the statistics of the batch; parts that
     were put into evaluation mode by hand, or by the model's own `train()`, stay in it. Running statistics
@@ -93,33 +94,33 @@ class OneShot:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
-        weights: torch.optim.Optimizer,
-        loss: Loss,
+        arch_optimizer: Optimizer,
+        weight_optimizer: torch.optim.Optimizer,
+        loss_fn: LossFn,
         *,
-        clip_norm: float | None = None,
+        max_grad_norm: float | None = None,
         limits: Sequence[Limit] = (),
-        amp: torch.dtype | None = None,
-        leave_out: bool = False,
+        amp_dtype: torch.dtype | None = None,
+        mask_inactive: bool = False,
         capture: bool = False,
     ) -> None:
-        check_one_optimizer(weights)
+        check_one_optimizer(weight_optimizer)
         paths = paths_of(model)
         check_not_ddp(paths)
-        self.model, self.optimizer, self.weights = unwrap(model), optimizer, weights
-        self._loss, self._leave_out, self._amp = loss, leave_out, amp
+        self.model, self.arch_optimizer, self.weight_optimizer = unwrap(model), arch_optimizer, weight_optimizer
+        self._loss_fn, self._mask_inactive, self._amp_dtype = loss_fn, mask_inactive, amp_dtype
         self._as_given = model  # in a wrapper of torch.compile or DataParallel, perhaps
         self.costs = Costs(self.model, limits)
         self.decisions = self.costs.decisions
-        self._parameters = [p for group in weights.param_groups for p in group["params"]]
-        check(self.decisions, optimizer, weights)
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, or None for no clipping, got {clip_norm!r}")
-        if amp not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"amp must be torch.bfloat16, torch.float16 or None, got {amp}")
-        self._clip_norm = math.inf if clip_norm is None else clip_norm
+        self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
+        check(self.decisions, arch_optimizer, weight_optimizer)
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {max_grad_norm!r}")
+        if amp_dtype not in (None, torch.bfloat16, torch.float16):
+            raise ValueError(f"amp_dtype must be torch.bfloat16, torch.float16 or None, got {amp_dtype}")
+        self._max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
         self.device = self._parameters[0].device
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp is torch.float16)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
         self._failures = Failures(self.device)
         self._rank, self._ranks = processes.rank_and_ranks()
         self._begin_alike()
@@ -132,8 +133,15 @@ class OneShot:
             from asng.nas._capture import CapturedStep
 
             wrapper = None if model is self.model else type(model).__name__
-            max_norm = self._clip_norm
-            self._captured = CapturedStep(self.decisions, weights, loss, max_norm=max_norm, amp=amp, wrapper=wrapper)
+            max_grad_norm = self._max_grad_norm
+            self._captured = CapturedStep(
+                self.decisions,
+                weight_optimizer,
+                loss_fn,
+                max_grad_norm=max_grad_norm,
+                amp_dtype=amp_dtype,
+                wrapper=wrapper,
+            )
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """One iteration: all candidates of a half see the same batch. The model stays selected as it was."""
@@ -148,7 +156,7 @@ class OneShot:
     def _step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         if not self.model.training:
             self.model.train()
-        drawn, candidates = self._draw_inside(), self.optimizer.ask()
+        drawn, candidates = self._draw_inside(), self.arch_optimizer.ask()
         violations = [self.violation(candidate.values) for candidate in candidates]
         excess = [violation.relative for violation in violations]
         inside = [candidate for candidate, far in zip(candidates, excess, strict=True) if not far]
@@ -191,13 +199,13 @@ class OneShot:
             if good < len(candidates):  # the mean is over the others
                 gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
                 torch._foreach_mul_(gradients, len(candidates) / good)
-            self._scaler.unscale_(self.weights)
-            norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
+            self._scaler.unscale_(self.weight_optimizer)
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
             if self._scaler.is_enabled():  # it leaves the weights alone by itself
-                self._scaler.step(self.weights)
+                self._scaler.step(self.weight_optimizer)
                 self._scaler.update()
             elif norm.isfinite():
-                self.weights.step()
+                self.weight_optimizer.step()
         return losses, bool(candidates) and not good
 
     def _add_gradients(
@@ -244,7 +252,7 @@ class OneShot:
         return losses
 
     def _draw_inside(self) -> list[Candidate]:
-        candidates = self.optimizer.ask()
+        candidates = self.arch_optimizer.ask()
         if not self.costs.limits:
             return candidates
         wanted = len(candidates)
@@ -252,7 +260,7 @@ class OneShot:
         for _ in range(TRIES * wanted):
             if len(inside) == wanted:
                 break
-            inside += [c for c in self.optimizer.ask(1) if not self.excess(c.values)]
+            inside += [c for c in self.arch_optimizer.ask(1) if not self.excess(c.values)]
         return inside
 
     def _dealt(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, bool]]:
@@ -264,10 +272,10 @@ class OneShot:
         self.decisions.choose(candidate.values)
         try:
             with (
-                torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None),
+                torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None),
                 nullcontext() if self._unread is None else self._unread.watching(candidate.values),
             ):
-                loss = self._loss(self._as_given, batch)
+                loss = self._loss_fn(self._as_given, batch)
         except Exception as error:
             error.add_note(f"in the architecture {candidate.values}")
             if "Expected more than 1 value per channel when training" in str(error):
@@ -320,8 +328,8 @@ class OneShot:
                 number if good else BEHIND * (1 + steps.index(violation))
                 for number, good, violation in zip(told, finite, violations, strict=True)
             ]
-        active = [self.decisions.active(c.values) for c in candidates] if self._leave_out else None
-        self.optimizer.tell(candidates, told, active=active)
+        active = [self.decisions.active(c.values) for c in candidates] if self._mask_inactive else None
+        self.arch_optimizer.tell(candidates, told, active=active)
 
     # Several processes.
 
@@ -329,9 +337,11 @@ class OneShot:
         """Weights, buffers and both optimizers' states of the first process for all."""
         if self._ranks > 1:
             processes.take_first_ones([*self._parameters, *self.model.parameters(), *self.model.buffers()])
-            optimizer, weights = processes.first_ones((self.optimizer.state_dict(), self.weights.state_dict()))
-            self.optimizer.load_state_dict(optimizer)
-            self.weights.load_state_dict(weights)
+            arch_optimizer, weight_optimizer = processes.first_ones(
+                (self.arch_optimizer.state_dict(), self.weight_optimizer.state_dict())
+            )
+            self.arch_optimizer.load_state_dict(arch_optimizer)
+            self.weight_optimizer.load_state_dict(weight_optimizer)
 
     def _share_costs(self, values: Mapping[str, Any]) -> None:
         """What the first process measured is known to all."""
@@ -359,8 +369,8 @@ class OneShot:
             self._captured.store()
         return {
             "model": self.model.state_dict(),
-            "weights": self.weights.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "weight_optimizer": self.weight_optimizer.state_dict(),
+            "arch_optimizer": self.arch_optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "touched": [parameter.grad is not None for parameter in self._parameters],
             "limits": [limit.name for limit in self.costs.limits],
@@ -369,7 +379,7 @@ class OneShot:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()` of a OneShot made in the same way; raises ValueError, changing nothing."""
-        before = copy.deepcopy(self.weights.state_dict()), self.optimizer.state_dict()
+        before = copy.deepcopy(self.weight_optimizer.state_dict()), self.arch_optimizer.state_dict()
         try:
             _same_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
@@ -378,13 +388,13 @@ class OneShot:
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
             self.costs.read(state["costs"])  # raises where it is damaged
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.weights.load_state_dict(state["weights"])
+            self.arch_optimizer.load_state_dict(state["arch_optimizer"])
+            self.weight_optimizer.load_state_dict(state["weight_optimizer"])
             self._scaler.load_state_dict(state["scaler"])
             self.model.load_state_dict(state["model"])
         except Exception as error:  # whatever a foreign state makes of its readers
-            self.weights.load_state_dict(before[0])
-            self.optimizer.load_state_dict(before[1])
+            self.weight_optimizer.load_state_dict(before[0])
+            self.arch_optimizer.load_state_dict(before[1])
             raise ValueError(f"the state does not fit: {checkpoints.reason(error)}") from None
         self.costs.load_state_dict(state["costs"])
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.

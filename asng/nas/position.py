@@ -37,10 +37,15 @@ class Position:
     """
 
     def __init__(
-        self, oneshot: OneShot, schedule: LRScheduler, train: Iterable[Batch], valid: Iterable[Batch], seed: int
+        self,
+        oneshot: OneShot,
+        lr_scheduler: LRScheduler,
+        train_loader: Iterable[Batch],
+        valid_loader: Iterable[Batch],
+        seed: int,
     ) -> None:
-        self._oneshot, self._schedule, self._train = oneshot, schedule, train
-        self._valid = _Passes(valid, self._random_while_loading)
+        self._oneshot, self._lr_scheduler, self._train_loader = oneshot, lr_scheduler, train_loader
+        self._valid = _Passes(valid_loader, self._random_while_loading)
         self.epoch = 0
         self.history: list[dict[str, float]] = []
         self._done: list[list[float]] = []  # of the running epoch: train loss, valid loss, share inside the limits
@@ -76,7 +81,7 @@ class Position:
             if processes.any_of_all(stop(), self._oneshot.device):
                 return False
         if not self._done:
-            raise ValueError(f"train gave no batches in epoch {self.epoch + 1}; is it empty, or used up?")
+            raise ValueError(f"train_loader gave no batches in epoch {self.epoch + 1}; is it empty, or used up?")
         self._finish()
         return True
 
@@ -94,15 +99,20 @@ class Position:
         else:
             self._before = now
         with self._loading():
-            pairs = zip(self._train, self._valid, strict=False)
+            pairs = zip(self._train_loader, self._valid, strict=False)
         for place in range(self.steps):
             with self._loading():
                 if next(pairs, None) is None:
-                    raise ValueError(f"train gives only {place} batches, but was at step {self.steps} when it stopped")
+                    raise ValueError(
+                        f"train_loader gives only {place} batches, but was at step {self.steps} when it stopped"
+                    )
         if self.steps:
             self._set_random(now)
         while True:
-            self._before_step = {"random": self._torch_random(), "optimizer": self._oneshot.optimizer.generator_state}
+            self._before_step = {
+                "random": self._torch_random(),
+                "arch_optimizer": self._oneshot.arch_optimizer.generator_state,
+            }
             with self._loading():
                 pair = next(pairs, None)
             if pair is None:
@@ -121,14 +131,14 @@ class Position:
             self._warn_of_explosion(train)
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            if isinstance(self._schedule, ReduceLROnPlateau):
-                self._schedule.step(valid)
+            if isinstance(self._lr_scheduler, ReduceLROnPlateau):
+                self._lr_scheduler.step(valid)
             else:
-                self._schedule.step()
+                self._lr_scheduler.step()
         record = {"epoch": self.epoch + 1, "train_loss": train, "valid_loss": valid, "seconds": self._seconds}
         if self._oneshot.costs.limits:
             record["inside"] = inside
-        self.history.append({**record, **certainty(self._oneshot.optimizer)})
+        self.history.append({**record, **certainty(self._oneshot.arch_optimizer)})
         self.epoch, self._done, self._seconds = self.epoch + 1, [], 0.0
         self._valid_before, self._before_step = self._valid.end_epoch(), None
 
@@ -156,7 +166,7 @@ class Position:
         """
         state: dict[str, Any] = {
             "search": self._oneshot.state_dict(),
-            "schedule": self._schedule.state_dict(),
+            "lr_scheduler": self._lr_scheduler.state_dict(),
             "epoch": self.epoch,
             "history": self.history,
             "done": self._done,
@@ -167,13 +177,13 @@ class Position:
         }
         if self._before_step is not None:
             state["random"] |= self._before_step["random"]
-            state["search"]["optimizer"]["generator"] = self._before_step["optimizer"]
+            state["search"]["arch_optimizer"]["generator"] = self._before_step["arch_optimizer"]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._set_random(state["random"])
         self._oneshot.load_state_dict(state["search"])
-        self._schedule.load_state_dict(state["schedule"])
+        self._lr_scheduler.load_state_dict(state["lr_scheduler"])
         self.epoch, self.history, self._done = state["epoch"], state["history"], state["done"]
         self._seconds, self._before = state["seconds"], state["random_before_epoch"]
         self._valid_before = state["valid_before_epoch"]
@@ -227,7 +237,7 @@ class Position:
     def _generators(self) -> list[torch.Generator]:
         """Those of data loaders and of their samplers, each once."""
         generators = {}
-        for batches in (self._train, self._valid.batches):
+        for batches in (self._train_loader, self._valid.batches):
             batch_sampler = getattr(batches, "batch_sampler", None)
             for holder in (batches, getattr(batches, "sampler", None), getattr(batch_sampler, "sampler", None)):
                 generator = getattr(holder, "generator", None)
@@ -252,7 +262,7 @@ class _Passes(Iterator[Batch]):
             self._iterator, self.used = iter(self.batches), 0
             batch = next(self._iterator, _END)
             if batch is _END:
-                raise ValueError("valid gave no batches; is it empty, or used up?")
+                raise ValueError("valid_loader gave no batches; is it empty, or used up?")
         self.used += 1
         return batch
 
@@ -272,5 +282,5 @@ class _Passes(Iterator[Batch]):
         for self.used in range(1, used + 1):
             if next(self._iterator, _END) is _END:
                 raise ValueError(
-                    f"valid gives only {self.used - 1} batches, but {used} of them were used when it stopped"
+                    f"valid_loader gives only {self.used - 1} batches, but {used} of them were used when it stopped"
                 )

@@ -11,17 +11,17 @@ from asng.asktell import Optimizer
 from asng.nas.selection import Decisions, same_variable
 
 
-def check(decisions: Decisions, optimizer: Optimizer, weights: torch.optim.Optimizer) -> None:
+def check(decisions: Decisions, arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError, with the cure, for what cannot be searched."""
-    if not isinstance(optimizer, Optimizer):
+    if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
-            f"optimizer moves the architecture, such as ASNG(space_of(model)), got {type(optimizer).__name__}; "
-            "pass the torch optimizer of the weights as weights"
+            "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
+            f"{type(arch_optimizer).__name__}; pass the torch optimizer of the weights as weight_optimizer"
         )
     if not decisions.space:
         raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
-    _check_space(decisions, optimizer)
-    _check_weights(decisions.model, weights)
+    _check_space(decisions, arch_optimizer)
+    _check_weights(decisions.model, weight_optimizer)
     for module, path in decisions.paths.items():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise ValueError(
@@ -29,40 +29,45 @@ def check(decisions: Decisions, optimizer: Optimizer, weights: torch.optim.Optim
             )
 
 
-def check_one_optimizer(weights: Any) -> None:
+def check_one_optimizer(weight_optimizer: Any) -> None:
     """Raise ValueError for several optimizers, or none, in the place of one."""
-    if not hasattr(weights, "param_groups"):
-        got = f"a {type(weights).__name__} of {len(weights)}" if isinstance(weights, Sized) else repr(weights)
+    if not hasattr(weight_optimizer, "param_groups"):
+        got = (
+            f"a {type(weight_optimizer).__name__} of {len(weight_optimizer)}"
+            if isinstance(weight_optimizer, Sized)
+            else repr(weight_optimizer)
+        )
         raise ValueError(
-            f"weights must be one torch optimizer, got {got}; give one optimizer several parameter groups, or write a "
-            "torch.optim.Optimizer over all parameters whose step() calls the others'"
+            f"weight_optimizer must be one torch optimizer, got {got}; give one optimizer several parameter groups, or "
+            "write a torch.optim.Optimizer over all parameters whose step() calls the others'"
         )
 
 
-def _check_space(decisions: Decisions, optimizer: Optimizer) -> None:
-    mine, theirs = decisions.space, optimizer.space
+def _check_space(decisions: Decisions, arch_optimizer: Optimizer) -> None:
+    mine, theirs = decisions.space, arch_optimizer.space
     equal = {name for name in mine if name in theirs and same_variable(mine[name], theirs[name])}
     differing = sorted({*mine, *theirs} - equal)
     if differing or list(mine) != list(theirs):
         what = f"they differ in {', '.join(map(repr, differing[:5]))}" if differing else "by its order"
         raise ValueError(
-            f"the optimizer searches another space than the model's ({what}); make it with space_of(model)"
+            f"arch_optimizer searches another space than the model's ({what}); make it with space_of(model)"
         )
 
 
-def _check_weights(model: nn.Module, weights: torch.optim.Optimizer) -> None:
-    held = {id(parameter) for group in weights.param_groups for parameter in group["params"]}
+def _check_weights(model: nn.Module, weight_optimizer: torch.optim.Optimizer) -> None:
+    held = {id(parameter) for group in weight_optimizer.param_groups for parameter in group["params"]}
     left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
     if left:
         more = f" and {len(left) - 3} more" if len(left) > 3 else ""
         raise ValueError(
-            f"weights does not hold the model's parameters {', '.join(left[:3])}{more}; make it with "
+            f"weight_optimizer does not hold the model's parameters {', '.join(left[:3])}{more}; make it with "
             "model.parameters(), or call requires_grad_(False) on those that stay as they are"
         )
     try:
-        inspect.signature(type(weights).step).bind(weights)  # of the class: schedules wrap that of the object
+        # Of the class: schedulers wrap that of the object.
+        inspect.signature(type(weight_optimizer).step).bind(weight_optimizer)
     except TypeError:
         raise ValueError(
-            f"{type(weights).__name__} asks for a closure to evaluate the loss again, but every step here has "
+            f"{type(weight_optimizer).__name__} asks for a closure to evaluate the loss again, but every step here has "
             "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
         ) from None

@@ -38,7 +38,7 @@ class Found:
     probability: float  # of drawing this network from the final distribution, as in `MostLikely`
     model: nn.Module  # extracted, with the weights of the search; batch norms need `recalibrate`
     history: list[dict[str, float]]  # one record per epoch
-    optimizer: Optimizer
+    arch_optimizer: Optimizer
 
 
 def found(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Found:
@@ -50,7 +50,9 @@ def found(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Foun
     if not likely.inside and processes.is_first():
         warnings.warn(_too_much(oneshot, likely.values), stacklevel=2)
     model = extract(oneshot.model, likely.values)
-    return Found(*likely, model=model, history=[dict(record) for record in history], optimizer=oneshot.optimizer)
+    return Found(
+        *likely, model=model, history=[dict(record) for record in history], arch_optimizer=oneshot.arch_optimizer
+    )
 
 
 def most_likely(oneshot: OneShot) -> MostLikely:
@@ -60,19 +62,19 @@ def most_likely(oneshot: OneShot) -> MostLikely:
     Of several processes all have to call it then, as the first one measures for all.
     """
     values = _choice(oneshot)
-    optimizer = oneshot.optimizer
+    arch_optimizer = oneshot.arch_optimizer
     active = oneshot.decisions.active(values)
-    space = {name: variable for name, variable in optimizer.space.items() if name in active}  # sums need an order
-    return MostLikely(values, not oneshot.excess(values), probability(optimizer.distribution(), space, values))
+    space = {name: variable for name, variable in arch_optimizer.space.items() if name in active}  # sums need an order
+    return MostLikely(values, not oneshot.excess(values), probability(arch_optimizer.distribution(), space, values))
 
 
 def _choice(oneshot: OneShot) -> dict[str, Any]:
-    optimizer = oneshot.optimizer
-    mode = optimizer.mode()
+    arch_optimizer = oneshot.arch_optimizer
+    mode = arch_optimizer.mode()
     if not oneshot.excess(mode):
         return mode
-    distribution, space = optimizer.distribution(), optimizer.space
-    drawn = {oneshot.decisions.key(c.values): c.values for c in copy.deepcopy(optimizer).ask(DRAWS)}
+    distribution, space = arch_optimizer.distribution(), arch_optimizer.space
+    drawn = {oneshot.decisions.key(c.values): c.values for c in copy.deepcopy(arch_optimizer).ask(DRAWS)}
     for values in sorted(drawn.values(), key=lambda values: -probability(distribution, space, values)):
         if not oneshot.excess(values):
             return values

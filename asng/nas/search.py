@@ -21,7 +21,7 @@ from asng.checks import check_int
 from asng.nas import processes
 from asng.nas._identity import describe_search
 from asng.nas.cost import Limit
-from asng.nas.oneshot import Batch, Loss, OneShot, Step
+from asng.nas.oneshot import Batch, LossFn, OneShot, Step
 from asng.nas.position import NoFiniteLoss, Position, Show
 from asng.nas.result import Found, found
 from asng.nas.selection import space_of
@@ -31,18 +31,18 @@ from asng.space import Categorical
 
 def search(
     model: nn.Module,
-    train: Iterable[Batch],
-    valid: Iterable[Batch],
-    loss: Loss,
+    train_loader: Iterable[Batch],
+    valid_loader: Iterable[Batch],
+    loss_fn: LossFn,
     *,
     epochs: int,
-    optimizer: Optimizer | None = None,
-    weights: torch.optim.Optimizer | None = None,
-    schedule: LRScheduler | None = None,
-    clip_norm: float | None = 5.0,
+    arch_optimizer: Optimizer | None = None,
+    weight_optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: LRScheduler | None = None,
+    max_grad_norm: float | None = 5.0,
     limits: Sequence[Limit] = (),
-    amp: torch.dtype | None = None,
-    leave_out: bool = False,
+    amp_dtype: torch.dtype | None = None,
+    mask_inactive: bool = False,
     capture: bool = False,
     checkpoint: str | Path | None = None,
     progress: bool = True,
@@ -50,11 +50,11 @@ def search(
 ) -> Found:
     """Search the architecture of a model with decisions while training it; the model is left selected as found.
 
-    Every epoch is one pass over `train` (a list, a DataLoader). `valid` goes on where the epoch before
+    Every epoch is one pass over `train_loader` (a list, a DataLoader). `valid_loader` goes on where the epoch before
     stopped and starts over at its end, so that all of its batches are used alike. By default the weights
     follow SGD from 0.025 to 0 on a cosine, with momentum 0.9 and decay 3e-4, as in the paper; that suits
     images, but is slow for small tabular problems, where
-    `weights=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A schedule is stepped
+    `weight_optimizer=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A schedule is stepped
     after every epoch.
 
     `capture` runs each step as one CUDA graph, several times as fast where the host's kernel launches are what takes
@@ -63,14 +63,15 @@ def search(
     With a `checkpoint` the state is saved after every epoch and at Ctrl-C or SIGTERM, and the same call
     continues from there; on the CPU it ends with the same bits as without a pause. For that the batches may
     depend on torch's, NumPy's and Python's global random numbers and on a loader's own generator, and
-    on nothing else that changes, such as workers that persist. The order of `valid` may depend on these
-    only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train`.
+    on nothing else that changes, such as workers that persist. The order of `valid_loader` may depend on these
+    only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train_loader`.
 
     A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
-    another search: of a model with other weights (names and shapes), another optimizer (method, settings,
-    samples, seed) or weight optimizer (class, hyper-parameters), schedule (class, numbers) or epochs of the
-    default one, limits, clip_norm, amp, leave_out, seed, or data (class, length and batch size of `train`
-    and `valid`, of a DataLoader also the class of its sampler and the class and length of its data set).
+    another search: of a model with other weights (names and shapes), another arch_optimizer (method, settings,
+    population_size, seed) or weight_optimizer (class, hyper-parameters), lr_scheduler (class, numbers) or epochs
+    of the default one, limits, max_grad_norm, amp_dtype, mask_inactive, seed, or data (class, length and batch size
+    of `train_loader` and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of
+    its data set).
     The loss, the layers without weights and what the data hold are not compared.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
@@ -83,25 +84,33 @@ def search(
     torch's generator is one of their own. In several processes all see the batches of the first.
     """
     epochs = check_int(epochs, "epochs", min=1)
-    for name, batches in (("train", train), ("valid", valid)):
+    for name, batches in (("train_loader", train_loader), ("valid_loader", valid_loader)):
         _check_batches(name, batches, epochs)
-    if schedule is not None and (weights is None or schedule.optimizer is not weights):
-        raise ValueError("the schedule is of another optimizer; pass the one that it was made with as weights")
+    if lr_scheduler is not None and (weight_optimizer is None or lr_scheduler.optimizer is not weight_optimizer):
+        raise ValueError("lr_scheduler belongs to another optimizer; pass the one it was made with as weight_optimizer")
     streams = np.random.SeedSequence(check_int(seed, "seed", min=0)).spawn(2)
-    if optimizer is None:
+    if arch_optimizer is None:
         space = space_of(model)
-        optimizer = ASNG(space, seed=streams[0]) if space else ASNG({"none": Categorical([0])})  # OneShot complains
-    if weights is None:
-        weights = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
-    options: dict[str, Any] = {"clip_norm": clip_norm, "limits": limits, "amp": amp, "leave_out": leave_out}
-    oneshot = OneShot(model, optimizer, weights, loss, capture=capture, **options)
-    plan = CosineAnnealingLR(weights, epochs) if schedule is None else schedule
-    position = Position(oneshot, plan, train, valid, int(streams[1].generate_state(1)[0]))
+        # Without decisions OneShot complains.
+        arch_optimizer = ASNG(space, seed=streams[0]) if space else ASNG({"none": Categorical([0])})
+    if weight_optimizer is None:
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    options: dict[str, Any] = {
+        "max_grad_norm": max_grad_norm,
+        "limits": limits,
+        "amp_dtype": amp_dtype,
+        "mask_inactive": mask_inactive,
+    }
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, capture=capture, **options)
+    plan = CosineAnnealingLR(weight_optimizer, epochs) if lr_scheduler is None else lr_scheduler
+    position = Position(oneshot, plan, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
     path = None if checkpoint is None else Path(checkpoint)
-    length = epochs if schedule is None else None  # a given schedule may go on for longer than was planned
+    length = epochs if lr_scheduler is None else None  # a given schedule may go on for longer than was planned
     identity: dict[str, Any] = {}
     if path is not None:
-        identity = describe_search(optimizer, weights, plan, train, valid, seed=seed, epochs=length, **options)
+        identity = describe_search(
+            arch_optimizer, weight_optimizer, plan, train_loader, valid_loader, seed=seed, epochs=length, **options
+        )
     with (
         closing(position),
         checkpoints.interrupts() as interrupted,

@@ -45,7 +45,7 @@ class Retraining:
     """Weight of the auxiliary head's loss."""
     images: int = 50_000
     """How many of the training images are used."""
-    amp: training.Amp = "off"
+    amp_dtype: training.AmpDtype = "off"
     """Mixed precision."""
     seed: int = 0
     """All random numbers follow from it."""
@@ -101,10 +101,12 @@ class Retrain:
         torch.manual_seed(settings.seed)
         self.model = trainable(self.channels, settings.cells, values).to(self.device)
         self.parameters = size(self.model)
-        weights = torch.optim.SGD(
+        optimizer = torch.optim.SGD(
             self.model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4, fused=self.device.type == "cuda"
         )
-        self._descent = Descent(self.model, weights, self._loss, clip_norm=5.0, amp=training.dtype_of(settings.amp))
+        self._descent = Descent(
+            self.model, optimizer, self._loss, max_grad_norm=5.0, amp_dtype=training.parse_amp_dtype(settings.amp_dtype)
+        )
         indices = torch.arange(settings.images)
         self._batches = Batches(train, indices, settings.batch, settings.seed, TRAIN)
         self.steps = self._batches.steps
@@ -116,7 +118,7 @@ class Retrain:
     def step(self, number: int) -> dict[str, training.Number]:
         done = number // self.steps / self._settings.epochs
         self._drop(self._settings.drop_path * done)
-        training.set_rate(self._descent.weights, training.cosine(self._settings.rate, done))
+        training.set_rate(self._descent.optimizer, training.cosine(self._settings.rate, done))
         return {"train_loss": self._descent(self._batches(number))}
 
     def _drop(self, rate: float) -> None:

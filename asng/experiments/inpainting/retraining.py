@@ -50,7 +50,7 @@ class Retraining:
     """Learning rate at the start; a tenth of it after two fifths, a hundredth after four fifths."""
     images: int | None = None
     """The most training faces to use, from all over their order; all by default."""
-    amp: training.Amp = "off"
+    amp_dtype: training.AmpDtype = "off"
     """Mixed precision."""
     seed: int = 0
     """All random numbers follow from it."""
@@ -105,8 +105,8 @@ def descent_of(settings: Retraining, values: Values, size: tuple[int, int], devi
     """An architecture with its first weights, and how they are moved."""
     torch.manual_seed(settings.seed)
     model = placed(fresh(values, size), device)
-    weights = torch.optim.Adam(model.parameters(), lr=settings.rate, fused=device.type == "cuda")
-    return Descent(model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp))
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.rate, fused=device.type == "cuda")
+    return Descent(model, optimizer, loss_of, max_grad_norm=5.0, amp_dtype=training.parse_amp_dtype(settings.amp_dtype))
 
 
 class Retrain:
@@ -122,7 +122,7 @@ class Retrain:
         self._test = Tested(test, settings.mask, TESTED)
 
     def step(self, number: int) -> dict[str, training.Number]:
-        training.set_rate(self._descent.weights, rate_at(self._settings.rate, number / self._settings.iterations))
+        training.set_rate(self._descent.optimizer, rate_at(self._settings.rate, number / self._settings.iterations))
         return {"train_loss": self._descent(self._batches(number))}
 
     def finish_epoch(self, epoch: int) -> dict[str, Any]:
