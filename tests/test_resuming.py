@@ -311,16 +311,16 @@ def test_data_of_every_kind_are_continued(tmp_path, before, after):
     assert len(searched(train_loader=after(), checkpoint=path).history) == 2
 
 
-@pytest.mark.parametrize("schedule", [None, lambda w: OneCycleLR(w, 0.1, total_steps=9), lambda w: StepLR(w, 1, 0.1)])
-def test_the_same_objects_are_continued_as_new_ones_are(tmp_path, schedule):
+@pytest.mark.parametrize("make", [None, lambda w: OneCycleLR(w, 0.1, total_steps=9), lambda w: StepLR(w, 1, 0.1)])
+def test_the_same_objects_are_continued_as_new_ones_are(tmp_path, make):
     model = Net()
     weight_optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     arch_optimizer = ASNG(space_of(model), seed=0)
-    schedule = None if schedule is None else schedule(weight_optimizer)
+    lr_scheduler = None if make is None else make(weight_optimizer)
     settings = {
         "weight_optimizer": weight_optimizer,
         "arch_optimizer": arch_optimizer,
-        "schedule": schedule,
+        "lr_scheduler": lr_scheduler,
         "checkpoint": tmp_path / "c.pt",
     }
     for call in (29, 23):  # after the second epoch has begun, when rates have moved
