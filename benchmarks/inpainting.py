@@ -122,8 +122,8 @@ def measured(net: type[Net], encoding: Encoding, settings: argparse.Namespace, s
     with torch.no_grad():
         decisions.choose(steps[0][0])
         output = model(images).double().sum().item()
-    warm_up, *steps = steps  # the first convolution of all pays for more than itself
-    candidates(decisions, images, warm_up)
+    warmup, *steps = steps  # the first convolution of all pays for more than itself
+    candidates(decisions, images, warmup)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     calls = [lambda group=group: candidates(decisions, images, group) for group in steps]

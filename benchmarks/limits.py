@@ -95,8 +95,8 @@ class Search:
         started = time.perf_counter()
         for _ in range(steps):
             step = self.oneshot.step(self.batch, self.batch)
-            self.feasible += sum(not excess for excess in step.excess)
-            self.asked += len(step.excess)
+            self.feasible += sum(not violation for violation in step.violations)
+            self.asked += len(step.violations)
         self.seconds += time.perf_counter() - started
 
 

@@ -1,6 +1,6 @@
 """A search under two limits: milliseconds measured on this machine, and parameters.
 
-Architectures outside are never trained and never returned. The task: which of four textures does a noisy image show?
+Infeasible architectures are never trained and never returned. The task: which of four textures does a noisy image show?
 """
 
 import torch
@@ -46,7 +46,7 @@ train, valid = ([batch() for _ in range(20)] for _ in range(2))
 found = nas.search(model, train, valid, loss, epochs=12, limits=limits)
 nas.recalibrate(found.model, train)
 
-print(f"found: {found.values}, inside of the limits: {found.inside}")
+print(f"found: {found.values}, feasible: {found.feasible}")
 for name, values in (("found", found.values), ("largest", largest)):
     print(f"{name}: {1000 * latency(model, values):.3f} ms, {nas.parameters(model, values)} parameters")
 print(f"limits: {1000 * seconds:.3f} ms, 20000 parameters")

@@ -52,7 +52,7 @@ oneshot = nas.OneShot(
 )
 for _ in range(500):
     oneshot.step(batch(), batch())
-found = nas.found(oneshot)
+found = nas.result(oneshot)
 print(f"found: {found.values} with probability {found.probability:.2f}")
 x, y = batch(2000)  # there are no batch norms, so the weights of the search can be used as they are
 others = [nas.extract(model, candidate.values) for candidate in ASNG(nas.space_of(model), seed=1).ask(20)]

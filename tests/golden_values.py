@@ -346,7 +346,7 @@ def sine_search(checkpoint: Path | None, stop: int | None = None) -> Values:
         "losses": losses,
         "delta": [record["delta"] for record in found.history],
         "largest probability": [record["largest_probability"] for record in found.history],
-        "within the limit": [record["inside"] for record in found.history],
+        "within the limit": [record["feasible"] for record in found.history],
         "values": found.values,
         "probability": found.probability,
         "theta": found.arch_optimizer.theta,

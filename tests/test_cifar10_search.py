@@ -357,11 +357,11 @@ def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, t
     listen(job, note)
     for number in range(4):
         before = len(judged)
-        assert job.step(number)["inside"] == (len(judged) - before) / 2
+        assert job.step(number)["feasible"] == (len(judged) - before) / 2
     assert 0 < len(judged) < 8
     assert max(ran + judged) <= limit
     found = job.searching.found(job.valid, job.valid.steps)
-    assert found["inside"]
+    assert found["feasible"]
     assert parameters(found["values"], 2, 3, affine=False) <= limit
 
 

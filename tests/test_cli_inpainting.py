@@ -118,8 +118,8 @@ def test_without_tests_nothing_is_tested_and_a_limit_holds(plain, tmp_path):
     done = run("inpainting", "search", *TINY, "--no-test", "--most-parameters", "2000", "--out", tmp_path)
     assert done.code == 0
     assert "test_psnr" not in records_of(tmp_path)[0]
-    assert 0 < records_of(tmp_path)[0]["inside"] <= 1
-    assert summary_of(tmp_path)["inside"]
+    assert 0 < records_of(tmp_path)[0]["feasible"] <= 1
+    assert summary_of(tmp_path)["feasible"]
 
 
 def test_losses_that_are_never_finite_are_one_line_with_a_cure(plain, tmp_path):
@@ -392,7 +392,7 @@ def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
     out = []
     for _ in range(2):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command, "search", lambda *arguments: {"inside": True, "chain": []})
+            patch.setattr(command, "search", lambda *arguments: {"feasible": True, "chain": []})
             out.append(run("inpainting", "search", "--data", folder).out.splitlines())
     assert out[0][:2] == ["reading faces: 0 %", "reading faces: 100 %"]
     assert out[0][2:] == out[1]  # no bar where there is nothing to do

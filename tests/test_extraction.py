@@ -425,7 +425,7 @@ def test_a_decision_that_active_modules_forgets_still_counts():
 
     model = nn.Sequential(Forgetful(Value("depth", Integer(1, 3)), [nn.Linear(2, 2) for _ in range(3)]))
     costs = nas.Costs(model, [nas.Limit(parameters, 12)])
-    assert [costs.of({"depth": depth}) for depth in (1, 2, 3)] == [(6.0,), (12.0,), (18.0,)]
+    assert [costs.measure({"depth": depth}) for depth in (1, 2, 3)] == [(6.0,), (12.0,), (18.0,)]
 
 
 def test_active_modules_must_be_modules():

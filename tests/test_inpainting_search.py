@@ -187,7 +187,7 @@ def test_random_search_and_limits_work_here_too(faces, tmp_path):
     sizes = [nas.parameters(Search(TINY, *faces).model, ASNG(SPACE, seed=seed).ask(1)[0].values) for seed in range(20)]
     limit = int(np.median(sizes))
     limited = search(changed(most_parameters=limit), tmp_path / "limited", *faces)
-    assert limited["inside"]
+    assert limited["feasible"]
     assert nas.parameters(Search(TINY, *faces).model, limited["values"]) <= limit
 
 

@@ -114,7 +114,7 @@ def test_draws_for_the_weights_are_dropped_and_the_others_told(method, monkeypat
     assert all(training)  # batch norms use the batch in both halves
     assert with_gradient == (True, True, False, False)
     assert step.candidates == tuple(c.values for c in asked[1])
-    assert step.excess == (0.0, 0.0)
+    assert step.violations == (0.0, 0.0)
     assert len(step.train_losses) == 2
 
 
@@ -150,7 +150,7 @@ def test_a_step_is_a_frozen_record():
     [((1.0, 3.0), 2.0), ((1.0, math.nan, 3.0, math.inf), 2.0), ((None, 5.0), 5.0), ((None, None), None), ((), None)],
 )
 def test_the_losses_of_a_step_are_those_that_ran_and_are_finite(losses, mean):
-    step = Step(train_losses=losses, valid_losses=losses, candidates=(), excess=())
+    step = Step(train_losses=losses, valid_losses=losses, candidates=(), violations=())
     for number in (step.train_loss, step.valid_loss):
         assert math.isnan(number) if mean is None else number == mean
 

@@ -35,7 +35,7 @@ def test_the_second_example_finds_a_network_that_fits_within_its_limit(examples,
     names: dict[str, Any] = {}
     exec(examples[1], names)
     found = names["found"]
-    assert found.inside
+    assert found.feasible
     assert sum(parameter.numel() for parameter in found.model.parameters()) <= 1000
     assert not any(isinstance(module, nas.Decision) for module in found.model.modules())
     x = torch.linspace(-1, 1, 201)[:, None]
@@ -57,7 +57,7 @@ def test_the_guide_to_one_shot_search_runs_as_it_stands(tmp_path, monkeypatch):
     exec("\n".join(re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)), names)
     assert list(names["space"]) == ["width", "depth", "activation"]
     nas.select(names["model"], names["found"].values)
-    assert names["found"].inside
+    assert names["found"].feasible
     assert names["again"].values == names["found"].values
     x = torch.zeros(2, 4)
     for one, other in zip(names["again"].model.parameters(), names["found"].model.parameters(), strict=True):

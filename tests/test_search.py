@@ -15,8 +15,8 @@ from searches import Net, batches, cross_entropy, data, outcome, same, searched
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from asng import ASNG, Categorical, Integer, Normal, Real
-from asng.nas import Decision, Found, OneOf, OneShot, found, most_likely, select, space_of
+from asng import ASNG, Categorical, Integer, Normal, Real, nas
+from asng.nas import Decision, OneOf, OneShot, SearchResult, select, space_of, top
 from asng.nas.result import probability
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
@@ -30,8 +30,8 @@ def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
     model = Net(dropout=0)
     x, y = data(400, 5)
     result = searched(model, batches(40, 1), batches(40, 2), epochs=12)
-    assert isinstance(result, Found)
-    assert result.inside
+    assert isinstance(result, SearchResult)
+    assert result.feasible
     assert result.values == result.arch_optimizer.mode()
     assert result.values["first"] != 2  # it would not know of its input
     assert not any(isinstance(module, Decision) for module in result.model.modules())
@@ -85,7 +85,7 @@ def test_the_probability_has_the_same_bits_in_every_process():
     initial = {f"choice {i}": [1 - 1 / (i % 37 + 3), 1 / (i % 37 + 3)] for i in range(40)}
     arch_optimizer = ASNG(space_of(model), initial=initial, seed=0)
     weight_optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    likely = most_likely(OneShot(model, arch_optimizer, weight_optimizer, cross_entropy))
+    (likely,) = top(OneShot(model, arch_optimizer, weight_optimizer, cross_entropy))
     assert likely.probability == probability(arch_optimizer.distribution(), arch_optimizer.space, likely.values)
 
 
@@ -94,23 +94,34 @@ def test_the_probability_is_that_of_the_network_so_that_what_has_no_effect_does_
     oneshot = made([0.75, 0.25])
     outer, inner = (oneshot.arch_optimizer.distribution()[name] for name in ("outer", "inner"))
     draws = [c.values for c in copy.deepcopy(oneshot.arch_optimizer).ask(20_000)]
-    plain, second = most_likely(oneshot), most_likely(made([0.25, 0.75]))
-    assert plain == ({"outer": "plain", "inner": 1}, True, pytest.approx(outer[0]))
+    plain, second = top(oneshot)[0], top(made([0.25, 0.75]))[0]
+    assert plain == ({"outer": "plain", "inner": 1}, pytest.approx(outer[0]), True)
     assert plain.probability == pytest.approx(np.mean([v["outer"] == "plain" for v in draws]), abs=0.02)
     assert second.values == {"outer": "nested", "inner": 1}
     assert second.probability == pytest.approx(outer[0] * inner[1])
-    assert found(oneshot).probability == plain.probability
+    assert nas.result(oneshot).probability == plain.probability
 
 
 def test_looking_at_the_most_likely_copies_and_changes_nothing(monkeypatch):
     oneshot = nested()([0.75, 0.25])
     select(oneshot.model, {"outer": "nested", "inner": 0})
     before = oneshot.arch_optimizer.state_dict()
-    result = found(oneshot)
+    result = nas.result(oneshot)
     monkeypatch.setattr("asng.nas.result.extract", lambda *_: pytest.fail("extracted"))
-    assert most_likely(oneshot) == (result.values, result.inside, result.probability)
+    assert top(oneshot)[0] == (result.values, result.probability, result.feasible)
     assert oneshot.arch_optimizer.state_dict() == before
     assert oneshot.model[0].value == "nested"
+
+
+def test_top_lists_each_network_once_most_likely_first():
+    oneshot = nested()([0.75, 0.25])
+    plain, *others = top(oneshot, 3)
+    assert top(oneshot) == [plain]
+    assert [one.values for one in others] == [{"outer": "nested", "inner": 1}, {"outer": "nested", "inner": 0}]
+    assert sum(one.probability for one in (plain, *others)) == pytest.approx(1)
+    assert top(oneshot, 9) == [plain, *others]  # there are no more
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        top(oneshot, 0)
 
 
 def test_the_same_seed_gives_the_same_numbers_whatever_the_global_state():

@@ -71,17 +71,17 @@ def test_a_step_reports_mean_losses_at_the_learning_rate_of_a_cosine():
 def test_under_a_limit_a_step_reports_the_share_inside():
     search = searching(most_parameters=30)
     records = [search.step(zeros(), zeros(), 0.0) for _ in range(20)]
-    assert {record["inside"] for record in records} <= {0.0, 0.5, 1.0}
-    assert all(("valid_loss" in record) == (record["inside"] > 0) for record in records)
-    assert search.found(zeros, 4)["inside"]
+    assert {record["feasible"] for record in records} <= {0.0, 0.5, 1.0}
+    assert all(("valid_loss" in record) == (record["feasible"] > 0) for record in records)
+    assert search.found(zeros, 4)["feasible"]
     assert search.found(zeros, 4)["values"]["shift"] in (1.0, 0.0)
 
 
 def test_a_limit_that_none_meets_ends_in_the_nearest_architecture():
     search = searching(most_parameters=5)
-    assert search.step(zeros(), zeros(), 0.0) == {"inside": 0.0}
+    assert search.step(zeros(), zeros(), 0.0) == {"feasible": 0.0}
     found = search.found(zeros, 4)
-    assert not found["inside"]
+    assert not found["feasible"]
     assert found["values"] == {"shift": 0.0}
 
 

@@ -56,7 +56,7 @@ def test_a_wrapped_model_is_searched_as_it_is_and_the_loss_is_given_the_wrapper(
         assert one.step(*pair) == other.step(*pair)
     assert list(one.state_dict()["model"]) == list(twin.state_dict())
     made(small()).load_state_dict(one.state_dict())  # with the wrapper or without
-    assert str(nas.found(one).model) == str(nas.found(other).model)
+    assert str(nas.result(one).model) == str(nas.result(other).model)
 
 
 def test_a_search_of_a_wrapped_model_goes_on_without_the_wrapper(tmp_path):

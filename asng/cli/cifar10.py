@@ -62,7 +62,7 @@ def run_search(arguments: Sequence[str]) -> None:
     images = images_of(command.where, console)
     with progress_bar(console, "cifar10 search", folder) as progress:
         summary = search(settings, folder, *images, show=progress)
-    if not summary["inside"]:
+    if not summary["feasible"]:
         console.print("No architecture met the limit; this is the nearest one.")
     console.print("Found:", *lines_of(summary["values"]), sep="\n", highlight=False)
     console.print(f"Cells: {folder / 'cells.png'}", soft_wrap=True)

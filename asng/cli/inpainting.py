@@ -94,7 +94,7 @@ def run_search(arguments: Sequence[str]) -> None:
     data = faces(command.where, command.lists, console, settings.images)
     with progress_bar(console, "inpainting search", folder) as progress:
         summary = search(settings, folder, data.train, data.test, progress)
-    if not summary["inside"]:
+    if not summary["feasible"]:
         console.print("No architecture met the limit; this is the nearest one.")
     console.print("Found (the other layers are inactive):", *summary["chain"], sep="\n", highlight=False)
     again = next_command("inpainting", folder, small, command.where, more=command.lists.flags())

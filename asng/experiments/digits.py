@@ -154,7 +154,7 @@ def search(settings: Settings, seed: int, data: Data, progress: Progress = lambd
             oneshot.step(train_batch, valid_batch)
         lr_scheduler.step()
     seconds = time.perf_counter() - started
-    architecture = nas.found(oneshot)
+    architecture = nas.result(oneshot)
     return {"values": architecture.values, "probability": architecture.probability, "seconds": seconds}
 
 

@@ -98,12 +98,12 @@ class Searching:
         """
         training.set_rate(self.oneshot.weight_optimizer, training.cosine(self._settings.rate, done))
         step = self.oneshot.step(train, valid)
-        inside = sum(loss is not None for loss in step.valid_losses)
+        feasible = sum(loss is not None for loss in step.valid_losses)
         record: dict[str, training.Number] = {"train_loss": step.train_loss} if step.train_losses else {}
-        if inside:
+        if feasible:
             record["valid_loss"] = step.valid_loss
         if self._settings.most_parameters is not None:
-            record["inside"] = inside / len(step.valid_losses)
+            record["feasible"] = feasible / len(step.valid_losses)
         return record
 
     def certainty(self) -> dict[str, float]:
@@ -112,7 +112,7 @@ class Searching:
 
     def most_likely(self) -> dict[str, Any] | None:
         """The most likely architecture so far; none where all are equally likely."""
-        return None if self._settings.method == "uniform" else nas.most_likely(self.oneshot).values
+        return None if self._settings.method == "uniform" else nas.top(self.oneshot)[0].values
 
     def found(self, valid: Batches, steps: int, show: training.Show = training.silent) -> dict[str, Any]:
         """The architecture that the search ends with, and the distribution behind it.
@@ -120,11 +120,11 @@ class Searching:
         Random search chooses only now, on `steps` mini-batches by their numbers.
         """
         if self._settings.method == "uniform":
-            values, inside, probability = self._best_of_random(valid, steps, show), True, None
+            values, probability, feasible = self._best_of_random(valid, steps, show), None, True
         else:
-            values, inside, probability = nas.most_likely(self.oneshot)
+            values, probability, feasible = nas.top(self.oneshot)[0]
         distribution = {name: np.asarray(p).tolist() for name, p in self.arch_optimizer.distribution().items()}
-        return {"values": values, "inside": inside, "probability": probability, "distribution": distribution}
+        return {"values": values, "feasible": feasible, "probability": probability, "distribution": distribution}
 
     def found_in(self, folder: Path) -> dict[str, Any]:
         """The architecture that a run has found so far; random search chooses its own at the end, and only once."""
@@ -139,10 +139,10 @@ class Searching:
     def _drawn(self) -> list[dict[str, Any]]:
         """The candidates of random search that are inside of the limit."""
         drawn = RandomSearch(self.arch_optimizer.space, seed=self._judges).ask(self._settings.candidates)
-        inside = [candidate.values for candidate in drawn if not self.oneshot.excess(candidate.values)]
-        if not inside:
+        feasible = [candidate.values for candidate in drawn if self.oneshot.is_feasible(candidate.values)]
+        if not feasible:
             raise ValueError(f"none of {len(drawn)} architectures meets the limit; raise most_parameters")
-        return inside
+        return feasible
 
     def _best_of_random(self, valid: Batches, steps: int, show: training.Show) -> dict[str, Any]:
         """Random search with shared weights: many on the same mini-batch, then the best few of them on all."""

@@ -15,11 +15,12 @@ from asng.nas.measures import Flops, Latency, parameters
 from asng.nas.norms import BatchNorm1d, BatchNorm2d, LayerNorm
 from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
-from asng.nas.result import Found, MostLikely, found, most_likely
+from asng.nas.result import Architecture, SearchResult, result, top
 from asng.nas.search import search
 from asng.nas.selection import Decisions, select, selected, space_of
 
 __all__ = [
+    "Architecture",
     "BatchNorm1d",
     "BatchNorm2d",
     "Conv2d",
@@ -28,31 +29,30 @@ __all__ = [
     "Decision",
     "Decisions",
     "Flops",
-    "Found",
     "Latency",
     "LayerNorm",
     "Limit",
     "Linear",
     "Measure",
-    "MostLikely",
     "OneOf",
     "OneShot",
     "Pick",
     "Repeat",
+    "SearchResult",
     "Searchable",
     "Step",
     "UpTo",
     "Value",
     "Width",
     "extract",
-    "found",
     "from_json",
-    "most_likely",
     "parameters",
     "recalibrate",
+    "result",
     "search",
     "select",
     "selected",
     "space_of",
     "to_json",
+    "top",
 ]

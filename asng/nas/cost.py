@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from asng.nas import processes
-from asng.nas.counting import count
+from asng.nas.counting import count_parameters
 from asng.nas.devices import device_of
 from asng.nas.extraction import borrow
 from asng.nas.measures import NetworkMeasure, device_name, parameters
@@ -21,7 +21,7 @@ Measure = Callable[[nn.Module, Values], SupportsFloat]
 
 Nearest = tuple[dict[str, Any], str, tuple[float, ...]]  # values, their network, its costs
 
-MEMORY = 10_000  # networks whose costs are remembered, those asked for last
+MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for last
 
 
 @dataclass(frozen=True)
@@ -81,19 +81,19 @@ class Costs:
         """The network of an architecture, as one line of text; raises ValueError for values that do not fit."""
         return self.decisions.key(self.decisions.canonical(values))
 
-    def of(self, values: Values) -> tuple[float, ...]:
+    def measure(self, values: Values) -> tuple[float, ...]:
         """What an architecture costs, in the order of the limits, up to the first that it violates."""
         network = self.decisions.canonical(values)
         key = self.decisions.key(network)
         costs = self.known.pop(key, ())
-        if not self.is_whole(costs):
-            costs = self._measure(network, costs)
+        if not self.is_complete(costs):
+            costs = self._measure_missing(network, costs)
         self.remember(key, costs)
         if self._nearest is None or self._violation(costs) <= self._violation(self._nearest[2]):
             self._nearest = (dict(values), key, costs)
         return costs
 
-    def is_whole(self, costs: Sequence[float]) -> bool:
+    def is_complete(self, costs: Sequence[float]) -> bool:
         """Whether these costs decide if the limits are met."""
         pairs = zip(self.limits, costs, strict=False)
         return len(costs) == len(self.limits) or any(limit.violation(cost) for limit, cost in pairs)
@@ -101,30 +101,30 @@ class Costs:
     def remember(self, key: str, costs: tuple[float, ...]) -> None:
         """Keep the costs of a network; that of those asked for longest ago may be forgotten for it."""
         self.known[key] = costs
-        if len(self.known) > MEMORY:
+        if len(self.known) > MAX_NETWORKS:
             del self.known[next(iter(self.known))]
 
     def violation(self, values: Values) -> Violation:
         """How an architecture misses the limits; compare them to say which of two is nearer."""
-        return self._violation(self.of(values))
+        return self._violation(self.measure(values))
 
     def _violation(self, costs: Sequence[float]) -> Violation:
-        for place, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):
+        for index, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):
             if relative := limit.violation(cost):
-                return Violation(len(self.limits) - place - 1, relative)
+                return Violation(len(self.limits) - index - 1, relative)
         return FEASIBLE
 
     def nearest(self) -> dict[str, Any] | None:
         """Of all architectures asked for so far, the newest with the smallest violation."""
         return None if self._nearest is None else self._nearest[0]
 
-    def _measure(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
+    def _measure_missing(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
         """All costs of a network of which some are known, the violated limits' last."""
         network: nn.Module | None = None
         for limit in self.limits[len(costs) :]:
             try:
                 if limit.measure is parameters:
-                    cost: Any = count(self.decisions, values)
+                    cost: Any = count_parameters(self.decisions, values)
                 elif isinstance(limit.measure, NetworkMeasure):
                     with preserve_rng(self.decisions, limit.measure.device), torch.no_grad():
                         network = network or borrow(self.decisions, values)
@@ -135,7 +135,7 @@ class Costs:
             except Exception as error:
                 error.add_note(f"in {limit.name} of the architecture {dict(values)}")
                 raise
-            costs = (*costs, _number(cost, limit, values))
+            costs = (*costs, _as_cost(cost, limit, values))
             if limit.violation(costs[-1]):
                 break
         return costs
@@ -157,10 +157,10 @@ class Costs:
 
     def read(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
         """What of a state may be used here; raises where it is none."""
-        mine = self.state_dict()
-        pairs = zip(state["measures"], mine["measures"], strict=True)
+        current = self.state_dict()
+        pairs = zip(state["measures"], current["measures"], strict=True)
         same = [there is not None and there == here for there, here in pairs]
-        usable = (*same, False).index(False) if state["device"] == mine["device"] else 0
+        usable = (*same, False).index(False) if state["device"] == current["device"] else 0
         known = {str(key): tuple(map(float, costs))[:usable] for key, costs in state["known"].items()}
         nearest = None
         if all(same) and usable and state["nearest"] is not None:
@@ -172,7 +172,7 @@ class Costs:
         return device_name(device_of(self.model))
 
 
-def _number(cost: Any, limit: Limit, values: Values) -> float:
+def _as_cost(cost: Any, limit: Limit, values: Values) -> float:
     try:
         number = float(cost)
     except (TypeError, ValueError, RuntimeError):

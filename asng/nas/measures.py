@@ -18,20 +18,20 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from asng.nas.counting import count
+from asng.nas.counting import count_parameters
 from asng.nas.devices import device_of, moved
 from asng.nas.extraction import borrow
 from asng.nas.selection import Decisions, Values
 from asng.nas.untouched import preserve_rng
 
-ENOUGH, AGREEMENT = 5, 0.1  # so many times of a forward, and so close together, are as good as more
+MIN_RUNS, MAX_SPREAD = 5, 0.1  # so many times of a forward, and so close together, are as good as more
 
 
 def parameters(model: nn.Module, values: Values) -> int:
     """The number of parameters of the extracted network, what is shared counted once."""
     decisions = Decisions(model)
     decisions.check(values)
-    return count(decisions, values)
+    return count_parameters(decisions, values)
 
 
 parameters.fingerprint = "parameters"  # type: ignore[attr-defined]
@@ -117,19 +117,19 @@ class Latency(NetworkMeasure):
 
     The device is the one where the network will run, by default the one where it is trained. On the
     CPU torch uses the threads that it is set to (`torch.set_num_threads`). Each new network runs forward
-    `warm_up` times and then `repeats` times, or fewer, at least five, once the middle half of the times agree
+    `warmup` times and then `repeats` times, or fewer, at least five, once the middle half of the times agree
     within 10 %. Whatever else runs on the device disturbs the measurement.
     """
 
     def __init__(
-        self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warm_up: int = 3
+        self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warmup: int = 3
     ) -> None:
         super().__init__(*inputs)
         self.device = None if device is None else torch.device(device)
-        if repeats < 1 or warm_up < 0:
-            raise ValueError(f"repeats must be at least 1 and warm_up 0, got {repeats} and {warm_up}")
+        if repeats < 1 or warmup < 0:
+            raise ValueError(f"repeats must be at least 1 and warmup 0, got {repeats} and {warmup}")
         self.repeats = repeats
-        self.warm_up = warm_up
+        self.warmup = warmup
 
     def measure(self, network: nn.Module, device: torch.device) -> float:
         if self.device is not None and self.device != device:
@@ -137,7 +137,7 @@ class Latency(NetworkMeasure):
             network = copy.deepcopy(network).to(device)
         network.eval()
         inputs = moved(self.inputs, device)
-        for _ in range(self.warm_up):
+        for _ in range(self.warmup):
             network(*inputs)
         seconds: list[float] = []
         while len(seconds) < self.repeats and not _agree(seconds):
@@ -148,14 +148,14 @@ class Latency(NetworkMeasure):
     def fingerprint(self) -> str:
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-        runs = f"{self.repeats} + {self.warm_up} runs, torch {torch.__version__}"
+        runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"
         return f"Latency({_describe(self.inputs)}) on {where}, {host}, {runs}"
 
 
 def _agree(seconds: Sequence[float]) -> bool:
     """Whether the middle half of five or more times lies within 10 %."""
     times, quarter = sorted(seconds), len(seconds) // 4
-    return len(times) >= ENOUGH and times[-1 - quarter] - times[quarter] <= AGREEMENT * statistics.median(times)
+    return len(times) >= MIN_RUNS and times[-1 - quarter] - times[quarter] <= MAX_SPREAD * statistics.median(times)
 
 
 def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:

@@ -28,19 +28,21 @@ from asng.nas.wrappers import check_not_ddp, is_compiled, unwrap
 Batch = Any
 LossFn = Callable[[nn.Module, Batch], Tensor]
 
-TRIES = 16  # draws per candidate in search of one inside the limits
+MAX_DRAWS = 16  # per candidate, in search of a feasible one
 FAILED = torch.tensor(math.inf)  # the loss of a candidate that ran out of memory
-BEHIND = 1e300  # told for candidates behind all with a finite loss; above any loss, and never mistaken for one
+WORST_LOSS = 1e300  # told for candidates behind all with a finite loss; above any loss, and never mistaken for one
 
 
 @dataclass(frozen=True)
 class Step:
     """What one iteration did."""
 
-    train_losses: tuple[float, ...]  # of the candidates for the weights; inf: out of memory; none if all were outside
-    valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: outside, not run
+    train_losses: tuple[
+        float, ...
+    ]  # of the candidates for the weights; inf: out of memory; none if all were infeasible
+    valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: infeasible, not run
     candidates: tuple[dict[str, Any], ...]  # the values of these candidates
-    excess: tuple[float, ...]  # how far outside of the limits each of them is; 0 inside
+    violations: tuple[float, ...]  # by how much each misses the first limit that it violates, relative; 0: feasible
 
     @property
     def train_loss(self) -> float:
@@ -156,30 +158,30 @@ class OneShot:
     def _step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         if not self.model.training:
             self.model.train()
-        drawn, candidates = self._draw_inside(), self.arch_optimizer.ask()
+        drawn, candidates = self._draw_feasible(), self.arch_optimizer.ask()
         violations = [self.violation(candidate.values) for candidate in candidates]
-        excess = [violation.relative for violation in violations]
-        inside = [candidate for candidate, far in zip(candidates, excess, strict=True) if not far]
+        relative = [violation.relative for violation in violations]
+        feasible = [candidate for candidate, violated in zip(candidates, relative, strict=True) if not violated]
         done = None
         if self._captured is not None:
-            train, valid = [c.values for c in drawn], [c.values for c in inside]
+            train, valid = [c.values for c in drawn], [c.values for c in feasible]
             done = self._captured.step(train, train_batch, valid, len(candidates), valid_batch)
-        losses, told = self._plain_step(drawn, train_batch, inside, valid_batch) if done is None else done
+        losses, told = self._plain_step(drawn, train_batch, feasible, valid_batch) if done is None else done
         after = iter(told)
-        every = [None if far else next(after) for far in excess]
+        every = [None if violated else next(after) for violated in relative]
         self._tell(candidates, every, violations)
         if done is None and self._unread is not None and self._unread.end_step():
             self._unread = None
-        return Step(tuple(losses), tuple(every), tuple(c.values for c in candidates), tuple(excess))
+        return Step(tuple(losses), tuple(every), tuple(c.values for c in candidates), tuple(relative))
 
     def _plain_step(
-        self, drawn: list[Candidate], train_batch: Batch, inside: list[Candidate], valid_batch: Batch
+        self, drawn: list[Candidate], train_batch: Batch, feasible: list[Candidate], valid_batch: Batch
     ) -> tuple[list[float], list[float]]:
         """The losses of the candidates drawn for the weights, and of those that are judged."""
         train, none_trained = self._train(drawn, train_batch)
-        valid = self._judge(inside, valid_batch)
+        valid = self._judge(feasible, valid_batch)
         losses, told, failed = self._gathered(train, valid)
-        self._failures.end_step(none_trained or 0 < failed == len(inside))
+        self._failures.end_step(none_trained or 0 < failed == len(feasible))
         return losses, told
 
     def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Tensor | None], bool]:
@@ -251,17 +253,17 @@ class OneShot:
                     losses[place] = FAILED if loss is None else loss
         return losses
 
-    def _draw_inside(self) -> list[Candidate]:
+    def _draw_feasible(self) -> list[Candidate]:
         candidates = self.arch_optimizer.ask()
         if not self.costs.limits:
             return candidates
         wanted = len(candidates)
-        inside = [c for c in candidates if not self.excess(c.values)]
-        for _ in range(TRIES * wanted):
-            if len(inside) == wanted:
+        feasible = [c for c in candidates if self.is_feasible(c.values)]
+        for _ in range(MAX_DRAWS * wanted):
+            if len(feasible) == wanted:
                 break
-            inside += [c for c in self.arch_optimizer.ask(1) if not self.excess(c.values)]
-        return inside
+            feasible += [c for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
+        return feasible
 
     def _dealt(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, bool]]:
         """Candidates, and whether this process runs them."""
@@ -306,9 +308,9 @@ class OneShot:
             raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
         return loss.requires_grad
 
-    def excess(self, values: Mapping[str, Any]) -> float:
-        """How far an architecture is outside of the first limit that it violates; 0 inside of all."""
-        return self.violation(values).relative
+    def is_feasible(self, values: Mapping[str, Any]) -> bool:
+        """Whether an architecture meets all limits."""
+        return self.violation(values) == FEASIBLE
 
     def violation(self, values: Mapping[str, Any]) -> Violation:
         """How an architecture misses the limits. The first process measures for all."""
@@ -319,13 +321,13 @@ class OneShot:
         return self.costs.violation(values)
 
     def _tell(self, candidates: list[Candidate], losses: list[float | None], violations: list[Violation]) -> None:
-        """Inside by loss, then inside without a finite loss, then outside by violation."""
+        """Feasible by loss, then feasible without a finite loss, then infeasible by violation."""
         told = [math.inf if loss is None else loss for loss in losses]
         if any(violation != FEASIBLE for violation in violations):
             steps = sorted({FEASIBLE, *violations})
             finite = [math.isfinite(number) for number in told]
             told = [
-                number if good else BEHIND * (1 + steps.index(violation))
+                number if good else WORST_LOSS * (1 + steps.index(violation))
                 for number, good, violation in zip(told, finite, violations, strict=True)
             ]
         active = [self.decisions.active(c.values) for c in candidates] if self._mask_inactive else None
@@ -346,8 +348,8 @@ class OneShot:
     def _share_costs(self, values: Mapping[str, Any]) -> None:
         """What the first process measured is known to all."""
         key = self.costs.key(values)
-        if not self.costs.is_whole(self.costs.known.get(key, ())):
-            costs = self.costs.of(values) if self._rank == 0 else None
+        if not self.costs.is_complete(self.costs.known.get(key, ())):
+            costs = self.costs.measure(values) if self._rank == 0 else None
             self.costs.remember(key, processes.first_ones(costs))
 
     def _gathered(self, train: list[Tensor | None], valid: list[Tensor | None]) -> tuple[list[float], list[float], int]:

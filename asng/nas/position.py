@@ -72,7 +72,7 @@ class Position:
         started = time.monotonic() - self._seconds
         for train_batch, valid_batch in self._batches():
             step = self._oneshot.step(train_batch, valid_batch)
-            share = sum(not far for far in step.excess) / len(step.excess)
+            share = sum(not violated for violated in step.violations) / len(step.violations)
             self._done.append([step.train_loss, step.valid_loss, share])
             self._before_step = None
             self._seconds = time.monotonic() - started
@@ -121,8 +121,8 @@ class Position:
 
     def _finish(self) -> None:
         """The end of an epoch."""
-        train, valid, inside = (finite_mean(column) for column in zip(*self._done, strict=True))
-        if math.isnan(train) and math.isnan(valid) and inside and not self._oneshot.out_of_memory:
+        train, valid, feasible = (finite_mean(column) for column in zip(*self._done, strict=True))
+        if math.isnan(train) and math.isnan(valid) and feasible and not self._oneshot.out_of_memory:
             raise NoFiniteLoss(
                 f"all losses of epoch {self.epoch + 1} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
@@ -137,7 +137,7 @@ class Position:
                 self._lr_scheduler.step()
         record = {"epoch": self.epoch + 1, "train_loss": train, "valid_loss": valid, "seconds": self._seconds}
         if self._oneshot.costs.limits:
-            record["inside"] = inside
+            record["feasible"] = feasible
         self.history.append({**record, **certainty(self._oneshot.arch_optimizer)})
         self.epoch, self._done, self._seconds = self.epoch + 1, [], 0.0
         self._valid_before, self._before_step = self._valid.end_epoch(), None

@@ -23,7 +23,7 @@ from asng.nas._identity import describe_search
 from asng.nas.cost import Limit
 from asng.nas.oneshot import Batch, LossFn, OneShot, Step
 from asng.nas.position import NoFiniteLoss, Position, Show
-from asng.nas.result import Found, found
+from asng.nas.result import SearchResult, result
 from asng.nas.selection import space_of
 from asng.optimizer import ASNG
 from asng.space import Categorical
@@ -47,7 +47,7 @@ def search(
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
-) -> Found:
+) -> SearchResult:
     """Search the architecture of a model with decisions while training it; the model is left selected as found.
 
     Every epoch is one pass over `train_loader` (a list, a DataLoader). `valid_loader` goes on where the epoch before
@@ -132,9 +132,9 @@ def search(
             if not finished:
                 raise KeyboardInterrupt(_how_to_continue(position, epochs, path))
     processes.take_first_ones(oneshot.model.buffers())  # every process ran other candidates
-    result = found(oneshot, position.history)
-    oneshot.decisions.choose(result.values)
-    return result
+    outcome = result(oneshot, position.history)
+    oneshot.decisions.choose(outcome.values)
+    return outcome
 
 
 def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
