@@ -39,7 +39,8 @@ from torch.utils.flop_counter import FlopCounterMode
 import asng
 from asng.experiments.inpainting.encoding import Encoding, random_values, variables
 from asng.experiments.inpainting.network import COLOURS, Net, placed
-from asng.nas import Decisions, OneShot, space_of
+from asng.nas import OneShot, space_of
+from asng.nas.selection import Supernet
 
 PAPER = (64, 16)  # side and number of images
 
@@ -76,26 +77,26 @@ def mse(model: nn.Module, images: Tensor) -> Tensor:
     return F.mse_loss(model(images), images)
 
 
-def candidates(decisions: Decisions, images: Tensor, architectures: Sequence[dict[str, Any]]) -> None:
+def candidates(supernet: Supernet, images: Tensor, architectures: Sequence[dict[str, Any]]) -> None:
     """What a step computes: half of the architectures forward and backward, the others forward."""
     half = len(architectures) // 2
     for values in architectures[:half]:
-        decisions.choose(values)
-        mse(decisions.model, images).backward()
+        supernet.choose(values)
+        mse(supernet.model, images).backward()
     with torch.no_grad():
         for values in architectures[half:]:
-            decisions.choose(values)
-            mse(decisions.model, images)
+            supernet.choose(values)
+            mse(supernet.model, images)
 
 
 def operations(net: type[Net], encoding: Encoding, layers: int, steps: Sequence[Any], side: int, images: int) -> float:
     """Of a step, on average; counted without computing anything."""
     with torch.device("meta"):
         model, batch = net(encoding, layers), torch.empty(images, COLOURS, side, side)
-    decisions = Decisions(model)
+    supernet = Supernet(model)
     with FlopCounterMode(display=False) as counter:
         for architectures in steps:
-            candidates(decisions, batch, architectures)
+            candidates(supernet, batch, architectures)
     return counter.get_total_flops() / len(steps)
 
 
@@ -118,15 +119,15 @@ def measured(net: type[Net], encoding: Encoding, settings: argparse.Namespace, s
     device = torch.device(settings.device)
     model = placed(net(encoding, settings.layers, size=(settings.size, settings.size)), device)
     images = torch.rand(settings.batch, COLOURS, settings.size, settings.size).to(device)
-    decisions = Decisions(model)
+    supernet = Supernet(model)
     with torch.no_grad():
-        decisions.choose(steps[0][0])
+        supernet.choose(steps[0][0])
         output = model(images).double().sum().item()
     warmup, *steps = steps  # the first convolution of all pays for more than itself
-    candidates(decisions, images, warmup)
+    candidates(supernet, images, warmup)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    calls = [lambda group=group: candidates(decisions, images, group) for group in steps]
+    calls = [lambda group=group: candidates(supernet, images, group) for group in steps]
     new, again = mean(device, calls), mean(device, calls)
     memory = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9)

@@ -32,7 +32,8 @@ import torch
 from torch import Tensor, nn
 
 import asng
-from asng.nas import Decisions, Limit, OneOf, OneShot, Pick, parameters, space_of
+from asng.nas import Limit, OneOf, OneShot, Pick, parameters, space_of
+from asng.nas.selection import Supernet
 
 clock = time.process_time
 STEP = 20e-3  # seconds, of which asng may take
@@ -77,7 +78,7 @@ class Node(nn.Module):
         return first + second
 
 
-class Supernet(nn.Module):
+class CellNet(nn.Module):
     """Cells of five nodes until there are so many modules."""
 
     def __init__(self, modules: int, shared: bool, channels: int = 4) -> None:
@@ -106,15 +107,15 @@ def median(function: Callable[[], Any], repeats: int, times: int) -> float:
 
 def measured(modules: int, shared: bool, repeats: int, times: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = Supernet(modules, shared)
-    space, decisions = space_of(model), Decisions(model)
+    model = CellNet(modules, shared)
+    space, supernet = space_of(model), Supernet(model)
     arch_optimizer = asng.ASNG(space, seed=0)
     candidates = arch_optimizer.ask()
     random = np.random.default_rng(0)
     losses = random.random((4096, 2)).tolist()
     parts = {
         "ask": 2 * median(arch_optimizer.ask, repeats, times),
-        "select": 4 * median(lambda: decisions.choose(candidates[0].values), repeats, times),
+        "select": 4 * median(lambda: supernet.choose(candidates[0].values), repeats, times),
         "tell": median(
             lambda: arch_optimizer.tell(arch_optimizer.ask(), losses[int(random.integers(4096))]), repeats, times
         ),

@@ -28,7 +28,7 @@ def loss(model, x):
 together = "RANK" in os.environ  # torchrun says who is who
 if together:
     dist.init_process_group("gloo")  # "nccl" on GPUs
-rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
 
 torch.manual_seed(0)  # all processes need the same batches
 train, valid = ([torch.rand(64, 1) * 2 - 1 for _ in range(20)] for _ in range(2))
@@ -44,13 +44,13 @@ found = nas.search(
 
 # The distribution is never sent, yet it is the same everywhere, to the last bit.
 theta = torch.tensor(arch_optimizer.theta)
-everywhere = [theta.clone() for _ in range(ranks)]
+everywhere = [theta.clone() for _ in range(world_size)]
 if together:
     dist.all_gather(everywhere, theta)
     dist.destroy_process_group()
 
 if rank == 0:
     print(f"found: {found.values} with probability {found.probability:.4f}")
-    print(f"processes: {ranks}, with the same distribution: {all(torch.equal(t, theta) for t in everywhere)}")
+    print(f"processes: {world_size}, with the same distribution: {all(torch.equal(t, theta) for t in everywhere)}")
     x = torch.linspace(-1, 1, 201)[:, None]
     print(f"mean squared error: {loss(found.model, x):.4f}, of the mean {torch.sin(5 * x).var():.4f}")

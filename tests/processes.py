@@ -174,17 +174,17 @@ def _die_while_saving(point, nth):
 # Several ranks -------------------------------------------------------------------------------------
 
 
-def crowd(target, folder, *arguments, ranks=2):
+def crowd(target, folder, *arguments, world_size=2):
     """Processes of one gloo group, each running target(rank, folder, *arguments)."""
-    return [started(_member, rank, ranks, target, str(folder), arguments) for rank in range(ranks)]
+    return [started(_member, rank, world_size, target, str(folder), arguments) for rank in range(world_size)]
 
 
-def _member(rank, ranks, target, folder, arguments):
+def _member(rank, world_size, target, folder, arguments):
     faulthandler.enable()
     assert "torch.distributed.nn" in sys.modules  # so that no optimizer loads it after the group is there
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     sys.stderr = open(Path(folder, f"stderr{rank}.txt"), "w", buffering=1)  # noqa: SIM115 - as long as the process
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world_size)
     target(rank, folder, *arguments)
     dist.destroy_process_group()
 
@@ -357,9 +357,17 @@ def dying(rank, folder, moment):
     Path(folder, f"finished{rank}").touch()
 
 
-def torchrun(folder, *arguments, ranks=2):
+def torchrun(folder, *arguments, world_size=2):
     """This file as a script in several processes, started as users start theirs; what they print is in log.txt."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(world_size),
+        __file__,
+    ]
     package = str(Path(asng.__file__).parents[1])
     with open(Path(folder, "log.txt"), "w") as log:
         return subprocess.Popen(

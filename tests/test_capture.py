@@ -14,13 +14,14 @@ from torch.overrides import TorchFunctionMode
 
 from asng import Categorical, Integer, Real
 from asng.experiments.cifar10.network import Net as CifarNet
-from asng.nas import Decisions, OneOf, Value, select
+from asng.nas import OneOf, Value, select
 from asng.nas import _trace as trace
 from asng.nas._branch import SplitGroups
 from asng.nas._capture import Iteration
 from asng.nas._cases import Columns, Refused
 from asng.nas._sgd import FlatSGD, unsupported
 from asng.nas._switch import unavailable
+from asng.nas.selection import Supernet
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
@@ -28,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, amp_dtype=None):
     """The iteration of a OneShot, rehearsed."""
     result = Iteration(
-        search.decisions, search.weight_optimizer, loss_fn, 2, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype
+        search.supernet, search.weight_optimizer, loss_fn, 2, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype
     )
     result.prepare(batch, batch)
     result.sgd.load()
@@ -273,7 +274,7 @@ def test_the_index_of_a_decision_is_the_position_of_its_value():
 
 
 def test_columns_tell_the_case_of_an_architecture():
-    columns = Columns(Decisions(Choosy()))
+    columns = Columns(Supernet(Choosy()))
     columns.add([(("op", 0),), (("op", 1), ("inner", 0)), (("op", 1), ("inner", 1)), (("op", 2),)])
     assert columns.of_decision("depth") == 1
     values = {"op": 1, "inner": 1, "depth": 3, "source": 0, "last": 0}

@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from asng import nas
 from asng.experiments.cifar10.network import Cell, FactorizedReduce, Net, SharedCell, norm, set_drop_path, size
 from asng.experiments.cifar10.space import SPACE, parameters, paths_of, random_values, values_of
+from asng.nas.selection import Supernet
 
 pytestmark = pytest.mark.slow
 
@@ -200,8 +201,8 @@ def test_what_is_selected_runs_once_and_nothing_else(net, values):
 
 
 def test_all_40_decisions_have_an_effect_in_every_architecture(net):
-    decisions = nas.Decisions(net)
-    assert all(decisions.active(values) == set(SPACE) for values in RANDOM)
+    supernet = Supernet(net)
+    assert all(supernet.active(values) == set(SPACE) for values in RANDOM)
 
 
 # Extraction.

@@ -64,10 +64,10 @@ class Watch(nn.Module):
         ({"op": "point", "depth": 2, "input": 0}, STEM + POINT + 2 * BLOCK + HEAD),
     ],
 )
-def test_parameters_are_those_of_the_extracted_network(values, count_parameters):
+def test_parameters_are_those_of_the_extracted_network(values, count):
     net = Net()
-    assert parameters(net, values) == count_parameters
-    assert sum(parameter.numel() for parameter in extract(net, values).parameters()) == count_parameters
+    assert parameters(net, values) == count
+    assert sum(parameter.numel() for parameter in extract(net, values).parameters()) == count
 
 
 def test_what_is_shared_counts_once():

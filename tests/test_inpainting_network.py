@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from asng import ASNG, nas
 from asng.experiments.inpainting.encoding import base_values, chain, depth, fitting, random_values, variables
 from asng.experiments.inpainting.network import Autoencoder, Net, fresh, reset
+from asng.nas.selection import Supernet
 
 pytestmark = pytest.mark.slow
 
@@ -224,9 +225,9 @@ def flops(model: nn.Module, x: Tensor) -> int:
 @pytest.mark.parametrize("size", [(16, 16), (2, 2)])
 def test_variables_that_are_not_active_have_no_effect_and_the_others_have(encoding, size):
     net, x = alive(small(encoding, size)), images(*size)
-    decisions, space = nas.Decisions(net), nas.space_of(net)
+    supernet, space = Supernet(net), nas.space_of(net)
     for values, other in zip(architectures(net, 12), architectures(net, 12, first=1000), strict=True):
-        active = decisions.active(values)
+        active = supernet.active(values)
         names = {f"layer{layer.number}" for layer in chain(values)} | {"output"}
         assert {name.partition(".")[0] for name in active} == names
         inactive = {name: other[name] for name in space if name not in active}

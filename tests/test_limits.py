@@ -83,7 +83,7 @@ def test_those_that_fail_at_a_later_limit_are_nearer():
 
 
 def test_the_memory_of_costs_is_bounded(monkeypatch):
-    monkeypatch.setattr("asng.nas.cost.MEMORY", 3)
+    monkeypatch.setattr("asng.nas.cost.MAX_NETWORKS", 3)
     calls = []
     model = nn.Sequential(Value("n", Integer(1, 9)))
     costs = Costs(model, [Limit(lambda model, values: calls.append(values["n"]) or values["n"], 4)])  # type: ignore[func-returns-value]
@@ -114,13 +114,13 @@ def test_costs_are_restored_for_the_same_measures():
 
 
 def test_costs_of_another_measure_are_not_restored():
-    count_parameters, small, large = (
+    count, small, large = (
         Limit(parameters, 10**6),
         Limit(Flops(IMAGES), 10**9),
         Limit(Flops(IMAGES[:1]), 10**9),
     )
-    assert list(map(len, resumed([count_parameters, small], [count_parameters, large]).values())) == [1]
-    assert resumed([small, count_parameters], [large, count_parameters]) == {}
+    assert list(map(len, resumed([count, small], [count, large]).values())) == [1]
+    assert resumed([small, count], [large, count]) == {}
     own = Limit(lambda model, values: 1, 2)
     assert resumed([own], [own]) == {}  # nothing says whether it is the same
 

@@ -8,7 +8,7 @@ except ImportError as error:
 from asng.nas.architecture import from_json, to_json
 from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
 from asng.nas.cost import Costs, Limit, Measure
-from asng.nas.decision import Decision, Searchable, UpTo
+from asng.nas.decision import AnySize, Decision, ElasticLayer, Searchable
 from asng.nas.elastic import Conv2d, ConvTranspose2d, Linear
 from asng.nas.extraction import extract
 from asng.nas.measures import Flops, Latency, parameters
@@ -17,9 +17,10 @@ from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Architecture, SearchResult, result, top
 from asng.nas.search import search
-from asng.nas.selection import Decisions, select, selected, space_of
+from asng.nas.selection import select, selected, space_of
 
 __all__ = [
+    "AnySize",
     "Architecture",
     "BatchNorm1d",
     "BatchNorm2d",
@@ -27,7 +28,7 @@ __all__ = [
     "ConvTranspose2d",
     "Costs",
     "Decision",
-    "Decisions",
+    "ElasticLayer",
     "Flops",
     "Latency",
     "LayerNorm",
@@ -41,7 +42,6 @@ __all__ = [
     "SearchResult",
     "Searchable",
     "Step",
-    "UpTo",
     "Value",
     "Width",
     "extract",

@@ -20,7 +20,7 @@ from asng.nas._branch import SplitGroups
 from asng.nas._cases import Case, Columns, Refused
 from asng.nas._sgd import FlatSGD, unsupported
 from asng.nas._trace import Switch, Trace, run_all, run_one
-from asng.nas.selection import Decisions
+from asng.nas.selection import Supernet
 
 Values = Mapping[str, Any]
 Fork = Callable[[Sequence[Callable[[], None]]], None]
@@ -48,7 +48,7 @@ class Iteration:
 
     def __init__(
         self,
-        decisions: Decisions,
+        supernet: Supernet,
         optimizer: torch.optim.Optimizer,
         loss_fn: Callable[[nn.Module, Any], Tensor],
         n: int,
@@ -56,10 +56,10 @@ class Iteration:
         max_grad_norm: float,
         amp_dtype: torch.dtype | None,
     ) -> None:
-        self._decisions, self._loss_fn, self._n, self._amp_dtype = decisions, loss_fn, n, amp_dtype
+        self._supernet, self._loss_fn, self._n, self._amp_dtype = supernet, loss_fn, n, amp_dtype
         self.sgd = FlatSGD(optimizer, max_grad_norm, n)
         self._device = self.sgd.groups[0].gradient.device
-        self._columns = Columns(decisions)
+        self._columns = Columns(supernet)
         self._passes = {"train": Case(), "valid": Case()}
         self._consumers: dict[int, set[str]] = {}
         self._discovers = False
@@ -70,7 +70,7 @@ class Iteration:
     def prepare(self, train_batch: Any, valid_batch: Any) -> None:
         """Find all switches by a rehearsal on batches of the shapes to come; leaves weights, statistics, RNG alone."""
         self._train, self._valid = _Static(train_batch, self._device), _Static(valid_batch, self._device)
-        self._columns = Columns(self._decisions)
+        self._columns = Columns(self._supernet)
         self._passes = {"train": Case(), "valid": Case()}
         self._allocate(0)
         synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
@@ -90,7 +90,7 @@ class Iteration:
 
     def _only_cast(self) -> set[int]:
         """The weights of which mixed precision uses nothing but copies in lower precision."""
-        layers = [m for m in self._decisions.paths if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear))]
+        layers = [m for m in self._supernet.paths if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear))]
         held = {id(parameter) for layer in layers for parameter in layer._parameters.values()}
         return {key for key, names in self._consumers.items() if key in held and names == {"ToCopyBackward0"}}
 
@@ -109,7 +109,7 @@ class Iteration:
     @contextmanager
     def _preserve(self) -> Iterator[None]:
         """Restore parameters, buffers, momentum and RNG state on exit."""
-        kept = [*self._decisions.model.parameters(), *self._decisions.model.buffers()]
+        kept = [*self._supernet.model.parameters(), *self._supernet.model.buffers()]
         kept += [tensor for group in self.sgd.groups for tensor in (*group.parameters, group.momentum, group.touched)]
         before = [tensor.detach().clone() for tensor in kept]
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
@@ -170,7 +170,7 @@ class Iteration:
     def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
         root, weights = self._passes[kind], self.sgd.weights(number)
         discovers = self._discovers
-        trace = Trace(self._decisions, self._columns, switch, root, self._rows[row], weights, discovers=discovers)
+        trace = Trace(self._supernet, self._columns, switch, root, self._rows[row], weights, discovers=discovers)
         if discovers and kind == "train":
             self._consumers = trace.consumers
         return trace
@@ -182,7 +182,7 @@ class Iteration:
         )
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
         with trace.run(), precision, groups:
-            return self._loss_fn(self._decisions.model, batch).reshape(())
+            return self._loss_fn(self._supernet.model, batch).reshape(())
 
 
 class CapturedStep:
@@ -195,7 +195,7 @@ class CapturedStep:
 
     def __init__(
         self,
-        decisions: Decisions,
+        supernet: Supernet,
         optimizer: torch.optim.Optimizer,
         loss_fn: Callable[[nn.Module, Any], Tensor],
         *,
@@ -203,7 +203,7 @@ class CapturedStep:
         amp_dtype: torch.dtype | None,
         wrapper: str | None = None,
     ) -> None:
-        self._arguments, self._wrapper = (decisions, optimizer, loss_fn), wrapper
+        self._arguments, self._wrapper = (supernet, optimizer, loss_fn), wrapper
         self._max_grad_norm, self._amp_dtype = max_grad_norm, amp_dtype
         self._iteration: Iteration | None = None
         self._refused = False
@@ -249,11 +249,11 @@ class CapturedStep:
         self._is_current = False
 
     def _captured(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
-        decisions, optimizer, loss_fn = self._arguments
+        supernet, optimizer, loss_fn = self._arguments
         if (reason := self._obstacle()) is None:
             try:
                 iteration = Iteration(
-                    decisions, optimizer, loss_fn, n, max_grad_norm=self._max_grad_norm, amp_dtype=self._amp_dtype
+                    supernet, optimizer, loss_fn, n, max_grad_norm=self._max_grad_norm, amp_dtype=self._amp_dtype
                 )
                 iteration.prepare(train_batch, valid_batch)
                 iteration.capture()
@@ -273,7 +273,7 @@ class CapturedStep:
             return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"
         if self._wrapper is not None:
             return f"the model is wrapped in {self._wrapper}"
-        if processes.is_one_of_several():
+        if processes.is_distributed():
             return "there are several processes"
         if self._amp_dtype is torch.float16:
             return "gradients are scaled, as float16 needs it"

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from asng.nas.decision import possible
-from asng.nas.selection import Decisions, place_of
+from asng.nas.decision import all_values
+from asng.nas.selection import Supernet, choice_index
 from asng.space import Categorical, Integer, Variable
 
 Assignment = tuple[tuple[str, int], ...]  # names of decisions and the positions of their values, in reading order
@@ -63,8 +63,8 @@ class Site:
 class Columns:
     """The integers that tell switches their case, one column for each set of cases."""
 
-    def __init__(self, decisions: Decisions) -> None:
-        self._space = decisions.space
+    def __init__(self, supernet: Supernet) -> None:
+        self._space = supernet.space
         self._columns: dict[tuple[Assignment, ...], int] = {}
         self._trees: list[Tree] = []
 
@@ -80,7 +80,7 @@ class Columns:
 
     def of_decision(self, name: str) -> int:
         """The column of a decision alone: the position of its value."""
-        return self.add([((name, position),) for position in range(len(possible(self._space[name])))])
+        return self.add([((name, position),) for position in range(len(all_values(self._space[name])))])
 
     def encode(self, values: Mapping[str, Any]) -> list[int]:
         """The row of an architecture."""
@@ -91,9 +91,9 @@ class Columns:
 def _position(variable: Variable, value: Any) -> int:
     match variable:
         case Categorical():
-            place = place_of(variable, value)
-            assert place is not None, f"{value!r} is not of {variable}"
-            return place
+            index = choice_index(variable, value)
+            assert index is not None, f"{value!r} is not of {variable}"
+            return index
         case Integer():
             return int(value) - variable.low
         case _:

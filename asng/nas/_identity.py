@@ -11,8 +11,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from asng.asktell import Optimizer
 from asng.nas.cost import Limit
 
-MOVED = {"params", "lr", "initial_lr"}  # by the search and its schedule
-CYCLED = {"momentum", "betas"}  # by a schedule that cycles them, which leaves max_momentum as its mark
+CHANGED_BY_SEARCH = {"params", "lr", "initial_lr"}  # by the search and its schedule
+CHANGED_BY_CYCLES = {"momentum", "betas"}  # by a schedule that cycles them, which leaves max_momentum as its mark
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may differ from machine to machine
 
 
@@ -59,17 +59,17 @@ def describe_weight_optimizer(weight_optimizer: torch.optim.Optimizer) -> dict[s
 
 
 def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = MOVED | IMPLEMENTATION | (CYCLED if "max_momentum" in group else set())
-    kept = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in left_out}}
+    ignored = CHANGED_BY_SEARCH | IMPLEMENTATION | (CHANGED_BY_CYCLES if "max_momentum" in group else set())
+    settings = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in ignored}}
     # Other versions of torch have other options, which are off by default.
-    return {name: _plain(value) for name, value in kept.items() if value is not None and value is not False}
+    return {name: _to_plain(value) for name, value in settings.items() if value is not None and value is not False}
 
 
 def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
     """Class and numbers that it was made with, as far as it keeps them under the names of its arguments."""
     arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
-    kept = {name: _plain(value) for name, value in vars(lr_scheduler).items() if name in arguments}
-    return {"class": type(lr_scheduler).__name__, **kept}
+    settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in arguments}
+    return {"class": type(lr_scheduler).__name__, **settings}
 
 
 def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
@@ -80,8 +80,8 @@ def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
     return {
         "class": type(batches).__name__,
         "batches": length_of(counted),
-        "batch_size": _plain(getattr(batches, "batch_size", None)),
-        "drop_last": _plain(getattr(batches, "drop_last", None)),
+        "batch_size": _to_plain(getattr(batches, "batch_size", None)),
+        "drop_last": _to_plain(getattr(batches, "drop_last", None)),
         "sampler": None if sampler is None else type(sampler).__name__,
         "dataset": None if dataset is None else type(dataset).__name__,
         "examples": None if dataset is None else length_of(dataset),
@@ -96,10 +96,10 @@ def length_of(data: Any) -> int | None:
         return None
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """A value that loads with `weights_only=True`; of what has no such form, its class."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, (tuple, list)):
-        return [_plain(part) for part in value]
+        return [_to_plain(part) for part in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__

@@ -19,8 +19,8 @@ from torch.utils import _pytree as pytree
 from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
 from asng.nas._cases import Assignment, Case, Columns, Mode, Refused, Site, common_layouts, describe
 from asng.nas.choices import Value, Width
-from asng.nas.decision import Decision, Searchable, possible
-from asng.nas.selection import Decisions
+from asng.nas.decision import Decision, Searchable, all_values
+from asng.nas.selection import Supernet
 from asng.space import Categorical, Integer
 
 MAX_CASES = 64  # of one switch
@@ -73,7 +73,7 @@ class _Open:
 
     def __getitem__(self, _: int) -> Any:
         if self._trace.by_default:
-            return possible(self._decision.variable)[0]
+            return all_values(self._decision.variable)[0]
         raise _Undecided(self._decision)
 
     def index_tensor(self) -> Tensor:
@@ -95,7 +95,7 @@ class Trace:
 
     def __init__(
         self,
-        decisions: Decisions,
+        supernet: Supernet,
         columns: Columns,
         switch: Switch,
         root: Case,
@@ -105,7 +105,7 @@ class Trace:
         discovers: bool = False,
     ) -> None:
         self.columns, self.by_default = columns, False
-        self._decisions, self.switch, self.row, self._weights = decisions, switch, row, weights
+        self._supernet, self.switch, self.row, self._weights = supernet, switch, row, weights
         self.discovers = discovers
         self.scope = Scope(root)
         self._depths: dict[int, int] = {}  # of parameters, in a rehearsal
@@ -115,9 +115,9 @@ class Trace:
     def run(self) -> Iterator[None]:
         """Leave all decisions of the model open inside."""
         global _current  # noqa: PLW0603
-        kinds = [m for m in self._decisions.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
-        with self._decisions.kept(), self._weights.put_into(self._decisions.paths):
-            self._open(self._decisions.space)
+        kinds = [m for m in self._supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
+        with self._supernet.preserve_selection(), self._weights.put_into(self._supernet.paths):
+            self._open(self._supernet.space)
             for module in kinds:  # in front of the method of the class
                 module.__dict__["forward"] = partial(self._forward, module, module.forward)
             _current = self
@@ -157,7 +157,7 @@ class Trace:
         )
 
     def _label(self, module: Searchable) -> str:
-        path = self._decisions.paths[module] or "the model"
+        path = self._supernet.paths[module] or "the model"
         return f"{module.name!r} ({path})" if isinstance(module, Decision) else path
 
     def switch_on(
@@ -207,7 +207,7 @@ class Trace:
                 variable = error.decision.variable
                 if not isinstance(variable, (Categorical, Integer)):
                     raise Refused(f"decision {self._label(error.decision)} is {variable}, without cases") from None
-                positions = range(len(possible(variable)))
+                positions = range(len(all_values(variable)))
                 if len(cases) + len(waiting) + len(positions) > MAX_CASES:
                     return None
                 waiting[:0] = [(*assignment, (error.decision.name, position)) for position in positions]
@@ -225,8 +225,8 @@ class Trace:
     def fix(self, assignment: Assignment) -> Iterator[None]:
         """Decide what a case decides."""
         for name, position in assignment:
-            value = possible(self._decisions.space[name])[position]
-            for decision in self._decisions._of_name[name]:
+            value = all_values(self._supernet.space[name])[position]
+            for decision in self._supernet._by_name[name]:
                 decision.choose(value)
         try:
             yield
@@ -235,7 +235,7 @@ class Trace:
 
     def _open(self, names: Any) -> None:
         for name in names:
-            for decision in self._decisions._of_name[name]:
+            for decision in self._supernet._by_name[name]:
                 decision.__dict__["selected"] = _Open(self, decision)
 
     @contextmanager
@@ -271,7 +271,7 @@ class Trace:
         for parameter in found:
             self.consumers.setdefault(id(parameter), set()).update(nodes[id(parameter)][1])
             if self._depths.setdefault(id(parameter), self.scope.depth) != self.scope.depth:
-                names = [n for n, p in self._decisions.model.named_parameters() if p is parameter]
+                names = [n for n, p in self._supernet.model.named_parameters() if p is parameter]
                 raise Refused(f"parameter {names[0]} is used inside and outside of a choice")
         return found
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from asng.nas.selection import Values, fits
+from asng.nas.selection import Values, contains
 from asng.space import Categorical, Real, Variable
 
 VERSION = 1
@@ -89,7 +89,7 @@ def _read(variable: Variable, value: Any, name: str) -> Any:
             raise ValueError(f"{value!r} may be any of {fitting} of {name!r}, which JSON cannot tell apart")
         if fitting:
             return fitting[0]
-    elif fits(variable, value):
+    elif contains(variable, value):
         return float(value) if isinstance(variable, Real) else value
     raise ValueError(f"{value!r} is outside of {variable}, which is {name!r}")
 

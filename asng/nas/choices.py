@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from asng.checks import check_int
-from asng.nas.decision import Decision, largest
+from asng.nas.decision import Decision, size_and_max
 from asng.nas.plain import Constant, Item
 from asng.space import Categorical, Integer
 
@@ -34,21 +34,21 @@ class OneOf(Decision):
             if not isinstance(module, nn.Module):
                 raise ValueError(f"OneOf {name!r} chooses among modules, got {module!r} for {key!r}")
         self.options = nn.ModuleList(named.values())
-        self.places = {key: place for place, key in enumerate(named)}
+        self.positions = {key: index for index, key in enumerate(named)}
 
-    def _chosen(self) -> nn.Module:
+    def _selected_module(self) -> nn.Module:
         options: Any = self._modules["options"]  # past torch's own ways, which are slow
-        chosen: nn.Module = options._modules[str(self.places[self.value])]
+        chosen: nn.Module = options._modules[str(self.positions[self.value])]
         return chosen
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self._chosen()(*inputs, **named)
+        return self._selected_module()(*inputs, **named)
 
     def active_modules(self) -> list[nn.Module]:
-        return [self._chosen()]
+        return [self._selected_module()]
 
     def build_static(self) -> nn.Module:
-        return self._chosen()
+        return self._selected_module()
 
 
 class Pick(Decision):
@@ -142,7 +142,7 @@ class Width(Decision):
             raise ValueError(f"Width {name!r} needs low < high, or a list of widths, got low={low!r} and high={high!r}")
         else:
             super().__init__(name, Integer(low, high))
-        largest(self, "a width")
+        size_and_max(self, "a width")
 
     def active_modules(self) -> tuple[()]:
         return ()

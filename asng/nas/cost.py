@@ -14,8 +14,8 @@ from asng.nas.counting import count_parameters
 from asng.nas.devices import device_of
 from asng.nas.extraction import borrow
 from asng.nas.measures import NetworkMeasure, device_name, parameters
-from asng.nas.selection import Decisions, Values
-from asng.nas.untouched import is_ours, preserve_rng, untouched
+from asng.nas.selection import Supernet, Values
+from asng.nas.untouched import is_from_asng, preserve_rng, preserve_state
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
 
@@ -68,7 +68,7 @@ class Costs:
             raise ValueError(f"limits must be a list of limits, such as [Limit(parameters, 100_000)], got {limits!r}")
         self.model = model
         self.limits = tuple(limits)
-        self.decisions = Decisions(model)
+        self.supernet = Supernet(model)
         self.known: dict[str, tuple[float, ...]] = {}  # by network, those asked for last at the end
         self._nearest: Nearest | None = None
 
@@ -79,12 +79,12 @@ class Costs:
 
     def key(self, values: Values) -> str:
         """The network of an architecture, as one line of text; raises ValueError for values that do not fit."""
-        return self.decisions.key(self.decisions.canonical(values))
+        return self.supernet.key(self.supernet.canonical(values))
 
     def measure(self, values: Values) -> tuple[float, ...]:
         """What an architecture costs, in the order of the limits, up to the first that it violates."""
-        network = self.decisions.canonical(values)
-        key = self.decisions.key(network)
+        network = self.supernet.canonical(values)
+        key = self.supernet.key(network)
         costs = self.known.pop(key, ())
         if not self.is_complete(costs):
             costs = self._measure_missing(network, costs)
@@ -124,13 +124,17 @@ class Costs:
         for limit in self.limits[len(costs) :]:
             try:
                 if limit.measure is parameters:
-                    cost: Any = count_parameters(self.decisions, values)
+                    cost: Any = count_parameters(self.supernet, values)
                 elif isinstance(limit.measure, NetworkMeasure):
-                    with preserve_rng(self.decisions, limit.measure.device), torch.no_grad():
-                        network = network or borrow(self.decisions, values)
+                    with preserve_rng(self.supernet, limit.measure.device), torch.no_grad():
+                        network = network or borrow(self.supernet, values)
                         cost = limit.measure.measure(network, device_of(self.model))
                 else:
-                    with self.decisions.kept() if is_ours(limit.measure) else untouched(self.decisions):
+                    with (
+                        self.supernet.preserve_selection()
+                        if is_from_asng(limit.measure)
+                        else preserve_state(self.supernet)
+                    ):
                         cost = limit.measure(self.model, values)
             except Exception as error:
                 error.add_note(f"in {limit.name} of the architecture {dict(values)}")
@@ -145,7 +149,7 @@ class Costs:
     def state_dict(self) -> dict[str, Any]:
         """What was measured and may be used again, in another process, too."""
         fingerprints = [getattr(limit.measure, "fingerprint", None) for limit in self.limits]
-        nearest = self._nearest[1:] if self._nearest is not None and self.decisions.readable else None
+        nearest = self._nearest[1:] if self._nearest is not None and self.supernet.has_decodable_keys else None
         return {"device": self._device(), "measures": fingerprints, "known": dict(self.known), "nearest": nearest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -153,7 +157,7 @@ class Costs:
 
         All processes take over what the first one may use: hosts and devices differ, but all have to know the same.
         """
-        self.known, self._nearest = processes.first_ones(self.read(state))
+        self.known, self._nearest = processes.broadcast_object(self.read(state))
 
     def read(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
         """What of a state may be used here; raises where it is none."""
@@ -165,7 +169,7 @@ class Costs:
         nearest = None
         if all(same) and usable and state["nearest"] is not None:
             key, costs = state["nearest"]
-            nearest = (self.decisions.values(key), str(key), tuple(map(float, costs)))
+            nearest = (self.supernet.decode_key(key), str(key), tuple(map(float, costs)))
         return {key: costs for key, costs in known.items() if costs}, nearest
 
     def _device(self) -> str:

@@ -11,32 +11,32 @@ import torch
 from torch import nn
 
 from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
-from asng.nas.decision import Searchable, Sized
+from asng.nas.decision import ElasticLayer, Searchable
 from asng.nas.extraction import StaticBuild
-from asng.nas.selection import Decisions, Values
+from asng.nas.selection import Supernet, Values
 from asng.nas.untouched import preserve_rng
 
 BUILT_IN_DECISIONS = frozenset({OneOf, Pick, Repeat, Value, Width})  # of which only that stays which runs inside
 
 
-def count_parameters(decisions: Decisions, values: Values) -> int:
+def count_parameters(supernet: Supernet, values: Values) -> int:
     """The number of parameters under values that are known to fit; what is shared counts once."""
-    build = StaticBuild(decisions)
-    with decisions.kept(), torch.no_grad():
-        decisions.choose(values)
-        with build.ties.noted(decisions.sized):
-            modules = _static_modules(decisions, build)
-        build.ties.restore((type(module).__name__, module) for module in modules)
+    build = StaticBuild(supernet)
+    with supernet.preserve_selection(), torch.no_grad():
+        supernet.choose(values)
+        with build.ties.record_slices(supernet.elastic_layers):
+            modules = _static_modules(supernet, build)
+        build.ties.retie((type(module).__name__, module) for module in modules)
     held = {id(parameter): parameter for module in modules for parameter in module._parameters.values()}
     return sum(parameter.numel() for parameter in held.values() if parameter is not None)
 
 
-def _static_modules(decisions: Decisions, build: StaticBuild) -> list[nn.Module]:
+def _static_modules(supernet: Supernet, build: StaticBuild) -> list[nn.Module]:
     """All modules of the extracted network that may hold parameters."""
-    walk = _Walk(decisions, build)
-    walk.visit([decisions.model])
+    walk = _Walk(supernet, build)
+    walk.visit([supernet.model])
     if walk.user_built:
-        with preserve_rng(decisions):
+        with preserve_rng(supernet):
             for module in walk.user_built:  # which grows by those inside
                 walk.replace(module)
     return walk.modules
@@ -45,21 +45,21 @@ def _static_modules(decisions: Decisions, build: StaticBuild) -> list[nn.Module]
 class _Walk:
     """From the outside in, as `StaticBuild` goes; modules with a `build_static()` of their own are set aside."""
 
-    def __init__(self, decisions: Decisions, build: StaticBuild) -> None:
+    def __init__(self, supernet: Supernet, build: StaticBuild) -> None:
         self.modules: list[nn.Module] = []
         self.user_built: list[nn.Module] = []
-        self._decisions, self._build = decisions, build
+        self._supernet, self._build = supernet, build
         self._seen: set[nn.Module] = set()
 
     def visit(self, waiting: list[nn.Module | None]) -> None:
         """What stays of modules, and of all inside, which the list is made to hold, too."""
         seen, modules = self._seen, self.modules
-        known, searchable = self._decisions.paths, self._decisions.open
+        known, searchable = self._supernet.paths, self._supernet.searchable
         for module in waiting:
             if module is None or module in seen:
                 continue
             seen.add(module)
-            static = module not in searchable and (module in known or not self._build.is_open(module))
+            static = module not in searchable and (module in known or not self._build.holds_decisions(module))
             if not static and type(module) in BUILT_IN_DECISIONS:
                 waiting.extend(module.active_modules())  # type: ignore[operator]
             elif static or not isinstance(module, Searchable):
@@ -67,24 +67,24 @@ class _Walk:
                     modules.append(module)
                 if module._modules:
                     waiting.extend(module._modules.values())
-            elif isinstance(module, Sized) and type(module).build_static is Sized.build_static:
+            elif isinstance(module, ElasticLayer) and type(module).build_static is ElasticLayer.build_static:
                 modules.append(_active_part(module))
             else:
                 self.user_built.append(module)
 
     def replace(self, module: nn.Module) -> None:
         """What stays of a module that was set aside."""
-        replaced = self._build.replaced(module)
-        if replaced is not module:
-            self.visit([replaced])
+        replacement = self._build.replacement(module)
+        if replacement is not module:
+            self.visit([replacement])
         else:
             self.modules.append(module)
             self.visit(list(module._modules.values()))
 
 
-def _active_part(layer: Sized) -> nn.Module:
+def _active_part(layer: ElasticLayer) -> nn.Module:
     """In the place of an elastic layer, a module that holds the parts of its weights that are in use."""
     module = nn.Module()
-    tensors: Any = layer.parts(copied=False)
+    tensors: Any = layer.static_tensors(copy=False)
     module._parameters = {name: tensor for name, tensor in tensors.items() if name not in layer._buffers}
     return module

@@ -101,7 +101,7 @@ class Decision(Searchable):
         if hasattr(selected, "index_tensor"):
             return selected.index_tensor()
         value = self.value
-        return next(i for i, other in enumerate(possible(self.variable)) if other is value or other == value)
+        return next(i for i, other in enumerate(all_values(self.variable)) if other is value or other == value)
 
     @abstractmethod
     def active_modules(self) -> Iterable[nn.Module]:
@@ -139,17 +139,17 @@ class Size:
     """
 
     def __init__(self, of: "Decision | Size | int", scale: int = 1, shift: int = 0) -> None:
-        scale, shift = _whole(scale), _whole(shift)
+        scale, shift = _as_int(scale), _as_int(shift)
         self.decision: Decision | None = None
         self.scale, self.shift = scale, shift
         if isinstance(of, Size):
             self.decision, self.scale, self.shift = of.decision, of.scale * scale, of.shift * scale + shift
         elif isinstance(of, Decision):
             self.decision = of
-            if not all(isinstance(value, int) for value in possible(of.variable)):
+            if not all(isinstance(value, int) for value in all_values(of.variable)):
                 raise ValueError(f"a size follows integers, but {of.name!r} is {of.variable}")
         else:
-            self.scale, self.shift = 0, _whole(of) * scale + shift
+            self.scale, self.shift = 0, _as_int(of) * scale + shift
 
     def __call__(self) -> int:
         """The size under the selected value."""
@@ -159,9 +159,9 @@ class Size:
         """Every size there can be, in the order of the decision's values."""
         if self.decision is None:
             return [self.shift]
-        return [self.scale * value + self.shift for value in possible(self.decision.variable)]
+        return [self.scale * value + self.shift for value in all_values(self.decision.variable)]
 
-    def follows(self, other: "Size") -> bool:
+    def shares_decision_with(self, other: "Size") -> bool:
         """Whether both follow the same decision, which its name says."""
         return self.decision is not None and other.decision is not None and self.decision.name == other.decision.name
 
@@ -189,7 +189,7 @@ class Size:
                 f"a {what} of two decisions ({self} and {Size(number)}) is not supported as a size; make one decision "
                 f"of it, such as Width(name, [8, 12, 16]) with the {what}s to choose from"
             )
-        return _whole(number)
+        return _as_int(number)
 
     def _no_fraction(self, what: str) -> ValueError:
         return ValueError(
@@ -205,42 +205,42 @@ class Size:
         return f"{factor}{self.decision.name!r}{shift}"
 
 
-class UpTo:
+class AnySize:
     """As many channels as the input has, up to a most: where what comes before is itself a choice.
 
-    A module that holds such a layer says in its own `build_static()` how many: `layer.build_static(takes=64)`.
+    A module that holds such a layer says in its own `build_static()` how many: `layer.build_static(in_channels=64)`.
 
     >>> from asng.nas import Linear
-    >>> linear = Linear(UpTo(64), 8)
+    >>> linear = Linear(AnySize(64), 8)
     >>> linear(torch.zeros(1, 20)).shape
     torch.Size([1, 8])
-    >>> linear.build_static(takes=20)
+    >>> linear.build_static(in_channels=20)
     Linear(in_features=20, out_features=8, bias=True)
     """
 
     decision = None
 
-    def __init__(self, most: int) -> None:
-        self.most = _whole(most)
-        self.came = self.most  # so many were in the last input
+    def __init__(self, max: int) -> None:
+        self.max = _as_int(max)
+        self.last_seen = self.max  # so many were in the last input
 
     def __call__(self) -> int:
-        return self.came
+        return self.last_seen
 
     def __repr__(self) -> str:
-        return f"UpTo({self.most})"
+        return f"AnySize({self.max})"
 
 
-Sizable = Decision | Size | int
-Takable = Sizable | UpTo
+SizeLike = Decision | Size | int
+InputSize = SizeLike | AnySize
 
 
-def most_taken(of: Takable, what: str) -> tuple[Size | UpTo, int]:
-    """As `largest`, for an input, which may also come as it likes."""
-    return (UpTo(of.most), of.most) if isinstance(of, UpTo) else largest(of, what)
+def input_size_and_max(of: InputSize, what: str) -> tuple[Size | AnySize, int]:
+    """As `size_and_max`, for an input, which may also come as it likes."""
+    return (AnySize(of.max), of.max) if isinstance(of, AnySize) else size_and_max(of, what)
 
 
-def largest(of: Sizable, what: str) -> tuple[Size, int]:
+def size_and_max(of: SizeLike, what: str) -> tuple[Size, int]:
     """A size and the most it can be; raises ValueError where it can be less than 1."""
     size = Size(of)
     sizes = size.all()
@@ -249,7 +249,7 @@ def largest(of: Sizable, what: str) -> tuple[Size, int]:
     return size, max(sizes)
 
 
-def possible(variable: Variable) -> Sequence[Any]:
+def all_values(variable: Variable) -> Sequence[Any]:
     """All values of a variable; of one that has too many, only None."""
     match variable:
         case Integer():
@@ -260,7 +260,7 @@ def possible(variable: Variable) -> Sequence[Any]:
             return (None,)
 
 
-def _whole(number: Any) -> int:
+def _as_int(number: Any) -> int:
     try:
         return operator.index(number)
     except TypeError:
@@ -283,96 +283,100 @@ def _without_first_values(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
 
 
-class Sized(Searchable):
+class ElasticLayer(Searchable):
     """A layer whose sizes follow decisions: torch's own at its largest, of which it uses a part.
 
-    It holds the decisions as submodules, by their roles. Once `asng.nas.select` or `Decisions` has
+    It holds the decisions as submodules, by their roles. Once `asng.nas.select` or `Supernet` has
     told the layers of a model their paths, they say which of them do not fit together.
     """
 
     path: str = ""
-    given: dict[int, str]  # channels -> path of the layer that last gave so many, shared by a model's layers
+    producers: dict[int, str]  # channels -> path of the layer that last gave so many, shared by a model's layers
     ties: Ties | None = None  # while a model that shares this layer's weights is extracted
 
     @abstractmethod
-    def needed(self) -> dict[str, Tensor | None]:
+    def active_tensors(self) -> dict[str, Tensor | None]:
         """The parts of its parameters and buffers that it uses under the selected values."""
 
     @abstractmethod
-    def small(self) -> nn.Module:
+    def build_meta(self) -> nn.Module:
         """The plain layer of the selected sizes, on torch's device "meta", without numbers."""
 
-    def build_static(self, takes: int | None = None) -> nn.Module:
+    def build_static(self, in_channels: int | None = None) -> nn.Module:
         """The plain torch layer that does the same under the selected values, with copies of the numbers.
 
-        `takes` is for a layer that takes `UpTo` so many channels, and only for that.
+        `in_channels` is for a layer that takes `AnySize` so many channels, and only for that.
         """
-        parts = self.parts(takes, copied=True)
-        plain = self.small()
-        for name, part in parts.items():
-            setattr(plain, name, part)
-        plain.training = self.training
-        return plain
+        tensors = self.static_tensors(in_channels, copy=True)
+        static = self.build_meta()
+        for name, tensor in tensors.items():
+            setattr(static, name, tensor)
+        static.training = self.training
+        return static
 
-    def parts(self, takes: int | None = None, *, copied: bool) -> dict[str, Tensor | None]:
-        """As `needed`, for another layer: copied, and then parameters of their own, or as they are, for a look."""
+    def static_tensors(self, in_channels: int | None = None, *, copy: bool) -> dict[str, Tensor | None]:
+        """The tensors of `build_static`: copies, with parameters of their own, or views of this layer's, to look at."""
         self._check_forward()
-        self._take_when_frozen(takes)
-        parts: dict[str, Tensor | None] = {}
-        for name, used in self.needed().items():
-            part = used.detach().clone() if copied and used is not None else used
-            if part is not None and name not in self._buffers:
-                if copied:
-                    part = nn.Parameter(part, getattr(self, name).requires_grad)
+        self._set_in_channels(in_channels)
+        tensors: dict[str, Tensor | None] = {}
+        for name, used in self.active_tensors().items():
+            tensor = used.detach().clone() if copy and used is not None else used
+            if tensor is not None and name not in self._buffers:
+                if copy:
+                    tensor = nn.Parameter(tensor, getattr(self, name).requires_grad)
                 if self.ties is not None:
-                    self.ties.note(self, name, part)
-            parts[name] = part
-        return parts
+                    self.ties.record(self, name, tensor)
+            tensors[name] = tensor
+        return tensors
 
     def _check_forward(self) -> None:
-        kind: Any = next(kind for kind in type(self).__mro__ if "small" in vars(kind))
+        kind: Any = next(kind for kind in type(self).__mro__ if "build_meta" in vars(kind))
         if type(self).forward is not kind.forward:
             raise ValueError(
                 f"{self._label()} is a {type(self).__name__} with a forward() of its own, which the plain layer would "
                 "not have; give it a build_static() of its own, too"
             )
 
-    def _take_when_frozen(self, takes: int | None) -> None:
-        if self._free is not None:
-            if takes is None or not 1 <= takes <= self._free.most:
+    def _set_in_channels(self, in_channels: int | None) -> None:
+        if self._any_size is not None:
+            if in_channels is None or not 1 <= in_channels <= self._any_size.max:
                 raise ValueError(
-                    f"{self._label()} takes any number of channels up to {self._free.most}, got takes={takes}; say how "
-                    "many by layer.build_static(takes=...) in the build_static() of the module that holds it"
+                    f"{self._label()} takes any number of channels up to {self._any_size.max}, got "
+                    f"in_channels={in_channels}; say how many by layer.build_static(in_channels=...) in the "
+                    "build_static() of the module that holds it"
                 )
-            self._free.came = takes
-        elif takes is not None:
-            raise ValueError(f"{self._label()} is told by its decisions how much it takes, not by takes={takes}")
+            self._any_size.last_seen = in_channels
+        elif in_channels is not None:
+            raise ValueError(
+                f"{self._label()} is told by its decisions how much it takes, not by in_channels={in_channels}"
+            )
 
-    def _follow(self, **roles: Size | UpTo) -> None:
-        self.given = {}
-        self._free = next((size for size in roles.values() if isinstance(size, UpTo)), None)
+    def _register_sizes(self, **roles: Size | AnySize) -> None:
+        self.producers = {}
+        self._any_size = next((size for size in roles.values() if isinstance(size, AnySize)), None)
         for role, size in roles.items():
             if size.decision is not None:
-                self.add_module(role, size.decision)
+                self.add_module(f"{role}_decision", size.decision)
 
-    def _take(self, size: Size | UpTo, x: Tensor, axis: int, unit: str = "channels") -> int:
+    def _check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> int:
         """The size under the selected value, which the input must have on an axis."""
         if x.dim() < -axis:
             return size()  # torch says what is wrong
         got = x.shape[axis]
-        if isinstance(size, UpTo):
-            size.came = min(got, size.most)
-        takes = size()
-        if got != takes:
-            wanted = f"{size} = {takes}" if size.decision is not None else f"up to {takes}" if self._free else takes
-            giver = f", which {self.given[got]} last gave" if got in self.given else ""
-            raise RuntimeError(f"{self._label()} takes {wanted} {unit}, but got {got}{giver}")
-        return takes
+        if isinstance(size, AnySize):
+            size.last_seen = min(got, size.max)
+        in_channels = size()
+        if got != in_channels:
+            at_most = f"up to {in_channels}" if self._any_size else in_channels
+            wanted = at_most if size.decision is None else f"{size} = {in_channels}"
+            producer = f", which {self.producers[got]} last gave" if got in self.producers else ""
+            raise RuntimeError(f"{self._label()} takes {wanted} {unit}, but got {got}{producer}")
+        return in_channels
 
     def _label(self) -> str:
         return self.path or type(self).__name__
 
-    def _give(self, channels: int, y: Tensor) -> Tensor:
+    def _record_output(self, channels: int, y: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
-            self.given[channels] = self._label()
+            self.producers[channels] = self._label()
         return y

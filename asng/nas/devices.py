@@ -14,15 +14,15 @@ def device_of(model: nn.Module) -> torch.device:
     return torch.device("cpu")
 
 
-def moved(value: Any, device: torch.device) -> Any:
+def to_device(value: Any, device: torch.device) -> Any:
     """Tensors in tuples, lists and dicts on a device."""
     match value:
         case torch.Tensor():
             return value.to(device)
         case tuple() | list():
-            items = [moved(item, device) for item in value]
+            items = [to_device(item, device) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         case Mapping():
-            return {key: moved(item, device) for key, item in value.items()}
+            return {key: to_device(item, device) for key, item in value.items()}
         case _:
             return value

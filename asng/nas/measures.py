@@ -19,9 +19,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from asng.nas.counting import count_parameters
-from asng.nas.devices import device_of, moved
+from asng.nas.devices import device_of, to_device
 from asng.nas.extraction import borrow
-from asng.nas.selection import Decisions, Values
+from asng.nas.selection import Supernet, Values
 from asng.nas.untouched import preserve_rng
 
 MIN_RUNS, MAX_SPREAD = 5, 0.1  # so many times of a forward, and so close together, are as good as more
@@ -29,9 +29,9 @@ MIN_RUNS, MAX_SPREAD = 5, 0.1  # so many times of a forward, and so close togeth
 
 def parameters(model: nn.Module, values: Values) -> int:
     """The number of parameters of the extracted network, what is shared counted once."""
-    decisions = Decisions(model)
-    decisions.check(values)
-    return count_parameters(decisions, values)
+    supernet = Supernet(model)
+    supernet.check(values)
+    return count_parameters(supernet, values)
 
 
 parameters.fingerprint = "parameters"  # type: ignore[attr-defined]
@@ -54,9 +54,9 @@ class NetworkMeasure(ABC):
         self.inputs = inputs
 
     def __call__(self, model: nn.Module, values: Values) -> float:
-        decisions = Decisions(model)
-        with preserve_rng(decisions, self.device), torch.no_grad():
-            return self.measure(borrow(decisions, values), device_of(model))
+        supernet = Supernet(model)
+        with preserve_rng(supernet, self.device), torch.no_grad():
+            return self.measure(borrow(supernet, values), device_of(model))
 
     @abstractmethod
     def measure(self, network: nn.Module, device: torch.device) -> float:
@@ -81,7 +81,7 @@ class Flops(NetworkMeasure):
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         try:
             with counter:
-                network.eval()(*moved(self.inputs, device))
+                network.eval()(*to_device(self.inputs, device))
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
@@ -136,7 +136,7 @@ class Latency(NetworkMeasure):
             device = self.device
             network = copy.deepcopy(network).to(device)
         network.eval()
-        inputs = moved(self.inputs, device)
+        inputs = to_device(self.inputs, device)
         for _ in range(self.warmup):
             network(*inputs)
         seconds: list[float] = []

@@ -20,9 +20,9 @@ from asng.nas import processes
 from asng.nas.cost import FEASIBLE, Costs, Limit, Violation
 from asng.nas.failures import Failures
 from asng.nas.modes import set_training
-from asng.nas.requirements import check, check_one_optimizer
-from asng.nas.selection import paths_of
-from asng.nas.unread import Unread
+from asng.nas.requirements import check_search, check_weight_optimizer
+from asng.nas.selection import module_paths
+from asng.nas.unread import UnreadDecisions
 from asng.nas.wrappers import check_not_ddp, is_compiled, unwrap
 
 Batch = Any
@@ -106,16 +106,16 @@ class OneShot:
         mask_inactive: bool = False,
         capture: bool = False,
     ) -> None:
-        check_one_optimizer(weight_optimizer)
-        paths = paths_of(model)
+        check_weight_optimizer(weight_optimizer)
+        paths = module_paths(model)
         check_not_ddp(paths)
         self.model, self.arch_optimizer, self.weight_optimizer = unwrap(model), arch_optimizer, weight_optimizer
         self._loss_fn, self._mask_inactive, self._amp_dtype = loss_fn, mask_inactive, amp_dtype
-        self._as_given = model  # in a wrapper of torch.compile or DataParallel, perhaps
+        self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
         self.costs = Costs(self.model, limits)
-        self.decisions = self.costs.decisions
+        self.supernet = self.costs.supernet
         self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
-        check(self.decisions, arch_optimizer, weight_optimizer)
+        check_search(self.supernet, arch_optimizer, weight_optimizer)
         if max_grad_norm is not None and not max_grad_norm > 0:
             raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {max_grad_norm!r}")
         if amp_dtype not in (None, torch.bfloat16, torch.float16):
@@ -124,10 +124,10 @@ class OneShot:
         self.device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
         self._failures = Failures(self.device)
-        self._rank, self._ranks = processes.rank_and_ranks()
-        self._begin_alike()
+        self._rank, self._world_size = processes.rank_and_world_size()
+        self._sync_from_rank0()
         watched = self._rank == 0 and not any(map(is_compiled, paths))
-        self._unread = Unread(self.decisions) if watched else None
+        self._unread = UnreadDecisions(self.supernet) if watched else None
         if self.model.training:
             set_training(self.model)
         self._captured = None
@@ -137,7 +137,7 @@ class OneShot:
             wrapper = None if model is self.model else type(model).__name__
             max_grad_norm = self._max_grad_norm
             self._captured = CapturedStep(
-                self.decisions,
+                self.supernet,
                 weight_optimizer,
                 loss_fn,
                 max_grad_norm=max_grad_norm,
@@ -147,7 +147,7 @@ class OneShot:
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """One iteration: all candidates of a half see the same batch. The model stays selected as it was."""
-        with self.decisions.kept():
+        with self.supernet.preserve_selection():
             return self._step(train_batch, valid_batch)
 
     @property
@@ -168,11 +168,11 @@ class OneShot:
             done = self._captured.step(train, train_batch, valid, len(candidates), valid_batch)
         losses, told = self._plain_step(drawn, train_batch, feasible, valid_batch) if done is None else done
         after = iter(told)
-        every = [None if violated else next(after) for violated in relative]
-        self._tell(candidates, every, violations)
+        valid_losses = [None if violated else next(after) for violated in relative]
+        self._tell(candidates, valid_losses, violations)
         if done is None and self._unread is not None and self._unread.end_step():
             self._unread = None
-        return Step(tuple(losses), tuple(every), tuple(c.values for c in candidates), tuple(relative))
+        return Step(tuple(losses), tuple(valid_losses), tuple(c.values for c in candidates), tuple(relative))
 
     def _plain_step(
         self, drawn: list[Candidate], train_batch: Batch, feasible: list[Candidate], valid_batch: Batch
@@ -180,7 +180,7 @@ class OneShot:
         """The losses of the candidates drawn for the weights, and of those that are judged."""
         train, none_trained = self._train(drawn, train_batch)
         valid = self._judge(feasible, valid_batch)
-        losses, told, failed = self._gathered(train, valid)
+        losses, told, failed = self._gather_losses(train, valid)
         self._failures.end_step(none_trained or 0 < failed == len(feasible))
         return losses, told
 
@@ -195,7 +195,7 @@ class OneShot:
         except BaseException:
             self._reset_gradients(before)  # a step that fails touches no weights
             raise
-        failed = processes.sum_gradients(self._parameters, [loss is FAILED for loss in losses])
+        failed = processes.all_reduce_gradients(self._parameters, [loss is FAILED for loss in losses])
         good = len(candidates) - sum(failed)
         if good and any(parameter.grad is not None for parameter in self._parameters):
             if good < len(candidates):  # the mean is over the others
@@ -215,19 +215,19 @@ class OneShot:
     ) -> list[Tensor | None]:
         """The losses of the candidates of this process, the gradients of which are added up."""
         losses: list[Tensor | None] = [None] * len(candidates)
-        waiting = [place for place, (_, mine) in enumerate(self._dealt(candidates)) if mine]
+        waiting = [index for index, (_, is_mine) in enumerate(self._shard(candidates)) if is_mine]
         added: list[int] = []
         while waiting:
-            place = waiting.pop(0)
-            values = candidates[place].values
-            loss = self._failures.attempt(values, self._run, candidates[place], batch)
-            losses[place] = FAILED if loss is None else loss.detach()
+            index = waiting.pop(0)
+            values = candidates[index].values
+            loss = self._failures.attempt(values, self._run, candidates[index], batch)
+            losses[index] = FAILED if loss is None else loss.detach()
             if loss is None:
                 continue
             if self._failures.attempt(values, self._backward, loss, len(candidates)):
-                added.append(place)
+                added.append(index)
             else:  # a part of its gradient is in the sum: add up the others again
-                losses[place], loss = FAILED, None
+                losses[index], loss = FAILED, None
                 self._reset_gradients(before)
                 waiting, added = added + waiting, []
         return losses
@@ -247,10 +247,10 @@ class OneShot:
         """The losses of the candidates of this process."""
         losses: list[Tensor | None] = [None] * len(candidates)
         with torch.no_grad():
-            for place, (candidate, mine) in enumerate(self._dealt(candidates)):
-                if mine:
+            for index, (candidate, is_mine) in enumerate(self._shard(candidates)):
+                if is_mine:
                     loss = self._failures.attempt(candidate.values, self._run, candidate, batch)
-                    losses[place] = FAILED if loss is None else loss
+                    losses[index] = FAILED if loss is None else loss
         return losses
 
     def _draw_feasible(self) -> list[Candidate]:
@@ -265,19 +265,19 @@ class OneShot:
             feasible += [c for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
         return feasible
 
-    def _dealt(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, bool]]:
+    def _shard(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, bool]]:
         """Candidates, and whether this process runs them."""
-        return [(candidate, place % self._ranks == self._rank) for place, candidate in enumerate(candidates)]
+        return [(candidate, index % self._world_size == self._rank) for index, candidate in enumerate(candidates)]
 
     def _run(self, candidate: Candidate, batch: Batch) -> Tensor:
         """The loss of a candidate."""
-        self.decisions.choose(candidate.values)
+        self.supernet.choose(candidate.values)
         try:
             with (
                 torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None),
-                nullcontext() if self._unread is None else self._unread.watching(candidate.values),
+                nullcontext() if self._unread is None else self._unread.watch(candidate.values),
             ):
-                loss = self._loss_fn(self._as_given, batch)
+                loss = self._loss_fn(self._wrapped_model, batch)
         except Exception as error:
             error.add_note(f"in the architecture {candidate.values}")
             if "Expected more than 1 value per channel when training" in str(error):
@@ -297,7 +297,7 @@ class OneShot:
         """False for an architecture without weights, which is fine; an error for a loss that lost its gradient."""
         if not loss.requires_grad and any(
             parameter.requires_grad
-            for module in self.decisions.running()
+            for module in self.supernet.active_modules()
             for parameter in module.parameters(recurse=False)
         ):
             if not loss.is_floating_point():
@@ -316,7 +316,7 @@ class OneShot:
         """How an architecture misses the limits. The first process measures for all."""
         if not self.costs.limits:
             return FEASIBLE
-        if self._ranks > 1:
+        if self._world_size > 1:
             self._share_costs(values)
         return self.costs.violation(values)
 
@@ -330,16 +330,16 @@ class OneShot:
                 number if good else WORST_LOSS * (1 + steps.index(violation))
                 for number, good, violation in zip(told, finite, violations, strict=True)
             ]
-        active = [self.decisions.active(c.values) for c in candidates] if self._mask_inactive else None
+        active = [self.supernet.active(c.values) for c in candidates] if self._mask_inactive else None
         self.arch_optimizer.tell(candidates, told, active=active)
 
     # Several processes.
 
-    def _begin_alike(self) -> None:
+    def _sync_from_rank0(self) -> None:
         """Weights, buffers and both optimizers' states of the first process for all."""
-        if self._ranks > 1:
-            processes.take_first_ones([*self._parameters, *self.model.parameters(), *self.model.buffers()])
-            arch_optimizer, weight_optimizer = processes.first_ones(
+        if self._world_size > 1:
+            processes.broadcast_tensors([*self._parameters, *self.model.parameters(), *self.model.buffers()])
+            arch_optimizer, weight_optimizer = processes.broadcast_object(
                 (self.arch_optimizer.state_dict(), self.weight_optimizer.state_dict())
             )
             self.arch_optimizer.load_state_dict(arch_optimizer)
@@ -350,16 +350,18 @@ class OneShot:
         key = self.costs.key(values)
         if not self.costs.is_complete(self.costs.known.get(key, ())):
             costs = self.costs.measure(values) if self._rank == 0 else None
-            self.costs.remember(key, processes.first_ones(costs))
+            self.costs.remember(key, processes.broadcast_object(costs))
 
-    def _gathered(self, train: list[Tensor | None], valid: list[Tensor | None]) -> tuple[list[float], list[float], int]:
+    def _gather_losses(
+        self, train: list[Tensor | None], valid: list[Tensor | None]
+    ) -> tuple[list[float], list[float], int]:
         """All losses as numbers, and how many in `valid` failed, with one wait for the device."""
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         zero = torch.zeros((), dtype=exact, device=self.device)
         failed = sum(loss is FAILED for loss in valid)
         losses = [zero if loss is None else loss.to(zero) for loss in [*train, *valid]]
         stacked = torch.stack([*losses, zero + failed if failed else zero])
-        processes.sum_over_all(stacked)
+        processes.all_reduce_sum(stacked)
         *numbers, failed_anywhere = stacked.tolist()
         return numbers[: len(train)], numbers[len(train) :], int(failed_anywhere)
 
@@ -383,7 +385,7 @@ class OneShot:
         """Continue from `state_dict()` of a OneShot made in the same way; raises ValueError, changing nothing."""
         before = copy.deepcopy(self.weight_optimizer.state_dict()), self.arch_optimizer.state_dict()
         try:
-            _same_shapes(state["model"], self.model.state_dict())
+            _check_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
             limits = [limit.name for limit in self.costs.limits]
@@ -407,17 +409,17 @@ class OneShot:
 
 
 def _zero(gradients: list[Tensor | None]) -> None:
-    there = [gradient for gradient in gradients if gradient is not None]
-    if there:
-        torch._foreach_zero_(there)
+    present = [gradient for gradient in gradients if gradient is not None]
+    if present:
+        torch._foreach_zero_(present)
 
 
-def _same_shapes(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    for name in {**there, **here}:
-        size, wanted = (getattr(s[name], "shape", None) if name in s else "absent" for s in (there, here))
+def _check_shapes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    for name in {**saved, **current}:
+        size, wanted = (getattr(s[name], "shape", None) if name in s else "absent" for s in (saved, current))
         if size != wanted:
-            raise ValueError(f"{name} is {_plain(size)} there, {_plain(wanted)} here")
+            raise ValueError(f"{name} is {_as_tuple(size)} there, {_as_tuple(wanted)} here")
 
 
-def _plain(size: Any) -> Any:
+def _as_tuple(size: Any) -> Any:
     return tuple(size) if isinstance(size, torch.Size) else size

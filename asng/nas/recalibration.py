@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.nas.devices import device_of, moved
+from asng.nas.devices import device_of, to_device
 from asng.nas.modes import set_training
 from asng.nas.wrappers import unwrap
 
@@ -31,24 +31,24 @@ def recalibrate(
         raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]  # a train() may set them
     modes = [(module, module.training) for module in model.modules()]
-    kept: list[_Kept] = []
+    backups: list[_StatsBackup] = []
     try:
         set_training(model)
-        kept = [_Kept(norm) for norm in norms if norm.training]
-        if not kept:
+        backups = [_StatsBackup(norm) for norm in norms if norm.training]
+        if not backups:
             raise ValueError(
                 "all batch norms stay in evaluation mode while the model trains: there is none to recalibrate"
             )
         model.eval()
-        for norm in kept:
-            norm.begin()
-        if not _run(model, batches, forward or _forward):
+        for norm in backups:
+            norm.start()
+        if not _run_batches(model, batches, forward or _forward):
             raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")
-        for norm in kept:
-            norm.end()
+        for norm in backups:
+            norm.commit()
     except BaseException:
-        for norm in kept:
-            norm.put_back()
+        for norm in backups:
+            norm.rollback()
         raise
     finally:
         for module, training in modes:
@@ -57,14 +57,14 @@ def recalibrate(
             parameter.requires_grad = requires_grad
 
 
-class _Kept:
+class _StatsBackup:
     """A batch norm, and what it was like before."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         self._norm, self._momentum, self._counts = norm, norm.momentum, norm.num_batches_tracked is not None
         self._statistics = [buffer.clone() for buffer in norm.buffers(recurse=False)]
 
-    def begin(self) -> None:
+    def start(self) -> None:
         """Forget the statistics and average from here on."""
         norm = self._norm
         if not self._counts:  # as some do to save a kernel; but an average has to count
@@ -74,25 +74,25 @@ class _Kept:
         norm.momentum = None  # torch's way to ask for a plain average
         norm.train()
 
-    def end(self) -> None:
+    def commit(self) -> None:
         """Keep what was averaged, if there was anything."""
         if self._norm.num_batches_tracked == 0:  # it does not run
-            self.put_back()
-        self._tidy()
+            self.rollback()
+        self._restore_settings()
 
-    def put_back(self) -> None:
+    def rollback(self) -> None:
         """All as it was before."""
-        self._tidy()
+        self._restore_settings()
         for buffer, old in zip(self._norm.buffers(recurse=False), self._statistics, strict=True):
             buffer.copy_(old)
 
-    def _tidy(self) -> None:
+    def _restore_settings(self) -> None:
         self._norm.momentum = self._momentum
         if not self._counts:
             self._norm.num_batches_tracked = None
 
 
-def _run(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]) -> int:
+def _run_batches(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]) -> int:
     """Run forward on all batches; how many there were."""
     count = 0
     with torch.no_grad():
@@ -104,4 +104,4 @@ def _run(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module,
 
 def _forward(model: nn.Module, batch: Any) -> Any:
     inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-    return model(moved(inputs, device_of(model)))
+    return model(to_device(inputs, device_of(model)))

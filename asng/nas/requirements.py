@@ -8,28 +8,28 @@ import torch
 from torch import nn
 
 from asng.asktell import Optimizer
-from asng.nas.selection import Decisions, same_variable
+from asng.nas.selection import Supernet, same_variable
 
 
-def check(decisions: Decisions, arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
+def check_search(supernet: Supernet, arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError, with the cure, for what cannot be searched."""
     if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
             "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
             f"{type(arch_optimizer).__name__}; pass the torch optimizer of the weights as weight_optimizer"
         )
-    if not decisions.space:
+    if not supernet.space:
         raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
-    _check_space(decisions, arch_optimizer)
-    _check_weights(decisions.model, weight_optimizer)
-    for module, path in decisions.paths.items():
+    _check_space(supernet, arch_optimizer)
+    _check_parameters(supernet.model, weight_optimizer)
+    for module, path in supernet.paths.items():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise ValueError(
                 f"{path or 'the model'} has sparse gradients, whose norm torch cannot take; make it with sparse=False"
             )
 
 
-def check_one_optimizer(weight_optimizer: Any) -> None:
+def check_weight_optimizer(weight_optimizer: Any) -> None:
     """Raise ValueError for several optimizers, or none, in the place of one."""
     if not hasattr(weight_optimizer, "param_groups"):
         got = (
@@ -43,24 +43,28 @@ def check_one_optimizer(weight_optimizer: Any) -> None:
         )
 
 
-def _check_space(decisions: Decisions, arch_optimizer: Optimizer) -> None:
-    mine, theirs = decisions.space, arch_optimizer.space
-    equal = {name for name in mine if name in theirs and same_variable(mine[name], theirs[name])}
-    differing = sorted({*mine, *theirs} - equal)
-    if differing or list(mine) != list(theirs):
+def _check_space(supernet: Supernet, arch_optimizer: Optimizer) -> None:
+    model_space, optimizer_space = supernet.space, arch_optimizer.space
+    equal = {
+        name
+        for name in model_space
+        if name in optimizer_space and same_variable(model_space[name], optimizer_space[name])
+    }
+    differing = sorted({*model_space, *optimizer_space} - equal)
+    if differing or list(model_space) != list(optimizer_space):
         what = f"they differ in {', '.join(map(repr, differing[:5]))}" if differing else "by its order"
         raise ValueError(
             f"arch_optimizer searches another space than the model's ({what}); make it with space_of(model)"
         )
 
 
-def _check_weights(model: nn.Module, weight_optimizer: torch.optim.Optimizer) -> None:
-    held = {id(parameter) for group in weight_optimizer.param_groups for parameter in group["params"]}
-    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    if left:
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+def _check_parameters(model: nn.Module, weight_optimizer: torch.optim.Optimizer) -> None:
+    optimized = {id(parameter) for group in weight_optimizer.param_groups for parameter in group["params"]}
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(
-            f"weight_optimizer does not hold the model's parameters {', '.join(left[:3])}{more}; make it with "
+            f"weight_optimizer does not hold the model's parameters {', '.join(missing[:3])}{more}; make it with "
             "model.parameters(), or call requires_grad_(False) on those that stay as they are"
         )
     try:

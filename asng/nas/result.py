@@ -15,7 +15,7 @@ from asng.checks import check_int
 from asng.nas import processes
 from asng.nas.extraction import extract
 from asng.nas.oneshot import OneShot
-from asng.nas.selection import Values, place_of
+from asng.nas.selection import Values, choice_index
 from asng.optimizer import ASNG
 from asng.space import Categorical, Integer, Normal
 
@@ -49,7 +49,7 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     much it misses the limits.
     """
     (architecture,) = top(oneshot)
-    if not architecture.feasible and processes.is_first():
+    if not architecture.feasible and processes.is_rank0():
         warnings.warn(_describe_violation(oneshot, architecture.values), stacklevel=2)
     model = extract(oneshot.model, architecture.values)
     records = [dict(record) for record in history]
@@ -80,13 +80,13 @@ def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
     arch_optimizer = oneshot.arch_optimizer
     yield arch_optimizer.mode()
     distribution, space = arch_optimizer.distribution(), arch_optimizer.space
-    drawn = {oneshot.decisions.key(c.values): c.values for c in copy.deepcopy(arch_optimizer).ask(DRAWS)}
+    drawn = {oneshot.supernet.key(c.values): c.values for c in copy.deepcopy(arch_optimizer).ask(DRAWS)}
     yield from sorted(drawn.values(), key=lambda values: -probability(distribution, space, values))
 
 
 def _architecture(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
     arch_optimizer = oneshot.arch_optimizer
-    active = oneshot.decisions.active(values)
+    active = oneshot.supernet.active(values)
     space = {name: variable for name, variable in arch_optimizer.space.items() if name in active}  # sums need an order
     return Architecture(values, probability(arch_optimizer.distribution(), space, values), oneshot.is_feasible(values))
 
@@ -106,7 +106,7 @@ def probability(distribution: Mapping[str, Any], space: Mapping[str, Any], value
     for name, variable in space.items():
         match variable:
             case Categorical():
-                index = place_of(variable, values[name])
+                index = choice_index(variable, values[name])
                 assert index is not None
                 logarithm += math.log(distribution[name][index])
             case Integer():

@@ -22,7 +22,7 @@ from asng.nas import processes
 from asng.nas._identity import describe_search
 from asng.nas.cost import Limit
 from asng.nas.oneshot import Batch, LossFn, OneShot, Step
-from asng.nas.position import NoFiniteLoss, Position, Show
+from asng.nas.position import NoFiniteLoss, OnStep, SearchLoop
 from asng.nas.result import SearchResult, result
 from asng.nas.selection import space_of
 from asng.optimizer import ASNG
@@ -102,38 +102,38 @@ def search(
         "mask_inactive": mask_inactive,
     }
     oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, capture=capture, **options)
-    plan = CosineAnnealingLR(weight_optimizer, epochs) if lr_scheduler is None else lr_scheduler
-    position = Position(oneshot, plan, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
+    scheduler = CosineAnnealingLR(weight_optimizer, epochs) if lr_scheduler is None else lr_scheduler
+    loop = SearchLoop(oneshot, scheduler, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
     path = None if checkpoint is None else Path(checkpoint)
     length = epochs if lr_scheduler is None else None  # a given schedule may go on for longer than was planned
     identity: dict[str, Any] = {}
     if path is not None:
         identity = describe_search(
-            arch_optimizer, weight_optimizer, plan, train_loader, valid_loader, seed=seed, epochs=length, **options
+            arch_optimizer, weight_optimizer, scheduler, train_loader, valid_loader, seed=seed, epochs=length, **options
         )
     with (
-        closing(position),
+        closing(loop),
         checkpoints.interrupts() as interrupted,
-        _resumed(position, path, identity) as save,
-        _bar(progress and processes.is_first(), epochs) as show,
+        _resume(loop, path, identity) as save,
+        _bar(progress and processes.is_rank0(), epochs) as show,
     ):
-        saved = position.progress
-        while position.epoch < epochs:
+        saved = loop.progress
+        while loop.epoch < epochs:
             try:
-                finished = position.one_epoch(show, interrupted)
+                finished = loop.run_epoch(show, interrupted)
             except NoFiniteLoss:  # no later state is worth keeping
                 raise
             except Exception as error:
-                if path is not None and position.progress != saved:
-                    _save_after(error, save, _how_to_continue(position, epochs, path))
+                if path is not None and loop.progress != saved:
+                    _save_after(error, save, _how_to_continue(loop, epochs, path))
                 raise
             save()
-            saved = position.progress
+            saved = loop.progress
             if not finished:
-                raise KeyboardInterrupt(_how_to_continue(position, epochs, path))
-    processes.take_first_ones(oneshot.model.buffers())  # every process ran other candidates
-    outcome = result(oneshot, position.history)
-    oneshot.decisions.choose(outcome.values)
+                raise KeyboardInterrupt(_how_to_continue(loop, epochs, path))
+    processes.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
+    outcome = result(oneshot, loop.history)
+    oneshot.supernet.choose(outcome.values)
     return outcome
 
 
@@ -149,8 +149,8 @@ def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
         raise ValueError(f"{name} has a DistributedSampler, but all processes need the same batches; leave it out")
 
 
-def _how_to_continue(position: Position, epochs: int, path: Path | None) -> str:
-    where = f"stopped in epoch {min(position.epoch + 1, epochs)} of {epochs} after step {position.steps}"
+def _how_to_continue(loop: SearchLoop, epochs: int, path: Path | None) -> str:
+    where = f"stopped in epoch {min(loop.epoch + 1, epochs)} of {epochs} after step {loop.steps}"
     if path is None:
         return f"{where}; nothing was saved, since no checkpoint was given"
     return f"{where}; saved in {path}: the same call continues from there"
@@ -162,12 +162,12 @@ def _save_after(error: Exception, save: Callable[[], None], where: str) -> None:
         save()
     except Exception as another:  # such as a full disk; the first error is the one to show
         where = f"the state could not be saved ({checkpoints.reason(another)})"
-    if processes.is_first():
+    if processes.is_rank0():
         error.add_note(where)
 
 
 @contextmanager
-def _resumed(position: Position, path: Path | None, identity: dict[str, Any]) -> Iterator[Callable[[], None]]:
+def _resume(loop: SearchLoop, path: Path | None, identity: dict[str, Any]) -> Iterator[Callable[[], None]]:
     """Continue from the checkpoint if there is one, all processes from the first one's; gives what saves it.
 
     The first process locks the checkpoint, and compares its identity; what it is refused is raised in all.
@@ -175,24 +175,24 @@ def _resumed(position: Position, path: Path | None, identity: dict[str, Any]) ->
     lock: Lock | None = None
     loaded: Any = None
     try:
-        if path is not None and processes.is_first():
+        if path is not None and processes.is_rank0():
             path = path.resolve() if path.is_symlink() else path  # the link stays, and what it leads to is locked
             try:
                 lock = checkpoints.lock(path)
                 loaded = _load(path, identity) if path.exists() else None
             except (OSError, ValueError) as error:
                 loaded = error
-        loaded = processes.first_ones(loaded)
+        loaded = processes.broadcast_object(loaded)
         if isinstance(loaded, Exception):
             raise loaded
         if loaded is not None:
-            with _naming(path):
-                position.load_state_dict(loaded["run"])
+            with _name_checkpoint(path):
+                loop.load_state_dict(loaded["run"])
 
         def save() -> None:
             if path is not None and lock is not None:
                 lock.renew()
-                checkpoints.save(path, {"identity": identity, "run": position.state_dict()})
+                checkpoints.save(path, {"identity": identity, "run": loop.state_dict()})
 
         yield save
     finally:
@@ -202,14 +202,14 @@ def _resumed(position: Position, path: Path | None, identity: dict[str, Any]) ->
 
 def _load(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
     loaded = checkpoints.load(path)
-    with _naming(path):
+    with _name_checkpoint(path):
         if another := differences(loaded["identity"], identity):
             raise ValueError(another)
     return loaded
 
 
 @contextmanager
-def _naming(path: Path | None) -> Iterator[None]:
+def _name_checkpoint(path: Path | None) -> Iterator[None]:
     """Errors of what reads a foreign state, whatever they are, become one that names the checkpoint and the cure."""
     try:
         yield
@@ -220,7 +220,7 @@ def _naming(path: Path | None) -> Iterator[None]:
 
 
 @contextmanager
-def _bar(wanted: bool, epochs: int) -> Iterator[Show]:
+def _bar(wanted: bool, epochs: int) -> Iterator[OnStep]:
     """A progress bar on a terminal's stderr, with the newest loss; silent elsewhere."""
     if not wanted:
         yield lambda epoch, step, record: None

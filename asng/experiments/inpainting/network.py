@@ -68,10 +68,14 @@ class Net(nas.Searchable):
         channels = [decision for decision in decisions if decision.name.endswith(".channels")]
         self.decisions = nn.ModuleList(decisions)
         # The image may come into any of the first layers: all take as much as comes, and begin alike.
-        takes = nas.UpTo(max(COLOURS, *widths_of(space)))
-        self.encoder = nn.ModuleList([_of_each_kind(_conv, nas.Conv2d, takes, gives) for gives in channels])
-        self.decoder = nn.ModuleList([_of_each_kind(_mirror, nas.ConvTranspose2d, takes, gives) for gives in channels])
-        self.last = nas.ConvTranspose2d(takes, COLOURS, 3, padding=1, bias=False)
+        in_channels = nas.AnySize(max(COLOURS, *widths_of(space)))
+        self.encoder = nn.ModuleList(
+            [_of_each_kind(_conv, nas.Conv2d, in_channels, out_channels) for out_channels in channels]
+        )
+        self.decoder = nn.ModuleList(
+            [_of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, out_channels) for out_channels in channels]
+        )
+        self.last = nas.ConvTranspose2d(in_channels, COLOURS, 3, padding=1, bias=False)
         reset(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -104,10 +108,10 @@ class Net(nas.Searchable):
     def build_static(self) -> "Autoencoder":
         run = self._chain(self.size)
         encoder, decoder = self._layers(run)
-        into_encoder, into_decoder, into_last = taken(run)
+        into_encoder, into_decoder, into_last = input_channels(run)
         return Autoencoder(
-            [layer.build_static(takes) for layer, takes in zip(encoder, into_encoder, strict=True)],
-            [layer.build_static(takes) for layer, takes in zip(decoder, into_decoder, strict=True)],
+            [layer.build_static(in_channels) for layer, in_channels in zip(encoder, into_encoder, strict=True)],
+            [layer.build_static(in_channels) for layer, in_channels in zip(decoder, into_decoder, strict=True)],
             self.last.build_static(into_last),
         )
 
@@ -147,10 +151,10 @@ def autoencode(images: Tensor, encoder: Sequence[Any], decoder: Sequence[Any], l
     return result
 
 
-def taken(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
+def input_channels(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
     """The channels that come into the layers of the encoder, those of the decoder in the same order, and the last.
 
-    >>> taken([Layer(1, 3, True, 64), Layer(4, 5, False, 128), Layer(9, 1, True, 256)])
+    >>> input_channels([Layer(1, 3, True, 64), Layer(4, 5, False, 128), Layer(9, 1, True, 256)])
     ([3, 64, 128], [128, 256, 256], 64)
     """
     given = [layer.channels for layer in run]
@@ -160,7 +164,7 @@ def taken(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
 def fresh(values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None) -> Autoencoder:
     """The autoencoder of an architecture, its own channels exactly, newly initialised for training from scratch."""
     run = fitting(chain(values), size)
-    into_encoder, into_decoder, into_last = taken(run)
+    into_encoder, into_decoder, into_last = input_channels(run)
     encoder = [_conv(nn.Conv2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_encoder, run, strict=True)]
     decoder = [
         _mirror(nn.ConvTranspose2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_decoder, run, strict=True)
@@ -176,13 +180,15 @@ def placed(model: Model, device: torch.device) -> Model:
     return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved  # type: ignore[no-any-return]
 
 
-def _conv(make: Callable[..., nn.Module], takes: Any, gives: Any, kernel: int, skip: bool) -> nn.Module:
-    return make(takes, gives, kernel, stride=1 if skip else 2, padding=kernel // 2, bias=False)
+def _conv(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
+    return make(in_channels, out_channels, kernel, stride=1 if skip else 2, padding=kernel // 2, bias=False)
 
 
-def _mirror(make: Callable[..., nn.Module], takes: Any, gives: Any, kernel: int, skip: bool) -> nn.Module:
+def _mirror(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
     stride = 1 if skip else 2
-    return make(takes, gives, kernel, stride=stride, padding=kernel // 2, output_padding=stride - 1, bias=False)
+    return make(
+        in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, output_padding=stride - 1, bias=False
+    )
 
 
 def _of_each_kind(layer: Callable[..., nn.Module], *arguments: Any) -> nn.ModuleDict:
