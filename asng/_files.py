@@ -20,7 +20,7 @@ from weakref import WeakSet
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.asng-[0-9]+-[0-9a-f]{8}")  # the file it is for, process, random digits
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link may lead to a file that is not asng's
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-SHOWN = 5  # differences in a message
+MAX_SHOWN = 5  # differences in a message
 
 
 class Lock:
@@ -71,9 +71,9 @@ class Lock:
             return
         if locked:
             self._file = file
-            _held.add(self)
+            _locks.add(self)
             file.truncate(0)
-            file.write(_myself().encode())
+            file.write(_describe_process().encode())
             file.flush()
             remove_leftovers(self._path.parent, self._names)
             return
@@ -96,11 +96,11 @@ class Lock:
             self._file = None
 
 
-_held: WeakSet[Lock] = WeakSet()
+_locks: WeakSet[Lock] = WeakSet()
 
 
 def _forget_all() -> None:
-    for lock in list(_held):
+    for lock in list(_locks):
         lock._forget()
 
 
@@ -109,7 +109,7 @@ if hasattr(os, "register_at_fork"):  # a child that outlives its parent would ke
 
 
 @contextmanager
-def replacing(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
     """Give a file to write, which replaces `path` at the end; after an error `path` is as before.
 
     At every moment a whole file is at `path`, if there was one, also when the process is killed. `keep`: the name
@@ -123,7 +123,7 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             if keep is not None and path.exists():
-                _keep(path, keep)
+                _link_or_copy(path, keep)
             if os.name != "posix":  # Windows renames no open file; elsewhere its lock protects it to the end
                 file.close()
             os.replace(temporary, path)
@@ -145,26 +145,26 @@ def remove_leftovers(folder: Path, names: Collection[str] = ()) -> None:
                         path.unlink()
 
 
-def differences(there: Any, here: Mapping[str, Any]) -> str:
+def differences(saved: Any, current: Mapping[str, Any]) -> str:
     """What differs between the settings that a file holds and those of this process; empty if nothing does.
 
     >>> differences({"seed": 1, "data": {"images": 5}}, {"seed": 1, "data": {"images": 7}, "rate": 0.1})
     'data.images: 5 there, 7 here; rate: None there, 0.1 here'
     """
-    if not isinstance(there, Mapping):
-        return f"{there!r} is there instead of its settings"
-    found = list(_differences(there, here))
-    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return "; ".join(found[:SHOWN] + more)
+    if not isinstance(saved, Mapping):
+        return f"{saved!r} is there instead of its settings"
+    found = list(_differences(saved, current))
+    more = [f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else []
+    return "; ".join(found[:MAX_SHOWN] + more)
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    for name in {**there, **here}:
-        one, other = there.get(name), here.get(name)
+def _differences(saved: Mapping[str, Any], current: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name in {**saved, **current}:
+        one, other = saved.get(name), current.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differences(one, other, f"{within}{name}.")
+            yield from _differences(one, other, f"{prefix}{name}.")
         elif one != other:
-            yield f"{within}{name}: {one} there, {other} here"
+            yield f"{prefix}{name}: {one} there, {other} here"
 
 
 def _temporary(path: Path) -> Path:
@@ -206,28 +206,28 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _myself() -> str:
+def _describe_process() -> str:
     return f"process {os.getpid()} on {os.uname().nodename} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
 
 def _holder(path: Path) -> str:
     """Who has a lock, as its file says."""
     try:
-        said = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return "another process"
-    return said if said.isprintable() and 0 < len(said) < 400 else "another process"
+    return text if text.isprintable() and 0 < len(text) < 400 else "another process"
 
 
-def _keep(path: Path, kept: Path) -> None:
+def _link_or_copy(path: Path, target: Path) -> None:
     """Give a file a second name, in place of whatever has that name."""
-    spare = _temporary(kept)
+    spare = _temporary(target)
     try:
         try:
             os.link(path, spare)
         except OSError:  # not every file system has links
             shutil.copyfile(path, spare)
-        os.replace(spare, kept)
+        os.replace(spare, target)
     finally:
         spare.unlink(missing_ok=True)  # where both names are the same file already, the rename did nothing
 

@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from asng._files import Lock, replacing
+from asng._files import Lock, atomic_write
 
 FORMAT = "asng checkpoint 2"
-STOPPING = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
 
 
-def previous(path: Path) -> Path:
+def previous_path(path: Path) -> Path:
     """Where the checkpoint before the newest one is kept.
 
-    >>> previous(Path("run/checkpoint.pt")).name
+    >>> previous_path(Path("run/checkpoint.pt")).name
     'checkpoint.previous.pt'
     """
     return path.with_name(f"{path.stem}.previous{path.suffix}")
@@ -33,13 +33,13 @@ def previous(path: Path) -> Path:
 def lock(path: Path) -> Lock:
     """Lock a checkpoint, and remove what killed processes left of it; ValueError names the process that has it."""
     cure = "wait until it ends, or use another path"
-    return Lock(path.with_name(f".{path.name}.asng-lock"), path, cure, (path.name, previous(path).name))
+    return Lock(path.with_name(f".{path.name}.asng-lock"), path, cure, (path.name, previous_path(path).name))
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
     """Put a state in place of the checkpoint at `path`; at every moment a whole one is there."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, keep=previous(path)) as file:
+    with atomic_write(path, keep=previous_path(path)) as file:
         torch.save({"format": FORMAT, "state": state}, file)
 
 
@@ -54,27 +54,27 @@ def load(path: Path) -> dict[str, Any]:
             file.seek(0)
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # whatever a damaged file makes of its reader
-            raise ValueError(f"{path} is damaged or no checkpoint ({reason(error)}){_offer(path)}") from None
+            raise ValueError(f"{path} is damaged or no checkpoint ({short_reason(error)}){_offer(path)}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
         raise ValueError(f"{path} is not a checkpoint of this version of asng{_offer(path)}")
     state: dict[str, Any] = content["state"]
     return state
 
 
-def reason(error: Exception) -> str:
+def short_reason(error: Exception) -> str:
     """What an exception says, in its first sentence.
 
-    >>> reason(KeyError("model"))
+    >>> short_reason(KeyError("model"))
     "it has no 'model'"
     """
     if isinstance(error, KeyError):
         return f"it has no {error}"
-    said = (str(error) or type(error).__name__).splitlines()[0]
-    return re.split(r"(?<=\w)\. ", said)[0][:200]
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    return re.split(r"(?<=\w)\. ", text)[0][:200]
 
 
 @contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
+def delay_interrupts() -> Iterator[Callable[[], bool]]:
     """Ctrl-C and SIGTERM wait for the end of a step, so that what is saved is whole; a second one does not wait.
 
     Gives a function that says whether there was one. A signal that the block has not answered with an exception, such
@@ -92,7 +92,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         seen = number
 
-    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ours = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
     _active.append((note, handlers[signal.SIGTERM]))
     try:
@@ -111,14 +111,14 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 # sets a flag, and that work clears all flags, since they may be the parent's. So both signals are blocked meanwhile,
 # in the thread that forks. Children that do not go on in Python (subprocess, spawn) never run these hooks.
 
-_active: list[tuple[Any, Any]] = []  # of each `interrupts`: its handler, and the one of SIGTERM before it
+_active: list[tuple[Any, Any]] = []  # of each `delay_interrupts`: its handler, and the one of SIGTERM before it
 _forking = threading.local()  # blocked: the signals that were not blocked before
 
 
 def _before_fork() -> None:
     if _active:
-        _forking.blocked = set(STOPPING) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # may raise: a second Ctrl-C just before
+        _forking.blocked = set(STOP_SIGNALS) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # may raise: a second Ctrl-C just before
 
 
 def _after_fork() -> None:
@@ -139,7 +139,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 
 def _offer(path: Path) -> str:
-    before = previous(path)
+    before = previous_path(path)
     if before.exists():
         return f"; the one before it is {before}: rename it to {path.name} to continue from there"
     return "; use another path, or delete it to start anew"

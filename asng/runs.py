@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from asng._files import Lock, differences, replacing
+from asng._files import Lock, atomic_write, differences
 
 CONFIG = "config.json"
 LOCK = ".asng-lock"
@@ -66,12 +66,12 @@ class Run:
             self._check()
 
     def _check(self) -> None:
-        there = config_of(self.folder)
-        shown = differences(there, self.config)
+        saved = read_config(self.folder)
+        shown = differences(saved, self.config)
         if shown:
             cure = "use another folder (--out), or delete this one"
-            if "version" in there and there["version"] != self.config.get("version"):  # it may compute something else
-                cure = f"continue it with asng {there['version']}, {cure}"
+            if "version" in saved and saved["version"] != self.config.get("version"):  # it may compute something else
+                cure = f"continue it with asng {saved['version']}, {cure}"
             raise ValueError(f"{self.folder} holds a run of another configuration ({shown}); {cure}")
 
     def _drop_torn_line(self) -> None:
@@ -99,14 +99,14 @@ class Run:
                 f"{self._lines} is damaged ({error}); delete the folder, or the line if you can spare it"
             ) from None
 
-    def shorten(self, count: int) -> None:
+    def truncate(self, count: int) -> None:
         """Keep the first lines only; those behind them are about to be done again."""
         if self._lines.exists():
             lines = self._lines.read_bytes().splitlines(keepends=True)
             os.truncate(self._lines, sum(len(line) for line in lines[:count]))
 
 
-def config_of(folder: Path) -> dict[str, Any]:
+def read_config(folder: Path) -> dict[str, Any]:
     """What a run is; raises ValueError for a folder that is none."""
     path = folder / CONFIG
     if not folder.is_dir():
@@ -125,5 +125,5 @@ def config_of(folder: Path) -> dict[str, Any]:
 def write_json(path: Path, data: Any) -> None:
     """Write a JSON file such that it is never seen half written."""
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode())

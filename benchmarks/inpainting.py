@@ -37,8 +37,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import asng
-from asng.experiments.inpainting.encoding import Encoding, random_values, variables
-from asng.experiments.inpainting.network import COLOURS, Net, placed
+from asng.experiments.inpainting.encoding import Encoding, random_values, search_space
+from asng.experiments.inpainting.network import IMAGE_CHANNELS, Net, to_device_format
 from asng.nas import OneShot, space_of
 from asng.nas.selection import Supernet
 
@@ -59,7 +59,7 @@ class Padded(Net):
         encoder, decoder = self._layers(run)
         there: Any = self.there
         masks = [there[layer.channels - 1].view(-1, 1, 1) for layer in run]
-        nodes = [F.pad(images, (0, 0, 0, 0, 0, self.last.in_channels - COLOURS))]
+        nodes = [F.pad(images, (0, 0, 0, 0, 0, self.last.in_channels - IMAGE_CHANNELS))]
         for conv, mask in zip(encoder, masks, strict=True):
             nodes.append(torch.relu_(F.conv2d(nodes[-1], conv.weight, None, conv.stride, conv.padding) * mask))
         x = nodes[-1]
@@ -92,7 +92,7 @@ def candidates(supernet: Supernet, images: Tensor, architectures: Sequence[dict[
 def operations(net: type[Net], encoding: Encoding, layers: int, steps: Sequence[Any], side: int, images: int) -> float:
     """Of a step, on average; counted without computing anything."""
     with torch.device("meta"):
-        model, batch = net(encoding, layers), torch.empty(images, COLOURS, side, side)
+        model, batch = net(encoding, layers), torch.empty(images, IMAGE_CHANNELS, side, side)
     supernet = Supernet(model)
     with FlopCounterMode(display=False) as counter:
         for architectures in steps:
@@ -117,8 +117,8 @@ def mean(device: torch.device, functions: Sequence[Callable[[], Any]]) -> float:
 def measured(net: type[Net], encoding: Encoding, settings: argparse.Namespace, steps: Sequence[Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     device = torch.device(settings.device)
-    model = placed(net(encoding, settings.layers, size=(settings.size, settings.size)), device)
-    images = torch.rand(settings.batch, COLOURS, settings.size, settings.size).to(device)
+    model = to_device_format(net(encoding, settings.layers, size=(settings.size, settings.size)), device)
+    images = torch.rand(settings.batch, IMAGE_CHANNELS, settings.size, settings.size).to(device)
     supernet = Supernet(model)
     with torch.no_grad():
         supernet.choose(steps[0][0])
@@ -184,9 +184,9 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for encoding in ("cat", "int"):
-        space = variables(encoding, settings.layers)
-        drawn = [random_values(space, seed) for seed in range(4 * (settings.steps + 1))]
-        steps = [drawn[first : first + 4] for first in range(0, len(drawn), 4)]
+        space = search_space(encoding, settings.layers)
+        random_split = [random_values(space, seed) for seed in range(4 * (settings.steps + 1))]
+        steps = [random_split[first : first + 4] for first in range(0, len(random_split), 4)]
         pair = [measured(net, encoding, settings, steps) for net in (Net, Padded)]
         outputs = [row.pop("output") for row in pair]
         assert abs(outputs[0] - outputs[1]) < 1e-3 * abs(outputs[0]), f"both ways must agree, but give {outputs}"

@@ -146,7 +146,7 @@ def toy_short() -> Values:
     """A smaller sweep, without processes and figures."""
     sweep = replace(toy.QUICK, variables=6, runs=4, iterations=600, powers=(0.0, 0.5, 1.0))
     reached = {setting: toy.simulate(sweep, setting) for setting in toy.settings_of(sweep)}
-    return toy_numbers(toy.summarise(sweep, reached), reached)
+    return toy_numbers(toy.summarize(sweep, reached), reached)
 
 
 def toy_numbers(summary: Values, reached: Mapping[Any, list[int | None]]) -> Values:
@@ -167,7 +167,7 @@ def first_steps(job: Any, portable: int) -> Values:
     """The losses of the first 20 iterations of a job, so many of them portable, and where they lead."""
     records = [job.step(number) for number in range(20)]
     losses = {name: [float(record[f"{name}_loss"]) for record in records] for name in ("train", "valid")}
-    optimizer = job.searching.arch_optimizer
+    optimizer = job.search_job.arch_optimizer
     bits = {
         "losses": losses,
         "theta": digest(optimizer.theta),
@@ -199,10 +199,10 @@ def cifar10_short() -> Values:
     return cifar10_on_noise(replace(cifar10.SMALL, batch=16))
 
 
-def cifar10_on_noise(settings: cifar10.Settings) -> Values:
+def cifar10_on_noise(settings: cifar10.Cifar10SearchSettings) -> Values:
     *train, test = random_files(2000).values()
     return first_steps(
-        cifar10.Search(settings, _images(b"".join(train)), _images(test[: 200 * RECORD])), CIFAR10_PORTABLE
+        cifar10.Cifar10SearchJob(settings, _images(b"".join(train)), _images(test[: 200 * RECORD])), CIFAR10_PORTABLE
     )
 
 
@@ -214,7 +214,9 @@ def _images(records: bytes) -> cifar10_data.Images:
 def cifar10_small_real() -> Values:
     if not (real_data() / "cifar-10-batches-bin").is_dir():
         raise Missing("CIFAR-10 is not in the folder ASNG_DATA")
-    return first_steps(cifar10.Search(cifar10.SMALL, *cifar10_data.load(real_data(), "cpu")), CIFAR10_PORTABLE)
+    return first_steps(
+        cifar10.Cifar10SearchJob(cifar10.SMALL, *cifar10_data.load_cifar10(real_data(), "cpu")), CIFAR10_PORTABLE
+    )
 
 
 def inpainting_small() -> Values:
@@ -222,7 +224,7 @@ def inpainting_small() -> Values:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(128):
             texture(Path(folder) / ("train" if number < 120 else "test") / f"{number:03}.png", (64, 64), number)
-        return inpainting_both(faces.load(Path(folder)))
+        return inpainting_both(faces.load_faces(Path(folder)))
 
 
 REAL_FACES = "36459 to train with, 2000 to test with, named fa901cbd99cc"
@@ -231,15 +233,15 @@ REAL_FACES = "36459 to train with, 2000 to test with, named fa901cbd99cc"
 def inpainting_small_real() -> Values:
     if not (real_data() / "celeba64").is_dir():
         raise Missing("no faces in the folder celeba64 of ASNG_DATA")
-    data = faces.load(real_data())
-    if (described := faces.described(data.train, data.test)) != REAL_FACES:
+    data = faces.load_faces(real_data())
+    if (described := faces.describe_faces(data.train, data.test)) != REAL_FACES:
         raise Missing(f"the faces in ASNG_DATA are others than the fixture's: {described}")
     return inpainting_both(data)
 
 
 def inpainting_both(data: faces.Data) -> Values:
     jobs = {
-        encoding: inpainting.Search(replace(inpainting.SMALL, encoding=encoding), data.train, data.test)
+        encoding: inpainting.InpaintingSearchJob(replace(inpainting.SMALL, encoding=encoding), data.train, data.test)
         for encoding in ("cat", "int")
     }
     both = {encoding: first_steps(job, portable=10) for encoding, job in jobs.items()}
@@ -257,18 +259,19 @@ def real_data() -> Path:
 
 def digits_short() -> Values:
     """All parts of a run of two epochs; how many random architectures it trains depends on time, but not the first."""
-    with tempfile.TemporaryDirectory() as folder, recorded_losses(digits, "loss_of") as losses:
-        digits.run(digits.Settings(epochs=2, training_epochs=2), Path(folder))
+    with tempfile.TemporaryDirectory() as folder, recorded_losses(digits, "classification_loss") as losses:
+        digits.run(digits.DigitsSettings(epochs=2, training_epochs=2), Path(folder))
         records = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
     names = ("values", "probability", "accuracy", "parameters")
     first = {record["kind"]: {name: record.get(name) for name in names} for record in reversed(records)}
+    first["hand"] = first.pop("handcrafted")
     return {"portable": {"losses": losses[:36]}, "bits": {"losses": losses[: 2 * 36], **first}}
 
 
 def digits_search() -> Values:
     """The search with seed 0, and the training of what it finds."""
-    settings, data = digits.Settings(), digits.load(0)
-    with recorded_losses(digits, "loss_of") as losses:
+    settings, data = digits.DigitsSettings(), digits.load_split(0)
+    with recorded_losses(digits, "classification_loss") as losses:
         result = digits.search(settings, 0, data)
     trained = digits.train(settings, 0, data, result["values"])
     epochs = [losses[at : at + 36] for at in range(0, len(losses), 36)]  # nine mini-batches, two and two architectures

@@ -13,8 +13,16 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng import nas
-from asng.experiments.cifar10.network import Cell, FactorizedReduce, Net, SharedCell, norm, set_drop_path, size
-from asng.experiments.cifar10.space import SPACE, parameters, paths_of, random_values, values_of
+from asng.experiments.cifar10.network import (
+    Cell,
+    FactorizedReduce,
+    Net,
+    SharedCell,
+    count_parameters,
+    norm,
+    set_drop_path,
+)
+from asng.experiments.cifar10.space import SPACE, cell_paths, num_parameters, random_values, values_of
 from asng.nas.selection import Supernet
 
 pytestmark = pytest.mark.slow
@@ -187,7 +195,7 @@ def test_what_is_selected_runs_once_and_nothing_else(net, values):
         selected(net, values)(images())
     convolutions, pools = 1, 0
     for kind, times in (("normal", 3), ("reduction", 2)):
-        paths = paths_of(values, kind)
+        paths = cell_paths(values, kind)
         once = {(node, *path) for node, pair in enumerate(paths) for path in pair}
         convolutions += times * len({source for _, source, _ in once if source < 2})  # the ways into the cell
         convolutions += times * 4 * sum(name.startswith("sep_conv") for _, _, name in once)
@@ -239,8 +247,8 @@ def test_parameters_are_counted_without_making_the_network(affine):
         net = Net(channels=3, cells=4, affine=affine, auxiliary=True)
     for values in [ALL_ZERO, CHAIN, *RANDOM[:6]]:
         small = nas.extract(net, values)
-        assert size(small) == parameters(values, 3, 4, affine=affine)
-        assert size(small) < sum(parameter.numel() for parameter in small.parameters())
+        assert count_parameters(small) == num_parameters(values, 3, 4, affine=affine)
+        assert count_parameters(small) < sum(parameter.numel() for parameter in small.parameters())
 
 
 @pytest.mark.long
@@ -254,7 +262,7 @@ def test_parameters_are_counted_without_making_the_network(affine):
 def test_networks_of_the_papers_setting_have_their_number_of_parameters(channels, cells, affine, counts):
     with torch.device("meta"):
         net = Net(channels, cells, affine=affine, auxiliary=True)
-    assert [size(nas.extract(net, values)) for values in (ALL_ZERO, CHAIN)] == counts
+    assert [count_parameters(nas.extract(net, values)) for values in (ALL_ZERO, CHAIN)] == counts
 
 
 def test_copies_and_states_give_the_same_network(net):

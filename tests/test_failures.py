@@ -295,7 +295,7 @@ def test_an_error_right_after_a_save_keeps_what_was_saved(tmp_path):
                 loss_fn=failing_at(23), checkpoint=path
             )  # the judging half of the sixth step, the first of an epoch
         assert checkpoints.load(path)["run"]["done"] == []
-        assert not checkpoints.previous(path).exists()
+        assert not checkpoints.previous_path(path).exists()
         path.unlink()
 
 

@@ -7,7 +7,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from asng.experiments.figures import BLUE, COLOURS, canvas, save, tint
+from asng.experiments.figures import BLUE, COLORS, canvas, save, tint
 
 
 def drawn():
@@ -27,16 +27,16 @@ def test_a_canvas_is_measured_in_inches_from_its_upper_left_corner():
     assert not axes.axison
 
 
-@pytest.mark.parametrize("colour", [*COLOURS, "black", "white"])
-def test_a_tint_keeps_its_part_of_the_colour_and_is_white_for_the_rest(colour):
-    assert to_rgb(tint(colour, 1.0)) == to_rgb(colour)
-    assert tint(colour, 0.0) == "#ffffff"
-    half = [(1 + value) / 2 for value in to_rgb(colour)]
-    assert to_rgb(tint(colour, 0.5)) == pytest.approx(half, abs=1 / 255)
+@pytest.mark.parametrize("color", [*COLORS, "black", "white"])
+def test_a_tint_keeps_its_part_of_the_colour_and_is_white_for_the_rest(color):
+    assert to_rgb(tint(color, 1.0)) == to_rgb(color)
+    assert tint(color, 0.0) == "#ffffff"
+    half = [(1 + value) / 2 for value in to_rgb(color)]
+    assert to_rgb(tint(color, 0.5)) == pytest.approx(half, abs=1 / 255)
 
 
 def test_the_colours_are_all_different():
-    assert len(set(COLOURS)) == len(COLOURS)
+    assert len(set(COLORS)) == len(COLORS)
 
 
 def test_a_figure_is_written_as_svg_and_png_into_a_folder_that_need_not_be_there(tmp_path):

@@ -10,12 +10,12 @@ import pytest
 from small_faces import BLUE, RED, is_all, save, texture, write_boxes
 
 from asng.experiments.inpainting import cache
-from asng.experiments.inpainting.cache import faces
+from asng.experiments.inpainting.cache import read_faces
 
 
 def test_all_good_images_are_kept_with_their_names_in_order(tmp_path):
     pixels = {name: texture(tmp_path / name, (64, 64), seed) for seed, name in enumerate(("b.png", "c/a.png", "a.png"))}
-    kept = faces(tmp_path)
+    kept = read_faces(tmp_path)
     assert kept.names == ("a.png", "b.png", "c/a.png")
     assert kept.images.shape == (3, 3, 64, 64)
     assert kept.images.dtype == np.uint8
@@ -27,14 +27,14 @@ def test_all_good_images_are_kept_with_their_names_in_order(tmp_path):
 def test_faces_are_cropped_by_boxes_where_there_are_some(tmp_path):
     save(tmp_path / "img_celeba/1.png", (100, 60), RED, (60, 10, 100, 50), BLUE)
     write_boxes(tmp_path / "list_bbox_celeba.txt", {"1.png": (60, 10, 40, 40)})
-    assert is_all(faces(tmp_path).images[0], BLUE)
+    assert is_all(read_faces(tmp_path).images[0], BLUE)
     assert json.loads((tmp_path / ".asng/faces-64.json").read_text())["crop"] == "list_bbox_celeba.txt"
 
 
 def test_other_sizes_are_kept_beside_each_other(tmp_path):
     save(tmp_path / "a.png")
-    assert faces(tmp_path, size=8).images.shape == (1, 3, 8, 8)
-    assert faces(tmp_path).images.shape == (1, 3, 64, 64)
+    assert read_faces(tmp_path, size=8).images.shape == (1, 3, 8, 8)
+    assert read_faces(tmp_path).images.shape == (1, 3, 64, 64)
     assert len(list((tmp_path / ".asng").iterdir())) == 4
 
 
@@ -51,32 +51,32 @@ def test_damaged_images_are_listed_and_left_out(tmp_path):
     (tmp_path / "changed.png").write_bytes(content)
     (tmp_path / "empty.webp").touch()
     (tmp_path / "text.bmp").write_text("this is not an image")
-    kept = faces(tmp_path)
+    kept = read_faces(tmp_path)
     assert kept.names == ("whole.jpg",)
     assert len(kept.images) == 1
     assert list(kept.damaged) == ["changed.png", "cut.jpg", "cut.png", "empty.webp", "text.bmp"]
     assert "truncated" in kept.damaged["cut.jpg"]
     assert all(str(tmp_path) not in reason for reason in kept.damaged.values())
-    assert faces(tmp_path).damaged == kept.damaged  # from the cache too
+    assert read_faces(tmp_path).damaged == kept.damaged  # from the cache too
     assert json.loads((tmp_path / ".asng/faces-64.json").read_text())["damaged"] == kept.damaged
 
 
 def test_a_folder_without_good_images_is_an_error_with_the_cure(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere; name the one.*--data, ASNG_DATA or"):
-        faces(tmp_path / "nowhere")
+        read_faces(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("no image")
     with pytest.raises(ValueError, match=r"holds no images \(\.jpg.*--data, ASNG_DATA or"):
-        faces(tmp_path)
+        read_faces(tmp_path)
     (tmp_path / "a.png").write_text("no image either")
     with pytest.raises(ValueError, match=rf"all 1 images in {tmp_path} are damaged, such as a\.png \(cannot identify"):
-        faces(tmp_path)
+        read_faces(tmp_path)
     assert list((tmp_path / ".asng").iterdir()) == []
 
 
 def built(folder, **options):
     """Whether faces() had to build the cache."""
     heard: list[float] = []
-    faces(folder, progress=heard.append, **options)
+    read_faces(folder, progress=heard.append, **options)
     assert heard == sorted(heard)
     assert heard == [] or (heard[0] == 0 and heard[-1] == 1)
     return bool(heard)
@@ -92,7 +92,7 @@ def test_the_cache_is_built_again_when_files_or_boxes_change_and_the_old_one_goe
     assert not built(tmp_path)
     save(folder / "3.jpg", color=BLUE)  # one more
     assert built(tmp_path)
-    assert faces(tmp_path).images.shape[0] == 4
+    assert read_faces(tmp_path).images.shape[0] == 4
     os.rename(folder / "3.jpg", folder / "4.jpg")  # another name
     assert built(tmp_path)
     os.utime(folder / "0.jpg", ns=(1, 1))  # written again
@@ -115,7 +115,7 @@ def test_the_cache_of_another_version_is_built_again(tmp_path, monkeypatch):
 @pytest.mark.parametrize("harm", ["cut", "gone", "no json", "other json"])
 def test_a_damaged_cache_is_built_again(tmp_path, harm):
     pixels = texture(tmp_path / "a.png", (64, 64))
-    faces(tmp_path)
+    read_faces(tmp_path)
     (images,) = (tmp_path / ".asng").glob("*.npy")
     about = tmp_path / ".asng/faces-64.json"
     if harm == "cut":
@@ -125,13 +125,13 @@ def test_a_damaged_cache_is_built_again(tmp_path, harm):
     else:
         about.write_text("{" if harm == "no json" else "[1]")
     assert built(tmp_path)
-    assert np.array_equal(faces(tmp_path).images[0], pixels.transpose(2, 0, 1))
+    assert np.array_equal(read_faces(tmp_path).images[0], pixels.transpose(2, 0, 1))
 
 
 def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path):
     for number in range(cache.CHUNK + 1):
         save(tmp_path / f"{number:03}.png", (4, 4))
-    faces(tmp_path, size=4)
+    read_faces(tmp_path, size=4)
     before = {path: path.read_bytes() for path in (tmp_path / ".asng").iterdir()}
     save(tmp_path / "more.png", (4, 4))
 
@@ -141,10 +141,10 @@ def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path):
 
     threads = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        faces(tmp_path, 4, interrupt)
+        read_faces(tmp_path, 4, interrupt)
     assert threading.active_count() == threads
     assert {path: path.read_bytes() for path in (tmp_path / ".asng").iterdir()} == before
-    assert len(faces(tmp_path, size=4).names) == cache.CHUNK + 2
+    assert len(read_faces(tmp_path, size=4).names) == cache.CHUNK + 2
 
 
 def test_a_folder_that_cannot_be_written_is_cached_for_the_user(tmp_path, monkeypatch):
@@ -173,7 +173,7 @@ def test_what_killed_builders_left_goes_and_what_others_build_stays(tmp_path):
 def test_what_is_left_while_building_goes_at_the_end(tmp_path):
     save(tmp_path / "a.png")
     left = tmp_path / ".asng/.faces-64-0.npy.asng-12-0123abcd"
-    faces(tmp_path, progress=lambda done: None if done else left.touch())
+    read_faces(tmp_path, progress=lambda done: None if done else left.touch())
     assert len(list((tmp_path / ".asng").iterdir())) == 2
 
 
@@ -205,10 +205,10 @@ def test_no_file_is_removed_because_a_cache_names_it(precious, tmp_path, absolut
 
 
 def test_no_file_is_read_because_a_cache_names_it(precious, tmp_path):
-    faces(tmp_path / "faces")
+    read_faces(tmp_path / "faces")
     about = tmp_path / "faces/.asng/faces-64.json"
     claim(about, precious, fingerprint=json.loads(about.read_text())["fingerprint"])
-    assert faces(tmp_path / "faces").images.any()  # red, not black as the other file
+    assert read_faces(tmp_path / "faces").images.any()  # red, not black as the other file
 
 
 def test_files_that_only_begin_like_a_cache_stay(precious, tmp_path):
@@ -244,9 +244,9 @@ def test_a_cache_that_others_replace_at_once_is_an_error_with_the_cure(tmp_path,
     save(tmp_path / "a.png")
     monkeypatch.setattr(cache, "_build", lambda *arguments: None)
     with pytest.raises(ValueError, match="changed while they were read; run the same command again"):
-        faces(tmp_path)
+        read_faces(tmp_path)
 
 
 def test_what_is_not_a_size_is_refused(tmp_path):
     with pytest.raises(ValueError, match="got size 0"):
-        faces(tmp_path, size=0)
+        read_faces(tmp_path, size=0)

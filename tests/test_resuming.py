@@ -355,7 +355,7 @@ def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"damaged .*the one before it is .*checkpoint\.previous\.pt: rename it"):
         searched(checkpoint=path)
-    os.replace(checkpoints.previous(path), path)
+    os.replace(checkpoints.previous_path(path), path)
     assert len(searched(checkpoint=path).history) == 2
 
 

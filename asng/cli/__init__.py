@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = next((words for words in COMMANDS if tuple(arguments[: len(words)]) == words), None)
     try:
         if words is None:
-            describe(arguments)
+            print_overview(arguments)
         else:
             function_of(words)(arguments[len(words) :])
     except (ValueError, OSError) as error:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(INTERRUPTED)
 
 
-def describe(arguments: Sequence[str]) -> None:
+def print_overview(arguments: Sequence[str]) -> None:
     """Print which commands there are, or the version; raises ValueError for a command that there is not."""
     if arguments[:1] == ["--version"]:
         print(f"asng {__version__}")

@@ -24,7 +24,7 @@ from rich.text import Text
 QUIET = 60.0  # seconds; so long nothing is said of what goes on where there is no terminal
 
 
-def parsed(command: Any, name: str, arguments: Sequence[str], default: Any = tyro.MISSING_NONPROP) -> Any:
+def parse_command(command: Any, name: str, arguments: Sequence[str], default: Any = tyro.MISSING_NONPROP) -> Any:
     """A command, read from its arguments; `--help` says what its docstring says."""
     return tyro.cli(
         command,

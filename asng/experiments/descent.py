@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Descent:
+class TrainStep:
     """Steps of gradient descent on a plain model; on a GPU recorded once and replayed, which saves most launches.
 
     model       a network without decisions, in training mode
@@ -39,18 +39,18 @@ class Descent:
 
     def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
         """One step; returns the loss, on the device."""
-        loss = self._replayed(batch) if self._device.type == "cuda" else self._differentiated(batch)
+        loss = self._replay(batch) if self._device.type == "cuda" else self._forward_backward(batch)
         self._scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
         self._scaler.step(self.optimizer)
         self._scaler.update(self._scale)
         return loss
 
-    def forget(self) -> None:
+    def reset_graph(self) -> None:
         """Record anew: something else than the weights and the batch has changed."""
         self._recorded = None
 
-    def _differentiated(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def _forward_backward(self, batch: tuple[Tensor, ...]) -> Tensor:
         """The loss, with its gradient in the parameters."""
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(
@@ -60,31 +60,31 @@ class Descent:
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
-    def _replayed(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def _replay(self, batch: tuple[Tensor, ...]) -> Tensor:
         if self._recorded is None:
-            with rehearsal(self.model):  # so that it is the same when, and how often, it is recorded
+            with preserve_buffers_and_rng(self.model):  # so that it is the same when, and how often, it is recorded
                 self._recorded = self._record(tuple(tensor.clone() for tensor in batch))
         graph, inputs, loss = self._recorded
-        for held, given in zip(inputs, batch, strict=True):
-            if held.shape != given.shape:  # which copy_ would stretch
-                raise ValueError(f"batches must keep their shape, {tuple(held.shape)}, got {tuple(given.shape)}")
-            held.copy_(given)
+        for static, tensor in zip(inputs, batch, strict=True):
+            if static.shape != tensor.shape:  # which copy_ would stretch
+                raise ValueError(f"batches must keep their shape, {tuple(static.shape)}, got {tuple(tensor.shape)}")
+            static.copy_(tensor)
         graph.replay()
         return loss.clone()
 
     def _record(self, inputs: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...], Tensor]:
         """A graph from the inputs to the loss; the gradients of the parameters are from now on those that it writes."""
         cuda: Any = torch.cuda
-        aside = cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):
+        side_stream = cuda.Stream()
+        side_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side_stream):
             for _ in range(3):  # libraries choose their kernels in the first calls
-                self._differentiated(inputs)
-        torch.cuda.current_stream().wait_stream(aside)
+                self._forward_backward(inputs)
+        torch.cuda.current_stream().wait_stream(side_stream)
         self.optimizer.zero_grad(set_to_none=True)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            loss = self._differentiated(inputs)
+            loss = self._forward_backward(inputs)
         return graph, inputs, loss
 
     def state_dict(self) -> dict[str, Any]:
@@ -101,24 +101,24 @@ class Descent:
 
 
 @contextmanager
-def rehearsal(model: nn.Module) -> Iterator[None]:
+def preserve_buffers_and_rng(model: nn.Module) -> Iterator[None]:
     """Passes through a model in here leave its buffers, such as batch statistics, and torch's random numbers alone.
 
     Gradients are not kept: who descends computes them anew.
 
     >>> norm = nn.BatchNorm1d(2)
-    >>> with rehearsal(norm):
+    >>> with preserve_buffers_and_rng(norm):
     ...     passed = norm(torch.randn(8, 2))
     >>> norm.running_mean, norm.num_batches_tracked
     (tensor([0., 0.]), tensor(0))
     """
     holders = [module._buffers for module in model.modules()]  # a pass may also put others in their place
-    before = [(held, name, b, b.clone()) for held in holders for name, b in held.items() if b is not None]
+    before = [(buffers, name, b, b.clone()) for buffers in holders for name, b in buffers.items() if b is not None]
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
     try:
         with torch.random.fork_rng(devices, device_type="cuda"):
             yield
     finally:
         with torch.no_grad():
-            for held, name, buffer, value in before:
-                held[name] = buffer.copy_(value)
+            for buffers, name, buffer, value in before:
+                buffers[name] = buffer.copy_(value)

@@ -23,7 +23,7 @@ ENVIRONMENT = {
 }
 
 
-def side_by_side(
+def run_parallel(
     function: Callable[[Task, Progress], Outcome],
     tasks: Sequence[Task],
     workers: int,

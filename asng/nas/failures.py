@@ -27,7 +27,7 @@ class Failures:
         try:
             return run(*arguments)
         except FAILURES as error:
-            reason = checkpoints.reason(error)
+            reason = checkpoints.short_reason(error)
         # Only here is the traceback gone, whose frames hold the activations.
         del arguments
         if self._device.type == "cuda":

@@ -399,7 +399,7 @@ class OneShot:
         except Exception as error:  # whatever a foreign state makes of its readers
             self.weight_optimizer.load_state_dict(before[0])
             self.arch_optimizer.load_state_dict(before[1])
-            raise ValueError(f"the state does not fit: {checkpoints.reason(error)}") from None
+            raise ValueError(f"the state does not fit: {checkpoints.short_reason(error)}") from None
         self.costs.load_state_dict(state["costs"])
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):

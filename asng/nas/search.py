@@ -113,7 +113,7 @@ def search(
         )
     with (
         closing(loop),
-        checkpoints.interrupts() as interrupted,
+        checkpoints.delay_interrupts() as interrupted,
         _resume(loop, path, identity) as save,
         _bar(progress and processes.is_rank0(), epochs) as show,
     ):
@@ -161,7 +161,7 @@ def _save_after(error: Exception, save: Callable[[], None], where: str) -> None:
     try:
         save()
     except Exception as another:  # such as a full disk; the first error is the one to show
-        where = f"the state could not be saved ({checkpoints.reason(another)})"
+        where = f"the state could not be saved ({checkpoints.short_reason(another)})"
     if processes.is_rank0():
         error.add_note(where)
 
@@ -214,9 +214,8 @@ def _name_checkpoint(path: Path | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ValueError(
-            f"{path} is of another search ({checkpoints.reason(error)}); use another path, or delete it to start anew"
-        ) from None
+        cure = "use another path, or delete it to start anew"
+        raise ValueError(f"{path} is of another search ({checkpoints.short_reason(error)}); {cure}") from None
 
 
 @contextmanager

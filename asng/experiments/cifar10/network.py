@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import nas
-from asng.experiments.cifar10.space import CLASSES, KINDS, NODES, SPACE, Paths, loose_ends, reductions
+from asng.experiments.cifar10.space import CELL_KINDS, CLASSES, NODES, SPACE, Paths, loose_ends, reduction_indices
 from asng.nas import _trace
 
 Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a source and what it goes through
@@ -111,7 +111,7 @@ def run_nodes(
     return states
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
+def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     """Along the second axis; a single one as it is."""
     return torch.cat(list(tensors), 1) if len(tensors) > 1 else tensors[0]
 
@@ -136,7 +136,7 @@ class Cell(nn.Module):
     def forward(self, before: Tensor, previous: Tensor) -> Tensor:
         nodes = [[(source, self.operations[place]) for source, place in pair] for pair in self.paths]
         states = run_nodes(self.entries, (before, previous), nodes, self.drop_path if self.training else 0.0)
-        result: Tensor = self.norm(self.join(F.relu(joined([states[2 + end] for end in self.ends]))))
+        result: Tensor = self.norm(self.join(F.relu(concatenate([states[2 + end] for end in self.ends]))))
         return result
 
 
@@ -206,8 +206,8 @@ class SharedCell(nas.Searchable):
         paths = self.choices.paths()
         states = run_nodes(self.entries, (before, previous), self._nodes(paths))
         ends = loose_ends(paths)
-        weight = joined([self.columns[end] for end in ends])
-        result: Tensor = self.norm(F.conv2d(F.relu(joined([states[2 + end] for end in ends])), weight))
+        weight = concatenate([self.columns[end] for end in ends])
+        result: Tensor = self.norm(F.conv2d(F.relu(concatenate([states[2 + end] for end in ends])), weight))
         return result
 
     def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
@@ -236,7 +236,7 @@ class SharedCell(nas.Searchable):
     def build_static(self) -> Cell:
         paths = self.choices.paths()
         ends = loose_ends(paths)
-        weight = joined([self.columns[end].detach() for end in ends])
+        weight = concatenate([self.columns[end].detach() for end in ends])
         join = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False, device="meta")
         join.weight = nn.Parameter(weight)
         return Cell(self.entries, self._nodes(paths), ends, join, self.norm)
@@ -275,10 +275,10 @@ class Net(nn.Module):
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
         self.cells = nn.ModuleList()
-        choices = [Choices(kind) for kind in KINDS]
-        self.reductions = reductions(cells)
+        choices = [Choices(kind) for kind in CELL_KINDS]
+        self.reduction_indices = reduction_indices(cells)
         for place in range(cells):
-            reduces, reduced = place in self.reductions, place - 1 in self.reductions
+            reduces, reduced = place in self.reduction_indices, place - 1 in self.reduction_indices
             channels *= 2 if reduces else 1
             self.cells.append(
                 SharedCell(
@@ -297,23 +297,23 @@ class Net(nn.Module):
             rectified = F.relu(output)  # once for both cells that take it
             output = cell(rectified if previous is None else previous, rectified)
             previous = rectified
-            if place == self.reductions[1] and self.auxiliary is not None and self.training:
+            if place == self.reduction_indices[1] and self.auxiliary is not None and self.training:
                 second = self.auxiliary(output)
         scores: Tensor = self.classifier(output.mean((2, 3)))
         return scores if second is None else (scores, second)
 
 
-def set_drop_path(model: nn.Module, rate: float) -> None:
+def set_drop_path(model: nn.Module, drop_prob: float) -> None:
     """Set the probability with which an extracted network drops paths in training."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"the probability to drop a path must be at least 0 and below 1, got {rate}")
+    if not 0 <= drop_prob < 1:
+        raise ValueError(f"the probability to drop a path must be at least 0 and below 1, got {drop_prob}")
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     if not cells:
         raise ValueError("only an extracted network drops paths; call asng.nas.extract(model, values) first")
     for cell in cells:
-        cell.drop_path = rate
+        cell.drop_path = drop_prob
 
 
-def size(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     """The parameters of a network without those of its auxiliary head."""
     return sum(p.numel() for name, p in model.named_parameters() if not name.startswith("auxiliary."))

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import pooch  # type: ignore[import-untyped]
 
-from asng._files import remove_leftovers, replacing
+from asng._files import atomic_write, remove_leftovers
 from asng.experiments import Progress
 from asng.experiments.inpainting.crops import BOXES, Bytes, reader, sources
 from asng.runs import write_json
@@ -33,37 +33,41 @@ class Cache:
     damaged: dict[str, str]
 
 
-def faces(folder: Path, size: int = 64, progress: Progress = lambda done: None) -> Cache:
+def read_faces(folder: Path, size: int = 64, progress: Progress = lambda done: None) -> Cache:
     """The images of a folder, from the cache in it (or in the user's, where it cannot be written), built if need be."""
     if size < 1:
         raise ValueError(f"images need at least 1 pixel, got size {size}")
     files, boxes = sources(folder)
     key = json.dumps([VERSION, size, files, boxes])
     fingerprint = hashlib.sha256(key.encode()).hexdigest()[:32]
-    places = folder / ".asng", _users_place(folder)
-    for place in places:
-        kept = _read(place, size, fingerprint)
-        if kept is not None:
-            return kept
-    place = places[0] if _writable(places[0]) else places[1]
-    place.mkdir(parents=True, exist_ok=True)
+    cache_folders = folder / ".asng", _user_cache(folder)
+    for cache_folder in cache_folders:
+        cached = _read(cache_folder, size, fingerprint)
+        if cached is not None:
+            return cached
+    cache_folder = cache_folders[0] if _is_writable(cache_folders[0]) else cache_folders[1]
+    cache_folder.mkdir(parents=True, exist_ok=True)
     read = reader(folder, boxes, size)
     crops = "central square" if boxes is None else BOXES
     settings = {"fingerprint": fingerprint, "folder": str(folder), "size": size, "filter": "lanczos", "crop": crops}
-    _build(place, settings, [file.name for file in files], read, progress)
-    built = _read(place, size, fingerprint)
+    _build(cache_folder, settings, [file.name for file in files], read, progress)
+    built = _read(cache_folder, size, fingerprint)
     if built is None:  # somebody else has read, and kept, other files
         raise ValueError(f"the images in {folder} changed while they were read; run the same command again")
     return built
 
 
 def _build(
-    place: Path, settings: dict[str, Any], names: list[str], one: Callable[[str], Bytes | str], progress: Progress
+    cache_folder: Path,
+    settings: dict[str, Any],
+    names: list[str],
+    one: Callable[[str], Bytes | str],
+    progress: Progress,
 ) -> None:
     """Write both files, the one with the names last: only then the cache is there; then remove what is out of use."""
     size, fingerprint = settings["size"], settings["fingerprint"]
-    remove_leftovers(place)
-    with replacing(_images(place, size, fingerprint)) as file:
+    remove_leftovers(cache_folder)
+    with atomic_write(_images(cache_folder, size, fingerprint)) as file:
         good, damaged = _write_images(file, size, names, one, progress)
         if not good:
             name, reason = next(iter(damaged.items()))
@@ -71,9 +75,9 @@ def _build(
             raise ValueError(
                 f"all {len(names)} images in {where}; get them again, or name others by --data or --pictures"
             )
-    write_json(place / f"faces-{size}.json", {**settings, "damaged": damaged, "names": good})
-    remove_leftovers(place)
-    for path in place.glob(f"faces-{size}-*.npy"):  # of other files and settings; never by what a file says
+    write_json(cache_folder / f"faces-{size}.json", {**settings, "damaged": damaged, "names": good})
+    remove_leftovers(cache_folder)
+    for path in cache_folder.glob(f"faces-{size}-*.npy"):  # of other files and settings; never by what a file says
         if re.fullmatch(rf"faces-{size}-[0-9a-f]{{32}}\.npy", path.name) and fingerprint not in path.name:
             with suppress(OSError):
                 path.unlink()
@@ -119,42 +123,42 @@ def _in_threads(one: Callable[[str], Bytes | str], names: list[str]) -> Generato
         pool.shutdown(cancel_futures=True)  # an interruption does not wait for the rest
 
 
-def _images(place: Path, size: int, fingerprint: str) -> Path:
-    return place / f"faces-{size}-{fingerprint}.npy"
+def _images(cache_folder: Path, size: int, fingerprint: str) -> Path:
+    return cache_folder / f"faces-{size}-{fingerprint}.npy"
 
 
-def _about(place: Path, size: int) -> dict[str, Any]:
+def _read_index(cache_folder: Path, size: int) -> dict[str, Any]:
     try:
-        about = json.loads((place / f"faces-{size}.json").read_text(encoding="utf-8"))
+        index = json.loads((cache_folder / f"faces-{size}.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return about if isinstance(about, dict) else {}
+    return index if isinstance(index, dict) else {}
 
 
-def _read(place: Path, size: int, fingerprint: str) -> Cache | None:
+def _read(cache_folder: Path, size: int, fingerprint: str) -> Cache | None:
     """What is kept in a place, if it is whole and of the same files and settings."""
-    about = _about(place, size)
-    if about.get("fingerprint") != fingerprint:
+    index = _read_index(cache_folder, size)
+    if index.get("fingerprint") != fingerprint:
         return None
     try:
-        images = np.load(_images(place, size, fingerprint), mmap_mode="r")
+        images = np.load(_images(cache_folder, size, fingerprint), mmap_mode="r")
     except (OSError, ValueError):
         return None
-    names = tuple(about["names"])
-    return Cache(images, names, about["damaged"]) if images.shape == (len(names), 3, size, size) else None
+    names = tuple(index["names"])
+    return Cache(images, names, index["damaged"]) if images.shape == (len(names), 3, size, size) else None
 
 
-def _users_place(folder: Path) -> Path:
+def _user_cache(folder: Path) -> Path:
     key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
     return Path(pooch.os_cache("asng")) / "faces" / key
 
 
-def _writable(place: Path) -> bool:
-    if place.is_symlink():  # the folder of images may come from anywhere, and the link lead anywhere
+def _is_writable(cache_folder: Path) -> bool:
+    if cache_folder.is_symlink():  # the folder of images may come from anywhere, and the link lead anywhere
         return False
     try:
-        place.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
+        cache_folder.mkdir(exist_ok=True)
+        with tempfile.TemporaryFile(dir=cache_folder):
             return True
     except OSError:
         return False

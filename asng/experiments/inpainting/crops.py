@@ -132,11 +132,11 @@ def face(path: Path, size: int, box: Box | None) -> Bytes:
         if box is None:  # cameras may store images sideways and say so; boxes count the pixels as they are stored
             ImageOps.exif_transpose(image, in_place=True)
         square = image.crop(crop(image.width, image.height, box))
-        small = _coloured(square).resize((size, size), Image.Resampling.LANCZOS)
+        small = _to_rgb(square).resize((size, size), Image.Resampling.LANCZOS)
     return np.asarray(small).transpose(2, 0, 1)
 
 
-def _coloured(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     """Any image with three bytes for a pixel."""
     if image.mode.startswith("I"):  # grey in 16 bits, which Pillow would cut off at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")

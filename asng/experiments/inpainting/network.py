@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from asng import nas
 from asng.experiments.inpainting.encoding import (
-    KINDS,
+    LAYER_KINDS,
     SIZE,
     Encoding,
     Layer,
     Values,
     chain,
-    fitting,
-    variables,
+    runnable_layers,
+    search_space,
     widths_of,
 )
 
-COLOURS = 3
+IMAGE_CHANNELS = 3
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -33,7 +33,7 @@ Model = TypeVar("Model", bound=nn.Module)
 class Net(nas.Searchable):
     """Autoencoders of up to 20 layers and as many in the decoder: images (n, 3, h, w) to images of the same shape.
 
-    `encoding`, `layers`, `levels` and `widths` make the space, as in `variables`. Images may have any
+    `encoding`, `layers`, `levels` and `widths` make the space, as in `search_space`. Images may have any
     size: a layer that halves is left out, on both sides, where it meets a height or width of 1. What
     is extracted, and what counts as active, is for images of `size`.
 
@@ -63,19 +63,19 @@ class Net(nas.Searchable):
     ) -> None:
         super().__init__()
         self.size = size
-        space = variables(encoding, layers, levels, widths)
+        space = search_space(encoding, layers, levels, widths)
         decisions = [nas.Value(name, variable) for name, variable in space.items()]
         channels = [decision for decision in decisions if decision.name.endswith(".channels")]
         self.decisions = nn.ModuleList(decisions)
         # The image may come into any of the first layers: all take as much as comes, and begin alike.
-        in_channels = nas.AnySize(max(COLOURS, *widths_of(space)))
+        in_channels = nas.AnySize(max(IMAGE_CHANNELS, *widths_of(space)))
         self.encoder = nn.ModuleList(
             [_of_each_kind(_conv, nas.Conv2d, in_channels, out_channels) for out_channels in channels]
         )
         self.decoder = nn.ModuleList(
             [_of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, out_channels) for out_channels in channels]
         )
-        self.last = nas.ConvTranspose2d(in_channels, COLOURS, 3, padding=1, bias=False)
+        self.last = nas.ConvTranspose2d(in_channels, IMAGE_CHANNELS, 3, padding=1, bias=False)
         reset(self)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ class Net(nas.Searchable):
         return {decision.name: decision.value for decision in decisions}
 
     def _chain(self, size: tuple[int, int]) -> list[Layer]:
-        return fitting(chain(self._selected()), size)
+        return runnable_layers(chain(self._selected()), size)
 
     def _layers(self, run: Sequence[Layer]) -> tuple[list[Any], list[Any]]:
         """The elastic layers of the encoder and of the decoder, both in the order of the encoder."""
@@ -158,23 +158,25 @@ def input_channels(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
     ([3, 64, 128], [128, 256, 256], 64)
     """
     given = [layer.channels for layer in run]
-    return [COLOURS, *given][: len(given)], [*given[1:], *given[-1:]], given[0] if given else COLOURS
+    return [IMAGE_CHANNELS, *given][: len(given)], [*given[1:], *given[-1:]], given[0] if given else IMAGE_CHANNELS
 
 
-def fresh(values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None) -> Autoencoder:
+def new_autoencoder(
+    values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None
+) -> Autoencoder:
     """The autoencoder of an architecture, its own channels exactly, newly initialised for training from scratch."""
-    run = fitting(chain(values), size)
+    run = runnable_layers(chain(values), size)
     into_encoder, into_decoder, into_last = input_channels(run)
     encoder = [_conv(nn.Conv2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_encoder, run, strict=True)]
     decoder = [
         _mirror(nn.ConvTranspose2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_decoder, run, strict=True)
     ]
-    model = Autoencoder(encoder, decoder, nn.ConvTranspose2d(into_last, COLOURS, 3, padding=1, bias=False))
+    model = Autoencoder(encoder, decoder, nn.ConvTranspose2d(into_last, IMAGE_CHANNELS, 3, padding=1, bias=False))
     reset(model, generator)
     return model
 
 
-def placed(model: Model, device: torch.device) -> Model:
+def to_device_format(model: Model, device: torch.device) -> Model:
     """A model on a device; the kernels of GPUs want the channels of a pixel side by side."""
     moved: Any = model.to(device)  # whose types do not know of formats
     return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved  # type: ignore[no-any-return]
@@ -192,7 +194,7 @@ def _mirror(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any,
 
 
 def _of_each_kind(layer: Callable[..., nn.Module], *arguments: Any) -> nn.ModuleDict:
-    return nn.ModuleDict({kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in KINDS.items()})
+    return nn.ModuleDict({kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in LAYER_KINDS.items()})
 
 
 def reset(model: nn.Module, generator: torch.Generator | None = None) -> None:
