@@ -47,9 +47,7 @@ def batch(n=64):
 torch.manual_seed(0)
 model = Encoder()
 arch_optimizer, weight_optimizer = ASNG(nas.space_of(model), seed=0), torch.optim.Adam(model.parameters(), lr=0.002)
-oneshot = nas.OneShot(
-    model, arch_optimizer, weight_optimizer, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1])
-)
+oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, lambda model, b: F.cross_entropy(model(b[0]), b[1]))
 for _ in range(500):
     oneshot.step(batch(), batch())
 found = nas.result(oneshot)

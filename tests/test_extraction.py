@@ -401,7 +401,7 @@ def test_a_train_of_ones_own_that_freezes_is_not_felt_by_what_is_measured():
     model = Frozen()
     before = everything_of(model)
     limits = [nas.Limit(nas.Flops(torch.zeros(2, 8)), 1e9), nas.Limit(nas.Latency(torch.zeros(2, 8)), 10)]
-    assert len(nas.Costs(model, limits).of({"w": 8})) == 2
+    assert len(nas.Costs(model, limits).measure({"w": 8})) == 2
     nas.recalibrate(model, [torch.randn(4, 8)], lambda model, x: model.body[1](x))
     assert [flags for _, _, flags, _ in everything_of(model)[2]] == [flags for _, _, flags, _ in before[2]]
 

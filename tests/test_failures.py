@@ -290,11 +290,9 @@ def test_an_error_in_the_first_step_leaves_no_checkpoint_in_the_way(tmp_path):
 def test_an_error_right_after_a_save_keeps_what_was_saved(tmp_path):
     path = tmp_path / "checkpoint.pt"
     for _ in range(2):
-        with pytest.raises(ArithmeticError):
-            searched(
-                loss_fn=failing_at(23), checkpoint=path
-            )  # the judging half of the sixth step, the first of an epoch
-        assert checkpoints.load(path)["run"]["done"] == []
+        with pytest.raises(ArithmeticError):  # in the judging half of the sixth step, the first of an epoch
+            searched(loss_fn=failing_at(23), checkpoint=path)
+        assert checkpoints.load(path)["run"]["records"] == []
         assert not checkpoints.previous_path(path).exists()
         path.unlink()
 
