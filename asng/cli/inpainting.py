@@ -66,7 +66,7 @@ def print_left_out(damaged: Mapping[str, str], console: Console, max_shown: int 
     for name, reason in list(damaged.items())[:max_shown]:
         console.print(f"Left out: {name} ({reason})", soft_wrap=True, highlight=False)
     if len(damaged) > max_shown:
-        console.print(f"... and {len(damaged) - max_shown} more, listed beside the cached faces", highlight=False)
+        console.print(f"... and {len(damaged) - max_shown} more", highlight=False)
 
 
 @dataclass(frozen=True)

@@ -105,6 +105,8 @@ def search(
     scheduler = CosineAnnealingLR(weight_optimizer, epochs) if lr_scheduler is None else lr_scheduler
     loop = SearchLoop(oneshot, scheduler, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
     path = None if checkpoint is None else Path(checkpoint)
+    if path is not None and path.is_dir():
+        raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / 'search.pt'}")
     length = epochs if lr_scheduler is None else None  # a given schedule may go on for longer than was planned
     identity: dict[str, Any] = {}
     if path is not None:
@@ -121,7 +123,9 @@ def search(
         while loop.epoch < epochs:
             try:
                 finished = loop.run_epoch(show, interrupted)
-            except NoFiniteLoss:  # no later state is worth keeping
+            except NoFiniteLoss as error:  # no later state is worth keeping than that after the epoch before
+                if path is not None and loop.epoch:
+                    error.add_note(f"{path} is as it was after epoch {loop.epoch}, before these losses")
                 raise
             except Exception as error:
                 if path is not None and loop.progress != saved:
