@@ -51,8 +51,8 @@ y = (y - y[:800].mean()) / y[:800].std()
 train, valid = (DataLoader(TensorDataset(x[half], y[half]), 50, shuffle=True) for half in (slice(400), slice(400, 800)))
 model = Net()
 arch_optimizer = ASNG(nas.space_of(model), population_size=4, seed=0)  # numbers are found more surely with more than 2
-optimizers = {"arch_optimizer": arch_optimizer, "weight_optimizer": torch.optim.Adam(model.parameters(), lr=0.005)}
-found = nas.search(model, train, valid, loss, epochs=40, **optimizers)
+adam = torch.optim.Adam(model.parameters(), lr=0.005)
+found = nas.search(model, train, valid, loss, epochs=40, arch_optimizer=arch_optimizer, weight_optimizer=adam)
 print("found:", found.values)
 random = [r2(candidate.values) for candidate in ASNG(nas.space_of(model), seed=1).ask(5)]
 linear = LinearRegression().fit(x[:800], y[:800]).score(x[800:], y[800:])
