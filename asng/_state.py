@@ -25,19 +25,19 @@ def check_finite(state: Any, before: Any) -> None:
     for name, part, old in zip(state._fields, state, before, strict=True):
         if not is_finite(part, getattr(old, "shape", ())):
             raise ValueError(
-                f"nothing is learnt: {name} would be {part}, and has to be {np.size(old)} finite numbers of float64; "
+                f"nothing is learned: {name} would be {part}, and has to be {np.size(old)} finite numbers of float64; "
                 "see what statistics, whiten and project of your own family return"
             )
 
 
-def read_state(state: Any, mine: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
-    """State, generator and best of a saved dict, checked against `mine`, the one saved from here."""
-    if not isinstance(state, Mapping) or set(state) != set(mine):
-        raise ValueError(f"a state holds {', '.join(mine)}; this is not one: {str(state)[:80]}")
+def read_state(state: Any, expected: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
+    """State, generator and best of a saved dict, checked against `expected`, the one saved from here."""
+    if not isinstance(state, Mapping) or set(state) != set(expected):
+        raise ValueError(f"a state holds {', '.join(expected)}; this is not one: {str(state)[:80]}")
     for what in ("space", "settings"):
-        if not _equal(state[what], mine[what]):
+        if not _equal(state[what], expected[what]):
             raise ValueError(
-                f"the state is of an optimizer with another {what} ({_difference(state[what], mine[what])}); "
+                f"the state is of an optimizer with another {what} ({_difference(state[what], expected[what])}); "
                 "make this one in the same way before loading"
             )
     try:
@@ -66,11 +66,11 @@ def _equal(first: Any, second: Any) -> bool:
         return False
 
 
-def _difference(there: Any, here: Any) -> str:
+def _difference(saved: Any, expected: Any) -> str:
     """What differs first between two lists of pairs or two dicts."""
     try:
-        there, here = dict(there), dict(here)
-        name = next(name for name in {**here, **there} if there.get(name) != here.get(name))
-        return f"{name}: {there.get(name)} there, {here.get(name)} here"
+        saved, expected = dict(saved), dict(expected)
+        name = next(name for name in {**expected, **saved} if saved.get(name) != expected.get(name))
+        return f"{name}: {saved.get(name)} there, {expected.get(name)} here"
     except Exception:
         return "in another order or damaged"

@@ -128,7 +128,7 @@ class Optimizer(ABC):
         """Learn from two or more candidates of any earlier ask; lower losses are better.
 
         Losses that are not finite, minus infinity too, count as worst. `active` names, per candidate,
-        the variables that had an effect on its loss; the others are left out of what is learnt from
+        the variables that had an effect on its loss; the others are left out of what is learned from
         it. By default all count, as in the paper.
         """
         try:
@@ -202,18 +202,20 @@ class Optimizer(ABC):
     def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
         """Which variables count in which of n candidates, 0 or 1 (n, variables)."""
         try:
-            every = list(islice(active, n + 1))
+            name_sets = list(islice(active, n + 1))
         except TypeError:  # not iterable
-            every = []
-        if len(every) != n or any(isinstance(names, str) or not isinstance(names, Collection) for names in every):
+            name_sets = []
+        if len(name_sets) != n or any(
+            isinstance(names, str) or not isinstance(names, Collection) for names in name_sets
+        ):
             raise ValueError(f"active holds a set of names for each of the {n} candidates, got {active!r}")
-        for names in every:
+        for names in name_sets:
             unknown = [name for name in names if not isinstance(name, str) or name not in self._space.names]
             if unknown:
                 raise ValueError(
                     f"active names {unknown[0]!r}, which is not in the space: {', '.join(self._space.names)}"
                 )
-        return np.array([[name in names for name in self._space.names] for names in every], dtype=float)
+        return np.array([[name in names for name in self._space.names] for names in name_sets], dtype=float)
 
     @property
     def space(self) -> dict[str, Variable]:
@@ -240,7 +242,7 @@ class Optimizer(ABC):
     @property
     def theta(self) -> Array:
         """The parameters of the distribution (size,), read-only."""
-        return read_only(self._state[0])
+        return read_only_view(self._state[0])
 
     @property
     def generator_state(self) -> dict[str, Any]:
@@ -281,7 +283,7 @@ def _generator(seed: Seed) -> np.random.Generator:
         raise ValueError(f"seed must be an integer >= 0, a SeedSequence or None, got {seed!r}") from None
 
 
-def read_only(array: Array) -> Array:
+def read_only_view(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view

@@ -53,7 +53,7 @@ def adam_update(
     *,
     lr: Any,
 ) -> AdamState:
-    """Adam with the normalised natural gradient as its gradient (section 3.1), on all entries of theta."""
+    """Adam with the normalized natural gradient as its gradient (section 3.1), on all entries of theta."""
     gradient, _, inv_norm = natural_gradient(family, state.theta, x, losses, active)
     step, learns = gradient * inv_norm, inv_norm > 0
     updates = state.updates + learns

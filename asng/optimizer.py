@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import MAX_STEP_SIZE, MAX_UPDATES, Optimizer, Seed, read_only
+from asng.asktell import MAX_STEP_SIZE, MAX_UPDATES, Optimizer, Seed, read_only_view
 from asng.checks import check_float, check_int
 from asng.families import Family
 from asng.space import Array, Categorical, Space, Variable
@@ -50,9 +50,9 @@ def rank_utilities(losses: Losses) -> Array:
     ranked = np.take_along_axis(finite, order, -1)
     changes = ranked[..., 1:] != ranked[..., :-1]  # where the next loss is another one
     edge = np.ones_like(changes[..., :1])
-    places = np.arange(n)
-    first = np.maximum.accumulate(np.where(np.concatenate((edge, changes), -1), places, 0), -1)
-    ends = np.where(np.concatenate((changes, edge), -1), places + 1, n)
+    positions = np.arange(n)
+    first = np.maximum.accumulate(np.where(np.concatenate((edge, changes), -1), positions, 0), -1)
+    ends = np.where(np.concatenate((changes, edge), -1), positions + 1, n)
     last = np.minimum.accumulate(ends[..., ::-1], -1)[..., ::-1]
     sums = _slot_sums(n)
     utilities = np.empty_like(finite)
@@ -69,7 +69,7 @@ def natural_gradient(
 
     Returns G, the caller's to overwrite, and v = A^T G, where A A^T = F, both (..., size), and
     1 / |v|, which is 0 where there is nothing to learn: a float for one run, (..., 1) for many. The
-    factor 1 / lambda of G is left out: it cancels when the length is normalised. One run whose |v| is not
+    factor 1 / lambda of G is left out: it cancels when the length is normalized. One run whose |v| is not
     finite raises ValueError.
     """
     statistics = family.statistics(x)
@@ -167,7 +167,7 @@ def asng_update(
 
 
 class ASNG(Optimizer):
-    """Adaptive stochastic natural gradient: minimises over any mixture of variables, untuned.
+    """Adaptive stochastic natural gradient: minimizes over any mixture of variables, untuned.
 
     >>> import asng
     >>> optimizer = asng.ASNG({"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}, seed=1)
@@ -247,7 +247,7 @@ class ASNG(Optimizer):
     @property
     def path(self) -> Array:
         """The accumulated direction s (size,), read-only."""
-        return read_only(self._state.path)
+        return read_only_view(self._state.path)
 
 
 class Result(NamedTuple):
@@ -270,7 +270,7 @@ def minimize(
     seed: Seed = None,
     initial: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Minimise f over a space in a given number of evaluations; an executor evaluates side by side.
+    """Minimize f over a space in a given number of evaluations; an executor evaluates side by side.
 
     `population_size` candidates are compared at a time: by default 2 among choices alone, and 8 where there
     are numbers, whose spread two mirrored draws could only shrink. Ctrl-C ends it early with the

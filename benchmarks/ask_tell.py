@@ -3,7 +3,7 @@
     python benchmarks/ask_tell.py --out runs/ask_tell          about three minutes
     python benchmarks/ask_tell.py --out runs/ask_tell --quick  a smoke run; its numbers mean little
 
-How it is measured. One core: process time, BLAS held to one thread. Every run optimises a real loss
+How it is measured. One core: process time, BLAS held to one thread. Every run optimizes a real loss
 of the values from the start of a search, so converged distributions and skipped updates occur as in
 use. A whole search is timed, loop and all; what reading the values and evaluating the loss cost is
 timed on the last candidates of the same search, and taken off. Reading the clock between the calls
@@ -11,7 +11,7 @@ instead costs a system call each, and shows half a microsecond more. Libraries t
 repetition; the table shows the median over the repetitions and the smallest.
 
 What is counted. asng: ask, with the dict of values of every candidate, and tell. The others: ask and
-tell alone, which favours them; what it costs to get a dict of values out of them stands in a column of
+tell alone, which favors them; what it costs to get a dict of values out of them stands in a column of
 its own. lambda is the population size of cmaes. nevergrad and optuna have none: they are asked lambda
 times, then told lambda times (nevergrad knows of it as num_workers). Both take milliseconds, so they
 get fewer evaluations; optuna's cost also grows with the trials behind it. Variables with one choice

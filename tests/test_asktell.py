@@ -183,7 +183,7 @@ def test_best_is_the_lowest_finite_loss_and_the_first_of_equals():
     assert isinstance(optimizer.best.loss, float)
 
 
-def test_best_does_not_follow_what_becomes_of_a_candidate_that_travelled():
+def test_best_does_not_follow_what_becomes_of_a_candidate_that_traveled():
     optimizer = ASNG(SPACE, seed=0)
     candidates = pickle.loads(pickle.dumps(optimizer.ask()))
     optimizer.tell(candidates, [1.0, 2.0])

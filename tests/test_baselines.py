@@ -37,7 +37,7 @@ class SNGReference(Reference):
 
 
 class AdamReference(Reference):
-    """Adam of the normalised gradient g = G / |v|, on every entry of theta, with loops."""
+    """Adam of the normalized gradient g = G / |v|, on every entry of theta, with loops."""
 
     first: Any = None
     second: Any = None

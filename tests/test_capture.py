@@ -19,8 +19,8 @@ from asng.nas import _trace as trace
 from asng.nas._branch import SplitGroups
 from asng.nas._capture import Iteration
 from asng.nas._cases import Columns, Refused
-from asng.nas._sgd import FlatSGD, unsupported
-from asng.nas._switch import unavailable
+from asng.nas._sgd import FlatSGD, unsupported_reason
+from asng.nas._switch import unavailable_reason
 from asng.nas.selection import Supernet
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
@@ -224,7 +224,7 @@ def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
     ],
 )
 def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
-    got = unsupported(optimizer(nn.Linear(2, 2).parameters()))
+    got = unsupported_reason(optimizer(nn.Linear(2, 2).parameters()))
     assert got is reason if reason is None else reason in str(got)
 
 
@@ -239,7 +239,7 @@ def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_the_reason_is_told():
-    assert unavailable() == "torch sees no CUDA device"
+    assert unavailable_reason() == "torch sees no CUDA device"
 
 
 # Parts ---------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from torch import nn
 
 from asng.nas import Limit, OneOf, parameters
 from asng.nas import _trace as trace
-from asng.nas._switch import BranchingGraph, unavailable
+from asng.nas._switch import BranchingGraph, unavailable_reason
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -27,7 +27,7 @@ def gpu_pairs(n):
 
 
 def test_graphs_can_branch_here():
-    assert unavailable() is None
+    assert unavailable_reason() is None
 
 
 def test_a_switch_runs_the_body_that_the_device_names():

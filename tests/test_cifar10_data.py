@@ -88,7 +88,7 @@ def test_the_square_lies_around_every_pixel_equally_often_and_is_clipped():
     white = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8).expand(n, 3, 32, 32)
     hidden = (augment(white, generator(1))[:, 0] == 0).double().mean(0)
     # A row is met by squares around the rows from 7 above it to 8 below it, as far as there are any.
-    met = torch.tensor([sum(0 <= centre < 32 for centre in range(y - 7, y + 9)) for y in range(32)]) / 32
+    met = torch.tensor([sum(0 <= center < 32 for center in range(y - 7, y + 9)) for y in range(32)]) / 32
     expected = met[:, None] * met[None, :]
     assert (hidden - expected).abs().max() < 5 * (expected * (1 - expected) / n).sqrt().max()
     row, column = (torch.from_numpy(numbers) for numbers in draw_augmentations(n, generator(1))[3:])
@@ -102,7 +102,7 @@ def test_augmentation_stays_on_the_device_of_the_images():
     assert (result.device.type, result.shape) == ("meta", (4, 3, 32, 32))
 
 
-def test_normalised_is_pixel_less_mean_by_deviation():
+def test_normalized_is_pixel_less_mean_by_deviation():
     images = torch.tensor([0, 128, 255], dtype=torch.uint8)[:, None, None, None].expand(3, 3, 32, 32)
     result = normalize(images)
     for number, pixel in enumerate((0, 128, 255)):
@@ -115,9 +115,9 @@ def test_normalised_is_pixel_less_mean_by_deviation():
 
 
 def numbered(n: int) -> Images:
-    """Images of one colour each, labelled by it."""
-    colour = torch.arange(1, n + 1)
-    return Images(colour.to(torch.uint8)[:, None, None, None].repeat(1, 3, 32, 32), colour)
+    """Images of one color each, labeled by it."""
+    color = torch.arange(1, n + 1)
+    return Images(color.to(torch.uint8)[:, None, None, None].repeat(1, 3, 32, 32), color)
 
 
 def test_labels_belong_to_their_images_and_an_epoch_is_a_permutation_of_the_half():

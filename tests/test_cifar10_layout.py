@@ -78,7 +78,7 @@ def test_no_order_of_the_layers_has_fewer_crossings(cells):
     assert tried >= 10
 
 
-def test_neighbours_keep_their_distance(cells):
+def test_neighbors_keep_their_distance(cells):
     for _, placed in cells:
         for layer, states in enumerate(placed.layers):
             halves = [layout.half_width(state, placed.depths[state] == layer) for state in states]

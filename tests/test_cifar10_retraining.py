@@ -11,7 +11,7 @@ from commands import records_of
 from asng import checkpoints, nas
 from asng.experiments import training
 from asng.experiments.cifar10.data import Cifar10Batches, Images
-from asng.experiments.cifar10.network import Cell, count_parameters
+from asng.experiments.cifar10.network import Cell, count_without_auxiliary
 from asng.experiments.cifar10.retraining import Cifar10RetrainJob, Cifar10RetrainSettings, evaluate, retrain
 from asng.experiments.cifar10.search import Cifar10SearchJob, Cifar10SearchSettings, accuracy, search
 from asng.experiments.cifar10.space import channels_for, num_parameters, random_values
@@ -50,7 +50,7 @@ def test_the_channels_are_as_many_as_the_parameters_allow(images):
     job = Cifar10RetrainJob(changed(channels=None, max_params=20_000), VALUES, *images)
     assert job.channels == channels_for(VALUES, cells=3, at_most=20_000)
     assert (
-        job.parameters == count_parameters(job.model) == num_parameters(VALUES, job.channels, 3) <= 20_000
+        job.parameters == count_without_auxiliary(job.model) == num_parameters(VALUES, job.channels, 3) <= 20_000
     )  # batch norms scale
 
 
@@ -193,12 +193,12 @@ def test_evaluating_what_is_no_run_says_so(images, whole, tmp_path):
         evaluate(tmp_path, *images)
 
 
-def test_training_learns_to_tell_colours_apart():
-    """Two labels, two colours, some noise: what was trained tells nearly all of them right."""
+def test_training_learns_to_tell_colors_apart():
+    """Two labels, two colors, some noise: what was trained tells nearly all of them right."""
     generator = torch.Generator().manual_seed(3)
     labels = torch.randint(2, (40,), generator=generator)
-    colours = torch.tensor([[200, 60, 60], [60, 60, 200]])[labels][:, :, None, None]
-    pixels = (colours + torch.randint(-40, 40, (40, 3, 32, 32), generator=generator)).to(torch.uint8)
+    colors = torch.tensor([[200, 60, 60], [60, 60, 200]])[labels][:, :, None, None]
+    pixels = (colors + torch.randint(-40, 40, (40, 3, 32, 32), generator=generator)).to(torch.uint8)
     train, test = (Images(pixels, labels).subset(part) for part in (torch.arange(24), torch.arange(24, 40)))
     job = Cifar10RetrainJob(changed(epochs=15, num_train_images=24, batch=8), VALUES, train, test)
     for number in range(45):

@@ -1,4 +1,4 @@
-"""`asng inpainting search`, `retrain` and `evaluate`, on a folder of small images of one colour each."""
+"""`asng inpainting search`, `retrain` and `evaluate`, on a folder of small images of one color each."""
 
 import json
 import os

@@ -84,8 +84,8 @@ def test_a_convolution_is_torchs_of_the_small_size(
     )
     first, second = (in_channels, out_channels) if transposed else (out_channels, in_channels)
     with torch.no_grad():
-        centre = layer.weight[..., less : less + kernel, less : less + kernel]
-        plain.weight.copy_(of_groups(centre, max_groups, groups, first // groups, second // groups))
+        center = layer.weight[..., less : less + kernel, less : less + kernel]
+        plain.weight.copy_(of_groups(center, max_groups, groups, first // groups, second // groups))
         if bias:
             shape = (max_out, 1)
             plain.bias.copy_(of_groups(layer.bias.view(shape), max_groups, groups, out_channels // groups, 1).flatten())
@@ -103,7 +103,7 @@ def test_a_convolution_is_torchs_of_the_small_size(
 @pytest.mark.parametrize("kind", [nas.Conv2d, nas.ConvTranspose2d])
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_a_smaller_kernel_is_the_largest_with_zeros_around_its_centre(kind, k, dilation):
+def test_a_smaller_kernel_is_the_largest_with_zeros_around_its_center(kind, k, dilation):
     layer = kind(3, 4, odd(), stride=2, padding=2 * dilation, dilation=dilation)
     largest = kind(3, 4, 5, stride=2, padding=2 * dilation, dilation=dilation)
     select(layer, {"k": k})

@@ -24,7 +24,7 @@ from asng.space import Categorical, Integer, Real
 
 
 class Layer(nn.Module):
-    """A convolution and its opposite; what they take depends on their neighbours on the way."""
+    """A convolution and its opposite; what they take depends on their neighbors on the way."""
 
     def __init__(self, name: str, sources: int) -> None:
         super().__init__()

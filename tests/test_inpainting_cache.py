@@ -112,7 +112,7 @@ def test_the_cache_is_built_again_when_files_or_boxes_change_and_the_old_one_goe
 def test_the_cache_of_another_version_is_built_again(tmp_path, monkeypatch):
     save(tmp_path / "a.png")
     assert built(tmp_path)
-    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    monkeypatch.setattr(cache, "CACHE_VERSION", cache.CACHE_VERSION + 1)
     assert built(tmp_path)
 
 

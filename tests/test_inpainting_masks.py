@@ -32,12 +32,12 @@ def test_of_pixels_a_fifth_is_known_independently_of_each_other():
     n = masks.numel()
     error = np.sqrt(0.2 * 0.8 / n)
     assert abs(masks.mean() - 0.2) < 4 * error
-    # Each image, each place and each pair of neighbours, in an image and between images.
+    # Each image, each place and each pair of neighbors, in an image and between images.
     assert (masks.mean((1, 2)) - 0.2).abs().max() < 5 * np.sqrt(0.16 / 64**2)
     assert (masks.mean(0) - 0.2).abs().max() < 5 * np.sqrt(0.16 / 500)
-    centred = masks - 0.2
+    centered = masks - 0.2
     for shift in ((0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 4)):
-        correlation = (centred * centred.roll(shift, (0, 1, 2))).mean() / 0.16
+        correlation = (centered * centered.roll(shift, (0, 1, 2))).mean() / 0.16
         assert abs(correlation) < 4 / np.sqrt(n)
 
 

@@ -174,7 +174,7 @@ def test_evaluating_a_search_tests_what_it_found_on_all_faces(faces, tmp_path):
 
 
 def test_training_learns_to_fill_holes(faces):
-    """Faces of one colour each: what is missing follows from what is there."""
+    """Faces of one color each: what is missing follows from what is there."""
     pixels = torch.randint(256, (9, 3, 1, 1), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     plain = Faces(pixels.expand(9, 3, 16, 16).contiguous(), faces[0].names)
     values = base_values(search_space("cat", layers=3, widths=(8, 16)), depth=2, channels=16)

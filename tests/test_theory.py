@@ -1,6 +1,6 @@
 """What the paper's section 2.3 promises, on spaces small enough to enumerate, and the invariances of the method.
 
-The paper maximises f; D(a, b) below is its D_theta(a, b). Its proofs fix the order of the arguments:
+The paper maximizes f; D(a, b) below is its D_theta(a, b). Its proofs fix the order of the arguments:
 D(theta', theta) = KL(P_theta || P_theta') = sum of p_theta ln(p_theta / p_theta').
 """
 
@@ -243,7 +243,7 @@ def test_the_path_is_held_at_alpha_on_a_stationary_problem(alpha):
     ratios, betas, _ = stationary(noisy, alpha=alpha, counts=counts)
     error = ratios.std(ddof=1) / math.sqrt(len(ratios))
     assert abs(ratios.mean() - alpha) < 5 * error + 0.01 * alpha
-    # Section 2.3: |s|^2 / gamma = 1 + 2 (1 - beta) / beta |E v|^2 of normalised v; solved for beta.
+    # Section 2.3: |s|^2 / gamma = 1 + 2 (1 - beta) / beta |E v|^2 of normalized v; solved for beta.
     family, rng = CategoricalFamily(counts), np.random.default_rng(8)
     theta = np.tile(family.initial(), (40_000, 1))
     x = family.sample(theta, 2, rng)
@@ -317,7 +317,7 @@ def test_a_transformation_that_is_not_increasing_does_change_it():
     assert trajectory(make, whole_numbers) != trajectory(make, lambda values: -whole_numbers(values))
 
 
-def relabelled_pair(family, relabel, *, adapt, runs=50, iterations=200):
+def relabeled_pair(family, relabel, *, adapt, runs=50, iterations=200):
     """The same draws and losses told twice, the second time with each label l called relabel[l]."""
     m = len(relabel)
     entries = np.concatenate([start + np.argsort(relabel) for start in range(0, family.size, m)])
@@ -345,8 +345,8 @@ def relabelled_pair(family, relabel, *, adapt, runs=50, iterations=200):
     ],
     ids=["two choices", "last label stays", "any, constant step size", "one variable, constant step size"],
 )
-def test_relabelled_draws_give_the_relabelled_trajectory(counts, relabel, adapt):
-    one, other, *divisors = relabelled_pair(CategoricalFamily(counts), relabel, adapt=adapt)
+def test_relabeled_draws_give_the_relabeled_trajectory(counts, relabel, adapt):
+    one, other, *divisors = relabeled_pair(CategoricalFamily(counts), relabel, adapt=adapt)
     np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(divisors[1], divisors[0], rtol=1e-9)
 
@@ -365,7 +365,7 @@ def test_the_step_size_depends_a_little_on_which_label_is_last():
     """The factor A of supplement B singles out the last label: |v| does not feel it, but the path adds vectors
     whitened at different thetas, and their angles do. Hence the trajectory is invariant in distribution only
     up to a shift of the step size, here some tenth."""
-    _, _, one, other = relabelled_pair(CategoricalFamily([4] * 3), [3, 0, 1, 2], adapt=True, runs=200)
+    _, _, one, other = relabeled_pair(CategoricalFamily([4] * 3), [3, 0, 1, 2], adapt=True, runs=200)
     shift = np.log(other / one)
     assert 0 < abs(shift.mean()) < 0.25
 

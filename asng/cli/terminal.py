@@ -53,10 +53,10 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
     bar = Progress(*columns, TimeRemainingColumn(), speed_estimate_period=600)
     task = bar.add_task(title, total=1.0)
     live = Live(bar, console=console)
-    tenths, said = -1, time.monotonic()
+    tenths, last_print = -1, time.monotonic()
 
     def progress(fraction: float, text: str = "", *, line: bool = False) -> None:
-        nonlocal tenths, said
+        nonlocal tenths, last_print
         if fraction < bar.tasks[task].completed:  # something else begins, with a time of its own
             bar.reset(task)
             tenths = -1
@@ -71,19 +71,19 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
         elif console.is_terminal:
             news = ""
         elif text:
-            news = f"{fraction:.1%}: {text}" if now - said > QUIET else ""
+            news = f"{fraction:.1%}: {text}" if now - last_print > QUIET else ""
         else:
             news = f"{title}: {tenth * 10} %" if tenth > tenths else ""
         if news:
             console.print(news, soft_wrap=True, highlight=False)
-            tenths, said = tenth, now
+            tenths, last_print = tenth, now
 
     try:
         yield progress
     except KeyboardInterrupt:
         live.stop()
-        kept = "" if folder is None else f" What is finished is in {folder}; the same command continues."
-        print(f"Interrupted.{kept}", file=sys.stderr)
+        where = "" if folder is None else f" What is finished is in {folder}; the same command continues."
+        print(f"Interrupted.{where}", file=sys.stderr)
         raise
     finally:
         live.stop()

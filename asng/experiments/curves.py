@@ -6,9 +6,9 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from asng.experiments.figures import COLORS, save
+from asng.experiments.figures import COLORS, save_figure
 
-# A panel for each ending of names; what several runs have in common has the same stroke, a run has its colour.
+# A panel for each ending of names; what several runs have in common has the same stroke, a run has its color.
 PANELS = {"loss": "loss", "accuracy": "accuracy", "psnr": "PSNR [dB]", "ssim": "SSIM", "probability": "certainty"}
 STROKES = ("-", "--", ":")
 
@@ -26,7 +26,7 @@ def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -
     figure = Figure(figsize=(4 * len(shown), 3.2), layout="constrained")
     for index, (ending, metrics) in enumerate(shown.items(), start=1):
         _panel(figure.add_subplot(1, len(shown), index), runs, ending, metrics)
-    return save(figure, folder, "curves", dpi=150)
+    return save_figure(figure, folder, "curves", dpi=150)
 
 
 def _panel(axes: Any, runs: Mapping[str, Sequence[Mapping[str, Any]]], ending: str, metrics: Sequence[str]) -> None:

@@ -246,9 +246,9 @@ def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
     seeds = sorted({record["seed"] for record in records})
     rows = []
     for seed in seeds:
-        mine = [record for record in records if record["seed"] == seed]
-        by_kind = {record["kind"]: record for record in mine}
-        random = [record for record in mine if record["kind"] == "random"]
+        of_seed = [record for record in records if record["seed"] == seed]
+        by_kind = {record["kind"]: record for record in of_seed}
+        random = [record for record in of_seed if record["kind"] == "random"]
         best = max(random, key=lambda record: record["accuracy"])
         rows.append(
             {

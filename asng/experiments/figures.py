@@ -1,4 +1,4 @@
-"""What the figures of all experiments share: colours, drawings in inches, and how they are written."""
+"""What the figures of all experiments share: colors, drawings in inches, and how they are written."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from asng._files import atomic_write
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
+# Okabe and Ito's colors, which the color-blind can tell apart.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
@@ -24,7 +24,7 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
 
 
 def tint(color: str, part: float) -> str:
-    """A colour mixed with white, of which it keeps this part.
+    """A color mixed with white, of which it keeps this part.
 
     >>> tint("black", 0.25)
     '#bfbfbf'
@@ -33,7 +33,7 @@ def tint(color: str, part: float) -> str:
     return to_hex((red, green, blue))
 
 
-def save(figure: Figure, folder: Path, name: str, *, dpi: int) -> list[Path]:
+def save_figure(figure: Figure, folder: Path, name: str, *, dpi: int) -> list[Path]:
     """Write NAME.svg, in which text stays text, and NAME.png; the same figure gives the same files. Returns both."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]

@@ -55,9 +55,16 @@ class ToySettings:
     """Processes side by side; the results do not depend on it."""
 
     def __post_init__(self) -> None:
-        for name, least in {"variables": 2, "choices": 2, "runs": 1, "iterations": 1, "seed": 0, "workers": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name, minimum in {
+            "variables": 2,
+            "choices": 2,
+            "runs": 1,
+            "iterations": 1,
+            "seed": 0,
+            "workers": 1,
+        }.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
         for name in ("lrs", "powers", "alphas"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values) or not all(map(math.isfinite, values)):
@@ -235,7 +242,7 @@ def _point(setting: Setting, step: float, reached: list[int | None]) -> dict[str
 
 
 def _spans(line: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[tuple[float, float]]:
-    """The step sizes where something holds, as stretches of neighbours on the grid: (largest, smallest)."""
+    """The step sizes where something holds, as stretches of neighbors on the grid: (largest, smallest)."""
     spans: list[tuple[float, float]] = []
     before = False
     for point in sorted(line, key=lambda point: -point["step"]):
@@ -250,7 +257,7 @@ def draw_sweep(summary: dict[str, Any], folder: Path) -> None:
     """`toy.png` and `toy.svg`: the methods above, ASNG's alphas below, one column per learning rate."""
     from matplotlib.figure import Figure  # here, so that workers need not load it
 
-    from asng.experiments.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, save
+    from asng.experiments.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, save_figure
 
     looks = [(BLUE, "o"), (VERMILION, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v")]  # markers say the same again
     lrs = list(dict.fromkeys(point["lr"] for point in summary["points"]))
@@ -271,4 +278,4 @@ def draw_sweep(summary: dict[str, Any], folder: Path) -> None:
         axes_row[0].legend(fontsize="small")
     for axes in grid[-1]:
         axes.set_xlabel("initial step size of the distribution")
-    save(figure, folder, "toy", dpi=150)
+    save_figure(figure, folder, "toy", dpi=150)

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from asng.nas import _switch, processes
 from asng.nas._branch import SplitGroups
 from asng.nas._cases import Case, Columns, Refused
-from asng.nas._sgd import FlatSGD, unsupported
+from asng.nas._sgd import FlatSGD, unsupported_reason
 from asng.nas._trace import Switch, Trace, run_all, run_one
 from asng.nas.selection import Supernet
 
@@ -39,7 +39,7 @@ class Iteration:
 
     Args:
         decisions: of the model, in training mode.
-        optimizer: of the weights, one that `unsupported` has nothing against.
+        optimizer: of the weights, one that `unsupported_reason` has nothing against.
         loss: (model, batch) -> scalar tensor.
         n: candidates in each half.
         max_norm: of the gradient.
@@ -234,7 +234,7 @@ class CapturedStep:
             return None
         if self._iteration is None or not self._iteration.sgd.is_as_captured():
             self.store()
-            self._iteration = self._captured(n, train_batch, valid_batch)
+            self._iteration = self._capture_iteration(n, train_batch, valid_batch)
         if self._iteration is None or not self._iteration.fits(train_batch, valid_batch):
             return None
         return self._iteration
@@ -248,7 +248,7 @@ class CapturedStep:
         """Take over gradients and momentum before the next step: they were loaded."""
         self._is_current = False
 
-    def _captured(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
+    def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         supernet, optimizer, loss_fn = self._arguments
         if (reason := self._obstacle()) is None:
             try:
@@ -277,7 +277,7 @@ class CapturedStep:
             return "there are several processes"
         if self._amp_dtype is torch.float16:
             return "gradients are scaled, as float16 needs it"
-        return unsupported(optimizer) or _switch.unavailable()
+        return unsupported_reason(optimizer) or _switch.unavailable_reason()
 
 
 class _Static:

@@ -16,7 +16,7 @@ ALIGNMENT = 64  # numbers
 SETTINGS = ("momentum", "weight_decay", "nesterov", "dampening", "maximize", "differentiable")
 
 
-def unsupported(optimizer: torch.optim.Optimizer) -> str | None:
+def unsupported_reason(optimizer: torch.optim.Optimizer) -> str | None:
     """Return why an optimizer's step cannot be captured, or None if it can."""
     if type(optimizer) is not torch.optim.SGD:
         return f"the weight optimizer is {type(optimizer).__name__}, and only SGD is captured"
@@ -136,7 +136,7 @@ class FlatGroup:
 
 
 class FlatSGD:
-    """The weight update of an iteration; `unsupported` says for which optimizers."""
+    """The weight update of an iteration; `unsupported_reason` says for which optimizers."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float, n: int) -> None:
         self._max_grad_norm = max_grad_norm

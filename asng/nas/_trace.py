@@ -116,7 +116,7 @@ class Trace:
         """Leave all decisions of the model open inside."""
         global _current  # noqa: PLW0603
         kinds = [m for m in self._supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
-        with self._supernet.preserve_selection(), self._weights.put_into(self._supernet.paths):
+        with self._supernet.preserve_selection(), self._weights.substitute_into(self._supernet.paths):
             self._open(self._supernet.space)
             for module in kinds:  # in front of the method of the class
                 module.__dict__["forward"] = partial(self._forward, module, module.forward)

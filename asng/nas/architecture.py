@@ -19,13 +19,13 @@ def to_dict(values: Values) -> dict[str, Any]:
     >>> to_dict({"op": "conv", "kernel": (3, 5)})
     {'version': 1, 'values': {'op': 'conv', 'kernel': [3, 5]}}
     """
-    return {"version": VERSION, "values": {_name(name): _plain(value, name) for name, value in values.items()}}
+    return {"version": VERSION, "values": {_name(name): _to_plain(value, name) for name, value in values.items()}}
 
 
 def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[str, Any]:
     """The values that `to_dict` was given; with a space they are checked, and are its own choices again."""
     if not isinstance(data, Mapping) or not isinstance(data.get("values"), Mapping) or "version" not in data:
-        raise ValueError(f'an architecture is {{"version": {VERSION}, "values": {{...}}}}, got {_shown(data)}')
+        raise ValueError(f'an architecture is {{"version": {VERSION}, "values": {{...}}}}, got {_shorten(data)}')
     if data["version"] != VERSION:
         raise ValueError(
             f"the architecture is of version {data['version']!r}, but this asng reads version {VERSION}; "
@@ -57,7 +57,7 @@ def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[st
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"an architecture is JSON, got {_shown(text)} ({error})") from None
+        raise ValueError(f"an architecture is JSON, got {_shorten(text)} ({error})") from None
     return from_dict(data, space)
 
 
@@ -67,18 +67,18 @@ def _name(name: Any) -> str:
     return name
 
 
-def _plain(value: Any, name: str) -> Any:
+def _to_plain(value: Any, name: str) -> Any:
     match value:
         case np.generic():
-            return _plain(value.item(), name)
+            return _to_plain(value.item(), name)
         case float() if not math.isfinite(value):
             pass
         case None | bool() | int() | float() | str():
             return value
         case tuple() | list():
-            return [_plain(item, name) for item in value]
+            return [_to_plain(item, name) for item in value]
         case dict() if all(isinstance(key, str) for key in value):
-            return {key: _plain(item, name) for key, item in value.items()}
+            return {key: _to_plain(item, name) for key, item in value.items()}
     raise ValueError(f"JSON cannot hold {value!r}, which is in the value of {name!r}; choose among names or numbers")
 
 
@@ -97,11 +97,11 @@ def _read(variable: Variable, value: Any, name: str) -> Any:
 def _writes(choice: Any, value: Any) -> bool:
     """Whether a choice is written as this value; 1, 1.0 and true are three."""
     try:
-        return json.dumps(_plain(choice, ""), sort_keys=True) == json.dumps(value, sort_keys=True)
+        return json.dumps(_to_plain(choice, ""), sort_keys=True) == json.dumps(value, sort_keys=True)
     except ValueError:  # it cannot be written
         return False
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -160,9 +160,9 @@ class Costs:
 
         All processes take over what the first one may use: hosts and devices differ, but all have to know the same.
         """
-        self.known, self._nearest = processes.broadcast_object(self.read(state))
+        self.known, self._nearest = processes.broadcast_object(self.parse_state(state))
 
-    def read(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
+    def parse_state(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
         """What of a state may be used here; raises where it is none."""
         current = self.state_dict()
         pairs = zip(state["measures"], current["measures"], strict=True)

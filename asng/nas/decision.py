@@ -267,13 +267,13 @@ def _as_int(number: Any) -> int:
         raise ValueError(f"a size is an integer or follows a decision, got {number!r}") from None
 
 
-Layer = TypeVar("Layer", bound=nn.Module)
+TorchLayer = TypeVar("TorchLayer", bound=nn.Module)
 
 
-def on_meta(kind: type[Layer], *arguments: Any, **settings: Any) -> Layer:
+def on_meta(kind: type[TorchLayer], *arguments: Any, **settings: Any) -> TorchLayer:
     """A layer of torch's on its device "meta", without the first values of its weights, which take most of the time."""
     bare: Any = _without_first_values(kind)  # type: ignore[arg-type] # mypy takes types of a bound for not hashable
-    layer: Layer = bare(*arguments, **settings, device="meta")
+    layer: TorchLayer = bare(*arguments, **settings, device="meta")
     layer.__class__ = kind
     return layer
 

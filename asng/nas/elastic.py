@@ -1,8 +1,8 @@
 """Layers with torch's own signatures that take a decision where torch takes a number of channels.
 
-Each is torch's layer at its largest, so that initialisation and state_dict are torch's, and computes
+Each is torch's layer at its largest, so that initialization and state_dict are torch's, and computes
 with the first channels of its weights, as many as are selected; on a GPU convolutions take some more, which
-change nothing. Kernels are cut from the centre. Plain numbers make plain layers.
+change nothing. Kernels are cut from the center. Plain numbers make plain layers.
 """
 
 from typing import Any, Literal

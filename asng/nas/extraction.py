@@ -12,7 +12,7 @@ from asng.nas.ties import Ties
 from asng.nas.untouched import Snapshot, is_from_asng, preserve_rng
 from asng.nas.wrappers import unwrap
 
-MAX_DEPTH = 20  # modules that replace each other, one after another
+MAX_REPLACEMENTS = 20  # modules that replace each other, one after another
 
 
 def extract(model: nn.Module, values: Values) -> nn.Module:
@@ -157,7 +157,7 @@ class StaticBuild:
             self._makers[inner] = makers
             inner.training = module.training
             waiting.extend(child for child in inner._modules.values() if child is not None)
-            if (type(inner) in makers or len(makers) > MAX_DEPTH) and self.holds_decisions(inner):
+            if (type(inner) in makers or len(makers) > MAX_REPLACEMENTS) and self.holds_decisions(inner):
                 raise ValueError(
                     f"build_static() of {self._label(module)} returned a {type(inner).__name__} with decisions in it, "
                     "which would have to be replaced again, and so on; return a module of another class, "

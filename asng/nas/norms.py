@@ -1,4 +1,4 @@
-"""Elastic normalisation: torch's layers at their largest, of which the first channels are used."""
+"""Elastic normalization: torch's layers at their largest, of which the first channels are used."""
 
 from collections.abc import Sequence
 from typing import Any

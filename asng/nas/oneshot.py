@@ -391,7 +391,7 @@ class OneShot:
             limits = [limit.name for limit in self.costs.limits]
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
-            self.costs.read(state["costs"])  # raises where it is damaged
+            self.costs.parse_state(state["costs"])  # raises where it is damaged
             self.arch_optimizer.load_state_dict(state["arch_optimizer"])
             self.weight_optimizer.load_state_dict(state["weight_optimizer"])
             self._scaler.load_state_dict(state["scaler"])

@@ -8,7 +8,7 @@ from typing import Any
 from asng.nas.decision import Decision
 from asng.nas.selection import Supernet
 
-MAX_STEPS = 10  # that are watched
+WATCHED_STEPS = 10  # that are watched
 MIN_CANDIDATES = 10  # in which a decision was active and not read, before it is warned of
 
 
@@ -40,14 +40,14 @@ class UnreadDecisions:
     def end_step(self) -> bool:
         """Whether there is nothing more to watch; warn of what was never read."""
         self._steps += 1
-        if self._active and self._steps < MAX_STEPS:
+        if self._active and self._steps < WATCHED_STEPS:
             return False
         names = [name for name, candidates in self._active.items() if candidates >= MIN_CANDIDATES]
         if names:
             decisions, them = ("decision", "it") if len(names) == 1 else ("decisions", "them")
             warnings.warn(
-                f"nothing has read the {decisions} {', '.join(map(repr, names[:5]))} in the first {MAX_STEPS} steps, "
-                f"so that no architecture depends on {them}; does forward() use {them}?",
+                f"nothing has read the {decisions} {', '.join(map(repr, names[:5]))} in the first {WATCHED_STEPS} "
+                f"steps, so that no architecture depends on {them}; does forward() use {them}?",
                 stacklevel=2,
             )
         return True

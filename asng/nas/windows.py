@@ -173,6 +173,6 @@ def _check_parity(side: Size) -> None:
     sizes = sorted(side.all())
     if any((b - a) % 2 for a, b in pairwise(sizes)):
         raise ValueError(
-            f"kernels are cut from the centre of the largest, so all must be odd or all even, got {sizes}; "
+            f"kernels are cut from the center of the largest, so all must be odd or all even, got {sizes}; "
             'use Value("k", Integer(1, 3)) * 2 - 1 for 1, 3 and 5'
         )

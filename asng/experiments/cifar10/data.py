@@ -226,10 +226,10 @@ def draw_augmentations(n: int, generator: torch.Generator) -> tuple[np.ndarray, 
 
 
 def augment(images: Tensor, generator: torch.Generator, *, cutout: int = 16) -> Tensor:
-    """Images, uint8 (n, 3, 32, 32): padded by 4, cropped, flipped or not, normalised, a square of `cutout` set to 0.
+    """Images, uint8 (n, 3, 32, 32): padded by 4, cropped, flipped or not, normalized, a square of `cutout` set to 0.
 
     Random numbers are drawn on the CPU and sent at once; the rest happens where the images are. The
-    padding is black. The square is of the mean colour, lies around any pixel, and is clipped at the border.
+    padding is black. The square is of the mean color, lies around any pixel, and is clipped at the border.
     """
     _check_images(images)
     if cutout < 0:

@@ -1,7 +1,7 @@
 """Pictures of found cells: inputs, nodes, operations, and how likely they were.
 
 One unit of a drawing is one inch, so that text and boxes fit each other whatever is drawn. Whatever
-colour says is also said in words.
+color says is also said in words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,7 +28,7 @@ from asng.experiments.cifar10.probabilities import (
     probabilities_figure,
 )
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, Paths, cell_paths, code_of
-from asng.experiments.figures import canvas, save, tint
+from asng.experiments.figures import canvas, save_figure, tint
 
 # Inches. A layer is, from its top: arrow heads, operations, the way to the sum, the sum.
 HEAD, BOX, JOIN, RADIUS = 0.24, 0.32, 0.14, 0.11
@@ -61,7 +61,7 @@ def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabili
     figures = {"cells": cells_figure(cells_of(values, probabilities))}
     if probabilities is not None:
         figures["probabilities"] = probabilities_figure(values, probabilities)
-    return [path for name, figure in figures.items() for path in save(figure, folder, name, dpi=200)]
+    return [path for name, figure in figures.items() for path in save_figure(figure, folder, name, dpi=200)]
 
 
 def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[DrawnCell]:

@@ -156,7 +156,7 @@ def _positions(
 ) -> list[dict[int, float]]:
     """Positions that keep the order and its distances, with lines as straight as they can be.
 
-    Each layer in turn goes where its neighbours pull it; a pull grows little with the distance, so
+    Each layer in turn goes where its neighbors pull it; a pull grows little with the distance, so
     that a few lines bend much and the others not at all.
     """
     layers = [dict(zip(states, _pack(states, i, depths), strict=True)) for i, states in enumerate(order)]

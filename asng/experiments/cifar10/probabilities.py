@@ -1,6 +1,6 @@
 """The probabilities of all decisions of the two cells: checked, and as a table with bars.
 
-What stands in the table and in the pictures of the cells has the same names and colours in both.
+What stands in the table and in the pictures of the cells has the same names and colors in both.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from asng.space import Array
 
 Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
 
-# Short names and colours.
+# Short names and colors.
 LOOKS = {
     "identity": ("identity", "#999999"),
     "avg_pool": ("avg 3×3", SKY),

@@ -14,7 +14,7 @@ from asng import nas
 from asng.experiments import Progress, curves, training
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10.data import Cifar10Batches, Images
-from asng.experiments.cifar10.network import Net, count_parameters, set_drop_path
+from asng.experiments.cifar10.network import Net, count_without_auxiliary, set_drop_path
 from asng.experiments.cifar10.search import Cifar10SearchJob, Cifar10SearchSettings, accuracy
 from asng.experiments.cifar10.space import channels_for
 from asng.experiments.descent import TrainStep
@@ -110,7 +110,7 @@ class Cifar10RetrainJob:
         self.channels = settings.channels or channels_for(values, settings.cells, settings.max_params)
         torch.manual_seed(settings.seed)
         self.model = build_trainable(self.channels, settings.cells, values).to(self.device)
-        self.parameters = count_parameters(self.model)
+        self.parameters = count_without_auxiliary(self.model)
         optimizer = torch.optim.SGD(
             self.model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4, fused=self.device.type == "cuda"
         )

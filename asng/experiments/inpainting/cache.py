@@ -16,7 +16,7 @@ from asng._files import atomic_write, remove_leftovers
 from asng.experiments import Progress
 from asng.experiments.inpainting.crops import Bytes, reader, sources
 
-VERSION = 2  # of the cache file; part of the fingerprint
+CACHE_VERSION = 2  # of the cache file; part of the fingerprint
 CHUNK = 128  # images between two reports of progress
 
 
@@ -34,7 +34,7 @@ def read_faces(folder: Path, size: int = 64, progress: Progress = lambda done: N
     if size < 1:
         raise ValueError(f"images need at least 1 pixel, got size {size}")
     files, boxes = sources(folder)
-    path = _path(folder, size, json.dumps([VERSION, files, boxes]))
+    path = _path(folder, size, json.dumps([CACHE_VERSION, files, boxes]))
     try:
         return _load(path)
     except Exception:  # missing, or damaged in any way

@@ -138,7 +138,7 @@ def face(path: Path, size: int, box: Box | None) -> Bytes:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     """Any image with three bytes for a pixel."""
-    if image.mode.startswith("I"):  # grey in 16 bits, which Pillow would cut off at 255
+    if image.mode.startswith("I"):  # gray in 16 bits, which Pillow would cut off at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 

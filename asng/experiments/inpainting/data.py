@@ -16,7 +16,7 @@ from asng.experiments.data import BatchOrder, data_folder
 from asng.experiments.inpainting import cache
 from asng.experiments.inpainting.masks import Mask, draw_masks
 
-TRAIN, TEST = 101_000, 2_000  # images, as in the paper, where there are as many
+MAX_TRAIN, MAX_TEST = 101_000, 2_000  # images, as in the paper, where there are as many
 
 Lists = tuple[Path, Path]  # two text files with the names of training and test images, one in each line
 Indices = NDArray[np.int64]
@@ -117,9 +117,9 @@ def random_split(n: int, seed: int) -> tuple[Indices, Indices]:
     """
     if n < 2:
         raise ValueError(f"a training and a test set need at least 2 images, got {n}")
-    test = min(TEST, max(1, n // 20))
+    test = min(MAX_TEST, max(1, n // 20))
     order = np.random.default_rng(seed).permutation(n)
-    return np.sort(order[test : test + TRAIN]), np.sort(order[:test])
+    return np.sort(order[test : test + MAX_TRAIN]), np.sort(order[:test])
 
 
 def _listed_split(cached: cache.Cache, lists: Lists) -> tuple[Indices, Indices]:
@@ -134,12 +134,12 @@ def _listed_split(cached: cache.Cache, lists: Lists) -> tuple[Indices, Indices]:
             raise ValueError(f"there is no file {path}; give one with the name of an image in each line")
         names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         if wrong := [name for name in names if name not in rows and name not in damaged]:
-            raise ValueError(f"{path} names images that are not in the folder, or not only once: {_shown(wrong)}")
+            raise ValueError(f"{path} names images that are not in the folder, or not only once: {_join_names(wrong)}")
         chosen.append([rows[name] for name in names if name in rows])
         if not chosen[-1]:
             raise ValueError(f"{path} names no image that can be read; write one name in each line")
     if twice := [cached.names[row] for row, count in Counter(chosen[0] + chosen[1]).items() if count > 1]:
-        raise ValueError(f"{lists[0]} and {lists[1]} name images twice: {_shown(twice)}")
+        raise ValueError(f"{lists[0]} and {lists[1]} name images twice: {_join_names(twice)}")
     return np.array(chosen[0]), np.array(chosen[1])
 
 
@@ -147,7 +147,7 @@ def _file(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
-def _shown(names: list[str], max_shown: int = 10) -> str:
+def _join_names(names: list[str], max_shown: int = 10) -> str:
     return ", ".join(names[:max_shown]) + (f" and {len(names) - max_shown} more" if len(names) > max_shown else "")
 
 

@@ -22,7 +22,7 @@ from asng.space import Categorical, Integer, Variable
 
 Encoding = Literal["cat", "int"]
 Values = Mapping[str, Any]
-Space = Mapping[str, Variable]
+Variables = Mapping[str, Variable]
 
 KERNELS = (1, 3, 5)  # of the integers 1, 2, 3
 LAYER_KINDS = {f"{kernel}x{kernel} {way}": (kernel, way == "skip") for kernel in KERNELS for way in ("skip", "down")}
@@ -86,7 +86,7 @@ def layers_in(names: Mapping[str, Any]) -> int:
     return sum(name.endswith(".channels") for name in names)
 
 
-def widths_of(space: Space) -> Sequence[int]:
+def widths_of(space: Variables) -> Sequence[int]:
     """The numbers of channels that a layer can have."""
     match space["layer1.channels"]:
         case Categorical(choices):
@@ -187,12 +187,12 @@ def read_values(text: str) -> dict[str, Any]:
     return from_json(text, space)
 
 
-def random_values(space: Space, seed: int) -> dict[str, Any]:
+def random_values(space: Variables, seed: int) -> dict[str, Any]:
     """An architecture drawn from the distribution with which a search begins."""
     return ASNG(space, seed=seed).ask(1)[0].values
 
 
-def base_values(space: Space, depth: int, channels: int = 64) -> dict[str, Any]:
+def base_values(space: Variables, depth: int, channels: int = 64) -> dict[str, Any]:
     """The baseline BASE in a space of either encoding: so many layers, all alike, 3x3 with skip.
 
     >>> depth(base_values(search_space("int"), 12))
@@ -201,7 +201,7 @@ def base_values(space: Space, depth: int, channels: int = 64) -> dict[str, Any]:
     return _equal_layers(space, depth, channels, kernel=3, skip=True)
 
 
-def smallest_values(space: Space) -> dict[str, Any]:
+def smallest_values(space: Variables) -> dict[str, Any]:
     """An architecture of the fewest parameters on any images but single pixels: the shortest chain, 1x1, narrow.
 
     It halves, since layers that cannot are left out.
@@ -212,7 +212,7 @@ def smallest_values(space: Space) -> dict[str, Any]:
     return _equal_layers(space, _depths(space)[0], min(widths_of(space)), kernel=1, skip=False)
 
 
-def _equal_layers(space: Space, depth: int, channels: int, *, kernel: int, skip: bool) -> dict[str, Any]:
+def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, skip: bool) -> dict[str, Any]:
     """So many layers, all alike, as evenly spread over the nodes as can be."""
     fewest, deepest = _depths(space)
     if not fewest <= depth <= deepest:
@@ -236,7 +236,7 @@ def _equal_layers(space: Space, depth: int, channels: int, *, kernel: int, skip:
     return values
 
 
-def _depths(space: Space) -> tuple[int, int]:
+def _depths(space: Variables) -> tuple[int, int]:
     """The fewest and the most layers of a chain."""
     reach = max(len(v.choices) for n, v in space.items() if n.endswith("connection") and isinstance(v, Categorical))
     layers = layers_in(space)

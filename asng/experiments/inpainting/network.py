@@ -82,12 +82,12 @@ class Net(nas.Searchable):
         height, width = images.shape[-2:]
         return autoencode(images, *self._layers(self._chain((height, width))), self.last)
 
-    def _selected(self) -> dict[str, Any]:
+    def _selected_values(self) -> dict[str, Any]:
         decisions: Any = self.decisions
         return {decision.name: decision.value for decision in decisions}
 
     def _chain(self, size: tuple[int, int]) -> list[Layer]:
-        return runnable_layers(chain(self._selected()), size)
+        return runnable_layers(chain(self._selected_values()), size)
 
     def _layers(self, run: Sequence[Layer]) -> tuple[list[Any], list[Any]]:
         """The elastic layers of the encoder and of the decoder, both in the order of the encoder."""
@@ -99,7 +99,7 @@ class Net(nas.Searchable):
         run = self._chain(self.size)
         # A layer that is left out hands its input on, whatever its kernel and channels.
         read = {f"layer{layer.number}.{part}" for layer in run for part in ("kernel", "channels")}
-        for layer in chain(self._selected()):
+        for layer in chain(self._selected_values()):
             read |= {f"layer{layer.number}.{part}" for part in ("type", "skip", "connection")}
         decisions = [decision for decision in self.decisions if decision.name in {*read, "output.connection"}]
         encoder, decoder = self._layers(run)
@@ -157,14 +157,18 @@ def input_channels(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
     >>> input_channels([Layer(1, 3, True, 64), Layer(4, 5, False, 128), Layer(9, 1, True, 256)])
     ([3, 64, 128], [128, 256, 256], 64)
     """
-    given = [layer.channels for layer in run]
-    return [IMAGE_CHANNELS, *given][: len(given)], [*given[1:], *given[-1:]], given[0] if given else IMAGE_CHANNELS
+    channels = [layer.channels for layer in run]
+    return (
+        [IMAGE_CHANNELS, *channels][: len(channels)],
+        [*channels[1:], *channels[-1:]],
+        channels[0] if channels else IMAGE_CHANNELS,
+    )
 
 
 def new_autoencoder(
     values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None
 ) -> Autoencoder:
-    """The autoencoder of an architecture, its own channels exactly, newly initialised for training from scratch."""
+    """The autoencoder of an architecture, its own channels exactly, newly initialized for training from scratch."""
     run = runnable_layers(chain(values), size)
     into_encoder, into_decoder, into_last = input_channels(run)
     encoder = [_conv(nn.Conv2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_encoder, run, strict=True)]
@@ -198,7 +202,7 @@ def _of_each_kind(layer: Callable[..., nn.Module], *arguments: Any) -> nn.Module
 
 
 def reset(model: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Initialise all convolutions of both sorts, uniformly within 1/sqrt(in_channels k^2).
+    """Initialize all convolutions of both sorts, uniformly within 1/sqrt(in_channels k^2).
 
     The weights of a supernet count the most channels that they can take, also where fewer come.
     Numbers are drawn where the weights are: on the CPU, before a model is moved, they are the same
