@@ -1,7 +1,7 @@
 """Files with one writer: a lock that dies with its process, and writes that replace a file whole or not at all.
 
-Everything that is left behind by a killed process has a name that only asng gives, and is removed by the next
-process that locks the same file or folder.
+Files that a killed process leaves behind have names that only asng gives; the next process that locks the same
+file or folder removes them.
 """
 
 import errno
@@ -26,22 +26,22 @@ MAX_SHOWN = 5  # differences in a message
 class Lock:
     """The right of one process to write a file or a folder, until the process releases it or dies.
 
-    The lock is flock's on the file `path`, which says who has it and is removed on release; left behind, it is
-    harmless. Forked children do not share it. Where the file system has no locks there is a warning instead, and
-    on Windows nothing. With the lock, the temporary files of killed processes are removed.
+    The lock is `flock` on the file `path`, which names the process and is removed on release; a file left behind is
+    harmless. Forked children do not share it. A file system without locks leads to a warning; on Windows
+    nothing is locked. Taking the lock removes the temporary files of killed processes.
     """
 
     def __init__(self, path: Path, guarded: Path, cure: str, names: Collection[str] = ()) -> None:
-        """Lock `path`; where another process has it, ValueError says who uses `guarded`, and the cure.
+        """Lock `path`; if another process holds the lock, ValueError names it, `guarded` and the cure.
 
-        `names`: of the files in the same folder that are written under this lock; all by default.
+        `names`: the files in the same folder that are written under this lock; all by default.
         """
         self._path, self._guarded, self._cure, self._names = path, guarded, cure, names
         self._file: BinaryIO | None = None
         self._acquire()
 
     def renew(self) -> bool:
-        """Lock again if the file was removed or replaced; returns whether it was. Raises as making a lock does."""
+        """Lock again if the file was removed or replaced; returns whether it was. Raises as `__init__` does."""
         if self._file is None or _is_at(self._file, self._path):
             return False
         self.release()
@@ -51,7 +51,7 @@ class Lock:
     def release(self) -> None:
         """Let others write."""
         if self._file is not None:
-            with self._file as file:  # whoever opened it before it is removed sees that it is gone
+            with self._file as file:  # a process that has opened it already sees that it is removed
                 if _is_at(file, self._path):
                     with suppress(OSError):
                         self._path.unlink()
@@ -66,7 +66,7 @@ class Lock:
         except OSError as error:
             if error.errno not in NOT_WRITABLE:
                 raise
-            if os.access(self._path.parent, os.W_OK):  # elsewhere nobody writes
+            if os.access(self._path.parent, os.W_OK):  # a folder that cannot be written needs no lock
                 self._warn(f"{self._path}: {error.strerror}")
             return
         if locked:
@@ -146,7 +146,7 @@ def remove_leftovers(folder: Path, names: Collection[str] = ()) -> None:
 
 
 def differences(saved: Any, current: Mapping[str, Any]) -> str:
-    """What differs between the settings that a file holds and those of this process; empty if nothing does.
+    """The differences between saved settings and current ones, as text; empty if there are none.
 
     >>> differences({"seed": 1, "data": {"images": 5}}, {"seed": 1, "data": {"images": 7}, "rate": 0.1})
     'data.images: 5 there, 7 here; rate: None there, 0.1 here'
@@ -211,7 +211,7 @@ def _describe_process() -> str:
 
 
 def _holder(path: Path) -> str:
-    """Who has a lock, as its file says."""
+    """The process that holds a lock, as its file names it."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -220,7 +220,7 @@ def _holder(path: Path) -> str:
 
 
 def _link_or_copy(path: Path, target: Path) -> None:
-    """Give a file a second name, in place of whatever has that name."""
+    """Give a file a second name, replacing the file that has that name."""
     spare = _temporary(target)
     try:
         try:

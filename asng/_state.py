@@ -1,4 +1,4 @@
-"""The state of an optimizer between saving and loading: plain values in, checked arrays out."""
+"""Loading an optimizer's state: JSON values in, checked arrays out."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ FLOAT64 = np.dtype(np.float64)
 
 
 def is_finite(part: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a part of a state is a finite float, or an array of them in this shape."""
+    """True if a part of a state is a finite float, or an array of finite floats of this shape."""
     if type(part) is float:
         return not shape and math.isfinite(part)
     if not isinstance(part, np.ndarray) or part.dtype != FLOAT64 or part.shape != shape:
@@ -21,7 +21,7 @@ def is_finite(part: Any, shape: tuple[int, ...]) -> bool:
 
 
 def check_finite(state: Any, before: Any) -> None:
-    """Raise ValueError where a family of the user's own spoiled an update."""
+    """Raise ValueError if a user's family returned something that is not finite."""
     for name, part, old in zip(state._fields, state, before, strict=True):
         if not is_finite(part, getattr(old, "shape", ())):
             raise ValueError(
@@ -31,7 +31,7 @@ def check_finite(state: Any, before: Any) -> None:
 
 
 def read_state(state: Any, expected: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
-    """State, generator and best of a saved dict, checked against `expected`, the one saved from here."""
+    """State, generator and best of a saved dict, checked against `expected`, the dict saved from here."""
     if not isinstance(state, Mapping) or set(state) != set(expected):
         raise ValueError(f"a state holds {', '.join(expected)}; this is not one: {str(state)[:80]}")
     for what in ("space", "settings"):
@@ -67,7 +67,7 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _difference(saved: Any, expected: Any) -> str:
-    """What differs first between two lists of pairs or two dicts."""
+    """The first difference between two lists of pairs or two dicts."""
     try:
         saved, expected = dict(saved), dict(expected)
         name = next(name for name in {**expected, **saved} if saved.get(name) != expected.get(name))

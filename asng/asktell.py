@@ -1,4 +1,4 @@
-"""Ask and tell: drawing candidates, checking what comes back, keeping and restoring the state.
+"""Ask and tell: draw candidates, check losses, save and restore the state.
 
 A method derives from `Optimizer` and adds its state and its update; nothing is overridden.
 """
@@ -39,9 +39,9 @@ class Best(NamedTuple):
 
 
 class Optimizer(ABC):
-    """What ASNG and its baselines share: drawing, checking, bookkeeping.
+    """Base class of ASNG and its baselines: ask, tell, state.
 
-    A method says with which state it begins, a tuple of arrays of which the first is theta, and how it updates it.
+    A subclass defines its initial state, a tuple of arrays that starts with theta, and the update.
     """
 
     _state: Any
@@ -57,11 +57,11 @@ class Optimizer(ABC):
     ) -> None:
         self._space = Space(space)
         self._family = family_of(space, mirrored=mirrored)
-        self._has_custom_family = any(hasattr(variable, "family") for variable in self._space.variables)  # a user's own
+        self._has_custom_family = any(hasattr(variable, "family") for variable in self._space.variables)
         self._population_size = check_int(population_size, "population_size", min=2)
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": check_bool(mirrored, "mirrored")}
         self._generator = _generator(seed)
-        self.seed = seed if isinstance(seed, int) else None  # what it was made with, where that is one number
+        self.seed = seed if isinstance(seed, int) else None  # None if it was not a single number
         self._best: tuple[Array, float] | None = None
         self._state = self._initial_state(self._initial_theta({} if initial is None else initial))
 
@@ -84,7 +84,7 @@ class Optimizer(ABC):
         return theta
 
     def _warn_if_projected(self, initial: Mapping[str, Any], given: list[Any], used: list[Any]) -> None:
-        """Warn of priors that the projection changed, but not of what `distribution` returned, rounding aside."""
+        """Warn of priors that the projection changed by more than rounding."""
         rows = zip(self._space.names, self._space.variables, given, used, strict=True)
         for name, variable, before, after in rows:
             first, second = as_float_array(before), as_float_array(after)
@@ -108,10 +108,10 @@ class Optimizer(ABC):
 
     @abstractmethod
     def _update(self, x: Array, losses: list[float], active: Array | None) -> Any:
-        """The state after learning from draws x (lambda, variables), their losses, and which variables count."""
+        """The state after an update from draws x (lambda, variables), their losses and the mask of active variables."""
 
     def ask(self, n: int | None = None) -> list[Candidate]:
-        """Draw n candidates (by default `population_size`); as often as wanted, nothing is left pending."""
+        """Draw n candidates (by default `population_size`). Asking is free: nothing is pending afterwards."""
         x = self._family.sample(
             self._state[0], self._population_size if n is None else check_int(n, "n", min=1), self._generator
         )
@@ -155,7 +155,7 @@ class Optimizer(ABC):
             self._best = (x[numbers.index(lowest)].copy(), lowest)
 
     def _draws(self, asked: list[Candidate]) -> Array:
-        """Raw draws (n, variables) of candidates; whether they can have been drawn, their statistics tell."""
+        """Raw draws (n, variables) of candidates; `statistics` checks that they are possible."""
         try:
             x = np.array([candidate.x for candidate in asked])
         except Exception:  # no candidates, rows of several lengths, or no numbers
@@ -178,7 +178,7 @@ class Optimizer(ABC):
         return x
 
     def _describe_fault(self, x: Any) -> str:
-        """The number that cannot have been drawn, with the name of its variable."""
+        """Describe the number that cannot have been drawn, with the name of its variable."""
         row, possible = as_float_array(x), self._family.mode(self.theta)
         if row is not None and row.shape == possible.shape:
             for index, name in enumerate(self._space.names):
@@ -189,7 +189,7 @@ class Optimizer(ABC):
         return f"x = {' '.join(repr(x).split())}, where {len(possible)} numbers belong,"
 
     def _as_draw(self, x: Any) -> Array | None:
-        """A row of numbers as float64, or None where it cannot have been drawn."""
+        """A row of numbers as float64, or None if it cannot have been drawn."""
         row = as_float_array(x)
         if row is None or row.shape != (self._family.variables,) or not np.isfinite(row).all():
             return None
@@ -200,7 +200,7 @@ class Optimizer(ABC):
         return row
 
     def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
-        """Which variables count in which of n candidates, 0 or 1 (n, variables)."""
+        """Mask (n, variables) of active variables, 0 or 1."""
         try:
             name_sets = list(islice(active, n + 1))
         except TypeError:  # not iterable
@@ -235,7 +235,7 @@ class Optimizer(ABC):
         return Best(self._space.decode(x[None])[0], loss)
 
     def distribution(self) -> dict[str, Any]:
-        """Per variable: the probabilities of its choices, or Normal(mean, std); fit for `initial`."""
+        """Per variable: the probabilities of its choices, or Normal(mean, std); can be passed as `initial`."""
         rows = zip(self._space.names, self._space.variables, self._family.describe(self.theta), strict=True)
         return {name: variable.to_external(parameters) for name, variable, parameters in rows}
 
@@ -246,11 +246,11 @@ class Optimizer(ABC):
 
     @property
     def generator_state(self) -> dict[str, Any]:
-        """The part of `state_dict()` that `ask` changes, at a small part of its cost."""
+        """The part of `state_dict()` that `ask` changes: the RNG state; much cheaper than all of it."""
         return dict(self._generator.bit_generator.state)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later asks and tells depend on but `population_size`, as plain values that JSON can hold."""
+        """All that later asks and tells depend on, except `population_size`, as JSON-safe values."""
         best = None if self._best is None else {"x": self._best[0].tolist(), "loss": self._best[1]}
         return {
             "space": self._space.describe(),
@@ -261,7 +261,7 @@ class Optimizer(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`, bit for bit; raises ValueError, changing nothing, if it is another's."""
+        """Continue from `state_dict()`, bit for bit; raises ValueError, changing nothing, if it does not fit."""
         new, generator, best = read_state(state, self.state_dict(), self._state)
         with np.errstate(all="ignore"):
             allowed = np.allclose(self._family.project(new.theta), new.theta, rtol=1e-9, atol=0)

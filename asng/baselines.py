@@ -12,11 +12,11 @@ from asng.optimizer import Losses, natural_gradient, projected_step
 from asng.space import Array, Variable
 
 MOMENT1, MOMENT2 = 0.9, 0.999  # Adam's usual
-MAX_SECOND_MOMENT = 1e150  # no variance of a statistic is as large, and there is room in float64 to go on from it
+MAX_SECOND_MOMENT = 1e150  # far above any variance of a statistic, far below the limit of float64
 
 
 class SNGState(NamedTuple):
-    """SNG remembers theta alone."""
+    """State of SNG: theta alone."""
 
     theta: Array
 
@@ -30,7 +30,7 @@ def sng_update(
 
 
 class AdamState(NamedTuple):
-    """Theta and the moments of Adam, with the number of updates behind them."""
+    """State of Adam: theta, first and second moments, number of updates."""
 
     theta: Array
     first: Array
@@ -66,7 +66,7 @@ def adam_update(
 
 
 def _step_size(given: float | None, name: str, family: Family) -> float:
-    """The user's, or 1/n_theta."""
+    """The given step size, or 1/n_theta."""
     return check_float(1 / max(family.dimension, 1) if given is None else given, name, max=MAX_STEP_SIZE)
 
 
@@ -93,7 +93,7 @@ class SNG(Optimizer):
         return SNGState(theta)
 
     def _invalid_part(self, state: SNGState) -> None:
-        return None  # theta is all there is
+        return None  # theta is the whole state
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> SNGState:
         return sng_update(self._family, self._state, x, losses, active, delta=self._delta)
@@ -138,7 +138,7 @@ class Adam(Optimizer):
 
 
 class RandomSearch(Optimizer):
-    """Random search: draws from the distribution it begins with, uniform by default, and never moves it."""
+    """Random search: draws from the initial distribution, uniform by default, which never moves."""
 
     _state: SNGState
 
@@ -146,8 +146,8 @@ class RandomSearch(Optimizer):
         return SNGState(theta)
 
     def _invalid_part(self, state: SNGState) -> None:
-        return None  # theta is all there is
+        return None  # theta is the whole state
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> SNGState:
-        self._family.statistics(x)  # raises where these are no draws
+        self._family.statistics(x)  # raises ValueError for impossible draws
         return self._state

@@ -1,4 +1,4 @@
-"""What users hand in, as the numbers that it should be, or a ValueError that names the value and the cure."""
+"""Conversion and validation of arguments; ValueError names the value and the cure."""
 
 import math
 import operator
@@ -13,7 +13,7 @@ NOT_REAL = (str, bytes, complex, np.complexfloating)  # although float() takes s
 
 
 def as_int(value: Any) -> int | None:
-    """The value as an int, or None where it is not an integer; True is none, nor is 1.0.
+    """The value as an int, or None if it is not an integer; neither True nor 1.0 is one.
 
     >>> as_int(np.int8(3)), as_int(3.0), as_int(True)
     (3, None, None)
@@ -25,7 +25,7 @@ def as_int(value: Any) -> int | None:
 
 
 def check_int(value: Any, name: str, *, min: int) -> int:
-    """An integer of at least `min`, or a ValueError that names it."""
+    """Return an integer of at least `min`; ValueError names the argument."""
     number = as_int(value)
     if number is None:
         raise ValueError(f"{name} must be an integer, got {value!r}")
@@ -35,14 +35,14 @@ def check_int(value: Any, name: str, *, min: int) -> int:
 
 
 def check_bool(value: Any, name: str) -> bool:
-    """True or False, or a ValueError that names it."""
+    """Return True or False; ValueError names the argument."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
 def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf) -> float:
-    """A setting as a float between two bounds, or a ValueError that names it."""
+    """Return a float with gt < value <= max; ValueError names the argument."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
@@ -54,7 +54,7 @@ def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf
 
 
 def check_bounds(low: float, high: float) -> None:
-    """Raise ValueError where bounds are not finite, or not low < high."""
+    """Raise ValueError unless both bounds are finite and low < high."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"bounds must be finite, got low={low} and high={high}")
     if not low < high:
@@ -62,7 +62,7 @@ def check_bounds(low: float, high: float) -> None:
 
 
 def as_float_array(values: Any) -> NDArray[np.float64] | None:
-    """A copy of the numbers as float64, or None where there are others: text, complex numbers, rows of several lengths.
+    """A copy as float64, or None for anything but real numbers: text, complex numbers, ragged rows.
 
     >>> as_float_array([1, 2.5]), as_float_array(["1", "2.5"]), as_float_array([1j])
     (array([1. , 2.5]), None, None)
@@ -72,12 +72,12 @@ def as_float_array(values: Any) -> NDArray[np.float64] | None:
         if array.dtype.kind == "O" and any(isinstance(each, NOT_REAL) for each in array.flat):
             return None
         return array.astype(np.float64) if array.dtype.kind in "biufO" else None
-    except Exception:  # whatever the conversion of somebody's own objects raises
+    except Exception:  # user objects may raise anything when converted
         return None
 
 
 def as_finite_array(values: Any, what: str) -> NDArray[np.float64]:
-    """An array of finite numbers, or a ValueError that says what they are."""
+    """Return an array of finite numbers; ValueError names them by `what`."""
     numbers = as_float_array(values)
     if numbers is None:
         raise ValueError(f"{what} must be numbers, got {values!r}")
@@ -87,13 +87,13 @@ def as_finite_array(values: Any, what: str) -> NDArray[np.float64]:
 
 
 def as_float(value: Any, what: str) -> float:
-    """A number as a float, infinity for an int beyond float64, or a ValueError that says what it is."""
+    """Return a float, infinity for an int beyond float64; ValueError names it by `what`."""
     try:
         if isinstance(value, float) or not (isinstance(value, NOT_REAL) or _kind(value) in "cUS"):
             return float(value)
     except OverflowError:
         return math.inf
-    except Exception:  # whatever somebody's own number raises
+    except Exception:  # a user's number may raise anything
         pass
     raise ValueError(f"{what} must be real numbers, got {value!r}")
 
@@ -123,7 +123,7 @@ def as_losses(losses: Iterable[Any], n: int) -> list[float]:
 
 
 def _as_list(losses: Iterable[Any], n: int) -> list[Any]:
-    """The losses, of which no more than n + 1 are read, since there may be no end of them."""
+    """The first n + 1 losses; an iterable may be endless."""
     try:
         each = None if isinstance(losses, (str, bytes, set, frozenset, dict)) else iter(losses)
     except TypeError:  # one number, or an array without axes

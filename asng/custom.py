@@ -1,4 +1,4 @@
-"""Variables of your own: any exponential family that draws one number can stand in a space."""
+"""User-defined variables: any exponential family that draws one number."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class Custom(Variable):
         return self.value(x)
 
     def to_internal(self, prior: Any) -> Any:
-        self.family.encode([prior])  # raises where the family cannot take it
+        self.family.encode([prior])  # raises ValueError for parameters that do not fit
         return prior
 
     def to_external(self, parameters: Any) -> Any:

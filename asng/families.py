@@ -21,7 +21,7 @@ from asng.space import Array, Categorical, Integer, Normal, Real, Variable
 
 STD_MIN_INTEGER = 0.25  # supplement C
 STD_MIN_REAL = 1e-3  # of the range
-MAX_DISTANCE = 1e9  # times the bounds: no draw of a number comes near it, and its square leaves room in float64
+MAX_DISTANCE = 1e9  # times the bounds: far beyond any draw, and its square is exact enough in float64
 TINY = 1e-300  # too small to change a sum of probabilities
 
 
@@ -38,7 +38,7 @@ class Family(ABC):
     variables: int
 
     def __repr__(self) -> str:
-        """The class and what it was made with, as far as it keeps that in public attributes."""
+        """The class and its public attributes."""
         known = ("size", "dimension", "variables", "owner", "root_dimension")
         settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in known}
         return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
@@ -72,7 +72,7 @@ class Family(ABC):
 
     @abstractmethod
     def project(self, theta: Array) -> Array:
-        """The nearest allowed theta, on the family's own terms; (..., size)."""
+        """The nearest allowed theta (..., size); the family defines nearest."""
 
     @abstractmethod
     def mode(self, theta: Array) -> Array:
@@ -80,11 +80,11 @@ class Family(ABC):
 
     @abstractmethod
     def describe(self, theta: Array) -> list[Any]:
-        """Per variable, what a person would call its parameters; theta (size,)."""
+        """Per variable, its parameters in readable form; theta (size,)."""
 
     @abstractmethod
     def encode(self, parameters: Sequence[Any]) -> Array:
-        """The opposite of `describe`: theta (size,), not yet projected."""
+        """The inverse of `describe`: theta (size,), not yet projected."""
 
 
 class CategoricalFamily(Family):
@@ -184,7 +184,7 @@ class NormalFamily(Family):
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
         mean, var = self._mean_and_var(theta)
         std = np.sqrt(var)
-        if theta.ndim == 1 and n == 2 and self._mirrored:  # the default, without a detour over stacked runs
+        if theta.ndim == 1 and n == 2 and self._mirrored:  # fast path for the default
             offset = std * generator.standard_normal(self.variables)
             return np.array((mean + offset, mean - offset))
         rows = (n + 1) // 2 if self._mirrored else n
@@ -250,7 +250,7 @@ class Joint(Family):
         all_columns = [column for _, columns in parts for column in columns]
         if sorted(all_columns) != list(range(len(all_columns))):
             raise ValueError("the columns of the parts must cover 0, 1, 2, ... once each")
-        self._order = np.argsort(all_columns)  # where the number of each column stands behind the others' parts
+        self._order = np.argsort(all_columns)  # from the order of the parts to that of the columns
         self.variables, self.dimension = len(all_columns), sum(family.dimension for family, _ in parts)
         self.owner = np.concatenate([columns[family.owner] for family, columns, _ in self._parts])
 
@@ -295,7 +295,7 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
                 numeric[column] = (variable.low, variable.high, STD_MIN_INTEGER)
             case Real():
                 numeric[column] = (-1.0, 1.0, 2 * STD_MIN_REAL)
-            case object(family=Family() as family):  # brings its own
+            case object(family=Family() as family):  # defines its own family
                 parts.append((family, [column]))
             case _:
                 raise ValueError(f"no family for {variable!r}; wrap your own in asng.Custom")

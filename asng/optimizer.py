@@ -1,7 +1,7 @@
 """Adaptive stochastic natural gradient (Algorithm 1 of the paper) behind ask and tell.
 
-The functions are the algorithm: they take and return arrays whose leading axes are independent
-runs. The classes hold one run and check what comes from outside.
+The functions are the algorithm, on arrays whose leading axes are independent runs. The classes hold one run and
+validate arguments.
 """
 
 import math
@@ -87,7 +87,7 @@ def natural_gradient(
         # that constant, identical draws give exactly zero.
         gradient = np.vecmat(rank_utilities(losses), statistics - statistics[..., :1, :])
         if x.shape[-2] > 2:
-            gradient[np.abs(gradient) < 1e-12] = 0.0  # what is left of rounded shares of ties
+            gradient[np.abs(gradient) < 1e-12] = 0.0  # rounding of shared utilities
     white = family.whiten(theta, gradient)
     if theta.ndim == 1:
         squared = float(white.dot(white))
@@ -110,7 +110,7 @@ def _active_gradient(theta: Array, statistics: Array, utilities: Array, active: 
 
 
 def projected_step(family: Family, theta: Array, change: Array, inv_norm: Any) -> Array:
-    """Proj(theta + change) where a run learns, and the same theta to the bit where it does not."""
+    """Proj(theta + change), or theta unchanged for runs with nothing to learn (inv_norm = 0)."""
     change += theta
     projected = family.project(change)
     if isinstance(inv_norm, float):
@@ -119,18 +119,18 @@ def projected_step(family: Family, theta: Array, change: Array, inv_norm: Any) -
 
 
 class ASNGState(NamedTuple):
-    """What ASNG remembers besides its generator."""
+    """State of ASNG, besides its random generator."""
 
     theta: Array  # (..., size)
     path: Array  # s, (..., size)
     gamma: Any  # a float, or (..., 1)
-    divisor: Any  # Delta, likewise: the step size delta is delta_init / divisor
+    divisor: Any  # Delta, a float or (..., 1): delta = delta_init / divisor
 
 
 def asng_init(family: Family, theta: Array, delta_init: Any) -> ASNGState:
     """The state before the first update."""
     min_divisor = delta_init / family.root_dimension
-    if theta.ndim == 1:  # plain floats, here and from here on: quicker, and the same again when loaded
+    if theta.ndim == 1:  # Python floats are quicker, and equal after saving and loading
         return ASNGState(theta, np.zeros_like(theta), 0.0, max(1.0, min_divisor))
     zero = np.zeros_like(theta[..., :1])
     return ASNGState(theta, np.zeros_like(theta), zero, zero + np.maximum(1.0, min_divisor))
@@ -241,7 +241,7 @@ class ASNG(Optimizer):
 
     @property
     def gamma(self) -> float:
-        """How much of |path|^2 would be there by chance; tends to 1."""
+        """The expected |path|^2 of a random walk; tends to 1."""
         return float(self._state.gamma)
 
     @property
@@ -257,7 +257,7 @@ class Result(NamedTuple):
     loss: float
     mode: dict[str, Any]  # the most likely values at the end
     evaluations: int  # fewer than asked for only after Ctrl-C
-    optimizer: ASNG  # to look at, or to go on from
+    optimizer: ASNG  # can be inspected or continued
 
 
 def minimize(
@@ -288,7 +288,7 @@ def minimize(
     evaluate = map if executor is None else executor.map
     try:
         while left:
-            n = left if left <= population_size + 1 else population_size  # a ranking needs two, so none is left alone
+            n = left if left <= population_size + 1 else population_size  # a ranking needs two candidates
             candidates = optimizer.ask(n)
             optimizer.tell(candidates, list(evaluate(f, [c.values for c in candidates])))
             left -= n

@@ -1,4 +1,4 @@
-"""Rows of different lengths, one after another in one array: what categorical variables are computed with.
+"""Ragged arrays: rows of different lengths, concatenated; the arithmetic of categorical variables.
 
 A row holds the entries of one variable, such as the probabilities of its choices. Arrays of entries are
 (..., size), arrays with one number per row (..., rows); all may have leading batch axes.
@@ -13,7 +13,7 @@ MAX_DENSE_LENGTH = 32  # up to this length of all rows, matrix products are quic
 
 
 class Ragged:
-    """Where each entry of such an array belongs, and what is computed row by row.
+    """Index of a ragged array, and row-wise operations.
 
     >>> rows = Ragged(np.array([2, 3]))
     >>> rows.owner, rows.last, rows.position
@@ -44,7 +44,7 @@ class Ragged:
         return np.add.reduceat(entries, self.starts, -1).take(self.owner, -1)
 
     def draw(self, probabilities: Array, uniform: Array) -> Array:
-        """The positions that uniform numbers (..., n, rows) fall on, among rows (..., size) that sum to 1 each.
+        """Sample positions from rows (..., size) of probabilities by inversion of uniform numbers (..., n, rows).
 
         That is the number of cumulative sums <= r, without the last, so at most length - 1.
 
@@ -69,12 +69,12 @@ class Ragged:
         return positions
 
     def _times(self, entries: Array, matrix: Array) -> Array:
-        """Each row times a matrix (length, length); for rows that are alike."""
+        """Each row times a matrix (length, length); for rows of equal length."""
         result: Array = entries.reshape(-1, len(matrix)).dot(matrix)
         return result.ravel() if entries.ndim == 1 else result.reshape(entries.shape)
 
     def _draw_many_runs(self, probabilities: Array, uniform: Array) -> Array:
-        """The same as `draw` for many runs of rows that are alike, position by position."""
+        """`draw` for many runs of rows of equal length, position by position."""
         length = len(self._column)
         positions, sums = np.zeros(uniform.shape), np.zeros((*probabilities.shape[:-1], len(self.lengths)))
         for position in range(length - 1):

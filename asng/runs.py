@@ -1,7 +1,7 @@
-"""A run as a folder: `config.json` says what it is, a file of JSON lines holds what is finished.
+"""A run as a folder: `config.json` holds its settings, a file of JSON lines its finished records.
 
-One process at a time writes it. Whatever is written is either there completely or not at all: files are
-renamed into place, and a line torn by a crash is dropped when the folder is opened again.
+One process at a time writes it. Writes are atomic: files are renamed into place, and a line torn by a crash is
+dropped when the folder is opened again.
 """
 
 import json
@@ -19,7 +19,7 @@ METRICS = "metrics.jsonl"
 
 
 class Run:
-    """A folder for one configuration; opened again with the same one, it goes on with what is there.
+    """The folder of a run; opened again with the same configuration, the run continues.
 
     `lines` names the file of JSON lines: results, which stand for themselves, or the metrics of a
     training, of which only those before its checkpoint count. The folder is locked until the run is
@@ -82,7 +82,7 @@ class Run:
                 os.truncate(self._lines, complete)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Keep a finished piece of the run; it is on the disk when this returns."""
+        """Append a finished record; it is on the disk when this returns."""
         self.renew()
         with open(self._lines, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
@@ -90,7 +90,7 @@ class Run:
             os.fsync(file.fileno())
 
     def results(self) -> list[dict[str, Any]]:
-        """The finished pieces, in the order in which they were finished."""
+        """The finished records, in the order in which they were appended."""
         lines = self._lines.read_text(encoding="utf-8").splitlines() if self._lines.exists() else []
         try:
             return [json.loads(line) for line in lines]
@@ -100,14 +100,14 @@ class Run:
             ) from None
 
     def truncate(self, count: int) -> None:
-        """Keep the first lines only; those behind them are about to be done again."""
+        """Keep the first `count` lines; the others are about to be computed again."""
         if self._lines.exists():
             lines = self._lines.read_bytes().splitlines(keepends=True)
             os.truncate(self._lines, sum(len(line) for line in lines[:count]))
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """What a run is; raises ValueError for a folder that is none."""
+    """The configuration of a run; raises ValueError for a folder that is not a run."""
     path = folder / CONFIG
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
@@ -123,7 +123,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file such that it is never seen half written."""
+    """Write a JSON file atomically."""
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
     with atomic_write(path) as file:
         file.write(text.encode())

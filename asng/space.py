@@ -34,19 +34,19 @@ class Normal(NamedTuple):
 
 
 class Variable(ABC):
-    """What a space needs of a variable."""
+    """Base class of variables."""
 
     @abstractmethod
     def decode(self, x: float) -> Any:
-        """The value that is evaluated for a raw draw."""
+        """The value of a raw draw."""
 
     @abstractmethod
     def to_internal(self, prior: Any) -> Any:
-        """The family's parameters for those that a user gave; raises ValueError."""
+        """Convert a user's prior to the family's parameters; raises ValueError."""
 
     @abstractmethod
     def to_external(self, parameters: Any) -> Any:
-        """The opposite: the family's parameters in the user's units."""
+        """Convert the family's parameters to the user's units."""
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class Real(Variable):
 
 
 class Space:
-    """Names and variables in order, compiled so that many draws are decoded at once."""
+    """Names and variables in order, compiled to decode many draws at once."""
 
     def __init__(self, variables: Mapping[str, Variable]) -> None:
         if not isinstance(variables, Mapping):
@@ -194,9 +194,9 @@ class Space:
         self._compile()
 
     def _compile(self) -> None:
-        """Choices and small integers are looked up in one table; the other variables decode themselves."""
+        """Build one lookup table for choices and small integers; other variables decode themselves."""
         table: list[Any] = []
-        bounds = []  # of the raw draw, and the place in the table that belongs to 0
+        bounds = []  # of the raw draw, and the position in the table that belongs to 0
         self._others = []
         for column, variable in enumerate(self.variables):
             match variable:
@@ -216,7 +216,7 @@ class Space:
         self._choices_only = all(isinstance(variable, Categorical) for variable in self.variables)
 
     def decode(self, x: Array) -> list[dict[str, Any]]:
-        """Raw draws (n, variables) to n dicts of plain values, in the order of the space."""
+        """Decode raw draws (n, variables) to n dicts of values, in the order of the space."""
         two = len(x) == 2
         index = x
         if not self._choices_only:
@@ -236,12 +236,12 @@ class Space:
         return decoded
 
     def describe(self) -> list[list[str]]:
-        """Names and variables in order, as text that is equal for equal spaces, also in another process."""
+        """Names and variables in order, as text; equal for equal spaces, also across processes."""
         return [[name, _text(variable)] for name, variable in zip(self.names, self.variables, strict=True)]
 
 
 def _text(thing: Any) -> str:
-    """Like repr, but without addresses, in one order for sets, and whole for arrays."""
+    """repr without addresses, with sorted sets and untruncated arrays."""
     match thing:
         case Categorical():
             return f"Categorical({_text(thing.choices)})"
@@ -255,7 +255,7 @@ def _text(thing: Any) -> str:
 
 
 def _check_distinct(choices: tuple[Any, ...]) -> None:
-    """Raise ValueError where a choice is repeated."""
+    """Raise ValueError for repeated choices."""
     with suppress(Exception):  # unhashable choices, such as lists
         if len(set(choices)) == len(choices):
             return
@@ -274,7 +274,7 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _normal(prior: Any, low: float, high: float) -> Normal:
-    """The (mean, std) that a user gave for a number between two bounds, checked."""
+    """Validate a prior (mean, std) of a number between two bounds."""
     numbers = as_finite_array(prior, "mean and standard deviation")
     if numbers.shape != (2,):
         raise ValueError(f"a prior for a number is (mean, std), got {prior!r}")

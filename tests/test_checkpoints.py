@@ -195,7 +195,7 @@ def test_a_file_of_torch_that_is_no_checkpoint_is_refused(written, content):
 def test_without_a_previous_one_it_says_to_delete(tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"; use another path, or delete it to start anew$"):
+    with pytest.raises(ValueError, match=r"; use another path, or delete it to start over$"):
         load(path)
 
 

@@ -178,7 +178,7 @@ def test_evaluating_tells_how_far_it_is(images, whole):
 def test_evaluating_a_checkpoint_of_another_run_says_what_to_do(images, whole, tmp_path):
     retrain(changed(epochs=1, channels=4), VALUES, tmp_path, *images)
     (tmp_path / training.CHECKPOINT).write_bytes((whole[0] / training.CHECKPOINT).read_bytes())
-    with pytest.raises(ValueError, match=r"another run \(.*put this run's own there, or delete it"):
+    with pytest.raises(ValueError, match=r"another run \(.*replace it by this run's own, or delete it"):
         evaluate(tmp_path, *images)
 
 

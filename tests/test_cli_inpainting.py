@@ -378,7 +378,7 @@ def test_the_checkpoint_of_a_run_with_one_other_setting_is_refused(searched, pla
     ours = tmp_path / training.CHECKPOINT
     ours.write_bytes((searched[0] / training.CHECKPOINT).read_bytes())
     for again in (words, ["inpainting", "evaluate", tmp_path]):
-        assert refused(*again).startswith(f"{ours} is of another run ({message}); put this run's own there, ")
+        assert refused(*again).startswith(f"{ours} is of another run ({message}); replace it by this run's own, ")
 
 
 def test_evaluating_does_not_write_through_links(searched, tmp_path):

@@ -111,7 +111,7 @@ def test_inputs_of_any_size_have_a_maximum_and_are_told_when_frozen():
         extract(nn.Sequential(linear, Width("w", 2, 3)), {"w": 2})
     with pytest.raises(ValueError, match="told by its decisions"):
         nas.Linear(3, 2).build_static(in_channels=2)
-    with pytest.raises(ValueError, match=r"AnySize\(8\), cannot be dealt out to groups=2"):
+    with pytest.raises(ValueError, match=r"AnySize\(8\), cannot be split into groups=2"):
         nas.Conv2d(nas.AnySize(8), 4, 3, groups=2)
     with pytest.raises(ValueError, match=r"an integer or follows a decision, got AnySize\(8\)"):
         nas.Linear(4, nas.AnySize(8))

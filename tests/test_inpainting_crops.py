@@ -153,7 +153,7 @@ def test_the_crop_is_a_square_in_the_image_around_the_box(width, height, box, ex
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("2\nimage_id x_1 y_1 width height\n000001.jpg 1 2 3 4\n", "speaks of 2 boxes and has 1"),
+        ("2\nimage_id x_1 y_1 width height\n000001.jpg 1 2 3 4\n", "announces 2 boxes and has 1"),
         ("1\nimage_id x_1 y_1 width height\n000001.jpg 1 2 3\n", "000001.jpg 1 2 3"),
         ("", "its first line"),
         ("image_id,x_1\n", "its first line"),

@@ -233,7 +233,7 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
             searched(checkpoint=path, **settings)
         assert str(error.value).startswith(f"{path} is of another search (")
         assert reason in str(error.value)
-        assert "use another path, or delete it to start anew" in str(error.value)
+        assert "use another path, or delete it to start over" in str(error.value)
     assert len(searched(checkpoint=path).history) == 2
 
 

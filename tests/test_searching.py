@@ -236,5 +236,5 @@ def test_settings_of_another_version_are_refused():
     )
     with pytest.raises(ValueError, match=message):
         settings_from_config(Some, {"count": 3, "version": "0.0.7"})
-    with pytest.raises(ValueError, match="do this with asng of another version, or run it anew"):
+    with pytest.raises(ValueError, match="do this with asng of another version, or run it again"):
         settings_from_config(Some, {"count": 3})

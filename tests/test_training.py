@@ -194,7 +194,9 @@ def test_a_checkpoint_of_another_job_is_an_error_that_says_what_to_do(tmp_path):
     run(Noisy(), tmp_path)
     other = Noisy()
     other.descent.model = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match=r"another run \(.*\); put this run's own there, or delete it to start anew"):
+    with pytest.raises(
+        ValueError, match=r"another run \(.*\); replace it by this run's own, or delete it to start over"
+    ):
         run(other, tmp_path, epochs=EPOCHS + 1)
 
 
@@ -215,7 +217,7 @@ def test_the_checkpoint_of_another_run_is_refused_by_what_differs(foreign, tmp_p
     path = tmp_path / "mine" / training.CHECKPOINT
     path.write_bytes((tmp_path / name / training.CHECKPOINT).read_bytes())
     before = {file: file.read_bytes() for file in (tmp_path / "mine").iterdir()}
-    cure = "; put this run's own there, or delete it to start anew"
+    cure = "; replace it by this run's own, or delete it to start over"
     with (
         Run(tmp_path / "mine", foreign, METRICS) as kept,
         pytest.raises(ValueError, match=rf"^{path} is of another run {message}{cure}$"),

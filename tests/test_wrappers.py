@@ -93,7 +93,7 @@ def test_ddp_is_refused_with_the_cure(told, kind):
     for call in ("OneShot", "search"):
         assert told[f"{kind} {call}"] == (
             f"ValueError: {'1' if 'inside' in kind else 'the model'} is in DistributedDataParallel; pass the model "
-            "itself, and the same batches in all processes: asng deals the candidates out over them, and needs no DDP"
+            "itself, and the same batches in all processes: asng shards the candidates over them, and needs no DDP"
         )
 
 
@@ -107,5 +107,5 @@ def test_fsdp_is_refused_with_the_cure(told, kind):
     for call in ("OneShot", "search", "space_of", "select", "parameters", "extract"):
         assert told[f"{kind} {call}"] == (
             f"ValueError: {'1' if 'inside' in kind else 'the model'} is sharded by FSDP, but candidates share whole "
-            "weights; pass the model itself, not sharded: asng deals the candidates out over the processes"
+            "weights; pass the model itself, not sharded: asng shards the candidates over the processes"
         )

@@ -53,7 +53,7 @@ class SearchCommand:
 
 def run_search(arguments: Sequence[str]) -> None:
     """`asng cifar10 search`."""
-    small = "--small" in arguments  # seen before parsing, since it decides over the defaults of other flags
+    small = "--small" in arguments  # before parsing, since it changes the defaults of other flags
     command: SearchCommand = parse_command(
         SearchCommand, "cifar10 search", arguments, SearchCommand(SMALL if small else Cifar10SearchSettings())
     )
@@ -93,7 +93,7 @@ class RetrainCommand:
       asng cifar10 retrain runs/cifar10-asng-seed0               what a search found, 600 epochs
       asng cifar10 retrain runs/cifar10-small-asng-seed0 --small
       asng cifar10 retrain --architecture cell.json --epochs 100
-      asng cifar10 retrain --architecture random --seed 3        a yardstick
+      asng cifar10 retrain --architecture random --seed 3        a baseline
     """
 
     run: RunOrNone = None
@@ -144,7 +144,7 @@ class EvaluateCommand:
 def run_evaluate(arguments: Sequence[str]) -> None:
     """`asng cifar10 evaluate`."""
     command: EvaluateCommand = parse_command(EvaluateCommand, "cifar10 evaluate", arguments)
-    read_checkpointed_config(command.run, "cifar10")  # before anything takes long
+    read_checkpointed_config(command.run, "cifar10")  # before anything slow
     console = make_console()
     train, test = images_of(command.where, console)
     with progress_bar(console, f"testing on {len(test):,} images", None) as progress:

@@ -1,4 +1,4 @@
-"""What the commands of the experiments on images share: where data lies, which architecture is meant."""
+"""Shared by the commands of the image experiments: data flags, architectures, folders."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class DataFlags:
 
 
 def make_console() -> Console:
-    """What commands print on; names of files stand there as they are, also those with brackets and colons."""
+    """A console without markup, so that file names with brackets and colons are printed unchanged."""
     return Console(markup=False, emoji=False)
 
 
@@ -41,7 +41,7 @@ def load_architecture(
     random: Callable[[int], dict[str, Any]],
     seed: int,
 ) -> dict[str, Any]:
-    """The architecture that a search found, that a file holds, or that a seed draws."""
+    """Load the architecture of a search or of a file, or draw one from a seed."""
     if (run is None) == (given is None):
         raise ValueError("give either the folder of a search, or --architecture with a JSON file or the word random")
     if given == "random":
@@ -58,7 +58,7 @@ def load_architecture(
 def next_command(
     experiment: str, folder: Path, small: bool, where: DataFlags, verb: str = "retrain", more: Sequence[str] = ()
 ) -> str:
-    """How to go on with what is in a folder, on the same data and at the same size; a shell reads it as it is.
+    """The next command for a run, on the same data and at the same size, quoted for a shell.
 
     >>> next_command("cifar10", Path("runs/one"), True, DataFlags(data=Path("my images")))
     "asng cifar10 retrain runs/one --small --data 'my images'"
@@ -70,7 +70,7 @@ def next_command(
 
 
 def architecture_path(run: Path, experiment: str) -> Path:
-    """The file with what a run found; raises ValueError for a run of another experiment and for one without it."""
+    """The architecture file of a run; raises ValueError for another experiment, and if there is none yet."""
     if not run.is_dir():
         raise ValueError(f"there is no folder {run}; give that of a search")
     config, path = read_config(run), run / "architecture.json"
@@ -84,7 +84,7 @@ def architecture_path(run: Path, experiment: str) -> Path:
 def run_folder(
     out: Path | None, run: Path | None, given: str | None, experiment: str, seed: int, ending: str = ""
 ) -> Path:
-    """Where a network is trained: inside of the search, where its name may have an ending, or in a folder of its own.
+    """The folder of a retraining: in the folder of the search, with an optional ending, or one of its own.
 
     >>> run_folder(None, None, "random", "cifar10", 3).as_posix()
     'runs/cifar10-random-seed3'

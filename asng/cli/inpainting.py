@@ -47,7 +47,7 @@ class ListFlags:
 
 
 def load_data(where: DataFlags, lists: ListFlags, console: Console, max_train: int | None = None) -> Data:
-    """Faces to train and to test with; it is said how many, and what is wrong with some of them."""
+    """Load the faces to train and to test with; print their numbers and the images that were left out."""
     given = (lists.train_list, lists.test_list)
     if (given[0] is None) != (given[1] is None):
         raise ValueError("give --train-list and --test-list together, or neither")
@@ -62,7 +62,7 @@ def load_data(where: DataFlags, lists: ListFlags, console: Console, max_train: i
 
 
 def print_left_out(damaged: Mapping[str, str], console: Console, max_shown: int = 5) -> None:
-    """Which images could not be read, and why; the first few of them."""
+    """Print the first few images that could not be read, and why."""
     for name, reason in list(damaged.items())[:max_shown]:
         console.print(f"Left out: {name} ({reason})", soft_wrap=True, highlight=False)
     if len(damaged) > max_shown:
@@ -74,7 +74,7 @@ class SearchCommand:
     """Search an autoencoder that fills holes in faces: section 3.3 of the paper.
 
     --data, or the environment variable ASNG_DATA, names a folder of face images, or CelebA as its authors
-    distribute it. After every stretch a line of metrics.jsonl and a checkpoint; at the end
+    distribute it. Every --checkpoint-every iterations a line of metrics.jsonl and a checkpoint; at the end
     architecture.json and summary.json. Ctrl-C saves; the same command continues.
 
     Examples:
@@ -87,14 +87,14 @@ class SearchCommand:
     where: Annotated[DataFlags, Flat] = field(default_factory=DataFlags)
     lists: Annotated[ListFlags, Flat] = field(default_factory=ListFlags)
     small: bool = False
-    """Other defaults, for two cores: a smaller network, fewer faces and iterations, a higher rate, the mask pixel."""
+    """Other defaults, for two cores: smaller network, fewer faces and iterations, higher learning rate, the mask pixel."""
     out: Path | None = None
     """Folder of the run; runs/inpainting-ENCODING-MASK-METHOD-seedS, or with --small runs/inpainting-small-..."""
 
 
 def run_search(arguments: Sequence[str]) -> None:
     """`asng inpainting search`."""
-    small = "--small" in arguments  # seen before parsing, since it decides over the defaults of other flags
+    small = "--small" in arguments  # before parsing, since it changes the defaults of other flags
     command: SearchCommand = parse_command(
         SearchCommand, "inpainting search", arguments, SearchCommand(SMALL if small else InpaintingSearchSettings())
     )
@@ -116,12 +116,12 @@ def run_search(arguments: Sequence[str]) -> None:
 class RetrainCommand:
     """Train an autoencoder from scratch on faces with holes, and test it.
 
-    The mask is that of the search, unless another one is given. The yardstick base has layers of 3x3 with skip
+    The mask is that of the search, unless another one is given. The baseline base has layers of 3x3 with skip
     and 64 channels, or the nearest number that the search allowed. Ctrl-C saves; the same command continues.
 
     Examples:
       asng inpainting retrain runs/inpainting-cat-center-asng-seed0                          what a search found
-      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture base      yardsticks
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture base      baselines
       asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture random --seed 3
       asng inpainting retrain --architecture random --seed 3 --mask pixel
       asng inpainting retrain --architecture network.json --iterations 20000
@@ -163,7 +163,7 @@ def run_retrain(arguments: Sequence[str]) -> None:
 
 
 def choose_architecture(command: RetrainCommand, ending: str) -> tuple[dict[str, Any], Path]:
-    """The architecture that is meant, and where it is trained; in the folder of a search, by a name with an ending."""
+    """The architecture to train and the folder of the retraining; `ending` is part of its name in a search's folder."""
     run, given, seed = command.run, command.architecture, command.settings.seed
     if run is None and given == "base":
         raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
@@ -218,7 +218,7 @@ def run_evaluate(arguments: Sequence[str]) -> None:
     """`asng inpainting evaluate`."""
     command: EvaluateCommand = parse_command(EvaluateCommand, "inpainting evaluate", arguments)
     console = make_console()
-    config = read_checkpointed_config(command.run, "inpainting")  # before anything takes long
+    config = read_checkpointed_config(command.run, "inpainting")  # before anything slow
     name = "" if command.pictures is None else command.pictures.resolve().name
     test = (
         load_test_faces(command, config, console)
@@ -233,7 +233,7 @@ def run_evaluate(arguments: Sequence[str]) -> None:
 
 
 def load_test_faces(command: EvaluateCommand, config: Mapping[str, Any], console: Console) -> Faces:
-    """The test faces of a run; raises ValueError where the data is other than that it was made with."""
+    """Load the test faces of a run; raises ValueError if the data differ from those it was made with."""
     data = load_data(command.where, command.lists, console)
     found = describe_faces(data.train, data.test)
     if found != config.get("faces"):
@@ -245,7 +245,7 @@ def load_test_faces(command: EvaluateCommand, config: Mapping[str, Any], console
 
 
 def load_pictures(folder: Path, command: EvaluateCommand, console: Console) -> Faces:
-    """All images of a folder."""
+    """Load all images of a folder."""
     found, damaged = load_folder(folder, parse_device(command.where.device))
     print_left_out(damaged, console)
     return found

@@ -1,4 +1,4 @@
-"""What all commands share: flags from dataclasses, a progress bar."""
+"""Shared by all commands: flags from dataclasses, a progress bar."""
 
 import sys
 import time
@@ -21,11 +21,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
-QUIET = 60.0  # seconds; so long nothing is said of what goes on where there is no terminal
+QUIET = 60.0  # seconds between two lines of progress without a terminal
 
 
 def parse_command(command: Any, name: str, arguments: Sequence[str], default: Any = tyro.MISSING_NONPROP) -> Any:
-    """A command, read from its arguments; `--help` says what its docstring says."""
+    """Parse a command's arguments; `--help` shows its docstring."""
     return tyro.cli(
         command,
         prog=f"asng {name}",
@@ -37,17 +37,17 @@ def parse_command(command: Any, name: str, arguments: Sequence[str], default: An
 
 
 class Bar(Protocol):
-    """Hears how far it is and what is to be said of it; `line`: worth a line that stays."""
+    """Called with the fraction done and a text; `line`: print the text as a line that stays."""
 
     def __call__(self, fraction: float, text: str = "", *, line: bool = False) -> None: ...
 
 
 @contextmanager
 def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[Bar]:
-    """A bar with the time left, and below it what was last said; without a terminal, a line now and then.
+    """A bar with the time left and the last text; without a terminal, a line now and then.
 
-    It appears with the first news, so that nothing flashes where there is nothing to do. Ctrl-C says how to
-    continue with what is in the folder, if anything is kept at all.
+    It appears with the first call, so that nothing flashes if there is nothing to do. Ctrl-C prints how to continue
+    from the folder, if there is one.
     """
     columns = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
     bar = Progress(*columns, TimeRemainingColumn(), speed_estimate_period=600)
@@ -57,7 +57,7 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
 
     def progress(fraction: float, text: str = "", *, line: bool = False) -> None:
         nonlocal tenths, last_print
-        if fraction < bar.tasks[task].completed:  # something else begins, with a time of its own
+        if fraction < bar.tasks[task].completed:  # another task begins, with its own time
             bar.reset(task)
             tenths = -1
         bar.update(task, completed=fraction)

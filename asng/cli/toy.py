@@ -37,7 +37,7 @@ class ToyCommand:
 
 def run_toy(arguments: Sequence[str]) -> None:
     """`asng toy`."""
-    quick = "--quick" in arguments  # seen before parsing, since it decides over the defaults of other flags
+    quick = "--quick" in arguments  # before parsing, since it changes the defaults of other flags
     command = parse_command(ToyCommand, "toy", arguments, ToyCommand(toy.QUICK if quick else toy.ToySettings()))
     folder = command.out or Path("runs/toy-quick" if quick else "runs/toy")
     console = Console()
@@ -51,7 +51,7 @@ def toy_table(summary: dict[str, Any]) -> Table:
     """For each method, the initial step sizes that reach the target, and the best of them."""
     table = Table(
         title=f"Initial step sizes that reach the target within {summary['iterations']:,} iterations",
-        caption="rate: of the weights; best: lowest median iterations / success rate",
+        caption="lr: of the weights; best: lowest median iterations / success rate",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
@@ -69,7 +69,7 @@ def toy_table(summary: dict[str, Any]) -> Table:
 
 
 def format_spans(spans: list[tuple[float, float]]) -> str:
-    """Stretches of step sizes as text.
+    """Ranges of step sizes as text.
 
     >>> format_spans([(1.0, 0.01), (1e-5, 1e-5)])
     '1 to 0.01, 1e-05'

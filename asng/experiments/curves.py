@@ -1,4 +1,4 @@
-"""What trainings measured, as curves: losses, accuracies and the like, one panel for each kind."""
+"""Training curves: losses, accuracies and other metrics, one panel for each kind."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

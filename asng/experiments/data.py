@@ -1,4 +1,4 @@
-"""What the experiments on images share: where data lies, its halves, and the order of mini-batches."""
+"""Shared by the image experiments: the data folder, halves, and the order of mini-batches."""
 
 import os
 from pathlib import Path
@@ -12,7 +12,7 @@ SPLIT, SHUFFLE, NUMBERS = range(3)  # independent streams that follow from the s
 
 
 def data_folder(given: Path | None = None) -> Path:
-    """Where data lies: what is given (`--data`), else the environment variable ASNG_DATA, else the user's cache folder.
+    """The data folder: the given one (`--data`), else the environment variable ASNG_DATA, else the user's cache folder.
 
     >>> data_folder(Path("pictures")).name
     'pictures'

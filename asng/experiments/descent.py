@@ -1,4 +1,4 @@
-"""Gradient descent on a network without decisions, as all trainings from scratch do it."""
+"""Training steps of networks without decisions, for all trainings from scratch."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class TrainStep:
-    """Steps of gradient descent on a plain model; on a GPU recorded once and replayed, which saves most launches.
+    """Training steps of a static model; on a GPU captured once as a CUDA graph and replayed.
 
     model       a network without decisions, in training mode
     optimizer   any torch optimizer of its parameters
@@ -47,7 +47,7 @@ class TrainStep:
         return loss
 
     def reset_graph(self) -> None:
-        """Record anew: something else than the weights and the batch has changed."""
+        """Capture the graph again at the next step: something else than weights and batch has changed."""
         self._recorded = None
 
     def _forward_backward(self, batch: tuple[Tensor, ...]) -> Tensor:
@@ -62,11 +62,11 @@ class TrainStep:
 
     def _replay(self, batch: tuple[Tensor, ...]) -> Tensor:
         if self._recorded is None:
-            with preserve_buffers_and_rng(self.model):  # so that it is the same when, and how often, it is recorded
+            with preserve_buffers_and_rng(self.model):  # the capture must not change results
                 self._recorded = self._record(tuple(tensor.clone() for tensor in batch))
         graph, inputs, loss = self._recorded
         for static, tensor in zip(inputs, batch, strict=True):
-            if static.shape != tensor.shape:  # which copy_ would stretch
+            if static.shape != tensor.shape:  # copy_ would broadcast
                 raise ValueError(f"batches must keep their shape, {tuple(static.shape)}, got {tuple(tensor.shape)}")
             static.copy_(tensor)
         graph.replay()
@@ -102,9 +102,7 @@ class TrainStep:
 
 @contextmanager
 def preserve_buffers_and_rng(model: nn.Module) -> Iterator[None]:
-    """Passes through a model in here leave its buffers, such as batch statistics, and torch's random numbers alone.
-
-    Gradients are not kept: who descends computes them anew.
+    """Restore a model's buffers, such as batch statistics, and torch's RNG state on exit; gradients are not restored.
 
     >>> norm = nn.BatchNorm1d(2)
     >>> with preserve_buffers_and_rng(norm):
@@ -112,7 +110,7 @@ def preserve_buffers_and_rng(model: nn.Module) -> Iterator[None]:
     >>> norm.running_mean, norm.num_batches_tracked
     (tensor([0., 0.]), tensor(0))
     """
-    holders = [module._buffers for module in model.modules()]  # a pass may also put others in their place
+    holders = [module._buffers for module in model.modules()]  # a pass may also replace them
     before = [(buffers, name, b, b.clone()) for buffers in holders for name, b in buffers.items() if b is not None]
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
     try:

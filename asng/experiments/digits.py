@@ -1,7 +1,7 @@
 """A search that takes a minute or two: scikit-learn's handwritten digits, 8x8 pixels, on the CPU.
 
 The architecture is searched with shared weights, trained again from scratch and tested, beside
-random architectures of the same space and a network made by hand, all trained in the same way.
+random architectures of the same space and a handcrafted network, all trained in the same way.
 """
 
 import math
@@ -35,7 +35,7 @@ HANDCRAFTED = {
 
 @dataclass(frozen=True)
 class DigitsSettings:
-    """What the default job does; together a minute or two on one core."""
+    """Settings of the default job; a minute or two on one core."""
 
     epochs: int = 180
     """Of the search, over half of the training images; the other half judges architectures."""
@@ -44,7 +44,7 @@ class DigitsSettings:
     batch: int = 64
     """Images in a mini-batch."""
     lr: float = 0.05
-    """Learning rate of the weights at the start of its cosine, here and there."""
+    """Learning rate of the weights at the start of its cosine, in search and training."""
     seed: int = 0
     """The first seed; all random numbers follow from it."""
     seeds: int = 1
@@ -183,9 +183,9 @@ def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any
 
 
 def run(settings: DigitsSettings, folder: Path, progress: Progress = lambda done: None) -> dict[str, Any]:
-    """Do for every seed what the folder does not hold yet; returns the summary, and writes it there.
+    """Run every seed that the folder does not hold yet; returns the summary, and writes it there.
 
-    Called again after an interruption, or with more seeds, it goes on with what is finished.
+    Called again after an interruption, or with more seeds, it continues.
     """
     config = {"experiment": "digits", "version": __version__, **asdict(settings)}
     del config["seeds"]
@@ -202,7 +202,7 @@ def run(settings: DigitsSettings, folder: Path, progress: Progress = lambda done
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Networks so small gain little from more, lose much where others compute, too, and then differ in rounding."""
+    """Use one thread: so small networks gain little from more, and their rounding depends on the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -216,7 +216,7 @@ def _within(progress: Progress, number: int, of: int, done: float) -> None:
 
 
 def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress) -> None:
-    """Search; then train the found architecture, one made by hand, and random ones for as long as the search took."""
+    """Search; then train the result, the handcrafted network, and random ones for as long as the search took."""
     data = load_split(seed)
     done = [record for record in run.results() if record["seed"] == seed]
     by_kind = {record["kind"]: record for record in done}

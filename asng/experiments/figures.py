@@ -1,4 +1,4 @@
-"""What the figures of all experiments share: colors, drawings in inches, and how they are written."""
+"""Shared by the figures of all experiments: colors, drawings in inches, and how they are written."""
 
 from pathlib import Path
 

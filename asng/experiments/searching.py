@@ -1,4 +1,4 @@
-"""What the searches on images share: their settings, the parts of a one-shot search, and what it has found."""
+"""Shared by the image searches: settings, the one-shot search and its result."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -31,7 +31,7 @@ Settings = TypeVar("Settings")
 
 @dataclass(frozen=True, kw_only=True)
 class SearchSettings:
-    """What every search is told."""
+    """Settings of all searches."""
 
     population_size: int = 2
     """Architectures per half of an iteration (lambda)."""
@@ -92,7 +92,7 @@ class SearchJob:
         """One iteration, at the learning rate that a cosine has when a share `done` of all is behind it.
 
         One mini-batch moves the weights, the other one the distribution. Returns the mean losses of the architectures
-        that ran and, under a limit, the share inside of it.
+        that ran and, under a limit, the share of feasible ones.
         """
         training.set_lr(self.oneshot.weight_optimizer, training.cosine_lr(self._settings.lr, done))
         step = self.oneshot.step(train, valid)
@@ -105,7 +105,7 @@ class SearchJob:
         return record
 
     def certainty(self) -> dict[str, float]:
-        """How far it has come."""
+        """How certain the search is."""
         return certainty(self.arch_optimizer)
 
     def top_values(self) -> dict[str, Any] | None:
@@ -113,7 +113,7 @@ class SearchJob:
         return None if self._settings.method == "uniform" else nas.top(self.oneshot)[0].values
 
     def result(self, valid: BatchFn, steps: int, show: training.Show = training.show_nothing) -> dict[str, Any]:
-        """The architecture that the search ends with, and the distribution behind it.
+        """The final architecture, and the distribution behind it.
 
         Random search chooses only now, on `steps` mini-batches by their numbers.
         """
@@ -125,7 +125,7 @@ class SearchJob:
         return {"values": values, "feasible": feasible, "probability": probability, "distribution": distribution}
 
     def load_result(self, folder: Path) -> dict[str, Any]:
-        """The architecture that a run has found so far; random search chooses its own at the end, and only once."""
+        """The architecture of a run so far; random search chooses one at its end, and only once."""
         likely = self.top_values()
         if likely is not None:
             return likely
@@ -135,7 +135,7 @@ class SearchJob:
         return from_json(path.read_text(encoding="utf-8"), self.arch_optimizer.space)
 
     def _draw_feasible(self) -> list[dict[str, Any]]:
-        """The candidates of random search that are inside of the limit."""
+        """The feasible candidates of random search."""
         drawn = RandomSearch(self.arch_optimizer.space, seed=self._eval_seed).ask(self._settings.num_random)
         feasible = [candidate.values for candidate in drawn if self.oneshot.is_feasible(candidate.values)]
         if not feasible:
@@ -175,7 +175,7 @@ class SearchJob:
 
 
 def check_settings(settings: Any, **minima: int) -> None:
-    """Raise ValueError for numbers below what they must be at least, and for learning rates that are none."""
+    """Raise ValueError for settings below their minima, and for an impossible learning rate."""
     for name, minimum in minima.items():
         if getattr(settings, name) < minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {getattr(settings, name)}")
@@ -184,7 +184,7 @@ def check_settings(settings: Any, **minima: int) -> None:
 
 
 def check_max_params(max_params: int | None, num_params: int) -> None:
-    """Raise ValueError where the smallest architecture, of so many parameters, is too large; none would ever run."""
+    """Raise ValueError if the smallest architecture, with `num_params`, is too large: none would ever run."""
     if max_params is not None and max_params < num_params:
         raise ValueError(
             f"the smallest architecture has {num_params:,} parameters, more than max_params={max_params:,}"
@@ -192,22 +192,22 @@ def check_max_params(max_params: int | None, num_params: int) -> None:
 
 
 def run_config(experiment: str, kind: str, settings: Any) -> dict[str, Any]:
-    """What the folder of a run says of it."""
+    """The configuration of a run, for its folder."""
     return {"experiment": experiment, "kind": kind, "version": __version__, **vars(settings)}
 
 
 def read_checkpointed_config(folder: Path, experiment: str) -> dict[str, Any]:
-    """What the folder of a run with a checkpoint says of it; raises ValueError for another one."""
+    """The configuration of a run with a checkpoint; raises ValueError if there is none."""
     config = read_config(folder)
     if config.get("experiment") != experiment or config.get("kind") not in ("search", "retrain"):
         raise ValueError(f"{folder} is no run of {experiment}: its config.json says {config.get('experiment')!r}")
     if not (folder / training.CHECKPOINT).exists():
-        raise ValueError(f"{folder} has no {training.CHECKPOINT} yet; let it run for an epoch, or a stretch, at least")
+        raise ValueError(f"{folder} has no {training.CHECKPOINT} yet; let it run until its first checkpoint")
     return config
 
 
 def settings_from_config(kind: type[Settings], config: Mapping[str, Any]) -> Settings:
-    """Settings of a kind, as a run's folder has them; JSON knows no tuples, and settings no lists."""
+    """Settings from a run's configuration; lists become tuples."""
     tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     try:
         given = {field.name: tuples[field.name] for field in fields(kind)}  # type: ignore[arg-type]
@@ -215,6 +215,6 @@ def settings_from_config(kind: type[Settings], config: Mapping[str, Any]) -> Set
         made = f"asng {config.get('version', 'of another version')}"
         raise ValueError(
             f"the run was made by {made}, without the setting {error}, and this is asng {__version__}; "
-            f"do this with {made}, or run it anew"
+            f"do this with {made}, or run it again"
         ) from None
     return kind(**given)

@@ -99,7 +99,7 @@ def settings_of(sweep: ToySettings) -> list[Setting]:
 
 @np.errstate(over="ignore", invalid="ignore")  # weights that diverge fail, quietly
 def simulate(sweep: ToySettings, setting: Setting, tick: Progress = lambda fraction: None) -> list[int | None]:
-    """Per run, the iteration that first drew the target, or None. `tick` hears how far it is, now and then."""
+    """Per run, the iteration that first drew the target, or None. `tick` gets the fraction done, now and then."""
     variables, choices, runs = sweep.variables, sweep.choices, sweep.runs
     family = CategoricalFamily([choices] * variables)
     generator = _generator(sweep, setting)
@@ -150,7 +150,7 @@ def _descend(x: Array, velocity: Array, entries: Any, errors: Array, lr: float) 
 
 
 def _generator(sweep: ToySettings, setting: Setting) -> np.random.Generator:
-    """Depends on what a setting is, not on its place in the sweep or the worker that it falls to."""
+    """Depends on what a setting is, not on its position in the sweep or on the worker."""
     seed = np.random.SeedSequence([sweep.seed, *repr(tuple(setting)).encode()])
     return np.random.Generator(np.random.SFC64(seed))  # the fastest of NumPy's
 
@@ -172,9 +172,9 @@ def _method(setting: Setting, step: float) -> tuple[Callable[..., Any], Callable
 
 
 def run(sweep: ToySettings, folder: Path, progress: Progress = lambda fraction: None) -> dict[str, Any]:
-    """Do what the folder does not hold yet, then write `summary.json` and the figures; returns the summary.
+    """Run the settings that the folder lacks, then write `summary.json` and the figures; returns the summary.
 
-    `progress` hears the finished fraction of the sweep several times a second. Ctrl-C (KeyboardInterrupt)
+    `progress` is called with the fraction done several times a second. Ctrl-C (KeyboardInterrupt)
     ends it at once; called again, it continues, and ends with the same results.
     """
     config = {"experiment": "toy", "version": __version__, **asdict(sweep)}
@@ -242,7 +242,7 @@ def _point(setting: Setting, step: float, reached: list[int | None]) -> dict[str
 
 
 def _spans(line: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[tuple[float, float]]:
-    """The step sizes where something holds, as stretches of neighbors on the grid: (largest, smallest)."""
+    """The step sizes where something holds, as ranges of neighbors on the grid: (largest, smallest)."""
     spans: list[tuple[float, float]] = []
     before = False
     for point in sorted(line, key=lambda point: -point["step"]):

@@ -1,7 +1,7 @@
-"""A long computation in steps, which may be stopped at any moment and goes on as if nothing had been.
+"""Resumable jobs: long computations in steps, with checkpoints.
 
-A job does one step at a time. What a step computes follows from its number and from the state that
-the job saves; so a run that was interrupted, or killed, continues from its checkpoint.
+A step depends on its number and on the state that the job saves; so a run that was interrupted, or killed,
+continues from its checkpoint.
 """
 
 import math
@@ -28,13 +28,13 @@ Number = float | Tensor
 
 
 class Resumable(Protocol):
-    """What goes on from a state."""
+    """Anything that continues from a state."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
 
 
 class Job(Protocol):
-    """What is done step by step."""
+    """A computation in steps."""
 
     device: torch.device
 
@@ -48,11 +48,11 @@ class Job(Protocol):
         """All that later steps depend on, besides their number and torch's random numbers."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from such a state."""
+        """Continue from such a state."""
 
 
 class Show(Protocol):
-    """Hears how far it is and what is to be said of it; `line`: at the end of an epoch, worth keeping."""
+    """Called with the fraction done and a text; `line`: at the end of an epoch, a text to keep."""
 
     def __call__(self, fraction: float, text: str, *, line: bool = False) -> None: ...
 
@@ -63,7 +63,7 @@ def show_nothing(fraction: float, text: str, *, line: bool = False) -> None:
 
 @dataclass
 class Epoch:
-    """What the running epoch has measured so far."""
+    """The measurements of the running epoch."""
 
     measured: dict[str, list[Number]] = field(default_factory=dict)
     seconds: float = 0.0
@@ -106,11 +106,11 @@ def run_job(
     status: Callable[[], Mapping[str, float]] = dict,
     unit: str = "epoch",
 ) -> list[dict[str, Any]]:
-    """Do what is left of `epochs` times `steps` steps, of `images` each; returns the records of all epochs.
+    """Run the rest of `epochs` times `steps` steps, of `images` each; returns the records of all epochs.
 
     After every epoch its record is a line of the run's metrics, and the state is saved. Ctrl-C saves
-    too, in the middle of an epoch, and ends in KeyboardInterrupt. What a `status` at the job gives is
-    shown beside what a step measured, and asked for only then.
+    too, in the middle of an epoch, and ends in KeyboardInterrupt. `status()` is
+    shown beside the newest measurements, and called only then.
     """
     path = run.folder / CHECKPOINT
     number, epoch = 0, Epoch()
@@ -199,18 +199,18 @@ def _resume(path: Path, job: Job, config: Mapping[str, Any]) -> tuple[int, Epoch
 
 
 def load_checkpoint(path: Path, job: Resumable, config: Mapping[str, Any]) -> dict[str, Any]:
-    """What a checkpoint holds, its job's state given to `job`; ValueError for that of a run of another `config`."""
+    """Load a checkpoint into `job` and return it; ValueError if its run has another `config`."""
     state = checkpoints.load(path)
     try:
         if another := differences(state["identity"], config):
             raise ValueError(another)
         job.load_state_dict(state["job"])
         return state
-    except torch.OutOfMemoryError:  # which is no fault of the checkpoint's
+    except torch.OutOfMemoryError:  # not the checkpoint's fault
         raise
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
         first = (str(error) or repr(error)).splitlines()[0]
-        cure = "put this run's own there, or delete it to start anew"
+        cure = "replace it by this run's own, or delete it to start over"
         raise ValueError(f"{path} is of another run ({first}); {cure}") from None
 
 
@@ -250,6 +250,6 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def describe_machine(device: torch.device) -> str:
-    """What computes, for the record."""
+    """The device and the version of torch."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     return f"{name}, torch {torch.__version__}"

@@ -1,4 +1,4 @@
-"""What tells a search from others, so that a checkpoint is continued by its own search alone."""
+"""The identity of a search, so that only the same search continues from its checkpoint."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,7 +30,7 @@ def describe_search(
     mask_inactive: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """What a checkpoint of `nas.search` says of its search, as plain values; `epochs`: of the default schedule."""
+    """The identity of a `nas.search`, as JSON-safe values; `epochs`: of the default lr_scheduler, else None."""
     return {
         "seed": int(seed),
         "epochs of the default lr_scheduler": epochs,
@@ -66,14 +66,14 @@ def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
-    """Class and numbers that it was made with, as far as it keeps them under the names of its arguments."""
+    """Class and constructor arguments, as far as they are kept as attributes of the same names."""
     arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
     settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in arguments}
     return {"class": type(lr_scheduler).__name__, **settings}
 
 
 def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
-    """What is known of data without reading it: kinds and lengths; a loader may have other workers."""
+    """Classes and lengths of data, without reading them; the number of workers is not compared."""
     dataset, sampler = getattr(batches, "dataset", None), getattr(batches, "sampler", None)
     # Of a loader the sampler's: a loader that was asked for its own may complain later that a stream is longer.
     counted = next(c for c in (getattr(batches, "batch_sampler", None), sampler, batches) if c is not None)
@@ -89,7 +89,7 @@ def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
 
 
 def length_of(data: Any) -> int | None:
-    """How many batches or examples there are, where that is known."""
+    """The number of batches or examples, or None if unknown."""
     try:
         return len(data)
     except Exception:  # streams have none, and each says so in its own way

@@ -1,4 +1,4 @@
-"""An architecture as JSON: a version, names and values. Files are the caller's affair."""
+"""An architecture as JSON: a version, names and values. The caller reads and writes files."""
 
 import json
 import math
@@ -95,7 +95,7 @@ def _read(variable: Variable, value: Any, name: str) -> Any:
 
 
 def _writes(choice: Any, value: Any) -> bool:
-    """Whether a choice is written as this value; 1, 1.0 and true are three."""
+    """True if a choice is written as this value; 1, 1.0 and true are three different ones."""
     try:
         return json.dumps(_to_plain(choice, ""), sort_keys=True) == json.dumps(value, sort_keys=True)
     except ValueError:  # it cannot be written

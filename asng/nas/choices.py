@@ -1,8 +1,7 @@
 """The five kinds of decision: a layer among several, an input, how many blocks, a width, any value.
 
-A decision knows its name and its variable. Names identify decisions: equal names share one variable,
-wherever they stand, and an architecture is a plain dict of names and values. Only what is selected
-runs.
+A decision has a name and a variable. Names identify decisions: equal names share one variable anywhere in the
+model, and an architecture is a dict of names and values. Only what is selected runs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence

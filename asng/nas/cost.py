@@ -1,4 +1,4 @@
-"""Limits on what an architecture may cost, and how far it is outside of them; each network is measured once."""
+"""Limits on the costs of architectures, and their violations; each network is measured once."""
 
 import math
 import numbers

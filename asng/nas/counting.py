@@ -20,7 +20,7 @@ BUILT_IN_DECISIONS = frozenset({OneOf, Pick, Repeat, Value, Width})  # of which 
 
 
 def count_parameters(supernet: Supernet, values: Values) -> int:
-    """The number of parameters under values that are known to fit; what is shared counts once."""
+    """The number of parameters under values that are not checked; shared ones count once."""
     build = StaticBuild(supernet)
     with supernet.preserve_selection(), torch.no_grad():
         supernet.choose(values)
@@ -32,7 +32,7 @@ def count_parameters(supernet: Supernet, values: Values) -> int:
 
 
 def _static_modules(supernet: Supernet, build: StaticBuild) -> list[nn.Module]:
-    """All modules of the extracted network that may hold parameters."""
+    """The modules of the extracted network that may hold parameters."""
     walk = _Walk(supernet, build)
     walk.visit([supernet.model])
     if walk.user_built:
@@ -43,7 +43,7 @@ def _static_modules(supernet: Supernet, build: StaticBuild) -> list[nn.Module]:
 
 
 class _Walk:
-    """From the outside in, as `StaticBuild` goes; modules with a `build_static()` of their own are set aside."""
+    """Visits modules from the outside in, as `StaticBuild` does; user modules with a `build_static()` are set aside."""
 
     def __init__(self, supernet: Supernet, build: StaticBuild) -> None:
         self.modules: list[nn.Module] = []
@@ -52,7 +52,7 @@ class _Walk:
         self._seen: set[nn.Module] = set()
 
     def visit(self, waiting: list[nn.Module | None]) -> None:
-        """What stays of modules, and of all inside, which the list is made to hold, too."""
+        """Visit modules and all inside; `waiting` grows by them."""
         seen, modules = self._seen, self.modules
         known, searchable = self._supernet.paths, self._supernet.searchable
         for module in waiting:
@@ -73,7 +73,7 @@ class _Walk:
                 self.user_built.append(module)
 
     def replace(self, module: nn.Module) -> None:
-        """What stays of a module that was set aside."""
+        """Visit the replacement of a module that was set aside."""
         replacement = self._build.replacement(module)
         if replacement is not module:
             self.visit([replacement])
@@ -83,7 +83,7 @@ class _Walk:
 
 
 def _active_part(layer: ElasticLayer) -> nn.Module:
-    """In the place of an elastic layer, a module that holds the parts of its weights that are in use."""
+    """A module that holds the slices of an elastic layer's weights in use."""
     module = nn.Module()
     tensors: Any = layer.static_tensors(copy=False)
     module._parameters = {name: tensor for name, tensor in tensors.items() if name not in layer._buffers}

@@ -1,4 +1,4 @@
-"""What can be searched: the hooks of modules, decisions, integers that follow one, layers of such sizes."""
+"""Searchable modules: decisions, sizes that follow decisions, and elastic layers of such sizes."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -14,11 +14,10 @@ from asng.space import Categorical, Integer, Variable
 
 
 class Searchable(nn.Module, ABC):
-    """A module that says itself what runs inside of it, and what it is without decisions.
+    """A module that defines which of its children run, and its static equivalent.
 
-    Decisions and elastic layers are such modules. Derive from it a module of your own that holds decisions
-    and does not simply run all its children; every other module is taken apart child by child, whatever
-    its methods are called.
+    Decisions and elastic layers are such modules. Derive your own module from it if it holds decisions and does
+    not simply run all its children. Other modules are extracted child by child; none of their methods is called.
 
     >>> from asng import Integer, nas
     >>> class Body(nas.Searchable):
@@ -46,17 +45,17 @@ class Searchable(nn.Module, ABC):
     """
 
     def active_modules(self) -> Iterable[nn.Module]:
-        """The modules inside that run, and the decisions that are read, under the selected values; all by default.
+        """The children that run, and the decisions that are read, under the selected values; by default all children.
 
-        Decisions that are attributes of this module count as read, whether they are returned or not.
+        Decisions that are attributes of this module count as read even if they are not returned.
         """
         return [child for child in self._modules.values() if child is not None]
 
     @abstractmethod
     def build_static(self) -> nn.Module:
-        """A module that does the same under the selected values, in place of this one, which stays as it is.
+        """Return the static equivalent of this module under the selected values; this module must stay unchanged.
 
-        It may hold modules of this one, also those with decisions in them: their turn comes next.
+        The result may hold modules of this one, also modules with decisions: they are replaced next.
         """
 
 
@@ -88,7 +87,7 @@ class Decision(Searchable):
                     "that holds it as an attribute or in an nn.ModuleList"
                 )
             if not torch.compiler.is_compiling():
-                selected[1].add(self.name)  # while a search looks whether anything reads it
+                selected[1].add(self.name)  # the search records which decisions are read
         return selected[0]
 
     @property
@@ -132,7 +131,7 @@ class Decision(Searchable):
 
 
 class Size:
-    """An integer that follows a decision, scale * value + shift; or one that does not.
+    """An integer that follows a decision, scale * value + shift; or a constant.
 
     >>> Size(3) * 2 + 1
     7
@@ -162,7 +161,7 @@ class Size:
         return [self.scale * value + self.shift for value in all_values(self.decision.variable)]
 
     def shares_decision_with(self, other: "Size") -> bool:
-        """Whether both follow the same decision, which its name says."""
+        """True if both sizes are driven by the same decision (compared by name)."""
         return self.decision is not None and other.decision is not None and self.decision.name == other.decision.name
 
     def __mul__(self, factor: int) -> "Size":
@@ -206,9 +205,10 @@ class Size:
 
 
 class AnySize:
-    """As many channels as the input has, up to a most: where what comes before is itself a choice.
+    """As many channels as the input has, up to `max`: for inputs whose size is itself searched.
 
-    A module that holds such a layer says in its own `build_static()` how many: `layer.build_static(in_channels=64)`.
+    The module that holds such a layer gives the number in its own `build_static()`:
+    `layer.build_static(in_channels=64)`.
 
     >>> from asng.nas import Linear
     >>> linear = Linear(AnySize(64), 8)
@@ -222,7 +222,7 @@ class AnySize:
 
     def __init__(self, max: int) -> None:
         self.max = _as_int(max)
-        self.last_seen = self.max  # so many were in the last input
+        self.last_seen = self.max  # channels of the last input
 
     def __call__(self) -> int:
         return self.last_seen
@@ -236,12 +236,12 @@ InputSize = SizeLike | AnySize
 
 
 def input_size_and_max(of: InputSize, what: str) -> tuple[Size | AnySize, int]:
-    """As `size_and_max`, for an input, which may also come as it likes."""
+    """`size_and_max` of an input, which may also be `AnySize`."""
     return (AnySize(of.max), of.max) if isinstance(of, AnySize) else size_and_max(of, what)
 
 
 def size_and_max(of: SizeLike, what: str) -> tuple[Size, int]:
-    """A size and the most it can be; raises ValueError where it can be less than 1."""
+    """A size and its maximum; raises ValueError if it can be less than 1."""
     size = Size(of)
     sizes = size.all()
     if size.decision is not None and min(sizes) < 1:
@@ -250,7 +250,7 @@ def size_and_max(of: SizeLike, what: str) -> tuple[Size, int]:
 
 
 def all_values(variable: Variable) -> Sequence[Any]:
-    """All values of a variable; of one that has too many, only None."""
+    """All values of a variable; (None,) for a continuous one."""
     match variable:
         case Integer():
             return range(variable.low, variable.high + 1)
@@ -271,7 +271,7 @@ TorchLayer = TypeVar("TorchLayer", bound=nn.Module)
 
 
 def on_meta(kind: type[TorchLayer], *arguments: Any, **settings: Any) -> TorchLayer:
-    """A layer of torch's on its device "meta", without the first values of its weights, which take most of the time."""
+    """A torch layer on the device "meta", without initialization, which takes most of the time."""
     bare: Any = _without_first_values(kind)  # type: ignore[arg-type] # mypy takes types of a bound for not hashable
     layer: TorchLayer = bare(*arguments, **settings, device="meta")
     layer.__class__ = kind
@@ -284,28 +284,30 @@ def _without_first_values(kind: Any) -> Any:
 
 
 class ElasticLayer(Searchable):
-    """A layer whose sizes follow decisions: torch's own at its largest, of which it uses a part.
+    """A torch layer of the largest size that uses the slice of the selected sizes.
 
-    It holds the decisions as submodules, by their roles. Once `asng.nas.select` or `Supernet` has
-    told the layers of a model their paths, they say which of them do not fit together.
+    Its decisions are submodules, named by their roles. `asng.nas.select` tells the layers of a model their paths,
+    so that errors name both layers whose sizes do not fit together.
     """
 
     path: str = ""
-    producers: dict[int, str]  # channels -> path of the layer that last gave so many, shared by a model's layers
+    producers: dict[
+        int, str
+    ]  # number of channels -> path of the layer that last returned it, shared by a model's layers
     ties: Ties | None = None  # while a model that shares this layer's weights is extracted
 
     @abstractmethod
     def active_tensors(self) -> dict[str, Tensor | None]:
-        """The parts of its parameters and buffers that it uses under the selected values."""
+        """The slices of its parameters and buffers in use under the selected values."""
 
     @abstractmethod
     def build_meta(self) -> nn.Module:
-        """The plain layer of the selected sizes, on torch's device "meta", without numbers."""
+        """The torch layer of the selected sizes, on the device "meta"."""
 
     def build_static(self, in_channels: int | None = None) -> nn.Module:
-        """The plain torch layer that does the same under the selected values, with copies of the numbers.
+        """The equivalent torch layer under the selected values, with copies of the weights.
 
-        `in_channels` is for a layer that takes `AnySize` so many channels, and only for that.
+        `in_channels` is required for a layer with `AnySize` inputs, and allowed only there.
         """
         tensors = self.static_tensors(in_channels, copy=True)
         static = self.build_meta()
@@ -333,7 +335,7 @@ class ElasticLayer(Searchable):
         kind: Any = next(kind for kind in type(self).__mro__ if "build_meta" in vars(kind))
         if type(self).forward is not kind.forward:
             raise ValueError(
-                f"{self._label()} is a {type(self).__name__} with a forward() of its own, which the plain layer would "
+                f"{self._label()} is a {type(self).__name__} with a forward() of its own, which the static layer would "
                 "not have; give it a build_static() of its own, too"
             )
 
@@ -359,7 +361,7 @@ class ElasticLayer(Searchable):
                 self.add_module(f"{role}_decision", size.decision)
 
     def _check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> int:
-        """The size under the selected value, which the input must have on an axis."""
+        """Return the selected size; RuntimeError if the input has another one on this axis."""
         if x.dim() < -axis:
             return size()  # torch says what is wrong
         got = x.shape[axis]

@@ -1,4 +1,4 @@
-"""Where a model is, and what it is given there."""
+"""The device of a model, and tensors moved to it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,14 @@ from torch import nn
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """That of its first tensor; the CPU if it has none."""
+    """The device of its first tensor; the CPU if it has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Tensors in tuples, lists and dicts on a device."""
+    """Move tensors in tuples, lists and dicts to a device."""
     match value:
         case torch.Tensor():
             return value.to(device)

@@ -1,8 +1,8 @@
 """Layers with torch's own signatures that take a decision where torch takes a number of channels.
 
-Each is torch's layer at its largest, so that initialization and state_dict are torch's, and computes
-with the first channels of its weights, as many as are selected; on a GPU convolutions take some more, which
-change nothing. Kernels are cut from the center. Plain numbers make plain layers.
+Each is torch's layer of the largest size, so that initialization and state_dict are torch's, and computes with the
+first channels of its weights; on a GPU convolutions compute a few more and crop them. Smaller kernels are cropped
+from the center.
 """
 
 from typing import Any, Literal

@@ -20,9 +20,9 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
 
     The model may be another one with the same decisions, such as a deeper one to train from scratch.
     A `Searchable` module is replaced by what its `build_static()` returns, from the outside in, while its
-    own decisions are still there; whatever decisions are in what it returns are replaced after it. The
-    model stays as it is. Weights that layers share are shared in the result too. What torch.compile,
-    DataParallel or DistributedDataParallel wrapped is extracted without them.
+    own decisions are still there; decisions inside of the result are replaced next. The model is not
+    changed. Weights that layers share are shared in the result too. Wrappers (torch.compile, DataParallel,
+    DistributedDataParallel) are removed.
 
     >>> from asng.nas import OneOf
     >>> extract(nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()])), {"act": 1})
@@ -37,7 +37,7 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
 
 
 def borrow(supernet: Supernet, values: Values) -> nn.Module:
-    """The same network to look at, quickly: modules and buffers are copies, weights share the memory of the model's."""
+    """The same network for measurements: modules and buffers are copies, weights share the model's memory."""
     with supernet.selecting(values):
         build = StaticBuild(supernet)
         network, memo = build.network(), build.memo()
@@ -52,7 +52,7 @@ def borrow(supernet: Supernet, values: Values) -> nn.Module:
 
 
 class StaticBuild:
-    """One passage through a model under its selected values, in which every module is replaced once."""
+    """One traversal of a model under its selected values; every module is replaced once."""
 
     def __init__(self, supernet: Supernet) -> None:
         self._model, self._original = supernet.model, supernet.paths
@@ -64,7 +64,7 @@ class StaticBuild:
         self.ties = Ties(supernet.paths if _may_untie(supernet) else {})
 
     def network(self) -> nn.Module:
-        """The model without decisions, made of its own modules where they have none; it stays as it is."""
+        """The static network, made of the model's own modules where they hold no decision; the model is not changed."""
         with self.ties.record_slices(self._supernet.elastic_layers):
             network = self._static(self._model)
         self.ties.retie(network.named_modules())
@@ -78,18 +78,18 @@ class StaticBuild:
             if module not in kept_modules:
                 after = self._replacements.get(module)
                 if after is None and isinstance(module, Decision) and not module._modules:
-                    after = module.build_static()  # a value, for those who read it elsewhere
+                    after = module.build_static()  # a value that other modules may read
                 substitutes[id(module)] = after
         memo = _SubstituteMemo(substitutes)
         for module in kept_modules:
             for value in module.__dict__.values():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                    if isinstance(tensor, Tensor) and not tensor.is_leaf:  # a result, which torch does not copy
+                    if isinstance(tensor, Tensor) and not tensor.is_leaf:  # not a leaf: torch does not copy it
                         memo[id(tensor)] = tensor.detach().clone()
         return memo
 
     def new_layers(self) -> list[nn.Module]:
-        """The modules without others inside that were made on the way, and are nobody else's."""
+        """The new modules without children, which the model does not hold."""
         return [module for module in self._makers if not module._modules]
 
     def _static(self, module: nn.Module) -> nn.Module:
@@ -111,11 +111,11 @@ class StaticBuild:
         return self._replacements[module]
 
     def holds_decisions(self, module: nn.Module) -> bool:
-        """Whether a module, of the model or made by `build_static()`, is or holds a decision or an elastic layer."""
+        """True if a module, of the model or made by `build_static()`, is or holds a decision or an elastic layer."""
         return module in self._supernet.searchable if module in self._original else holds_decisions(module, self._seen)
 
     def replacement(self, module: nn.Module) -> nn.Module:
-        """What takes the place of a module: the result of its `build_static()`; itself where it is not Searchable."""
+        """The replacement of a module: the result of its `build_static()`, or itself if it is not Searchable."""
         if not isinstance(module, Searchable):
             return unwrap(module)
         if is_from_asng(type(module).build_static):
@@ -147,7 +147,7 @@ class StaticBuild:
         return static
 
     def _adopt(self, module: Searchable, static: nn.Module) -> None:
-        """Check the new modules in what takes a module's place, and give them its mode."""
+        """Check the new modules in the replacement of a module, and set their training mode."""
         makers = self._makers.get(module, frozenset()) | {type(module)}
         waiting = [static]
         while waiting:
@@ -177,14 +177,14 @@ class StaticBuild:
 
 
 def _may_untie(supernet: Supernet) -> bool:
-    """Whether layers may be replaced by others with parts or copies of their weights."""
+    """True if layers may be replaced by layers with slices or copies of their weights."""
     return bool(supernet.elastic_layers) or any(
         isinstance(module, Searchable) and not is_from_asng(type(module).build_static) for module in supernet.searchable
     )
 
 
 class _SubstituteMemo(dict[int, Any]):
-    """What deepcopy asks before it copies anything: some modules stand for others, by their ids."""
+    """A deepcopy memo in which some modules, by their ids, are substituted by others."""
 
     def __init__(self, substitutes: dict[int, nn.Module | None]) -> None:
         super().__init__()

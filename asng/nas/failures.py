@@ -23,7 +23,7 @@ class Failures:
         self.steps = 0  # in a row in which every candidate of a half failed
 
     def attempt(self, values: Mapping[str, Any], run: Callable[..., T], *arguments: Any) -> T | None:
-        """What `run(*arguments)` returns for a candidate with these values; None if it ran out of memory."""
+        """Return `run(*arguments)` for a candidate with these values; None if it ran out of memory."""
         try:
             return run(*arguments)
         except FAILURES as error:

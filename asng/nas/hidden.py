@@ -1,4 +1,4 @@
-"""Modules in plain lists, dicts and other objects, where torch does not look for them."""
+"""Unregistered modules: in lists, dicts and other objects, where torch does not look for them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -14,7 +14,7 @@ SCALAR_TYPES = frozenset({bool, int, float, str, bytes, type(None), type})
 
 
 def unregistered_modules(module: nn.Module) -> Iterator[tuple[str, Any, nn.Module]]:
-    """The modules that the plain attributes of a module hold: attribute, its value, module inside."""
+    """The unregistered modules in the attributes of a module: attribute, its value, module inside."""
     attributes = module.__dict__
     if len(attributes) == len(MODULE_ATTRIBUTES) or (
         not module._modules and type(module).__module__.startswith("torch.nn.")
@@ -44,5 +44,5 @@ def _modules_in(value: Any, depth: int) -> Iterator[nn.Module]:
 
 
 def describe_attribute(path: str, name: str, value: Any) -> str:
-    """An attribute, for messages: where it is, and what."""
+    """Describe an attribute for messages: its path and type."""
     return f"{path}{'.' if path else ''}{name}, a plain {type(value).__name__},"

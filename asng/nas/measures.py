@@ -1,7 +1,7 @@
 """Measures of an architecture: parameters, FLOPs, latency of the network that would be extracted.
 
 A measure is any function `(model, values) -> number` of a model with decisions and an architecture. Those
-here leave the model as it was.
+here leave the model unchanged.
 """
 
 import copy
@@ -28,7 +28,7 @@ FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest run
 
 
 def parameters(model: nn.Module, values: Values) -> int:
-    """The number of parameters of the extracted network, what is shared counted once."""
+    """The number of parameters of the extracted network; shared ones count once."""
     supernet = Supernet(model)
     supernet.check(values)
     return count_parameters(supernet, values)

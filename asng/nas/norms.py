@@ -1,4 +1,4 @@
-"""Elastic normalization: torch's layers at their largest, of which the first channels are used."""
+"""Elastic normalization: torch's layers of the largest size, of which the first channels are used."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -149,15 +149,15 @@ def _first_features(norm: nn.BatchNorm1d | nn.BatchNorm2d, features: int) -> dic
 
 
 def _batch_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, features: int) -> Tensor:
-    """Torch's batch norm with the first features: batch statistics where it trains or keeps none."""
+    """Batch norm with the first features; batch statistics in training mode, or without running ones."""
     part = _first_features(norm, features)
     mean, variance, batches = part["running_mean"], part["running_var"], part["num_batches_tracked"]
     from_batch = norm.training or mean is None
     momentum = norm.momentum
     if norm.training and not norm.track_running_stats:
-        mean = variance = None  # there may be statistics, but they rest
+        mean = variance = None  # not updated
     elif norm.training and batches is not None:
         batches.add_(1)
         if momentum is None:
-            momentum = 1 / float(batches)  # the plain average of all batches
+            momentum = 1 / float(batches)  # the average of all batches
     return F.batch_norm(x, mean, variance, part["weight"], part["bias"], from_batch, momentum or 0.0, norm.eps)

@@ -1,7 +1,7 @@
 """One iteration of one-shot search (Algorithm 1 of the paper): weights first, then the distribution.
 
-Started by torchrun, the candidates are dealt out over the processes. All of them draw the same
-candidates and are told the same losses, so theta is equal everywhere without being sent.
+Under torchrun the candidates are sharded over the processes. All processes draw the same candidates and are told
+the same losses, so theta is equal everywhere without communication.
 """
 
 import copy
@@ -30,12 +30,12 @@ LossFn = Callable[[nn.Module, Batch], Tensor]
 
 MAX_DRAWS = 16  # per candidate, in search of a feasible one
 FAILED = torch.tensor(math.inf)  # the loss of a candidate that ran out of memory
-WORST_LOSS = 1e300  # told for candidates behind all with a finite loss; above any loss, and never mistaken for one
+WORST_LOSS = 1e300  # told for candidates that rank behind all finite losses
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one iteration did."""
+    """The record of one iteration."""
 
     train_losses: tuple[
         float, ...
@@ -56,7 +56,7 @@ class Step:
 
 
 def finite_mean(numbers: Iterable[float | None]) -> float:
-    """The mean of those that are there and finite; NaN if there are none.
+    """The mean of the finite numbers; NaN if there are none.
 
     >>> finite_mean([1.0, None, math.inf, 3.0])
     2.0
@@ -81,7 +81,7 @@ class OneShot:
         capture: Run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual.
 
     Both halves run the model in training mode, so batch norm uses the statistics of the batch; parts that
-    were put into evaluation mode by hand, or by the model's own `train()`, stay in it. Running statistics
+    were put into evaluation mode explicitly, or by the model's own `train()`, stay in it. Running statistics
     mix those of all candidates and have no effect on the search: an extracted network needs
     `recalibrate`. A gradient that is not finite leaves the weights as they are; losses that are not
     finite are worst. A candidate that runs out of memory is worst, too, its gradient is dropped from the
@@ -185,7 +185,7 @@ class OneShot:
         return losses, told
 
     def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Tensor | None], bool]:
-        """Move the weights by the mean gradient of candidates drawn for this alone; whether all of them failed."""
+        """Update the weights by the mean gradient of the candidates; returns their losses and whether all failed."""
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
         before = [parameter.grad for parameter in self._parameters]
@@ -193,7 +193,7 @@ class OneShot:
         try:
             losses = self._add_gradients(candidates, batch, before)
         except BaseException:
-            self._reset_gradients(before)  # a step that fails touches no weights
+            self._reset_gradients(before)  # after an error no weight is touched
             raise
         failed = processes.all_reduce_gradients(self._parameters, [loss is FAILED for loss in losses])
         good = len(candidates) - sum(failed)
@@ -203,7 +203,7 @@ class OneShot:
                 torch._foreach_mul_(gradients, len(candidates) / good)
             self._scaler.unscale_(self.weight_optimizer)
             norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
-            if self._scaler.is_enabled():  # it leaves the weights alone by itself
+            if self._scaler.is_enabled():  # skips the step if a gradient is not finite
                 self._scaler.step(self.weight_optimizer)
                 self._scaler.update()
             elif norm.isfinite():
@@ -213,7 +213,7 @@ class OneShot:
     def _add_gradients(
         self, candidates: list[Candidate], batch: Batch, before: list[Tensor | None]
     ) -> list[Tensor | None]:
-        """The losses of the candidates of this process, the gradients of which are added up."""
+        """Accumulate the gradients of this process's candidates; returns their losses."""
         losses: list[Tensor | None] = [None] * len(candidates)
         waiting = [index for index, (_, is_mine) in enumerate(self._shard(candidates)) if is_mine]
         added: list[int] = []
@@ -226,7 +226,7 @@ class OneShot:
                 continue
             if self._failures.attempt(values, self._backward, loss, len(candidates)):
                 added.append(index)
-            else:  # a part of its gradient is in the sum: add up the others again
+            else:  # a part of its gradient was accumulated: accumulate the others again
                 losses[index], loss = FAILED, None
                 self._reset_gradients(before)
                 waiting, added = added + waiting, []
@@ -266,7 +266,7 @@ class OneShot:
         return feasible
 
     def _shard(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, bool]]:
-        """Candidates, and whether this process runs them."""
+        """Pairs of a candidate and whether this process runs it."""
         return [(candidate, index % self._world_size == self._rank) for index, candidate in enumerate(candidates)]
 
     def _run(self, candidate: Candidate, batch: Batch) -> Tensor:
@@ -294,7 +294,7 @@ class OneShot:
         return loss.reshape(())
 
     def _has_gradient(self, loss: Tensor) -> bool:
-        """False for an architecture without weights, which is fine; an error for a loss that lost its gradient."""
+        """False for an architecture without weights; ValueError for a loss that lost its gradient."""
         if not loss.requires_grad and any(
             parameter.requires_grad
             for module in self.supernet.active_modules()
@@ -313,7 +313,7 @@ class OneShot:
         return self.violation(values) == FEASIBLE
 
     def violation(self, values: Mapping[str, Any]) -> Violation:
-        """How an architecture misses the limits. The first process measures for all."""
+        """The violation of the limits by an architecture; rank 0 measures for all processes."""
         if not self.costs.limits:
             return FEASIBLE
         if self._world_size > 1:
@@ -336,7 +336,7 @@ class OneShot:
     # Several processes.
 
     def _sync_from_rank0(self) -> None:
-        """Weights, buffers and both optimizers' states of the first process for all."""
+        """Broadcast weights, buffers and both optimizers' states from rank 0."""
         if self._world_size > 1:
             processes.broadcast_tensors([*self._parameters, *self.model.parameters(), *self.model.buffers()])
             arch_optimizer, weight_optimizer = processes.broadcast_object(
@@ -346,7 +346,7 @@ class OneShot:
             self.weight_optimizer.load_state_dict(weight_optimizer)
 
     def _share_costs(self, values: Mapping[str, Any]) -> None:
-        """What the first process measured is known to all."""
+        """Broadcast the costs of an architecture from rank 0."""
         key = self.costs.key(values)
         if not self.costs.is_complete(self.costs.known.get(key, ())):
             costs = self.costs.measure(values) if self._rank == 0 else None
@@ -355,7 +355,7 @@ class OneShot:
     def _gather_losses(
         self, train: list[Tensor | None], valid: list[Tensor | None]
     ) -> tuple[list[float], list[float], int]:
-        """All losses as numbers, and how many in `valid` failed, with one wait for the device."""
+        """All losses as floats, and the number of failed ones in `valid`, with one device synchronization."""
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         zero = torch.zeros((), dtype=exact, device=self.device)
         failed = sum(loss is FAILED for loss in valid)
@@ -368,7 +368,7 @@ class OneShot:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later steps depend on but torch's random numbers; loads with `weights_only=True`."""
+        """All that later steps depend on, except torch's RNG state; loads with `weights_only=True`."""
         if self._captured is not None:
             self._captured.store()
         return {
@@ -396,7 +396,7 @@ class OneShot:
             self.weight_optimizer.load_state_dict(state["weight_optimizer"])
             self._scaler.load_state_dict(state["scaler"])
             self.model.load_state_dict(state["model"])
-        except Exception as error:  # whatever a foreign state makes of its readers
+        except Exception as error:  # a foreign state may raise anything
             self.weight_optimizer.load_state_dict(before[0])
             self.arch_optimizer.load_state_dict(before[1])
             raise ValueError(f"the state does not fit: {checkpoints.short_reason(error)}") from None

@@ -1,4 +1,4 @@
-"""Where a search stands: its epoch, its place in the data, its random numbers, and all of that as a state."""
+"""The loop of a search: epochs, position in the data, RNG states, and all of that as a state."""
 
 import math
 import random
@@ -25,15 +25,15 @@ _END = object()
 
 
 class NoFiniteLoss(RuntimeError):
-    """A whole epoch without a finite loss."""
+    """All losses of an epoch were NaN or infinite."""
 
 
 class SearchLoop:
-    """The position of a search in its data, and all that has to be saved to go on from there.
+    """Epochs of a search, resumable after any step.
 
-    The middle of an epoch is found again by loading its batches anew from where its random numbers
-    began. Those of torch are kept apart from the model's, which depend on the architectures drawn.
-    A pass over `valid` may begin in one epoch and end in another; its start is found in the same way.
+    To resume within an epoch, its batches are loaded again from the RNG states at its start. While batches are
+    loaded, torch's generator is one of their own, since the model's depends on the architectures drawn. A pass
+    over `valid_loader` may begin in one epoch and end in another; it is resumed in the same way.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SearchLoop:
         self._seconds = 0.0  # of the running epoch
         self._data_rng_state = torch.Generator().manual_seed(seed).get_state()
         self._rng_at_epoch_start = self._rng_states()
-        self._rng_before_step: dict[str, Any] | None = None  # what a step under way has drawn from
+        self._rng_before_step: dict[str, Any] | None = None  # to repeat a step that fails
         self._valid_at_epoch_start = self._valid.end_epoch()
         if processes.is_distributed():
             own = self._rng_at_epoch_start["torch"]  # layers draw from it, in other architectures than elsewhere
@@ -71,7 +71,7 @@ class SearchLoop:
         return self.epoch, self.steps
 
     def run_epoch(self, show: OnStep, stop: Callable[[], bool]) -> bool:
-        """All batches of `train` once, from where the epoch stands, then the schedule; False if stopped before."""
+        """Run the rest of an epoch, then step the lr_scheduler; returns False if stopped before its end."""
         started = time.monotonic() - self._seconds
         for train_batch, valid_batch in self._batches():
             step = self._oneshot.step(train_batch, valid_batch)
@@ -158,11 +158,11 @@ class SearchLoop:
             )
 
     def close(self) -> None:
-        """Let go of the batches, and so of the worker processes of a pass that is not finished."""
+        """Release the batches, and with them the worker processes of an unfinished pass."""
         self._valid.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last complete step, but for what a later one that failed did to the model.
+        """The state after the last complete step, except for what a later failed step did to the model.
 
         If it failed in loading or training, the weights are as before. If in judging, they have moved, and move once
         more when the step is repeated.
@@ -195,7 +195,7 @@ class SearchLoop:
 
     @contextmanager
     def _data_rng(self) -> Iterator[None]:
-        """Torch's random numbers are those of the data."""
+        """Use the data's RNG state as torch's."""
         model = torch.get_rng_state()
         torch.set_rng_state(self._data_rng_state)
         try:
@@ -208,7 +208,7 @@ class SearchLoop:
         return {**self._rng_states(), "data": torch.get_rng_state()}
 
     def _rng_states(self) -> dict[str, Any]:
-        """The generators that batches and layers draw from."""
+        """The states of all generators that batches and layers draw from."""
         numpys: Any = np.random.get_state()  # noqa: NPY002 - data sets draw from it
         return {
             **self._torch_rng_states(),
@@ -217,7 +217,7 @@ class SearchLoop:
         }
 
     def _torch_rng_states(self) -> dict[str, Any]:
-        """Those of torch, which are quick to save."""
+        """The states of torch's generators, which are quick to save."""
         state = {
             "torch": torch.get_rng_state(),
             "data": self._data_rng_state,

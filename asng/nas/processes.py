@@ -1,7 +1,4 @@
-"""Several processes, set up by the caller with torch.distributed: who is who, and what they send each other.
-
-Alone, a process is the first of one, and nothing is sent.
-"""
+"""Helpers for torch.distributed, which the caller sets up; without it they do nothing."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,7 +14,7 @@ if dist.is_available():
 
 
 def rank_and_world_size() -> tuple[int, int]:
-    """Which process this is, counted from 0, and how many there are."""
+    """The rank of this process and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -32,7 +29,7 @@ def is_distributed() -> bool:
 
 
 def broadcast_object(value: Any) -> Any:
-    """The first process's value, in all."""
+    """Broadcast a value from rank 0."""
     box = [value]
     if is_distributed():
         dist.broadcast_object_list(box, 0)
@@ -40,7 +37,7 @@ def broadcast_object(value: Any) -> Any:
 
 
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors by those of the first process, each once."""
+    """Broadcast tensors from rank 0, in place, each once."""
     if is_distributed():
         with torch.no_grad():
             for tensor in {id(tensor): tensor for tensor in tensors}.values():
@@ -50,7 +47,7 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
 
 
 def any_rank(flag: bool, device: torch.device) -> bool:
-    """Whether a flag is set in any process."""
+    """True if a flag is set in any process."""
     if is_distributed():
         votes = torch.tensor([flag], dtype=torch.int32, device=device)
         dist.all_reduce(votes, dist.ReduceOp.MAX)

@@ -1,4 +1,4 @@
-"""Batch-norm statistics of a network, estimated anew."""
+"""Re-estimation of a network's batch-norm statistics."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -14,10 +14,10 @@ from asng.nas.wrappers import unwrap
 def recalibrate(
     model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any] | None = None
 ) -> None:
-    """Estimate the batch-norm statistics of a network anew, as plain averages over the batches.
+    """Re-estimate the batch-norm statistics of a network, as averages over the batches.
 
     An extracted network has those of the supernet, where they were averaged over many architectures.
-    Everything but the batch norms is in evaluation mode meanwhile. Batch norms that are in evaluation mode
+    During the passes everything but the batch norms is in evaluation mode. Batch norms that are in evaluation mode
     while the model trains are frozen, such as those of a pretrained part, and stay as they are: those that
     are so in a model in training mode, or else after `model.train()`.
 
@@ -58,30 +58,30 @@ def recalibrate(
 
 
 class _StatsBackup:
-    """A batch norm, and what it was like before."""
+    """A batch norm and a backup of its statistics and settings."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         self._norm, self._momentum, self._counts = norm, norm.momentum, norm.num_batches_tracked is not None
         self._statistics = [buffer.clone() for buffer in norm.buffers(recurse=False)]
 
     def start(self) -> None:
-        """Forget the statistics and average from here on."""
+        """Reset the statistics and start to average."""
         norm = self._norm
         if not self._counts:  # as some do to save a kernel; but an average has to count
             assert isinstance(norm.running_mean, Tensor)
             norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
         norm.reset_running_stats()
-        norm.momentum = None  # torch's way to ask for a plain average
+        norm.momentum = None  # a cumulative average
         norm.train()
 
     def commit(self) -> None:
-        """Keep what was averaged, if there was anything."""
+        """Keep the new statistics, or the old ones if the layer did not run."""
         if self._norm.num_batches_tracked == 0:  # it does not run
             self.rollback()
         self._restore_settings()
 
     def rollback(self) -> None:
-        """All as it was before."""
+        """Restore statistics and settings."""
         self._restore_settings()
         for buffer, old in zip(self._norm.buffers(recurse=False), self._statistics, strict=True):
             buffer.copy_(old)
@@ -93,7 +93,7 @@ class _StatsBackup:
 
 
 def _run_batches(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]) -> int:
-    """Run forward on all batches; how many there were."""
+    """Run forward on all batches; returns their number."""
     count = 0
     with torch.no_grad():
         for batch in batches:

@@ -1,4 +1,4 @@
-"""What a one-shot search needs of a model and of its two optimizers, said before the first step."""
+"""Checks of a model and its two optimizers before the first step."""
 
 import inspect
 from collections.abc import Sized
@@ -12,7 +12,7 @@ from asng.nas.selection import Supernet, same_variable
 
 
 def check_search(supernet: Supernet, arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
-    """Raise ValueError, with the cure, for what cannot be searched."""
+    """Raise ValueError for a model or optimizers that cannot be searched."""
     if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
             "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
@@ -30,7 +30,7 @@ def check_search(supernet: Supernet, arch_optimizer: Optimizer, weight_optimizer
 
 
 def check_weight_optimizer(weight_optimizer: Any) -> None:
-    """Raise ValueError for several optimizers, or none, in the place of one."""
+    """Raise ValueError unless this is one torch optimizer."""
     if not hasattr(weight_optimizer, "param_groups"):
         got = (
             f"a {type(weight_optimizer).__name__} of {len(weight_optimizer)}"

@@ -101,7 +101,7 @@ def _describe_violation(oneshot: OneShot, values: Values) -> str:
 
 
 def probability(distribution: Mapping[str, Any], space: Mapping[str, Any], values: Values) -> float:
-    """The probability of the choices and integers of a space; real numbers, which have none, do not count."""
+    """The probability of the choices and integers of a space; real variables are ignored."""
     logarithm = 0.0
     for name, variable in space.items():
         match variable:
@@ -115,7 +115,7 @@ def probability(distribution: Mapping[str, Any], space: Mapping[str, Any], value
 
 
 def _mass(normal: Normal, value: int, variable: Integer) -> float:
-    """Of the normal numbers that are clipped and rounded to a value."""
+    """The probability of a value: of the normal numbers that are clipped and rounded to it."""
     low = -math.inf if value == variable.low else value - 0.5
     high = math.inf if value == variable.high else value + 0.5
     below = [0.5 * (1 + math.erf((edge - normal.mean) / (normal.std * math.sqrt(2)))) for edge in (low, high)]
@@ -123,7 +123,7 @@ def _mass(normal: Normal, value: int, variable: Integer) -> float:
 
 
 def certainty(optimizer: Optimizer) -> dict[str, float]:
-    """How far a search has come: the mean of the largest probabilities of its choices, and ASNG's step size."""
+    """How certain a search is: the mean of the largest probabilities of its choices, and ASNG's step size."""
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
     return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record

@@ -1,6 +1,6 @@
-"""The loop of a one-shot search, written for the user: epochs, schedule, checkpoints, what was found.
+"""The training loop of a one-shot search: epochs, lr_scheduler, checkpoints, result.
 
-In the background it is only `OneShot`; whoever wants another loop writes one around that.
+For another loop, write one around `OneShot`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -54,7 +54,7 @@ def search(
     stopped and starts over at its end, so that all of its batches are used alike. By default the weights
     follow SGD from 0.025 to 0 on a cosine, with momentum 0.9 and decay 3e-4, as in the paper; that suits
     images, but is slow for small tabular problems, where
-    `weight_optimizer=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A schedule is stepped
+    `weight_optimizer=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. The lr_scheduler is stepped
     after every epoch.
 
     `capture` runs each step as one CUDA graph, several times as fast where the host's kernel launches are what takes
@@ -107,7 +107,7 @@ def search(
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.is_dir():
         raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / 'search.pt'}")
-    length = epochs if lr_scheduler is None else None  # a given schedule may go on for longer than was planned
+    length = epochs if lr_scheduler is None else None  # a given lr_scheduler may be continued for more epochs
     identity: dict[str, Any] = {}
     if path is not None:
         identity = describe_search(
@@ -123,7 +123,7 @@ def search(
         while loop.epoch < epochs:
             try:
                 finished = loop.run_epoch(show, interrupted)
-            except NoFiniteLoss as error:  # no later state is worth keeping than that after the epoch before
+            except NoFiniteLoss as error:  # the state is not worth saving than that after the epoch before
                 if path is not None and loop.epoch:
                     error.add_note(f"{path} is as it was after epoch {loop.epoch}, before these losses")
                 raise
@@ -147,7 +147,7 @@ def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
     if isinstance(batches, Iterator) and epochs > 1:
         raise ValueError(
             f"{name} is an iterator ({type(batches).__name__}), which ends after one epoch of {epochs}; pass what it "
-            "is made from: a list, a DataLoader or an object whose __iter__ starts anew"
+            "is made from: a list, a DataLoader or an object whose __iter__ starts over"
         )
     if isinstance(getattr(batches, "sampler", None), DistributedSampler):
         raise ValueError(f"{name} has a DistributedSampler, but all processes need the same batches; leave it out")
@@ -161,7 +161,7 @@ def _how_to_continue(loop: SearchLoop, epochs: int, path: Path | None) -> str:
 
 
 def _save_after(error: Exception, save: Callable[[], None], where: str) -> None:
-    """Save what an error would lose, and say so in a note on it."""
+    """Save the state after an error, and say so in a note on the error."""
     try:
         save()
     except Exception as another:  # such as a full disk; the first error is the one to show
@@ -172,15 +172,15 @@ def _save_after(error: Exception, save: Callable[[], None], where: str) -> None:
 
 @contextmanager
 def _resume(loop: SearchLoop, path: Path | None, identity: dict[str, Any]) -> Iterator[Callable[[], None]]:
-    """Continue from the checkpoint if there is one, all processes from the first one's; gives what saves it.
+    """Load the checkpoint if there is one, and yield a function that saves it.
 
-    The first process locks the checkpoint, and compares its identity; what it is refused is raised in all.
+    Rank 0 locks the checkpoint, compares its identity and broadcasts the state, or the error that all raise.
     """
     lock: Lock | None = None
     loaded: Any = None
     try:
         if path is not None and processes.is_rank0():
-            path = path.resolve() if path.is_symlink() else path  # the link stays, and what it leads to is locked
+            path = path.resolve() if path.is_symlink() else path  # the link stays; its target is locked
             try:
                 lock = checkpoints.lock(path)
                 loaded = _load(path, identity) if path.exists() else None
@@ -214,11 +214,11 @@ def _load(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _name_checkpoint(path: Path | None) -> Iterator[None]:
-    """Errors of what reads a foreign state, whatever they are, become one that names the checkpoint and the cure."""
+    """Turn any error in reading a foreign state into a ValueError that names the checkpoint and the cure."""
     try:
         yield
     except Exception as error:
-        cure = "use another path, or delete it to start anew"
+        cure = "use another path, or delete it to start over"
         raise ValueError(f"{path} is of another search ({checkpoints.short_reason(error)}); {cure}") from None
 
 

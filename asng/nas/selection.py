@@ -1,4 +1,4 @@
-"""All decisions of a model: found by name, selected from outside, and which of them have an effect."""
+"""The index of a model's decisions: space, selection, and which decisions are active."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -19,9 +19,9 @@ Values = Mapping[str, Any]
 
 
 class Supernet:
-    """All decisions of a model, found once; select as often as wanted.
+    """The index of a model's decisions, built once.
 
-    Layers that are given sizes know their path in the model from here on, for messages.
+    Elastic layers learn their paths in the model, for error messages.
 
     >>> from asng.nas import OneOf, Repeat
     >>> model = nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()]), Repeat("depth", [nn.ELU(), nn.ELU()]))
@@ -83,7 +83,7 @@ class Supernet:
         self.choose(values)
 
     def check(self, values: Values) -> None:
-        """Raise ValueError for values that do not fit: one for each decision, which it can have."""
+        """Raise ValueError unless there is one possible value for each decision."""
         self._check_names(values)
         for name, variable in self.space.items():
             if not contains(variable, values[name]):
@@ -100,7 +100,7 @@ class Supernet:
             raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; a model needs one for each decision")
 
     def choose(self, values: Values) -> None:
-        """Select values that are known to fit, as those of `ask` are."""
+        """Select values without checking them, such as those of `ask`."""
         self._producers.clear()
         for name, decisions in self._by_name.items():
             value = values[name]
@@ -109,14 +109,14 @@ class Supernet:
 
     @contextmanager
     def selecting(self, values: Values) -> Iterator[None]:
-        """Select values for a while; what was selected before comes back."""
+        """Select values; restore the selection on exit."""
         with self.preserve_selection():
             self.select(values)
             yield
 
     @contextmanager
     def preserve_selection(self) -> Iterator[None]:
-        """Whatever is selected meanwhile, what was selected before comes back."""
+        """Restore the selection on exit."""
         decisions = [decision for same in self._by_name.values() for decision in same]
         before = [decision.selected for decision in decisions]
         try:
@@ -126,7 +126,7 @@ class Supernet:
                 decision.__dict__["selected"] = value
 
     def active(self, values: Values) -> set[str]:
-        """The names whose decisions run, or are read, under these values; the others are without effect.
+        """The names of the decisions that run, or are read, under these values; the others have no effect.
 
         A `Searchable` module says in `active_modules()` which of its children run; of others all do.
         """
@@ -137,7 +137,9 @@ class Supernet:
     def active_modules(
         self, predicate: Callable[[nn.Module], bool] = lambda module: True, root: nn.Module | None = None
     ) -> Iterator[nn.Module]:
-        """The model, or a part, and all inside that run under the selected values, each once; those that are wanted."""
+        """The modules that run under the selected values, each once, from `root` (by default the model) on.
+
+        Modules for which `predicate` is False are skipped, with all inside."""
         seen, waiting = set(), [self.model if root is None else root]
         while waiting:
             module = waiting.pop()
@@ -153,12 +155,12 @@ class Supernet:
 
     @cached_property
     def searchable(self) -> set[nn.Module]:
-        """The modules that are, or hold, a decision or an elastic layer."""
+        """Modules that are, or hold, a decision or an elastic layer."""
         seen: dict[nn.Module, bool] = {}
         return {module for module in self.paths if holds_decisions(module, seen)}
 
     def canonical(self, values: Values) -> Values:
-        """The same network, with the values of decisions without effect as they are most likely before a search."""
+        """The same network, with inactive decisions at a canonical value: the mode of the initial distribution."""
         active = self.active(values)
         if len(active) == len(self.space):
             return values
@@ -170,7 +172,7 @@ class Supernet:
         return Space(self.space).decode(family.mode(family.initial())[None])[0]
 
     def key(self, values: Values) -> str:
-        """An architecture as one line of text; choices by their place, since they may be anything.
+        """An architecture as one line of text; choices by their index, since they may be any object.
 
         Raises ValueError for values that do not fit.
 
@@ -184,11 +186,11 @@ class Supernet:
 
     @cached_property
     def has_decodable_keys(self) -> bool:
-        """Whether a key tells the values: those of a family of the user's own may be anything."""
+        """True if `decode_key` inverts `key`: user-defined variables may have any values."""
         return all(isinstance(variable, (Categorical, Integer, Real)) for variable in self.space.values())
 
     def decode_key(self, key: str) -> dict[str, Any]:
-        """The architecture that `key` was given, where keys are readable."""
+        """The architecture of a key; see `has_decodable_keys`."""
         pairs = zip(self.space.items(), json.loads(key), strict=True)
         return {name: v.choices[index] if isinstance(v, Categorical) else index for (name, v), index in pairs}
 
@@ -199,7 +201,7 @@ def space_of(model: nn.Module) -> dict[str, Variable]:
 
 
 def select(model: nn.Module, values: Values) -> None:
-    """Make a model behave as the architecture with these values, one for each decision."""
+    """Select an architecture: the model behaves as this network until the next call."""
     Supernet(model).select(values)
 
 
@@ -245,7 +247,7 @@ def _check_modules(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Mo
 
 
 def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
-    """Whether a module is, or holds, a decision or an elastic layer; `seen` remembers it."""
+    """True if a module is, or holds, a decision or an elastic layer; `seen` is a memo."""
     if module not in seen:
         inside = (holds_decisions(child, seen) for child in module._modules.values() if child is not None)
         seen[module] = isinstance(module, (Decision, ElasticLayer)) or any(inside)
@@ -256,7 +258,7 @@ def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
 
 
 def contains(variable: Variable, value: Any) -> bool:
-    """Whether a variable can have a value, of the same type; of a family of the user's own only that knows."""
+    """True if a variable can have this value, of the same type; always True for user-defined variables."""
     match variable:
         case Categorical():
             return choice_index(variable, value) is not None
@@ -270,7 +272,7 @@ def contains(variable: Variable, value: Any) -> bool:
 
 
 def choice_index(variable: Categorical, value: Any) -> int | None:
-    """Which of the choices a value is; 1, 1.0 and True are three."""
+    """The index of a value among the choices, or None; 1, 1.0 and True are different."""
     for index, choice in enumerate(variable.choices):
         if value is choice:  # as drawn, and quick
             return index
@@ -281,7 +283,7 @@ def choice_index(variable: Categorical, value: Any) -> int | None:
 
 
 def same_variable(one: Variable, other: Variable) -> bool:
-    """Whether two variables are equal; choices may also be arrays, which cannot be compared as other things are."""
+    """True if two variables are equal; choices may be arrays, which == does not compare."""
     if isinstance(one, Categorical) and isinstance(other, Categorical):
         pairs = zip(one.choices, other.choices, strict=False)
         return len(one.choices) == len(other.choices) and all(a is b or _equal(a, b) for a, b in pairs)
@@ -293,7 +295,7 @@ def _equal(value: Any, choice: Any) -> bool:
 
 
 def _to_key(name: str, variable: Variable, value: Any) -> Any:
-    """A value of a decision as it stands in a key."""
+    """The entry of a value in a key."""
     if isinstance(variable, Categorical):
         index = choice_index(variable, value)
         if index is not None:

@@ -1,4 +1,4 @@
-"""Weights that several layers share: found in a model, and shared again by what is cut out of them."""
+"""Tied weights: found in a model, and tied again in the extracted network."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,9 +14,9 @@ ViewLocation = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class _Slice:
-    """Which part of a shared parameter a layer uses: the place of a view, or else the numbers of its entries."""
+    """The slice of a tied parameter that a layer uses: the location of a view, or the numbers of its entries."""
 
-    part: Tensor  # kept, since it is known by its id
+    part: Tensor  # kept alive: it is identified by its id
     whole: nn.Parameter
     path: str
     location: ViewLocation | None
@@ -30,7 +30,7 @@ class _Slice:
 
 @dataclass(frozen=True)
 class _Use:
-    """Where a parameter stands, and which part of the shared one it is; None for all."""
+    """A parameter of the network, and the slice of the tied one that it is; None for all of it."""
 
     module: nn.Module
     name: str
@@ -47,8 +47,8 @@ class _Use:
 class Ties:
     """The parameters that modules of a model share with others, given the modules with their paths.
 
-    While the model is extracted, elastic layers note what they cut out of shared parameters, and what a
-    module's own `build_static()` returned is searched for those that the module uses.
+    During extraction elastic layers record their slices of tied parameters, and the results of users'
+    `build_static()` are searched for them.
     """
 
     def __init__(self, paths: Mapping[nn.Module, str]) -> None:
@@ -63,7 +63,7 @@ class Ties:
 
     @contextmanager
     def record_slices(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Meanwhile these layers call `record` when they cut a part out of a parameter."""
+        """Inside the context these layers call `record` when they slice a parameter."""
         layers = list(layers) if self._shared else []
         for layer in layers:
             layer.__dict__["ties"] = self
@@ -74,7 +74,7 @@ class Ties:
                 layer.__dict__.pop("ties", None)
 
     def record(self, layer: Any, name: str, part: Tensor) -> None:
-        """A layer has cut this part out of its parameter of this name."""
+        """Record that a layer sliced its parameter of this name."""
         whole = layer._parameters.get(name)
         if id(whole) in self._shared:
             layer_copy = copy.copy(layer)  # as it is selected now
@@ -84,7 +84,7 @@ class Ties:
             )
 
     def record_lost(self, active: Iterable[nn.Module], static: nn.Module, label: str) -> None:
-        """A `build_static()` returned this in place of a module, of which these modules run."""
+        """Record tied parameters of the active modules that a `build_static()` did not return."""
         if not self._shared:
             return
         used = {id(p) for module in active for p in module._parameters.values()} & self._shared
@@ -95,9 +95,9 @@ class Ties:
         self._lost |= dict.fromkeys(used - returned, label)
 
     def retie(self, network: Iterable[tuple[str, nn.Module]]) -> None:
-        """Let those in a network's modules that were cut out of one parameter be one again.
+        """Tie the slices of one parameter in a network's modules again.
 
-        Raises ValueError where they cannot.
+        Raises ValueError if they differ.
         """
         if not self._shared:
             return
@@ -128,7 +128,7 @@ class Ties:
 
 
 def _view_location(whole: Tensor, part: Tensor) -> ViewLocation | None:
-    """Where a view of a tensor lies in it; None for what is no view."""
+    """The location of a view in a tensor; None if it is not a view."""
     if part.untyped_storage()._cdata != whole.untyped_storage()._cdata:
         return None
     return int(part.storage_offset()), tuple(part.shape), part.stride()

@@ -1,4 +1,4 @@
-"""Decisions that nothing reads: they would be searched without an effect, and nobody would notice."""
+"""A warning for decisions that nothing reads: searching them has no effect."""
 
 import warnings
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,7 @@ class UnreadDecisions:
 
     @contextmanager
     def watch(self, values: Mapping[str, Any]) -> Iterator[None]:
-        """Note what is read of the selected values, which are given once more."""
+        """Record which of the selected values are read."""
         read: set[str] = set()
         for decision in self._modules:
             decision.__dict__["selected"] = (*decision.selected, read)
@@ -38,7 +38,7 @@ class UnreadDecisions:
                 self._active[name] += 1
 
     def end_step(self) -> bool:
-        """Whether there is nothing more to watch; warn of what was never read."""
+        """Return True if there is nothing more to watch; warn of decisions that were never read."""
         self._steps += 1
         if self._active and self._steps < WATCHED_STEPS:
             return False

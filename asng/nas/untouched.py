@@ -1,4 +1,4 @@
-"""Foreign code looks at a model (a measure, a module's own `build_static()`), and the model is as before."""
+"""Restore a model after user code (a measure, a module's own `build_static()`) has run on it."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from asng.nas.selection import Supernet
 
-TRANSIENT = frozenset({"training", "selected", "producers", "path", "ties"})  # what every look changes, and puts back
+TRANSIENT = frozenset({"training", "selected", "producers", "path", "ties"})  # changed and restored by asng itself
 
 
 class Snapshot:
-    """All that modules hold: put back by `restore`, which says what had changed.
+    """A snapshot of modules; `restore` restores it and says what had changed.
 
-    That is their attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Meanwhile
-    they have no gradients. The contents of weights are not copied, only compared by their version.
+    It holds attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients are
+    set aside. The contents of weights are not copied, only compared by their version.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
@@ -32,7 +32,7 @@ class Snapshot:
             parameter.grad = None
 
     def restore(self) -> str | None:
-        """Put back what can be; returns what was changed that should not have been, or None."""
+        """Restore the modules; returns what was changed, or None."""
         changed = None
         for module, kind, attributes, contents in self._saved:
             names = [name for name in {**attributes, **module.__dict__} if name not in TRANSIENT]
@@ -77,14 +77,14 @@ def _contents(module: nn.Module) -> dict[str, Any]:
 
 
 def _same_objects(now: Any, old: Any) -> bool:
-    """Whether two dicts, lists or sets hold the same objects, in the same order."""
+    """True if two dicts, lists or sets hold the same objects, in the same order."""
     if isinstance(old, dict):
         return [*now] == [*old] and all(map(is_, now.values(), old.values()))
     return len(now) == len(old) and all(map(is_, now, old))
 
 
 def is_from_asng(function: Any) -> bool:
-    """Whether a function is this package's, whose tests see to it that it leaves models alone."""
+    """True if a function is from this package, which is tested to leave models unchanged."""
     return str(getattr(function, "__module__", "")).split(".")[0] == "asng"
 
 
@@ -94,7 +94,7 @@ def _tensors(held: Iterable[dict[str, Any]]) -> list[Tensor]:
 
 
 def _version(tensor: Tensor) -> tuple[int, torch.dtype, int]:
-    """Other numbers where a tensor was changed in place, which inference tensors do not count, or was given others."""
+    """A version that changes when a tensor is modified or replaced; inference tensors count no modifications."""
     return 0 if tensor.is_inference() else tensor._version, tensor.dtype, tensor.data_ptr()
 
 
@@ -115,7 +115,7 @@ def preserve_rng(supernet: Supernet, device: torch.device | None = None) -> Abst
 
 
 def _cuda_devices(supernet: Supernet, device: torch.device | None) -> list[int]:
-    """Where a model, and what is measured, may draw random numbers besides the CPU."""
+    """The CUDA devices of a model and of a measurement."""
     cuda: Any = torch.cuda
     devices = set() if device is None else {device}
     if cuda.is_initialized():

@@ -1,4 +1,4 @@
-"""Which part of a convolution's largest weight is used: channels, groups and kernels that follow decisions."""
+"""The slice of a convolution's largest weight that is used: channels, groups and kernels that follow decisions."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -16,7 +16,7 @@ CHANNEL_MULTIPLE = 32  # channels
 
 
 class ConvSlice:
-    """The sizes of a convolution, checked when it is made, and the part that they cut out of a weight."""
+    """The sizes of a convolution, validated on construction, and the slice of the weight that they select."""
 
     def __init__(
         self, in_channels: InputSize, out_channels: SizeLike, kernel: SizeLike | Sequence[SizeLike], groups: SizeLike
@@ -34,7 +34,7 @@ class ConvSlice:
             _check_parity(side)
 
     def roles(self) -> dict[str, Size | AnySize]:
-        """The sizes by what they are to the layer."""
+        """The sizes by their roles in the layer."""
         kernel: dict[str, Size | AnySize] = {"height": self.height, "width": self.width}
         if self.height.decision is self.width.decision:
             kernel = {"kernel": self.height}
@@ -44,19 +44,19 @@ class ConvSlice:
         return self.height(), self.width()
 
     def kernel_offset(self, dilation: Pair) -> tuple[int, int]:
-        """By how much the selected kernel reaches less far than the largest, on each side."""
+        """The offset of the selected kernel in the largest one, on each side, in pixels."""
         if self.height.decision is None and self.width.decision is None:
             return 0, 0
         (down, across), (max_height, max_width) = pair(dilation), self.max_kernel
         return (max_height - self.height()) // 2 * down, (max_width - self.width()) // 2 * across
 
     def padding(self, padding: Pair, dilation: Pair) -> tuple[int, int]:
-        """The padding with which the output is as large as that of the largest kernel with its padding."""
+        """The padding that keeps the output size of the largest kernel."""
         (down, across), (less_down, less_across) = pair(padding), self.kernel_offset(dilation)
         return down - less_down, across - less_across
 
     def check_padding(self, padding: str | Pair, dilation: Pair) -> None:
-        """Raise ValueError where the padding cannot shrink as much as the kernel."""
+        """Raise ValueError if the padding is too small to shrink with the kernel."""
         if padding == "same":
             return
         given = (0, 0) if isinstance(padding, str) else pair(padding)
@@ -73,11 +73,10 @@ class ConvSlice:
     def prepare(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What to convolve: the input and the parts of weight and bias in use, from whose output to `crop`.
+        """The input, weight and bias to convolve; `crop` the output afterwards.
 
-        Where each number of channels is planned for, numbers are rounded up: the input gets channels of zeros, which
-        stay zeros times any finite weights, and channels that come out in excess are cut off. So the result and all
-        gradients are those of the exact part.
+        Where convolutions are autotuned, numbers of channels are rounded up: the input is padded with channels of
+        zeros, and surplus output channels are cropped. The result and all gradients are those of the exact slice.
         """
         if self.max_groups > 1 or input.dim() < 3 or not autotunes(input.device):  # torch refuses what has no channels
             return input, *self.slice_weight(weight, bias, transposed=transposed)
@@ -89,7 +88,7 @@ class ConvSlice:
         return filled, self._crop_kernel(weight)[:rows, :columns], None if bias is None else bias[:out_channels]
 
     def crop(self, output: Tensor) -> Tensor:
-        """The channels of (..., channels, h, w) that were asked for, laid out in memory as if there were no more."""
+        """The selected channels of (..., channels, h, w), contiguous in memory."""
         out_channels = self.out_channels()
         return output if output.shape[-3] == out_channels else output.narrow(-3, 0, out_channels).clone()
 
@@ -117,7 +116,7 @@ class ConvSlice:
 
 
 def check_fixed(**settings: Any) -> None:
-    """Raise ValueError for settings, which may be pairs, that are given a decision."""
+    """Raise ValueError for settings, single or in pairs, that are decisions."""
     for name, setting in settings.items():
         for part in setting if isinstance(setting, (tuple, list)) else (setting,):
             if isinstance(part, (Decision, Size)):
@@ -128,12 +127,12 @@ def check_fixed(**settings: Any) -> None:
 
 
 def autotunes(device: torch.device) -> bool:
-    """Whether convolutions on a device are planned anew, in milliseconds, for each number of channels that comes up."""
+    """True if convolutions on a device are autotuned, which takes milliseconds for every new number of channels."""
     return device.type == "cuda"
 
 
 def round_channels(channels: int) -> int:
-    """The next multiple of 32, or up to there the next power of 2: few numbers to plan for, and little in excess.
+    """The next multiple of 32, or below 32 the next power of 2: few numbers to autotune, and little surplus.
 
     >>> [round_channels(channels) for channels in (3, 8, 17, 64, 65, 200)]
     [4, 8, 32, 64, 96, 224]
@@ -144,7 +143,7 @@ def round_channels(channels: int) -> int:
 
 
 def pair(sizes: Pair) -> tuple[int, int]:
-    """Torch's shorthand, one number for both axes, written out."""
+    """One number for both axes, as a pair."""
     down, across = sizes if isinstance(sizes, Sequence) else (sizes, sizes)
     return down, across
 
@@ -152,7 +151,7 @@ def pair(sizes: Pair) -> tuple[int, int]:
 def _check_groups(channels: Size | AnySize, groups: Size) -> None:
     if isinstance(channels, AnySize):
         if max(groups.all()) > 1:
-            raise ValueError(f"channels that come as they like, {channels}, cannot be dealt out to groups={groups}")
+            raise ValueError(f"channels of any size, {channels}, cannot be split into groups={groups}")
     elif groups.decision is None:
         wrong = [size for size in channels.all() if size % groups()]
         if wrong and channels.decision is not None:

@@ -31,7 +31,7 @@ STD = (62.99321927813691, 62.088707640014164, 66.70489964063096)
 
 @dataclass(frozen=True)
 class Release:
-    """What was published: an archive of files with the same number of images each, the last one for the test."""
+    """A published archive of files with the same number of images each; the last one is the test set."""
 
     url: str
     md5: str
@@ -267,7 +267,7 @@ class Cifar10Batches:
 
 
 def to_channels_last(images: Tensor) -> Tensor:
-    """Images in the layout with which the network is fastest: on the CPU channels last, about twice as fast.
+    """On the CPU, convert images to channels last, with which the network is about twice as fast.
 
     Not for every network: torch 2.13 writes outside of its memory for 1x1 convolutions of stride 2 in that layout,
     which there are none of here.
@@ -276,7 +276,7 @@ def to_channels_last(images: Tensor) -> Tensor:
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device; CUDA takes what it needs from ordinary memory at once, so that nobody has to wait."""
+    """To the device; CUDA takes what it needs from ordinary memory at once, without a synchronization."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 

@@ -1,7 +1,7 @@
 """Pictures of found cells: inputs, nodes, operations, and how likely they were.
 
-One unit of a drawing is one inch, so that text and boxes fit each other whatever is drawn. Whatever
-color says is also said in words.
+One unit of a drawing is one inch, so that text and boxes always fit each other. All that colors show
+is also written in words.
 """
 
 from collections.abc import Mapping, Sequence

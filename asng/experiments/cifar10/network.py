@@ -22,7 +22,7 @@ Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a
 def norm(channels: int, affine: bool) -> nn.BatchNorm2d:
     """Batch norm in as few kernels as torch has it; small networks spend their time on launching them."""
     result = nn.BatchNorm2d(channels, affine=affine)
-    result.num_batches_tracked = None  # only needed for plain averages
+    result.num_batches_tracked = None  # only needed for cumulative averages
     if not affine:  # without a scale and a shift torch cannot use cuDNN's single kernel, and takes three
         del result.weight, result.bias
         result.register_buffer("weight", torch.ones(channels), persistent=False)

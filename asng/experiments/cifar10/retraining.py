@@ -81,8 +81,8 @@ def retrain(
     test: Images,
     show: training.Show = training.show_nothing,
 ) -> dict[str, Any]:
-    """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
-    job = Cifar10RetrainJob(settings, values, train, test)  # first: what it refuses leaves no folder behind
+    """Train an architecture from scratch, or continue; leaves the weights and a summary in the folder."""
+    job = Cifar10RetrainJob(settings, values, train, test)  # first, so that a refusal leaves no folder behind
     what = {**run_config("cifar10", "retrain", settings), "architecture": to_dict(values)}
     with Run(folder, what, METRICS) as run:
         write_json(folder / "architecture.json", to_dict(values))
@@ -132,7 +132,7 @@ class Cifar10RetrainJob:
         return {"train_loss": self._train_step(self._batches(number))}
 
     def _drop(self, drop_prob: float) -> None:
-        if drop_prob != self._drop_prob:  # once in an epoch, and when it goes on
+        if drop_prob != self._drop_prob:  # once in an epoch, and after resuming
             set_drop_path(self.model, drop_prob)
             self._train_step.reset_graph()
             self._drop_prob = drop_prob
@@ -148,7 +148,7 @@ class Cifar10RetrainJob:
 
 
 def build_trainable(channels: int, cells: int, values: Mapping[str, Any]) -> nn.Module:
-    """The plain network of an architecture, as it is trained from scratch."""
+    """The static network of an architecture, to be trained from scratch."""
     return nas.extract(Net(channels, cells, affine=True, auxiliary=True), values)
 
 

@@ -28,7 +28,7 @@ from asng.experiments.searching import (
 from asng.nas.architecture import to_dict
 from asng.runs import METRICS, Run, write_json
 
-CALIBRATION = 25  # mini-batches from which the batch norms of the most likely architecture are estimated anew
+CALIBRATION = 25  # mini-batches from which the batch norms of the most likely architecture are re-estimated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +69,8 @@ def search(
     test: Images,
     show: training.Show = training.show_nothing,
 ) -> dict[str, Any]:
-    """Search, or go on with a search; leaves architecture, pictures of the cells and a summary in the folder."""
-    job = Cifar10SearchJob(settings, train, test)  # first: what it refuses leaves no folder behind
+    """Search, or continue; leaves architecture, pictures of the cells and a summary in the folder."""
+    job = Cifar10SearchJob(settings, train, test)  # first, so that a refusal leaves no folder behind
     with Run(folder, run_config("cifar10", "search", settings), METRICS) as run:
         records = training.run_job(
             job,
@@ -134,7 +134,7 @@ class Cifar10SearchJob:
     def test_accuracy(
         self, values: Mapping[str, Any], num_images: int | None = None, progress: Progress = lambda done: None
     ) -> float:
-        """Of an architecture with the weights of the search, its batch statistics estimated anew."""
+        """Test accuracy of an architecture with the weights of the search and re-estimated batch statistics."""
         network = nas.extract(self.model, values)
         nas.recalibrate(network, (self._train(number)[0] for number in range(self.calibration)))
         return accuracy(
@@ -151,7 +151,7 @@ class Cifar10SearchJob:
 def accuracy(
     network: nn.Module, images: Images, batch: int | None = None, progress: Progress = lambda done: None
 ) -> float:
-    """The share of images that a network tells right, in evaluation mode."""
+    """The accuracy of a network, in evaluation mode."""
     batch = batch or (1000 if images.images.is_cuda else 100)  # small ones stay in a CPU's cache
     mode = network.training
     network.eval()

@@ -55,7 +55,7 @@ def loose_ends(paths: Paths) -> list[int]:
 
 
 def reduction_indices(cells: int) -> tuple[int, int]:
-    """The places of the two reduction cells among so many."""
+    """The indices of the two reduction cells."""
     return cells // 3, 2 * cells // 3
 
 
@@ -120,7 +120,7 @@ def num_parameters(values: Mapping[str, Any], channels: int, cells: int, *, affi
 
 
 def channels_for(values: Mapping[str, Any], cells: int = 20, at_most: int = 4_000_000) -> int:
-    """The largest number of channels with which the retrained network has at most so many parameters."""
+    """The largest number of channels with which the retrained network has `at_most` parameters."""
     channels = 0
     while num_parameters(values, channels + 1, cells) <= at_most:
         channels += 1

@@ -95,12 +95,12 @@ def read_boxes(path: Path) -> dict[str, Box]:
         for line in lines[2:]:
             name, left, top, width, height = line.split()
             boxes[name] = int(left), int(top), int(width), int(height)
-        said = int(lines[0])
+        announced = int(lines[0])
     except (ValueError, IndexError):
         wrong = lines[len(boxes) + 2] if len(boxes) + 2 < len(lines) else "its first line"
         raise ValueError(f"{path} is not CelebA's file of boxes ({wrong!r}); download it again") from None
-    if said != len(boxes):
-        raise ValueError(f"{path} is cut off: it speaks of {said} boxes and has {len(boxes)}; download it again")
+    if announced != len(boxes):
+        raise ValueError(f"{path} is cut off: it announces {announced} boxes and has {len(boxes)}; download it again")
     return boxes
 
 
@@ -156,6 +156,6 @@ def _face_or_fault(folder: Path, boxes: dict[str, Box] | None, size: int, name: 
         if Path(name).name not in boxes:
             return f"{BOXES} has no box for it"
         return face(folder / name, size, boxes[Path(name).name])
-    except Exception as error:  # whatever a damaged file makes of its reader
+    except Exception as error:  # a damaged file may raise anything
         reason = str(error).replace(f" '{folder / name}'", "") or type(error).__name__
         return reason.splitlines()[0].rstrip(":")

@@ -200,5 +200,5 @@ def pick(images: Tensor, chosen: Tensor, mirrored: Tensor) -> Tensor:
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device; CUDA takes what it needs from ordinary memory at once, so that nobody has to wait."""
+    """To the device; CUDA takes what it needs from ordinary memory at once, without a synchronization."""
     return tensor.to(device, non_blocking=device.type == "cuda")

@@ -193,7 +193,7 @@ def random_values(space: Variables, seed: int) -> dict[str, Any]:
 
 
 def base_values(space: Variables, depth: int, channels: int = 64) -> dict[str, Any]:
-    """The baseline BASE in a space of either encoding: so many layers, all alike, 3x3 with skip.
+    """The baseline BASE in a space of either encoding: `depth` equal layers, 3x3 with skip.
 
     >>> depth(base_values(search_space("int"), 12))
     12
@@ -213,7 +213,7 @@ def smallest_values(space: Variables) -> dict[str, Any]:
 
 
 def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, skip: bool) -> dict[str, Any]:
-    """So many layers, all alike, as evenly spread over the nodes as can be."""
+    """`depth` equal layers, spread evenly over the nodes."""
     fewest, deepest = _depths(space)
     if not fewest <= depth <= deepest:
         raise ValueError(f"the space has chains of {fewest} to {deepest} layers, got depth={depth}")

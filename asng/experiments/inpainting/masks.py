@@ -40,7 +40,7 @@ def draw_masks(mask: Mask, n: int, size: tuple[int, int], generator: torch.Gener
 
 
 def fixed_masks(mask: Mask, n: int, size: tuple[int, int], seed: int) -> Tensor:
-    """The masks (n, 1, height, width) of a test set: the same for the same seed, whatever is tested."""
+    """The masks (n, 1, height, width) of a test set: the same for the same seed."""
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     return draw_masks(mask, n, size, torch.Generator().manual_seed(seed))

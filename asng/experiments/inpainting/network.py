@@ -117,7 +117,7 @@ class Net(nas.Searchable):
 
 
 class Autoencoder(nn.Module):
-    """A plain symmetric autoencoder; images (n, 3, h, w), best of the size that it was made for.
+    """A static symmetric autoencoder; images (n, 3, h, w), best of the size that it was made for.
 
     Layers with stride 1 have a skip connection to their mirror image. Other sizes run too, but then
     a layer that halves a side of 1, to 1, is not left out.

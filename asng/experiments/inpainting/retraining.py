@@ -70,7 +70,7 @@ SMALL_RETRAIN = InpaintingRetrainSettings(mask="pixel", iterations=1500, checkpo
 
 
 def step_lr(start: float, done: float) -> float:
-    """The learning rate when a share `done` of the training is behind it.
+    """The learning rate after the fraction `done` of the training.
 
     >>> [round(step_lr(1.0, done), 9) for done in (0.0, 0.39, 0.4, 0.79, 0.8)]
     [1.0, 1.0, 0.1, 0.1, 0.01]
@@ -86,7 +86,7 @@ def retrain(
     test: Faces,
     show: training.Show = training.show_nothing,
 ) -> dict[str, Any]:
-    """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
+    """Train an architecture from scratch, or continue; leaves the weights and a summary in the folder."""
     job = InpaintingRetrainJob(settings, values, train, test)
     what = {"architecture": to_dict(values), "faces": describe_faces(train, test)}
     num_checkpoints = settings.iterations // settings.checkpoint_every
@@ -116,7 +116,7 @@ def retrain(
 def build_train_step(
     settings: InpaintingRetrainSettings, values: Values, size: tuple[int, int], device: torch.device
 ) -> TrainStep:
-    """An architecture with its first weights, and how they are moved."""
+    """The training step of an architecture with its initial weights."""
     torch.manual_seed(settings.seed)
     model = to_device_format(new_autoencoder(values, size), device)
     optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, fused=device.type == "cuda")

@@ -29,12 +29,12 @@ from asng.experiments.searching import (
 from asng.nas.architecture import to_dict
 from asng.runs import METRICS, Run, write_json
 
-NUM_TEST_FACES = 200  # faces, after each stretch of iterations; the whole test set is the affair of `evaluate`
+NUM_TEST_FACES = 200  # faces tested at each checkpoint; `evaluate` uses the whole test set
 MASK_SEED = 0  # seed of the masks of test faces, the same for all runs
 
 
 def check_checkpoint_every(iterations: int, checkpoint_every: int) -> None:
-    """Raise ValueError where stretches do not fill the iterations."""
+    """Raise ValueError if iterations are not a multiple of checkpoint_every."""
     if iterations % checkpoint_every:
         raise ValueError(f"iterations must be a multiple of checkpoint_every, {checkpoint_every}, got {iterations}")
 
@@ -74,7 +74,7 @@ SMALL = InpaintingSearchSettings(
 
 
 def evenly_spaced(n: int, max: int) -> Tensor:
-    """At most so many of the numbers below n, from all over them: the order of CelebA is not that of chance.
+    """At most `max` of the numbers below n, evenly spaced: the order of CelebA is not random.
 
     >>> evenly_spaced(10, 4), evenly_spaced(3, 4)
     (tensor([0, 2, 5, 7]), tensor([0, 1, 2]))
@@ -97,7 +97,7 @@ def search(
     test: Faces,
     show: training.Show = training.show_nothing,
 ) -> dict[str, Any]:
-    """Search, or go on with a search; leaves the architecture and a summary in the folder."""
+    """Search, or continue; leaves the architecture and a summary in the folder."""
     job = InpaintingSearchJob(settings, train, test)
     what = {**run_config("inpainting", "search", settings), "faces": describe_faces(train, test)}
     num_checkpoints = settings.iterations // settings.checkpoint_every
@@ -137,7 +137,7 @@ def build_supernet(settings: InpaintingSearchSettings, size: tuple[int, int], de
 
 
 def build_search(settings: InpaintingSearchSettings, model: Net) -> SearchJob:
-    """How its weights and its architecture are moved."""
+    """The one-shot search of a supernet."""
     return SearchJob(settings, model, reconstruction_loss, size=nas.parameters, weight_decay=0.0)
 
 
