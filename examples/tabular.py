@@ -30,7 +30,7 @@ class Net(nn.Module):
         return self.head(self.blocks(self.stem(x)))[:, 0]
 
 
-def loss(model, batch):
+def loss_fn(model, batch):
     return F.mse_loss(model(batch[0]), batch[1])
 
 
@@ -40,9 +40,9 @@ def r2(values):
     arch_optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
     for rows in torch.cat([torch.randperm(800) for _ in range(40)]).split(50):
         arch_optimizer.zero_grad()
-        loss(network, (x[rows], y[rows])).backward()
+        loss_fn(network, (x[rows], y[rows])).backward()
         arch_optimizer.step()
-    return 1 - loss(network.eval(), (x[800:], y[800:])).item() / y[800:].var().item()
+    return 1 - loss_fn(network.eval(), (x[800:], y[800:])).item() / y[800:].var().item()
 
 
 torch.manual_seed(0)
@@ -52,8 +52,8 @@ train, valid = (DataLoader(TensorDataset(x[half], y[half]), 50, shuffle=True) fo
 model = Net()
 arch_optimizer = ASNG(nas.space_of(model), population_size=4, seed=0)  # numbers are found more surely with more than 2
 adam = torch.optim.Adam(model.parameters(), lr=0.005)
-found = nas.search(model, train, valid, loss, epochs=40, arch_optimizer=arch_optimizer, weight_optimizer=adam)
-print("found:", found.values)
+result = nas.search(model, train, valid, loss_fn, epochs=40, arch_optimizer=arch_optimizer, weight_optimizer=adam)
+print("found:", result.values)
 random = [r2(candidate.values) for candidate in ASNG(nas.space_of(model), seed=1).ask(5)]
 linear = LinearRegression().fit(x[:800], y[:800]).score(x[800:], y[800:])
-print(f"test R2: found {r2(found.values):.3f}, mean of 5 random {sum(random) / 5:.3f}, linear regression {linear:.3f}")
+print(f"test R2: found {r2(result.values):.3f}, mean of 5 random {sum(random) / 5:.3f}, linear regression {linear:.3f}")

@@ -1,4 +1,4 @@
-"""Your own training loop around a search: optimizer, schedule, log and early stop stay yours.
+"""Your own training loop around a search: optimizers, scheduler, log and early stop stay yours.
 
 For scikit-learn's handwritten digits: which operations, how many channels, how deep?
 """
@@ -24,7 +24,7 @@ class Net(nn.Sequential):
         return nn.Sequential(nas.OneOf(name, operations), nas.BatchNorm2d(width), nn.ReLU())
 
 
-def loss(model, rows):
+def loss_fn(model, rows):
     return F.cross_entropy(model(images[rows]), labels[rows])
 
 
@@ -34,7 +34,7 @@ def accuracy(values):
     arch_optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     for rows in torch.cat([torch.randperm(1200) for _ in range(8)]).split(60):
         arch_optimizer.zero_grad()
-        loss(network, rows).backward()
+        loss_fn(network, rows).backward()
         arch_optimizer.step()
     return (network.eval()(images[1200:]).argmax(1) == labels[1200:]).float().mean().item()
 
@@ -46,7 +46,7 @@ model = Net()
 arch_optimizer = ASNG(nas.space_of(model), seed=0)
 weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(weight_optimizer, 60)
-oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, loss, max_grad_norm=5.0)
+oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, loss_fn, max_grad_norm=5.0)
 modes: list[dict] = []  # the most likely architecture after every epoch
 while len(modes) < 60 and (len(modes) < 6 or modes[-6:] != modes[-1:] * 6):  # stop when 6 epochs changed nothing
     halves = torch.randperm(600).split(60), (600 + torch.randperm(600)).split(60)  # to train weights, to judge

@@ -87,7 +87,7 @@ class SearchCommand:
     where: Annotated[DataFlags, Flat] = field(default_factory=DataFlags)
     lists: Annotated[ListFlags, Flat] = field(default_factory=ListFlags)
     small: bool = False
-    """Other defaults, for two cores: smaller network, fewer faces and iterations, higher learning rate, the mask pixel."""
+    """Other defaults, for two cores: smaller network, fewer faces and iterations, higher lr, the mask pixel."""
     out: Path | None = None
     """Folder of the run; runs/inpainting-ENCODING-MASK-METHOD-seedS, or with --small runs/inpainting-small-..."""
 
