@@ -105,7 +105,7 @@ def cross_entropy(model, batch):
 # Searches ------------------------------------------------------------------------------------------
 
 
-def made(model=None, *, population_size=2, seed=3, weight_optimizer=None, loss_fn=cross_entropy, **settings):
+def make_oneshot(model=None, *, population_size=2, seed=3, weight_optimizer=None, loss_fn=cross_entropy, **settings):
     """OneShot on a small model, its weights trained by SGD."""
     model = Net() if model is None else model
     arch_optimizer = ASNG(space_of(model), population_size=population_size, seed=seed)
@@ -113,7 +113,7 @@ def made(model=None, *, population_size=2, seed=3, weight_optimizer=None, loss_f
     return OneShot(model, arch_optimizer, weight_optimizer, loss_fn, **settings)
 
 
-def searched(
+def run_search(
     model=None, train_loader=None, valid_loader=None, loss_fn=cross_entropy, *, epochs=2, progress=False, **settings
 ):
     """Two epochs of search on a small model, unless told otherwise."""

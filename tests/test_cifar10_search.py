@@ -1,4 +1,4 @@
-"""The search on CIFAR-10: what it computes, that it resumes bit-equal, its yardsticks; on a few images of noise."""
+"""The search on CIFAR-10: what it computes, that it resumes bit-equal, its baselines; on a few images of noise."""
 
 import json
 import math
@@ -326,7 +326,7 @@ def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
     assert (fractions[0], fractions[-1], shown[-1][0]) == (0, 1, 1)
 
 
-def test_random_search_stays_inside_of_the_limit_or_says_at_once_that_it_cannot(images):
+def test_random_search_is_feasible_or_says_at_once_that_it_cannot_be(images):
     sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
     job = Cifar10SearchJob(changed(method="uniform", num_random=20, max_params=sizes[10]), *images)
     drawn = job.search_job._draw_feasible()

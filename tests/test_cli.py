@@ -262,7 +262,7 @@ def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
 
 
 @pytest.mark.long
-def test_digits_ends_in_what_was_found_beside_its_yardsticks(tmp_path):
+def test_digits_ends_in_its_result_beside_the_baselines(tmp_path):
     done = run("digits", "search", "--epochs", "1", "--training-epochs", "1", "--out", tmp_path)
     assert (done.code, done.err) == (0, "")
     summary = json.loads((tmp_path / "summary.json").read_text())

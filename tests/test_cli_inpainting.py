@@ -282,7 +282,7 @@ def test_an_architecture_may_come_from_a_file_of_either_encoding_or_from_a_seed(
     assert random_split[1:3] == (random_values(search_space("cat"), 3), Path("runs/inpainting-random-seed3"))
 
 
-def test_yardsticks_beside_a_search_are_of_its_space(asked, searched):
+def test_baselines_beside_a_search_are_of_its_space(asked, searched):
     folder, _ = searched
     space = search_space("int", 3, widths=(2, 4))
     random_split = asked("retrain", folder, "--architecture", "random", "--seed", "5")

@@ -1,4 +1,4 @@
-"""The default job: search, training from scratch and yardsticks, small enough for a test."""
+"""The default job: search, training from scratch and baselines, small enough for a test."""
 
 import json
 

@@ -19,10 +19,10 @@ from searches import (
     batches,
     cross_entropy,
     data,
-    made,
+    make_oneshot,
     outcome,
+    run_search,
     same,
-    searched,
     small_search,
 )
 from torch import nn
@@ -110,7 +110,7 @@ def test_an_architecture_is_warned_of_once():
             raise MemoryError
         return model(x)
 
-    oneshot = made(Switch(3), population_size=4, loss_fn=loss)
+    oneshot = make_oneshot(Switch(3), population_size=4, loss_fn=loss)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(40):
@@ -129,7 +129,7 @@ def test_after_five_steps_in_a_row_in_which_all_fail_there_is_an_error():
             raise torch.OutOfMemoryError
         return model(x)
 
-    oneshot, x = made(Switch(), loss_fn=loss), torch.ones(3)
+    oneshot, x = make_oneshot(Switch(), loss_fn=loss), torch.ones(3)
     for _ in range(8):
         oneshot.step(x, x)
     with pytest.raises(
@@ -146,7 +146,7 @@ def test_a_half_that_always_fails_ends_in_the_error_too(half):
             raise torch.OutOfMemoryError
         return model(x)
 
-    oneshot, x = made(Switch(), loss_fn=loss), torch.ones(3)
+    oneshot, x = make_oneshot(Switch(), loss_fn=loss), torch.ones(3)
     for _ in range(4):
         oneshot.step(x, x)
     with pytest.raises(RuntimeError, match="every candidate of 5 steps in a row"):
@@ -166,7 +166,7 @@ def test_a_search_goes_on_without_what_does_not_fit_and_resumes_to_the_bit(tmp_p
             return cross_entropy(model, batch)
 
         model = Net()
-        return outcome(model, searched(model, batches(20, 1), batches(20, 2), loss, epochs=4, checkpoint=path))
+        return outcome(model, run_search(model, batches(20, 1), batches(20, 2), loss, epochs=4, checkpoint=path))
 
     torch.manual_seed(0)
     expected = run(None)
@@ -270,7 +270,7 @@ def test_an_error_in_loading_is_repeated_to_the_bit(tmp_path, read):
         torch.manual_seed(1)
         model = Net()
         loader = DataLoader(Flaky(when), batch_size=8, shuffle=True)
-        return outcome(model, searched(model, loader, batches(7), checkpoint=path, epochs=3))
+        return outcome(model, run_search(model, loader, batches(7), checkpoint=path, epochs=3))
 
     expected = run(None)
     with pytest.raises(OSError, match="connection reset") as caught:
@@ -282,7 +282,7 @@ def test_an_error_in_loading_is_repeated_to_the_bit(tmp_path, read):
 def test_an_error_in_the_first_step_leaves_no_checkpoint_in_the_way(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(ArithmeticError) as caught:
-        searched(loss_fn=failing_at(1), checkpoint=path)
+        run_search(loss_fn=failing_at(1), checkpoint=path)
     assert not path.exists()
     assert not any("saved" in note for note in caught.value.__notes__)
 
@@ -291,7 +291,7 @@ def test_an_error_right_after_a_save_keeps_what_was_saved(tmp_path):
     path = tmp_path / "checkpoint.pt"
     for _ in range(2):
         with pytest.raises(ArithmeticError):  # in the judging half of the sixth step, the first of an epoch
-            searched(loss_fn=failing_at(23), checkpoint=path)
+            run_search(loss_fn=failing_at(23), checkpoint=path)
         assert checkpoints.load(path)["run"]["records"] == []
         assert not checkpoints.previous_path(path).exists()
         path.unlink()
@@ -313,7 +313,7 @@ def test_an_error_of_the_schedule_keeps_the_steps_of_its_epoch(tmp_path):
         lr_scheduler = Wrong(weight_optimizer, 1)
         return outcome(
             model,
-            searched(model, weight_optimizer=weight_optimizer, lr_scheduler=lr_scheduler, checkpoint=path, epochs=3),
+            run_search(model, weight_optimizer=weight_optimizer, lr_scheduler=lr_scheduler, checkpoint=path, epochs=3),
         )
 
     with pytest.raises(ArithmeticError) as caught:
@@ -333,7 +333,7 @@ def test_a_state_that_cannot_be_saved_does_not_hide_the_error(tmp_path):
         return loss(model, batch)
 
     with pytest.raises(ArithmeticError, match="of the user's") as caught:
-        searched(loss_fn=blocked, checkpoint=path)
+        run_search(loss_fn=blocked, checkpoint=path)
     assert caught.value.__notes__[-1].startswith("the state could not be saved (")
 
 
@@ -347,9 +347,9 @@ def test_memory_that_never_suffices_ends_a_search_that_can_be_continued(tmp_path
         return cross_entropy(model, batch)
 
     with pytest.raises(RuntimeError, match="ran out of memory") as caught:
-        searched(loss_fn=loss, checkpoint=path, epochs=3)
+        run_search(loss_fn=loss, checkpoint=path, epochs=3)
     assert "after step 1; saved in" in caught.value.__notes__[-1]  # steps that failed altogether are done, too
-    assert len(searched(checkpoint=path, epochs=3).history) == 3
+    assert len(run_search(checkpoint=path, epochs=3).history) == 3
 
 
 @ignore_warnings
@@ -358,5 +358,5 @@ def test_memory_that_never_suffices_is_named_also_where_epochs_are_short(tmp_pat
         raise MemoryError
 
     with pytest.raises(RuntimeError, match="every candidate of 5 steps in a row ran out of memory") as caught:
-        searched(train_loader=batches(3, 1), loss_fn=loss, checkpoint=tmp_path / "checkpoint.pt", epochs=3)
+        run_search(train_loader=batches(3, 1), loss_fn=loss, checkpoint=tmp_path / "checkpoint.pt", epochs=3)
     assert "saved in" in caught.value.__notes__[-1]

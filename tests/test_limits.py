@@ -193,7 +193,7 @@ class Point:
 
 
 @pytest.mark.parametrize("kind", [int, Point])
-def test_the_nearest_is_the_newest_with_the_smallest_excess_whatever_its_values_are(kind):
+def test_the_nearest_is_the_newest_with_the_smallest_violation(kind):
     own = Custom(NormalFamily([0.0], [1.0], [0.1], mirrored=True), value=Point)
     net = nn.Sequential(Value("n", Integer(1, 5) if kind is int else own), nn.Linear(1, 1))
     costs = Costs(net, [Limit(lambda model, values: int(values["n"]), 1)])
@@ -204,7 +204,7 @@ def test_the_nearest_is_the_newest_with_the_smallest_excess_whatever_its_values_
     assert costs.nearest() == {"n": values[3]}
 
 
-def test_without_limits_everything_is_inside():
+def test_without_limits_everything_is_feasible():
     costs = Costs(Net(), [])
     assert costs.measure(LARGE) == ()
     assert costs.violation(LARGE) == (0, 0.0)
@@ -224,7 +224,7 @@ def test_an_error_in_a_measure_says_in_which_and_of_which_architecture():
     assert error.value.__notes__ == [f"in Flops of the architecture {SMALL}"]
 
 
-def test_an_infinite_cost_is_infinitely_far_outside():
+def test_an_infinite_cost_is_an_infinite_violation():
     assert Costs(Net(), [Limit(lambda model, values: float("inf"), 1)]).violation(SMALL) == (0, float("inf"))
 
 

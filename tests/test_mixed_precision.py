@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from searches import Net, Switch, cross_entropy, made, pairs
+from searches import Net, Switch, cross_entropy, make_oneshot, pairs
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
@@ -22,8 +22,8 @@ def test_mixed_precision_computes_in_it_and_keeps_weights_in_float(amp_dtype):
     mixed, full = Net(dropout=0), Net(dropout=0)
     full.load_state_dict(mixed.state_dict())
     oneshot, reference = (
-        made(mixed, loss_fn=loss, amp_dtype=amp_dtype, max_grad_norm=1.0),
-        made(full, max_grad_norm=1.0),
+        make_oneshot(mixed, loss_fn=loss, amp_dtype=amp_dtype, max_grad_norm=1.0),
+        make_oneshot(full, max_grad_norm=1.0),
     )
     for train, valid in pairs(3):
         oneshot.step(train, valid)
@@ -37,7 +37,7 @@ def test_mixed_precision_computes_in_it_and_keeps_weights_in_float(amp_dtype):
 
 def test_scaled_gradients_that_overflow_are_skipped_and_the_scale_halved():
     model = Switch()
-    oneshot = made(model, loss_fn=lambda model, x: model(x), amp_dtype=torch.float16)
+    oneshot = make_oneshot(model, loss_fn=lambda model, x: model(x), amp_dtype=torch.float16)
     x = torch.full((3,), 1e37)  # the loss is finite, its scaled gradient is not
     before = copy.deepcopy(model.state_dict())
     oneshot.step(x, x)
@@ -51,7 +51,7 @@ def test_scaled_gradients_that_overflow_are_skipped_and_the_scale_halved():
 @pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16])
 def test_mixed_precision_on_cuda_learns(amp_dtype):
     model = Net(dropout=0).cuda()
-    oneshot = made(
+    oneshot = make_oneshot(
         model,
         loss_fn=lambda model, batch: cross_entropy(model, [part.cuda() for part in batch]),
         amp_dtype=amp_dtype,
@@ -61,7 +61,7 @@ def test_mixed_precision_on_cuda_learns(amp_dtype):
     early, late = (sum(sum(s.train_losses) for s in part) for part in (steps[:20], steps[-20:]))
     assert late < 0.8 * early
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
-    again = made(
+    again = make_oneshot(
         Net(dropout=0).cuda(),
         loss_fn=lambda model, batch: cross_entropy(model, [part.cuda() for part in batch]),
         amp_dtype=amp_dtype,

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from searches import Net, Scripted, Switch, batches, cross_entropy, made, pairs
+from searches import Net, Scripted, Switch, batches, cross_entropy, make_oneshot, pairs
 from torch import nn
 
 from asng import ASNG, SNG, Adam, Categorical
@@ -68,7 +68,7 @@ OPTIMIZERS = {
 def test_steps_equal_the_obvious_version(torch_optimizer, max_grad_norm, population_size):
     fast, slow = Net(dropout=0).double(), Net(dropout=0).double()
     slow.load_state_dict(fast.state_dict())
-    oneshot = made(
+    oneshot = make_oneshot(
         fast,
         population_size=population_size,
         weight_optimizer=torch_optimizer(fast.parameters()),
@@ -135,12 +135,12 @@ def test_parts_that_a_model_keeps_in_evaluation_mode_stay_in_it(mode):
         getattr(model, mode)()
     if mode == "by hand":
         model[0][0].eval()
-    made(model).step(*batches(2))
+    make_oneshot(model).step(*batches(2))
     assert [module.training for module in model[0]] == [False, True]
 
 
 def test_a_step_is_a_frozen_record():
-    step = made().step(*batches(2))
+    step = make_oneshot().step(*batches(2))
     with pytest.raises(dataclasses.FrozenInstanceError):
         step.train_losses = ()
 
@@ -187,7 +187,7 @@ def test_the_gradient_is_the_mean_over_candidates():
 
 def test_clip_norm_bounds_the_mean_gradient():
     model = Switch()
-    oneshot = made(
+    oneshot = make_oneshot(
         model,
         weight_optimizer=torch.optim.SGD(model.parameters(), lr=1.0),
         loss_fn=lambda model, x: model(x),
@@ -211,7 +211,7 @@ def test_the_obvious_better_choice_is_found():
             return self.scale**2 + sum(choice.value for choice in self.choices)
 
     for seed in range(3):
-        oneshot = made(Biased(), seed=seed, loss_fn=lambda model, batch: model())
+        oneshot = make_oneshot(Biased(), seed=seed, loss_fn=lambda model, batch: model())
         for _ in range(400):
             oneshot.step(None, None)
         assert oneshot.arch_optimizer.mode() == {f"v{i}": 0 for i in range(5)}
@@ -223,7 +223,7 @@ def test_the_obvious_better_choice_is_found():
 def test_other_torch_optimizers_step(kind):
     model = Net()
     before = copy.deepcopy(model.head.weight)
-    made(model, weight_optimizer=kind(model.parameters(), lr=0.01)).step(*batches(2))
+    make_oneshot(model, weight_optimizer=kind(model.parameters(), lr=0.01)).step(*batches(2))
     assert not torch.equal(model.head.weight, before)
 
 
@@ -236,7 +236,7 @@ def test_losses_that_are_not_finite_are_worst_and_poison_nothing(bad):
         return model(x) * (bad if model.which.value == 1 else 1.0)
 
     model = Switch()
-    oneshot = made(model, population_size=4, loss_fn=loss, max_grad_norm=1.0)
+    oneshot = make_oneshot(model, population_size=4, loss_fn=loss, max_grad_norm=1.0)
     x = torch.tensor([1e-3, 2e-3, 4e-3])
     for _ in range(60):
         oneshot.step(x, x)
@@ -247,7 +247,7 @@ def test_losses_that_are_not_finite_are_worst_and_poison_nothing(bad):
 
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
     model = Switch()
-    oneshot = made(model, loss_fn=lambda model, x: model(x))
+    oneshot = make_oneshot(model, loss_fn=lambda model, x: model(x))
     x = torch.ones(3)
     oneshot.step(x, x)
     before = copy.deepcopy(model.state_dict())
@@ -261,7 +261,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone():
 
 def test_an_architecture_without_weights_is_fine():
     model = nn.Sequential(OneOf("op", [nn.Identity(), nn.Linear(3, 3)]))
-    oneshot = made(model, loss_fn=lambda model, x: model(x).square().mean())
+    oneshot = make_oneshot(model, loss_fn=lambda model, x: model(x).square().mean())
     for _ in range(20):
         step = oneshot.step(torch.ones(2, 3), torch.ones(2, 3))
         identity = [loss for loss, c in zip(step.valid_losses, step.candidates, strict=True) if c["op"] == 0]
@@ -270,7 +270,7 @@ def test_an_architecture_without_weights_is_fine():
 
 @pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
 def test_a_loss_is_one_number_of_any_shape(shape):
-    step = made(Switch(), loss_fn=lambda model, x: model(x).reshape(shape)).step(torch.ones(3), torch.ones(3))
+    step = make_oneshot(Switch(), loss_fn=lambda model, x: model(x).reshape(shape)).step(torch.ones(3), torch.ones(3))
     assert step.train_losses == (3.0, 3.0)
 
 
@@ -278,7 +278,7 @@ def test_a_loss_of_double_precision_is_told_as_it_is():
     def loss(model, x):
         return model(x).sum().double() * 0 + 1 + 1e-12 * model.which.value
 
-    oneshot = made(Switch(), population_size=4, loss_fn=loss)
+    oneshot = make_oneshot(Switch(), population_size=4, loss_fn=loss)
     for _ in range(30):
         oneshot.step(torch.ones(3), torch.ones(3))
     assert oneshot.arch_optimizer.mode() == {"which": 0}
@@ -289,7 +289,7 @@ def test_a_loss_of_double_precision_is_told_as_it_is():
 
 
 @pytest.mark.parametrize("mask_inactive", [False, True])
-def test_leave_out_tells_what_runs(mask_inactive):
+def test_mask_inactive_tells_what_runs(mask_inactive):
     model = nn.Sequential(Repeat("depth", [OneOf(f"op{i}", [nn.Linear(3, 3), nn.Tanh()]) for i in range(3)]))
     told = []
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from searches import Net, Switch, batches, made
+from searches import Net, Switch, batches, make_oneshot
 
 from asng.nas import Limit, parameters
 
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.usefixtures("same_numbers")
 
 def test_a_loaded_state_goes_on_with_the_same_bits():
     train, valid = batches(16, seed=1), batches(16, seed=2)
-    whole = made(Net(dropout=0), population_size=3)
-    half = made(Net(dropout=0), population_size=3)
+    whole = make_oneshot(Net(dropout=0), population_size=3)
+    half = make_oneshot(Net(dropout=0), population_size=3)
     half.model.load_state_dict(whole.model.state_dict())
     for place in range(8):
         whole.step(train[place], valid[place])
         half.step(train[place], valid[place])
-    resumed = made(Net(dropout=0), population_size=3, seed=99)
+    resumed = make_oneshot(Net(dropout=0), population_size=3, seed=99)
     resumed.load_state_dict(copy.deepcopy(half.state_dict()))
     for place in range(8, 16):
         assert whole.step(train[place], valid[place]) == resumed.step(train[place], valid[place])
@@ -31,18 +31,20 @@ def test_a_loaded_state_goes_on_with_the_same_bits():
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: made(Net(width=9)),
-        lambda: made(Net(depth=4)),
-        lambda: made(Switch()),
-        lambda: made(amp_dtype=torch.float16),
-        lambda: made(limits=[Limit(parameters, 200)]),
+        lambda: make_oneshot(Net(width=9)),
+        lambda: make_oneshot(Net(depth=4)),
+        lambda: make_oneshot(Switch()),
+        lambda: make_oneshot(amp_dtype=torch.float16),
+        lambda: make_oneshot(limits=[Limit(parameters, 200)]),
         lambda: (
-            lambda net: made(net, weight_optimizer=torch.optim.SGD([{"params": [p]} for p in net.parameters()], 0.1))
+            lambda net: make_oneshot(
+                net, weight_optimizer=torch.optim.SGD([{"params": [p]} for p in net.parameters()], 0.1)
+            )
         )(Net()),
     ],
 )
 def test_a_state_of_another_search_changes_nothing(other):
-    oneshot = made()
+    oneshot = make_oneshot()
     oneshot.step(*batches(2))
     mine = copy.deepcopy(oneshot.state_dict())
     foreign = other().state_dict()
@@ -70,7 +72,7 @@ def changes(state, path=()):
 
 
 def test_a_state_of_which_a_part_is_something_else_does_not_fit():
-    oneshot = made()
+    oneshot = make_oneshot()
     oneshot.step(*batches(2))
     whole = oneshot.state_dict()
     messages = []
@@ -82,7 +84,7 @@ def test_a_state_of_which_a_part_is_something_else_does_not_fit():
             part = part[key]
         part[last] = other
         try:
-            made().load_state_dict(state)  # numbers of other types may do
+            make_oneshot().load_state_dict(state)  # numbers of other types may do
         except ValueError as error:
             messages.append(str(error))
     assert len(messages) > 40

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from processes import POINTS, ended, forking, ready, searching, started, waiting
-from searches import Net, batches, cross_entropy, data, outcome, same, searched, small_search
+from searches import Net, batches, cross_entropy, data, outcome, run_search, same, small_search
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
@@ -70,7 +70,7 @@ def test_the_end_of_a_batch_job_saves_as_ctrl_c_does(tmp_path, whole):
 
 def test_ctrl_c_without_a_checkpoint_says_that_nothing_is_saved():
     with pytest.raises(KeyboardInterrupt, match="after step 1; nothing was saved, since no checkpoint was given"):
-        searched(loss_fn=interrupted_at(1))
+        run_search(loss_fn=interrupted_at(1))
 
 
 def test_a_second_ctrl_c_does_not_wait():
@@ -80,12 +80,12 @@ def test_a_second_ctrl_c_does_not_wait():
         raise AssertionError("not reached")
 
     with pytest.raises(KeyboardInterrupt):
-        searched(loss_fn=loss)
+        run_search(loss_fn=loss)
 
 
 def test_a_search_runs_in_a_thread_too():
     results = []
-    thread = threading.Thread(target=lambda: results.append(searched()))
+    thread = threading.Thread(target=lambda: results.append(run_search()))
     thread.start()
     thread.join()
     assert len(results[0].history) == 2
@@ -113,8 +113,8 @@ def test_the_seconds_of_an_epoch_count_from_before_the_pause(tmp_path):
         return cross_entropy(model, batch)
 
     with pytest.raises(KeyboardInterrupt):
-        searched(loss_fn=slow, checkpoint=tmp_path / "c.pt")
-    first = searched(checkpoint=tmp_path / "c.pt").history[0]
+        run_search(loss_fn=slow, checkpoint=tmp_path / "c.pt")
+    first = run_search(checkpoint=tmp_path / "c.pt").history[0]
     assert first["seconds"] > 8 * 0.05
 
 
@@ -148,7 +148,7 @@ def test_augmented_data_go_on_the_same(tmp_path, settings):
         workers = {"num_workers": settings.get("num_workers", 0)}
         train = DataLoader(dataset, batch_size=8, sampler=sampler, shuffle=sampler is None, **workers)
         model = Net()
-        return outcome(model, searched(model, train, DataLoader(dataset, 8), loss_fn, epochs=3, checkpoint=path))
+        return outcome(model, run_search(model, train, DataLoader(dataset, 8), loss_fn, epochs=3, checkpoint=path))
 
     expected = one(None)
     for call in (27, 42):
@@ -163,7 +163,7 @@ def test_a_longer_search_on_a_schedule_of_one_s_own_goes_on(tmp_path):
         model = Net()
         weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         lr_scheduler = StepLR(weight_optimizer, 1)
-        return searched(
+        return run_search(
             model,
             weight_optimizer=weight_optimizer,
             lr_scheduler=lr_scheduler,
@@ -199,14 +199,14 @@ class Stream:
 def test_fewer_batches_than_before_the_pause_are_noticed(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
-        searched(train_loader=Stream(5), checkpoint=path, loss_fn=interrupted_at(16))
+        run_search(train_loader=Stream(5), checkpoint=path, loss_fn=interrupted_at(16))
     with pytest.raises(ValueError, match="train_loader gives only 2 batches, but was at step 4 when it stopped"):
-        searched(train_loader=Stream(2), checkpoint=path)
+        run_search(train_loader=Stream(2), checkpoint=path)
 
 
 def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(checkpoint=path)
+    run_search(checkpoint=path)
     others: dict[str, Any] = {
         "first.options.0.weight is (8, 4) there, absent here": {
             "model": nn.Sequential(OneOf("first", [nn.Sequential(nn.Linear(4, 3)), nn.Linear(4, 3)]))
@@ -230,11 +230,11 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
     }
     for reason, settings in others.items():
         with pytest.raises(ValueError) as error:  # noqa: PT011
-            searched(checkpoint=path, **settings)
+            run_search(checkpoint=path, **settings)
         assert str(error.value).startswith(f"{path} is of another search (")
         assert reason in str(error.value)
         assert "use another path, or delete it to start over" in str(error.value)
-    assert len(searched(checkpoint=path).history) == 2
+    assert len(run_search(checkpoint=path).history) == 2
 
 
 def with_weights(path, make, lr_scheduler=None, **settings):
@@ -242,7 +242,7 @@ def with_weights(path, make, lr_scheduler=None, **settings):
     model = Net()
     weight_optimizer = make(model.parameters())
     lr_scheduler = None if lr_scheduler is None else lr_scheduler(weight_optimizer)
-    return searched(model, weight_optimizer=weight_optimizer, lr_scheduler=lr_scheduler, checkpoint=path, **settings)
+    return run_search(model, weight_optimizer=weight_optimizer, lr_scheduler=lr_scheduler, checkpoint=path, **settings)
 
 
 def test_another_weight_optimizer_or_schedule_is_refused_by_name(tmp_path):
@@ -262,10 +262,10 @@ def test_another_weight_optimizer_or_schedule_is_refused_by_name(tmp_path):
 
 def test_another_limit_is_another_search(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(checkpoint=path, limits=[Limit(parameters, 200)])
+    run_search(checkpoint=path, limits=[Limit(parameters, 200)])
     message = r"limits: \['parameters <= 200\.0'\] there, \['parameters <= 150\.0'\] here"
     with pytest.raises(ValueError, match=message):
-        searched(checkpoint=path, limits=[Limit(parameters, 150)])
+        run_search(checkpoint=path, limits=[Limit(parameters, 150)])
 
 
 def loader(dataset=None, **settings):
@@ -274,7 +274,7 @@ def loader(dataset=None, **settings):
 
 def test_a_loader_of_other_data_is_refused_by_what_differs(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(train_loader=loader(), checkpoint=path)
+    run_search(train_loader=loader(), checkpoint=path)
     for reason, train in (
         ("train_loader.batches: 5 there, 10 here; train_loader.batch_size: 8 there, 4 here", loader(batch_size=4)),
         ("train_loader.sampler: RandomSampler there, SequentialSampler here", loader(shuffle=False)),
@@ -282,7 +282,7 @@ def test_a_loader_of_other_data_is_refused_by_what_differs(tmp_path):
         ("train_loader.dataset: TensorDataset there, Augmented here", loader(Augmented())),
     ):
         with pytest.raises(ValueError, match=re.escape(reason)):
-            searched(train_loader=train, checkpoint=path)
+            run_search(train_loader=train, checkpoint=path)
 
 
 class Longer(torch.utils.data.IterableDataset):
@@ -307,8 +307,8 @@ class Longer(torch.utils.data.IterableDataset):
 def test_data_of_every_kind_are_continued(tmp_path, before, after):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
-        searched(train_loader=before(), checkpoint=path, loss_fn=interrupted_at(5))
-    assert len(searched(train_loader=after(), checkpoint=path).history) == 2
+        run_search(train_loader=before(), checkpoint=path, loss_fn=interrupted_at(5))
+    assert len(run_search(train_loader=after(), checkpoint=path).history) == 2
 
 
 @pytest.mark.parametrize("make", [None, lambda w: OneCycleLR(w, 0.1, total_steps=9), lambda w: StepLR(w, 1, 0.1)])
@@ -325,8 +325,8 @@ def test_the_same_objects_are_continued_as_new_ones_are(tmp_path, make):
     }
     for call in (29, 23):  # after the second epoch has begun, when rates have moved
         with pytest.raises(KeyboardInterrupt):
-            searched(model, epochs=4, loss_fn=interrupted_at(call), **settings)
-    assert len(searched(model, epochs=4, **settings).history) == 4
+            run_search(model, epochs=4, loss_fn=interrupted_at(call), **settings)
+    assert len(run_search(model, epochs=4, **settings).history) == 4
 
 
 def test_other_implementations_of_the_same_weight_optimizer_continue(tmp_path):
@@ -338,25 +338,25 @@ def test_other_implementations_of_the_same_weight_optimizer_continue(tmp_path):
 
 def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(checkpoint=path)
+    run_search(checkpoint=path)
     whole = checkpoints.load(path)
     for state in (whole, whole["run"], whole["run"]["search"]):
         for part in list(state):
             kept = state.pop(part)
             checkpoints.save(path, whole)
             with pytest.raises(ValueError, match=rf"is of another search \(.*it has no '{part}'\); use another path"):
-                searched(checkpoint=path)
+                run_search(checkpoint=path)
             state[part] = kept
 
 
 def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(checkpoint=path)
+    run_search(checkpoint=path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"damaged .*the one before it is .*checkpoint\.previous\.pt: rename it"):
-        searched(checkpoint=path)
+        run_search(checkpoint=path)
     os.replace(checkpoints.previous_path(path), path)
-    assert len(searched(checkpoint=path).history) == 2
+    assert len(run_search(checkpoint=path).history) == 2
 
 
 # One process at a time -----------------------------------------------------------------------------
@@ -386,10 +386,10 @@ def test_a_search_within_a_search_needs_another_checkpoint(tmp_path):
 
     def loss(model, batch):
         with pytest.raises(ValueError, match=f"is in use by process {os.getpid()} on"):
-            searched(checkpoint=path)
+            run_search(checkpoint=path)
         return cross_entropy(model, batch)
 
-    assert len(searched(checkpoint=path, loss_fn=loss, train_loader=batches(1), epochs=1).history) == 1
+    assert len(run_search(checkpoint=path, loss_fn=loss, train_loader=batches(1), epochs=1).history) == 1
 
 
 def test_a_worker_that_outlives_its_killed_search_does_not_lock_it(tmp_path, whole):
@@ -415,7 +415,7 @@ def test_a_search_whose_checkpoint_another_one_took_over_ends(tmp_path):
 
     locks: list[Any] = []
     with pytest.raises(ValueError, match="is in use by process"):
-        searched(checkpoint=path, loss_fn=loss)
+        run_search(checkpoint=path, loss_fn=loss)
     assert not path.exists()
     locks[0].release()
 
@@ -429,21 +429,21 @@ def test_a_search_whose_folder_was_removed_saves_it_anew(tmp_path):
             shutil.rmtree(path.parent)
         return cross_entropy(model, batch)
 
-    searched(checkpoint=path, loss_fn=loss)
+    run_search(checkpoint=path, loss_fn=loss)
     assert os.listdir(path.parent) == ["checkpoint.pt"]
-    assert len(searched(checkpoint=path).history) == 2
+    assert len(run_search(checkpoint=path).history) == 2
 
 
 def test_a_link_to_a_checkpoint_stays_and_both_names_are_one_checkpoint(tmp_path):
     (tmp_path / "far").mkdir()
     link, path = tmp_path / "link.pt", tmp_path / "far" / "checkpoint.pt"
     link.symlink_to(path)
-    searched(checkpoint=link)
+    run_search(checkpoint=link)
     assert link.is_symlink()
     assert sorted(os.listdir(path.parent)) == ["checkpoint.previous.pt", "checkpoint.pt"]
     held = checkpoints.lock(path)
     with pytest.raises(ValueError, match="is in use by process"):
-        searched(checkpoint=link)
+        run_search(checkpoint=link)
     held.release()
 
 

@@ -11,7 +11,7 @@ import sys
 import numpy as np
 import pytest
 import torch
-from searches import Net, batches, cross_entropy, data, outcome, same, searched
+from searches import Net, batches, cross_entropy, data, outcome, run_search, same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -29,7 +29,7 @@ def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
     torch.manual_seed(1)
     model = Net(dropout=0)
     x, y = data(400, 5)
-    result = searched(model, batches(40, 1), batches(40, 2), epochs=12)
+    result = run_search(model, batches(40, 1), batches(40, 2), epochs=12)
     assert isinstance(result, SearchResult)
     assert result.feasible
     assert result.values == result.arch_optimizer.mode()
@@ -45,7 +45,7 @@ def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
 def test_history_holds_the_means_of_the_steps():
     model, other = Net(dropout=0), Net(dropout=0)
     other.load_state_dict(model.state_dict())
-    result = searched(model, epochs=1)
+    result = run_search(model, epochs=1)
     stream = np.random.SeedSequence(0).spawn(1)[0]
     weight_optimizer = torch.optim.SGD(other.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     oneshot = OneShot(other, ASNG(space_of(other), seed=stream), weight_optimizer, cross_entropy, max_grad_norm=5.0)
@@ -90,11 +90,11 @@ def test_the_probability_has_the_same_bits_in_every_process():
 
 
 def test_the_probability_is_that_of_the_network_so_that_what_has_no_effect_does_not_count():
-    made = nested()
-    oneshot = made([0.75, 0.25])
+    make_oneshot = nested()
+    oneshot = make_oneshot([0.75, 0.25])
     outer, inner = (oneshot.arch_optimizer.distribution()[name] for name in ("outer", "inner"))
     draws = [c.values for c in copy.deepcopy(oneshot.arch_optimizer).ask(20_000)]
-    plain, second = top(oneshot)[0], top(made([0.25, 0.75]))[0]
+    plain, second = top(oneshot)[0], top(make_oneshot([0.25, 0.75]))[0]
     assert plain == ({"outer": "plain", "inner": 1}, pytest.approx(outer[0]), True)
     assert plain.probability == pytest.approx(np.mean([v["outer"] == "plain" for v in draws]), abs=0.02)
     assert second.values == {"outer": "nested", "inner": 1}
@@ -131,7 +131,7 @@ def test_the_same_seed_gives_the_same_numbers_whatever_the_global_state():
         model = Net(dropout=0)
         torch.manual_seed(random.randrange(1000))
         loader = DataLoader(TensorDataset(*data(40)), batch_size=8, shuffle=True)
-        results.append(outcome(model, searched(model, loader, loader, seed=seed)) | {"torch": None})
+        results.append(outcome(model, run_search(model, loader, loader, seed=seed)) | {"torch": None})
     assert same(results[0], results[1])
     assert not same(results[0], results[2])
 
@@ -162,7 +162,7 @@ class Generated:
 )
 def test_any_iterable_of_batches_will_do(iterable):
     calls = []
-    result = searched(
+    result = run_search(
         train_loader=iterable, valid_loader=iterable, loss_fn=lambda m, b: calls.append(1) or cross_entropy(m, b)
     )
     assert len(calls) == 2 * 3 * 4
@@ -171,7 +171,7 @@ def test_any_iterable_of_batches_will_do(iterable):
 
 def test_every_batch_of_train_is_used_once_in_every_epoch():
     seen = []
-    searched(
+    run_search(
         train_loader=[("train", i) for i in range(5)],
         valid_loader=[("valid", i) for i in range(9)],
         loss_fn=lambda model, batch: seen.append(batch) or model(torch.ones(1, 4)).mean(),
@@ -186,7 +186,7 @@ def test_the_paper_s_schedule_is_the_default():
     model = Net()
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025)
     weight_optimizer.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
-    searched(model, batches(1), batches(1), weight_optimizer=weight_optimizer, epochs=5)
+    run_search(model, batches(1), batches(1), weight_optimizer=weight_optimizer, epochs=5)
     assert rates == pytest.approx([0.025 * (1 + math.cos(math.pi * epoch / 5)) / 2 for epoch in range(5)])
 
 
@@ -205,7 +205,7 @@ def test_a_given_schedule_is_used(make, expected):
     model = Net()
     weight_optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     weight_optimizer.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
-    searched(
+    run_search(
         model, batches(1), batches(1), weight_optimizer=weight_optimizer, lr_scheduler=make(weight_optimizer), epochs=4
     )
     assert rates == pytest.approx(expected)
@@ -226,11 +226,11 @@ def growing(from_call, factor):
 @pytest.mark.parametrize(("call", "epoch", "first"), [(2, 1, "step"), (20, 2, "epoch"), (44, 3, "epoch")])
 def test_finite_losses_that_explode_are_warned_of(call, epoch, first):
     with pytest.warns(UserWarning, match=rf"of epoch {epoch} is .*e\+.*, after .* in the first {first}; .*lower the l"):
-        assert len(searched(loss_fn=growing(call, 1e6), epochs=3).history) == 3
+        assert len(run_search(loss_fn=growing(call, 1e6), epochs=3).history) == 3
 
 
 def test_losses_that_grow_somewhat_are_not_warned_of():
-    searched(loss_fn=growing(20, 500), epochs=3)
+    run_search(loss_fn=growing(20, 500), epochs=3)
 
 
 # Progress ------------------------------------------------------------------------------------------
@@ -250,7 +250,7 @@ def test_progress_is_shown_on_a_terminal_alone(stream, progress, shown, monkeypa
         monkeypatch.delenv(name, raising=False)
     text = stream()
     monkeypatch.setattr(sys, "stderr", text)
-    searched(progress=progress)
+    run_search(progress=progress)
     assert ("epoch 2/2 step 5 loss" in text.getvalue()) == shown
     assert bool(text.getvalue()) == shown
     assert capsys.readouterr().out == ""

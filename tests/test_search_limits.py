@@ -8,7 +8,7 @@ import math
 
 import pytest
 import torch
-from searches import Net, Scripted, Switch, cross_entropy, made, pairs, searched
+from searches import Net, Scripted, Switch, cross_entropy, make_oneshot, pairs, run_search
 from torch import nn
 
 from asng import ASNG, Categorical, nas
@@ -30,7 +30,7 @@ def test_infeasible_candidates_rank_behind_all_feasible_and_never_run():
         Limit(lambda model, values: values["depth"], 2, "depth"),
         Limit(lambda model, values: 1 + values["first"], 2, "first"),
     ]
-    oneshot = made(population_size=6, loss_fn=loss, limits=limits)
+    oneshot = make_oneshot(population_size=6, loss_fn=loss, limits=limits)
     tell = oneshot.arch_optimizer.tell
     oneshot.arch_optimizer.tell = lambda c, losses, active=None: told.append(list(losses)) or tell(c, losses)
     infeasible = 0
@@ -58,7 +58,7 @@ def test_infeasible_candidates_rank_behind_all_feasible_and_never_run():
     assert infeasible > 5
 
 
-def test_inside_without_a_finite_loss_is_still_before_outside():
+def test_feasible_without_a_finite_loss_ranks_before_infeasible():
     told = []
     model = Switch(3)
     arch_optimizer = Scripted(space_of(model), population_size=4, seed=0)
@@ -77,14 +77,14 @@ def test_inside_without_a_finite_loss_is_still_before_outside():
 
 
 def test_the_weights_are_trained_by_as_many_candidates_as_without_limits():
-    oneshot = made(
+    oneshot = make_oneshot(
         Switch(5), population_size=4, loss_fn=lambda model, x: model(x), limits=[Limit(lambda m, v: 1 + v["which"], 1)]
     )
     for _ in range(5):
         assert len(oneshot.step(torch.ones(3), torch.ones(3)).train_losses) == 4  # others are drawn for those outside
 
 
-def test_touched_weights_rest_in_a_step_that_finds_none_inside():
+def test_touched_weights_rest_in_a_step_without_feasible_candidates():
     model = Switch()
     arch_optimizer = Scripted(space_of(model), seed=0)
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -99,7 +99,7 @@ def test_touched_weights_rest_in_a_step_that_finds_none_inside():
 
 
 def test_best_stays_a_loss_under_limits():
-    oneshot = made(population_size=4, limits=[Limit(lambda model, values: values["depth"], 1)])
+    oneshot = make_oneshot(population_size=4, limits=[Limit(lambda model, values: values["depth"], 1)])
     for train, valid in pairs(10):
         oneshot.step(train, valid)
     assert oneshot.arch_optimizer.best is not None
@@ -107,9 +107,9 @@ def test_best_stays_a_loss_under_limits():
     assert 0 < oneshot.arch_optimizer.best.loss < 10
 
 
-def test_where_none_is_inside_the_weights_stay_and_the_excess_leads_on():
+def test_where_none_is_feasible_weights_stay_and_violations_rank():
     model = Net()
-    oneshot = made(model, limits=[Limit(lambda model, values: 9 + values["depth"] + values["first"], 9)])
+    oneshot = make_oneshot(model, limits=[Limit(lambda model, values: 9 + values["depth"] + values["first"], 9)])
     before = copy.deepcopy(model.state_dict())
     for train, valid in pairs(150):
         step = oneshot.step(train, valid)
@@ -129,16 +129,16 @@ def test_costs_are_measured_once_per_architecture():
         return parameters(model, values)
 
     cost.fingerprint = "as often as it was asked"  # type: ignore[attr-defined]
-    oneshot = made(limits=[Limit(cost, 200)])
+    oneshot = make_oneshot(limits=[Limit(cost, 200)])
     for train, valid in pairs(30):
         oneshot.step(train, valid)
     assert len(measured) == len(set(measured)) <= 9
     state = oneshot.state_dict()
-    again = made(limits=[Limit(cost, 200)])
+    again = make_oneshot(limits=[Limit(cost, 200)])
     again.load_state_dict(state)
     again.is_feasible({"first": 0, "depth": 1})
     assert len(measured) == len(set(measured))  # nor after a pause: a latency would be another
-    again.load_state_dict(made(limits=[Limit(cost, 200)]).state_dict())
+    again.load_state_dict(make_oneshot(limits=[Limit(cost, 200)]).state_dict())
     assert again.costs.known == {}  # exactly what was known there
 
 
@@ -147,7 +147,7 @@ def test_costs_are_measured_once_per_architecture():
 
 def test_the_result_meets_every_limit():
     limits = [Limit(parameters, 150), Limit(lambda model, values: values["depth"], 2, "depth")]
-    result = searched(epochs=6, limits=limits)
+    result = run_search(epochs=6, limits=limits)
     assert result.feasible
     assert sum(p.numel() for p in result.model.parameters()) <= 150
     assert result.values["depth"] <= 2
@@ -213,7 +213,7 @@ def test_where_none_is_feasible_a_warning_says_how_near_it_came(tmp_path):
     smallest = parameters(Net(), {"first": 2, "depth": 1})
     message = rf"no architecture met all limits; the nearest has parameters {smallest} of at most 50\. Raise the limits"
     with pytest.warns(UserWarning, match=message) as caught:
-        result = searched(epochs=8, limits=limits)
+        result = run_search(epochs=8, limits=limits)
     assert caught[0].filename.endswith("search.py")
     assert not result.feasible
     assert result.values == {"first": 2, "depth": 1}

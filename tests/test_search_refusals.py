@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from searches import Net, Switch, batches, cross_entropy, data, made, searched
+from searches import Net, Switch, batches, cross_entropy, data, make_oneshot, run_search
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -49,11 +49,11 @@ def test_parameters_that_weights_does_not_hold_are_named():
     model = Net()
     some = [p for name, p in model.named_parameters() if not name.startswith("head")]
     with pytest.raises(ValueError, match=r"head\.weight, head\.bias; make it with model\.parameters\(\)"):
-        made(model, weight_optimizer=torch.optim.SGD(some, 0.1))
+        make_oneshot(model, weight_optimizer=torch.optim.SGD(some, 0.1))
     with pytest.raises(ValueError, match="and 10 more"):
-        made(model, weight_optimizer=torch.optim.SGD(Net().parameters(), 0.1))
+        make_oneshot(model, weight_optimizer=torch.optim.SGD(Net().parameters(), 0.1))
     model.head.requires_grad_(False)
-    made(model, weight_optimizer=torch.optim.SGD(some, 0.1)).step(*batches(2))
+    make_oneshot(model, weight_optimizer=torch.optim.SGD(some, 0.1)).step(*batches(2))
 
 
 def test_choices_that_are_arrays_are_compared():
@@ -68,7 +68,7 @@ def test_choices_that_are_arrays_are_compared():
 def test_sparse_gradients_are_refused_by_name():
     model = nn.Sequential(nn.Embedding(5, 3, sparse=True), OneOf("op", [nn.Identity(), nn.Tanh()]))
     with pytest.raises(ValueError, match=r"^0 has sparse gradients, .* make it with sparse=False"):
-        made(model)
+        make_oneshot(model)
 
 
 def test_several_optimizers_in_the_place_of_one_are_refused():
@@ -77,15 +77,15 @@ def test_several_optimizers_in_the_place_of_one_are_refused():
     with pytest.raises(
         ValueError, match="weight_optimizer must be one torch optimizer, got a list of 3; give one optimizer sev"
     ):
-        made(model, weight_optimizer=several)
+        make_oneshot(model, weight_optimizer=several)
     with pytest.raises(ValueError, match=r"weight_optimizer must be one torch optimizer, got 0\.1; "):
-        searched(weight_optimizer=0.1)
+        run_search(weight_optimizer=0.1)
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused():
     model = Net()
     with pytest.raises(ValueError, match=r"^LBFGS asks for a closure .*use a torch optimizer that steps without one"):
-        made(model, weight_optimizer=torch.optim.LBFGS(model.parameters()))
+        make_oneshot(model, weight_optimizer=torch.optim.LBFGS(model.parameters()))
 
 
 @pytest.mark.parametrize(
@@ -93,7 +93,7 @@ def test_an_optimizer_that_needs_a_closure_is_refused():
 )
 def test_wrong_settings_are_named(name, value):
     with pytest.raises(ValueError, match=f"{name} must be .*{value}"):
-        made(**{name: value})
+        make_oneshot(**{name: value})
 
 
 # Losses --------------------------------------------------------------------------------------------
@@ -112,20 +112,20 @@ def test_wrong_settings_are_named(name, value):
 )
 def test_a_wrong_loss_is_named(loss, message):
     with pytest.raises(ValueError, match=message):
-        made(Switch(), loss_fn=loss).step(torch.ones(3), torch.ones(3))
+        make_oneshot(Switch(), loss_fn=loss).step(torch.ones(3), torch.ones(3))
 
 
 def test_architectures_may_be_judged_by_whole_numbers():
     def loss(model, x):
         return model(x) if torch.is_grad_enabled() else torch.tensor(model.which.value)
 
-    step = made(Switch(), loss_fn=loss).step(torch.ones(3), torch.ones(3))
+    step = make_oneshot(Switch(), loss_fn=loss).step(torch.ones(3), torch.ones(3))
     assert step.valid_losses == tuple(values["which"] for values in step.candidates)
 
 
 def test_a_batch_of_one_row_is_told_from_a_fault_of_the_architecture():
     with pytest.raises(ValueError, match="Expected more than 1 value per channel when training") as error:
-        made(Net(norm=True)).step(batches(1)[0], batches(1, size=1)[0])
+        make_oneshot(Net(norm=True)).step(batches(1)[0], batches(1, size=1)[0])
     assert "candidates are judged in training mode; leave out a last batch of one row" in error.value.__notes__[-1]
 
 
@@ -134,7 +134,7 @@ def test_an_error_in_the_loss_says_in_which_architecture():
         return model(x)[:, 2 * model.which.value]
 
     with pytest.raises(IndexError) as error:
-        made(Switch(), loss_fn=loss).step(torch.ones(3), torch.ones(3))
+        make_oneshot(Switch(), loss_fn=loss).step(torch.ones(3), torch.ones(3))
     assert error.value.__notes__ in (["in the architecture {'which': 0}"], ["in the architecture {'which': 1}"])
 
 
@@ -143,7 +143,7 @@ def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
     calls = itertools.count()
     message = "all losses of epoch 2 were NaN or infinite; lower the learning rate"
     with pytest.raises(RuntimeError, match=message) as error:
-        searched(
+        run_search(
             loss_fn=lambda model, batch: cross_entropy(model, batch) * (math.nan if next(calls) >= 20 else 1),
             epochs=4,
             checkpoint=path,
@@ -154,7 +154,7 @@ def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
 
 def test_a_folder_is_no_checkpoint(tmp_path):
     with pytest.raises(ValueError, match=r"is a folder; give the path of a file, such as .*search\.pt"):
-        searched(checkpoint=tmp_path)
+        run_search(checkpoint=tmp_path)
 
 
 # search --------------------------------------------------------------------------------------------
@@ -196,11 +196,11 @@ def test_a_folder_is_no_checkpoint(tmp_path):
 )
 def test_wrong_arguments_are_named_with_their_cure(settings, message):
     with pytest.raises(ValueError, match=message):
-        searched(**settings)
+        run_search(**settings)
 
 
 def test_one_epoch_takes_an_iterator():
-    assert len(searched(train_loader=iter(batches(2)), valid_loader=iter(batches(2)), epochs=1).history) == 1
+    assert len(run_search(train_loader=iter(batches(2)), valid_loader=iter(batches(2)), epochs=1).history) == 1
 
 
 def test_a_sampler_that_deals_out_batches_is_refused():
@@ -209,4 +209,4 @@ def test_a_sampler_that_deals_out_batches_is_refused():
     with pytest.raises(
         ValueError, match="train_loader has a DistributedSampler, but all processes need the same batches"
     ):
-        searched(train_loader=loader)
+        run_search(train_loader=loader)

@@ -68,7 +68,7 @@ def test_a_step_reports_mean_losses_at_the_learning_rate_of_a_cosine():
     assert (group["momentum"], group["weight_decay"]) == (0.9, 0.1)
 
 
-def test_under_a_limit_a_step_reports_the_share_inside():
+def test_under_a_limit_a_step_reports_the_feasible_share():
     search = searching(max_params=30)
     records = [search.step(zeros(), zeros(), 0.0) for _ in range(20)]
     assert {record["feasible"] for record in records} <= {0.0, 0.5, 1.0}
@@ -154,7 +154,7 @@ def test_random_search_shows_how_far_its_choice_is():
     assert not any(line for _, _, line in shown[1:])
 
 
-def test_random_search_takes_none_outside_of_the_limit():
+def test_random_search_takes_feasible_ones_only():
     def outside_of_best(model, values):
         return 100 if values["shift"] == 0.0 else 1
 

@@ -299,7 +299,7 @@ def test_between_the_lines_it_shows_where_it_is(tmp_path, monkeypatch):
     assert shown[0].endswith(" images/s")
 
 
-def test_a_glance_at_the_job_is_shown_between_the_lines_and_asked_for_only_then(tmp_path, monkeypatch):
+def test_the_status_of_a_job_is_shown_between_lines_and_asked_then_only(tmp_path, monkeypatch):
     glances, shown = [], []
 
     def glance():

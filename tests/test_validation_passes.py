@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from searches import Net, batches, data, outcome, same, searched
+from searches import Net, batches, data, outcome, run_search, same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -24,7 +24,7 @@ def test_valid_goes_on_across_epochs_and_starts_over_at_its_end(length):
             judged.append(batch)
         return model(torch.ones(1, 4)).mean()
 
-    searched(train_loader=range(TRAIN), valid_loader=range(length), loss_fn=loss, epochs=EPOCHS)
+    run_search(train_loader=range(TRAIN), valid_loader=range(length), loss_fn=loss, epochs=EPOCHS)
     assert judged[::2] == judged[1::2] == [step % length for step in range(TRAIN * EPOCHS)]
 
 
@@ -67,7 +67,7 @@ def observed(kind, length, path=None, stop=None):
 
     model, result = Net(), None
     try:
-        result = outcome(model, searched(model, train, valid, loss, epochs=EPOCHS, checkpoint=path))
+        result = outcome(model, run_search(model, train, valid, loss, epochs=EPOCHS, checkpoint=path))
     except KeyboardInterrupt:
         assert stop is not None
     return result, judged[::2]
@@ -112,5 +112,5 @@ def test_fewer_valid_batches_than_were_used_before_the_pause_are_noticed(tmp_pat
 
 def test_no_worker_of_an_unfinished_pass_stays_behind():
     valid = DataLoader(TensorDataset(*data(40)), batch_size=8, num_workers=1)
-    searched(train_loader=batches(3, 1), valid_loader=valid, epochs=1)  # three of five
+    run_search(train_loader=batches(3, 1), valid_loader=valid, epochs=1)  # three of five
     assert multiprocessing.active_children() == []
