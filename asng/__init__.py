@@ -1,7 +1,7 @@
 """asng: architecture search and mixed optimization by adaptive stochastic natural gradients."""
 
-from asng.asktell import Best, Candidate
-from asng.baselines import SNG, Adam, Uniform
+from asng.asktell import Best, Candidate, Optimizer
+from asng.baselines import SNG, Adam, RandomSearch
 from asng.families import CategoricalFamily, Family, Joint, Normal, NormalFamily
 from asng.optimizer import ASNG, Result, minimize, rank_utilities
 from asng.space import Categorical, Custom, Integer, Real, Variable, family_of
@@ -22,9 +22,10 @@ __all__ = [
     "Joint",
     "Normal",
     "NormalFamily",
+    "Optimizer",
+    "RandomSearch",
     "Real",
     "Result",
-    "Uniform",
     "Variable",
     "family_of",
     "minimize",

@@ -1,7 +1,7 @@
 """Files with one writer: a lock that dies with its process, and writes that replace a file whole or not at all.
 
-Everything that is left behind by a killed process has a name that only asng gives, and is removed by the next
-process that locks the same file or folder.
+Files that a killed process leaves behind have names that only asng gives; the next process that locks the same
+file or folder removes them.
 """
 
 import errno
@@ -20,28 +20,28 @@ from weakref import WeakSet
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.asng-[0-9]+-[0-9a-f]{8}")  # the file it is for, process, random digits
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link may lead to a file that is not asng's
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
-SHOWN = 5  # differences in a message
+MAX_SHOWN = 5  # differences in a message
 
 
 class Lock:
     """The right of one process to write a file or a folder, until the process releases it or dies.
 
-    The lock is flock's on the file `path`, which says who has it and is removed on release; left behind, it is
-    harmless. Forked children do not share it. Where the file system has no locks there is a warning instead, and
-    on Windows nothing. With the lock, the temporary files of killed processes are removed.
+    The lock is `flock` on the file `path`, which names the process and is removed on release; a file left behind is
+    harmless. Forked children do not share it. A file system without locks leads to a warning; on Windows
+    nothing is locked. Taking the lock removes the temporary files of killed processes.
     """
 
     def __init__(self, path: Path, guarded: Path, cure: str, names: Collection[str] = ()) -> None:
-        """Lock `path`; where another process has it, ValueError says who uses `guarded`, and the cure.
+        """Lock `path`; if another process holds the lock, ValueError names it, `guarded` and the cure.
 
-        `names`: of the files in the same folder that are written under this lock; all by default.
+        `names`: the files in the same folder that are written under this lock; all by default.
         """
         self._path, self._guarded, self._cure, self._names = path, guarded, cure, names
         self._file: BinaryIO | None = None
         self._acquire()
 
     def renew(self) -> bool:
-        """Lock again if the file was removed or replaced; returns whether it was. Raises as making a lock does."""
+        """Lock again if the file was removed or replaced; returns whether it was. Raises as `__init__` does."""
         if self._file is None or _is_at(self._file, self._path):
             return False
         self.release()
@@ -51,7 +51,7 @@ class Lock:
     def release(self) -> None:
         """Let others write."""
         if self._file is not None:
-            with self._file as file:  # whoever opened it before it is removed sees that it is gone
+            with self._file as file:  # a process that has opened it already sees that it is removed
                 if _is_at(file, self._path):
                     with suppress(OSError):
                         self._path.unlink()
@@ -66,14 +66,14 @@ class Lock:
         except OSError as error:
             if error.errno not in NOT_WRITABLE:
                 raise
-            if os.access(self._path.parent, os.W_OK):  # elsewhere nobody writes
+            if os.access(self._path.parent, os.W_OK):  # a folder that cannot be written needs no lock
                 self._warn(f"{self._path}: {error.strerror}")
             return
         if locked:
             self._file = file
-            _held.add(self)
+            _locks.add(self)
             file.truncate(0)
-            file.write(_myself().encode())
+            file.write(_describe_process().encode())
             file.flush()
             remove_leftovers(self._path.parent, self._names)
             return
@@ -96,11 +96,11 @@ class Lock:
             self._file = None
 
 
-_held: WeakSet[Lock] = WeakSet()
+_locks: WeakSet[Lock] = WeakSet()
 
 
 def _forget_all() -> None:
-    for lock in list(_held):
+    for lock in list(_locks):
         lock._forget()
 
 
@@ -109,7 +109,7 @@ if hasattr(os, "register_at_fork"):  # a child that outlives its parent would ke
 
 
 @contextmanager
-def replacing(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
+def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
     """Give a file to write, which replaces `path` at the end; after an error `path` is as before.
 
     At every moment a whole file is at `path`, if there was one, also when the process is killed. `keep`: the name
@@ -123,7 +123,7 @@ def replacing(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
             file.flush()
             os.fsync(file.fileno())
             if keep is not None and path.exists():
-                _keep(path, keep)
+                _link_or_copy(path, keep)
             if os.name != "posix":  # Windows renames no open file; elsewhere its lock protects it to the end
                 file.close()
             os.replace(temporary, path)
@@ -145,26 +145,26 @@ def remove_leftovers(folder: Path, names: Collection[str] = ()) -> None:
                         path.unlink()
 
 
-def differences(there: Any, here: Mapping[str, Any]) -> str:
-    """What differs between the settings that a file holds and those of this process; empty if nothing does.
+def differences(saved: Any, current: Mapping[str, Any]) -> str:
+    """The differences between saved settings and current ones, as text; empty if there are none.
 
     >>> differences({"seed": 1, "data": {"images": 5}}, {"seed": 1, "data": {"images": 7}, "rate": 0.1})
     'data.images: 5 there, 7 here; rate: None there, 0.1 here'
     """
-    if not isinstance(there, Mapping):
-        return f"{there!r} is there instead of its settings"
-    found = list(_differences(there, here))
-    more = [f"and {len(found) - SHOWN} more"] if len(found) > SHOWN else []
-    return "; ".join(found[:SHOWN] + more)
+    if not isinstance(saved, Mapping):
+        return f"{saved!r} is there instead of its settings"
+    found = list(_differences(saved, current))
+    more = [f"and {len(found) - MAX_SHOWN} more"] if len(found) > MAX_SHOWN else []
+    return "; ".join(found[:MAX_SHOWN] + more)
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any], within: str = "") -> Iterator[str]:
-    for name in {**there, **here}:
-        one, other = there.get(name), here.get(name)
+def _differences(saved: Mapping[str, Any], current: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for name in {**saved, **current}:
+        one, other = saved.get(name), current.get(name)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
-            yield from _differences(one, other, f"{within}{name}.")
+            yield from _differences(one, other, f"{prefix}{name}.")
         elif one != other:
-            yield f"{within}{name}: {one} there, {other} here"
+            yield f"{prefix}{name}: {one} there, {other} here"
 
 
 def _temporary(path: Path) -> Path:
@@ -206,28 +206,28 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return False
 
 
-def _myself() -> str:
+def _describe_process() -> str:
     return f"process {os.getpid()} on {os.uname().nodename} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
 
 def _holder(path: Path) -> str:
-    """Who has a lock, as its file says."""
+    """The process that holds a lock, as its file names it."""
     try:
-        said = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
         return "another process"
-    return said if said.isprintable() and 0 < len(said) < 400 else "another process"
+    return text if text.isprintable() and 0 < len(text) < 400 else "another process"
 
 
-def _keep(path: Path, kept: Path) -> None:
-    """Give a file a second name, in place of whatever has that name."""
-    spare = _temporary(kept)
+def _link_or_copy(path: Path, target: Path) -> None:
+    """Give a file a second name, replacing the file that has that name."""
+    spare = _temporary(target)
     try:
         try:
             os.link(path, spare)
         except OSError:  # not every file system has links
             shutil.copyfile(path, spare)
-        os.replace(spare, kept)
+        os.replace(spare, target)
     finally:
         spare.unlink(missing_ok=True)  # where both names are the same file already, the rename did nothing
 

@@ -1,4 +1,4 @@
-"""The state of an optimizer between saving and loading: plain values in, checked arrays out."""
+"""Loading an optimizer's state: JSON values in, checked arrays out."""
 
 import math
 from collections.abc import Mapping
@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from asng.checks import real, reals
+from asng.checks import as_float, as_float_array
 
 FLOAT64 = np.dtype(np.float64)
 
 
 def is_finite(part: Any, shape: tuple[int, ...]) -> bool:
-    """Whether a part of a state is a finite float, or an array of them in this shape."""
+    """True if a part of a state is a finite float, or an array of finite floats of this shape."""
     if type(part) is float:
         return not shape and math.isfinite(part)
     if not isinstance(part, np.ndarray) or part.dtype != FLOAT64 or part.shape != shape:
@@ -21,31 +21,31 @@ def is_finite(part: Any, shape: tuple[int, ...]) -> bool:
 
 
 def check_finite(state: Any, before: Any) -> None:
-    """Raise ValueError where a family of the user's own spoiled an update."""
+    """Raise ValueError if a user's family returned something that is not finite."""
     for name, part, old in zip(state._fields, state, before, strict=True):
         if not is_finite(part, getattr(old, "shape", ())):
             raise ValueError(
-                f"nothing is learnt: {name} would be {part}, and has to be {np.size(old)} finite numbers of float64; "
+                f"nothing is learned: {name} would be {part}, and has to be {np.size(old)} finite numbers of float64; "
                 "see what statistics, whiten and project of your own family return"
             )
 
 
-def read_state(state: Any, mine: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
-    """State, generator and best of a saved dict, checked against `mine`, the one saved from here."""
-    if not isinstance(state, Mapping) or set(state) != set(mine):
-        raise ValueError(f"a state holds {', '.join(mine)}; this is not one: {str(state)[:80]}")
+def read_state(state: Any, expected: dict[str, Any], current: Any) -> tuple[Any, np.random.Generator, Any]:
+    """State, generator and best of a saved dict, checked against `expected`, the dict saved from here."""
+    if not isinstance(state, Mapping) or set(state) != set(expected):
+        raise ValueError(f"a state holds {', '.join(expected)}; this is not one: {str(state)[:80]}")
     for what in ("space", "settings"):
-        if not _equal(state[what], mine[what]):
+        if not _equal(state[what], expected[what]):
             raise ValueError(
-                f"the state is of an optimizer with another {what} ({_difference(state[what], mine[what])}); "
+                f"the state is of an optimizer with another {what} ({_difference(state[what], expected[what])}); "
                 "make this one in the same way before loading"
             )
     try:
-        arrays = {name: reals(state["state"][name]) for name in current._fields}
+        arrays = {name: as_float_array(state["state"][name]) for name in current._fields}
         generator = np.random.Generator(np.random.PCG64())
         generator.bit_generator.state = state["generator"]
         saved = state["best"]
-        best = None if saved is None else (saved["x"], real(saved["loss"], "the loss of its best"))
+        best = None if saved is None else (saved["x"], as_float(saved["loss"], "the loss of its best"))
     except Exception as error:  # anything may stand where dicts and numbers belong
         raise ValueError(f"the state is damaged: {error!r}") from None
     # Its increment is odd, and NumPy cuts off what is too much.
@@ -66,11 +66,11 @@ def _equal(first: Any, second: Any) -> bool:
         return False
 
 
-def _difference(there: Any, here: Any) -> str:
-    """What differs first between two lists of pairs or two dicts."""
+def _difference(saved: Any, expected: Any) -> str:
+    """The first difference between two lists of pairs or two dicts."""
     try:
-        there, here = dict(there), dict(here)
-        name = next(name for name in {**here, **there} if there.get(name) != here.get(name))
-        return f"{name}: {there.get(name)} there, {here.get(name)} here"
+        saved, expected = dict(saved), dict(expected)
+        name = next(name for name in {**expected, **saved} if saved.get(name) != expected.get(name))
+        return f"{name}: {saved.get(name)} there, {expected.get(name)} here"
     except Exception:
         return "in another order or damaged"

@@ -1,6 +1,6 @@
-"""Ask and tell: drawing candidates, checking what comes back, keeping and restoring the state.
+"""Ask and tell: draw candidates, check losses, save and restore the state.
 
-A method derives from `AskTell` and adds its state and its update; nothing is overridden.
+A method derives from `Optimizer` and adds its state and its update; nothing is overridden.
 """
 
 import math
@@ -15,14 +15,14 @@ import numpy as np
 
 from asng._decoding import Space
 from asng._state import FLOAT64, check_finite, is_finite, read_state
-from asng.checks import count, flag, floats, reals
+from asng.checks import as_float_array, as_losses, check_bool, check_int
 from asng.families import Family
 from asng.ragged import Array
 from asng.space import Variable, family_of
 
 Seed = int | np.random.SeedSequence | None
-LARGEST_STEP = 1e6  # a radius of 1 is already large
-MOST_UPDATES = 1e15  # of one run: thirty years of one in a microsecond
+MAX_STEP_SIZE = 1e6  # a radius of 1 is already large
+MAX_UPDATES = 1e15  # of one run: thirty years of one in a microsecond
 
 
 @dataclass(slots=True, eq=False)
@@ -40,10 +40,10 @@ class Best(NamedTuple):
     loss: float
 
 
-class AskTell(ABC):
-    """What ASNG and its baselines share: drawing, checking, bookkeeping.
+class Optimizer(ABC):
+    """Base class of ASNG and its baselines: ask, tell, state.
 
-    A method says with which state it begins, a tuple of arrays of which the first is theta, and how it updates it.
+    A subclass defines its initial state, a tuple of arrays that starts with theta, and the update.
     """
 
     _state: Any
@@ -52,22 +52,22 @@ class AskTell(ABC):
         self,
         space: Mapping[str, Variable],
         *,
-        samples: int = 2,
+        population_size: int = 2,
         mirrored: bool = True,
         initial: Mapping[str, Any] | None = None,
         seed: Seed = None,
     ) -> None:
         self._space = Space(space)
         self._family = family_of(space, mirrored=mirrored)
-        self._foreign = any(isinstance(part, Family) for part in self._space.marginals)  # a user's own
-        self._samples = count(samples, "samples", least=2)
-        self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": flag(mirrored, "mirrored")}
+        self._has_custom_family = any(isinstance(part, Family) for part in self._space.marginals)  # a user's own
+        self._population_size = check_int(population_size, "population_size", min=2)
+        self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": check_bool(mirrored, "mirrored")}
         self._generator = _generator(seed)
-        self.seed = seed if isinstance(seed, int) else None  # what it was made with, where that is one number
+        self.seed = seed if isinstance(seed, int) else None  # None if it was not a single number
         self._best: tuple[Array, float] | None = None
-        self._state = self._begin(self._theta_of({} if initial is None else initial))
+        self._state = self._initial_state(self._initial_theta({} if initial is None else initial))
 
-    def _theta_of(self, initial: Mapping[str, Any]) -> Array:
+    def _initial_theta(self, initial: Mapping[str, Any]) -> Array:
         parameters = self._family.describe(self._family.initial())
         if not isinstance(initial, Mapping):
             raise ValueError(f"initial must be a dict of names and priors, got {initial!r}")
@@ -82,14 +82,14 @@ class AskTell(ABC):
         theta = self._family.project(self._family.encode(parameters))
         if not is_finite(theta, (self._family.size,)):
             raise ValueError(f"initial leads to the impossible parameters {theta}; got {dict(initial)}")
-        self._warn_where_bounded(initial, parameters, self._family.describe(theta))
+        self._warn_if_projected(initial, parameters, self._family.describe(theta))
         return theta
 
-    def _warn_where_bounded(self, initial: Mapping[str, Any], given: list[Any], used: list[Any]) -> None:
-        """Warn of priors that the projection changed, but not of what `distribution` returned, rounding aside."""
+    def _warn_if_projected(self, initial: Mapping[str, Any], given: list[Any], used: list[Any]) -> None:
+        """Warn of priors that the projection changed by more than rounding."""
         rows = zip(self._space.names, self._space.variables, given, used, strict=True)
         for name, variable, before, after in rows:
-            first, second = reals(before), reals(after)
+            first, second = as_float_array(before), as_float_array(after)
             if name not in initial or first is None or second is None or first.shape != second.shape:
                 continue  # not given, or parameters of the user's own family that are no numbers
             if not np.allclose(first, second, rtol=1e-3, atol=1e-3):  # less is rounding, or hardly noticed
@@ -101,20 +101,22 @@ class AskTell(ABC):
                 )
 
     @abstractmethod
-    def _begin(self, theta: Array) -> Any:
+    def _initial_state(self, theta: Array) -> Any:
         """The state before the first update."""
 
     @abstractmethod
-    def _impossible(self, state: Any) -> str | None:
-        """The name of a part of a loaded state, besides theta, that no run of this method leads to."""
+    def _invalid_part(self, state: Any) -> str | None:
+        """Return the name of the part of a loaded state, besides theta, that no run can have, or None."""
 
     @abstractmethod
     def _update(self, x: Array, losses: list[float], active: Array | None) -> Any:
-        """The state after learning from draws x (lambda, variables), their losses, and which variables count."""
+        """The state after an update from draws x (lambda, variables), their losses and the mask of active variables."""
 
     def ask(self, n: int | None = None) -> list[Candidate]:
-        """Draw n candidates (by default `samples`); as often as wanted, nothing is left pending."""
-        x = self._family.sample(self._state[0], self._samples if n is None else count(n, "n", least=1), self._generator)
+        """Draw n candidates (by default `population_size`). Asking is free: nothing is pending afterwards."""
+        x = self._family.sample(
+            self._state[0], self._population_size if n is None else check_int(n, "n", min=1), self._generator
+        )
         x.setflags(write=False)
         return list(map(Candidate, self._space.decode(x), x))
 
@@ -128,69 +130,69 @@ class AskTell(ABC):
         """Learn from two or more candidates of any earlier ask; lower losses are better.
 
         Losses that are not finite, minus infinity too, count as worst. `active` names, per candidate,
-        the variables that had an effect on its loss; the others are left out of what is learnt from
+        the variables that had an effect on its loss; the others are left out of what is learned from
         it. By default all count, as in the paper.
         """
         try:
-            told = candidates if type(candidates) is list else list(candidates)
+            asked = candidates if type(candidates) is list else list(candidates)
         except TypeError:
             raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidates!r}") from None
-        n = len(told)
-        numbers = floats(losses, n)
+        n = len(asked)
+        numbers = as_losses(losses, n)
         if n < 2:
             raise ValueError(f"got {n} candidates; a ranking needs at least two, so ask for more before telling")
-        x = self._draws(told)
+        x = self._draws(asked)
         mask = None if active is None else self._mask(active, n)
         try:
             state = self._update(x, numbers, mask)
         except ValueError:
-            for candidate in told:
+            for candidate in asked:
                 self._draw(candidate)  # names the one at fault
             raise
-        if self._foreign:
+        if self._has_custom_family:
             check_finite(state, self._state)
         self._state = state
         lowest = min(numbers)
         if lowest < math.inf and (self._best is None or lowest < self._best[1]):
             self._best = (x[numbers.index(lowest)].copy(), lowest)
 
-    def _draws(self, told: list[Candidate]) -> Array:
-        """Raw draws (n, variables) of candidates; whether they can have been drawn, their statistics tell."""
+    def _draws(self, asked: list[Candidate]) -> Array:
+        """Raw draws (n, variables) of candidates; `statistics` checks that they are possible."""
         try:
-            x = np.array([candidate.x for candidate in told])
+            x = np.array([candidate.x for candidate in asked])
         except Exception:  # no candidates, rows of several lengths, or no numbers
             x = np.empty(0)
-        usable = x.dtype is FLOAT64 and x.shape == (len(told), self._family.variables)
-        if usable and (not self._foreign or np.vdot(x, x) < math.inf):
+        usable = x.dtype is FLOAT64 and x.shape == (len(asked), self._family.variables)
+        if usable and (not self._has_custom_family or np.vdot(x, x) < math.inf):
             return x
-        return np.array([self._draw(candidate) for candidate in told])
+        return np.array([self._draw(candidate) for candidate in asked])
 
     def _draw(self, candidate: Candidate) -> Array:
         """The raw draw of one candidate, or a ValueError that says what is wrong with it."""
         if not hasattr(candidate, "x"):
             raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidate!r} in it")
-        x = self._point(candidate.x)
+        x = self._as_draw(candidate.x)
         if x is None:
             raise ValueError(
-                f"a candidate with {self._fault(candidate.x)} is no point of this space; "
+                f"a candidate with {self._describe_fault(candidate.x)} is no point of this space; "
                 "tell candidates that this optimizer's ask returned"
             )
         return x
 
-    def _fault(self, x: Any) -> str:
-        """The number that cannot have been drawn, with the name of its variable."""
-        row, possible = reals(x), self._family.mode(self.theta)
+    def _describe_fault(self, x: Any) -> str:
+        """Describe the number that cannot have been drawn, with the name of its variable."""
+        row, possible = as_float_array(x), self._family.mode(self.theta)
         if row is not None and row.shape == possible.shape:
             for index, name in enumerate(self._space.names):
                 point = possible.copy()
                 point[index] = row[index]
-                if self._point(point) is None:
+                if self._as_draw(point) is None:
                     return f"x = {row[index]} for {name!r}"
         return f"x = {' '.join(repr(x).split())}, where {len(possible)} numbers belong,"
 
-    def _point(self, x: Any) -> Array | None:
-        """A row of numbers as float64, or None where it cannot have been drawn."""
-        row = reals(x)
+    def _as_draw(self, x: Any) -> Array | None:
+        """A row of numbers as float64, or None if it cannot have been drawn."""
+        row = as_float_array(x)
         if row is None or row.shape != (self._family.variables,) or not np.isfinite(row).all():
             return None
         try:
@@ -200,20 +202,22 @@ class AskTell(ABC):
         return row
 
     def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
-        """Which variables count in which of n candidates, 0 or 1 (n, variables)."""
+        """Mask (n, variables) of active variables, 0 or 1."""
         try:
-            every = list(islice(active, n + 1))
+            name_sets = list(islice(active, n + 1))
         except TypeError:  # not iterable
-            every = []
-        if len(every) != n or any(isinstance(names, str) or not isinstance(names, Collection) for names in every):
+            name_sets = []
+        if len(name_sets) != n or any(
+            isinstance(names, str) or not isinstance(names, Collection) for names in name_sets
+        ):
             raise ValueError(f"active holds a set of names for each of the {n} candidates, got {active!r}")
-        for names in every:
+        for names in name_sets:
             unknown = [name for name in names if not isinstance(name, str) or name not in self._space.names]
             if unknown:
                 raise ValueError(
                     f"active names {unknown[0]!r}, which is not in the space: {', '.join(self._space.names)}"
                 )
-        return np.array([[name in names for name in self._space.names] for names in every], dtype=float)
+        return np.array([[name in names for name in self._space.names] for names in name_sets], dtype=float)
 
     @property
     def space(self) -> dict[str, Variable]:
@@ -233,22 +237,22 @@ class AskTell(ABC):
         return Best(self._space.decode(x[None])[0], loss)
 
     def distribution(self) -> dict[str, Any]:
-        """Per variable: the probabilities of its choices, or Normal(mean, std); fit for `initial`."""
+        """Per variable: the probabilities of its choices, or Normal(mean, std); can be passed as `initial`."""
         rows = zip(self._space.names, self._space.variables, self._family.describe(self.theta), strict=True)
         return {name: variable.to_external(parameters) for name, variable, parameters in rows}
 
     @property
     def theta(self) -> Array:
         """The parameters of the distribution (size,), read-only."""
-        return read_only(self._state[0])
+        return read_only_view(self._state[0])
 
     @property
     def generator_state(self) -> dict[str, Any]:
-        """The part of `state_dict()` that `ask` changes, at a small part of its cost."""
+        """The part of `state_dict()` that `ask` changes: the RNG state; much cheaper than all of it."""
         return dict(self._generator.bit_generator.state)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later asks and tells depend on but `samples`, as plain values that JSON can hold."""
+        """All that later asks and tells depend on, except `population_size`, as JSON-safe values."""
         best = None if self._best is None else {"x": self._best[0].tolist(), "loss": self._best[1]}
         return {
             "space": self._space.describe(),
@@ -259,15 +263,15 @@ class AskTell(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`, bit for bit; raises ValueError, changing nothing, if it is another's."""
+        """Continue from `state_dict()`, bit for bit; raises ValueError, changing nothing, if it does not fit."""
         new, generator, best = read_state(state, self.state_dict(), self._state)
         with np.errstate(all="ignore"):
             allowed = np.allclose(self._family.project(new.theta), new.theta, rtol=1e-9, atol=0)
-            wrong = self._impossible(new) if allowed else "theta"
+            wrong = self._invalid_part(new) if allowed else "theta"
         if wrong is not None:
-            raise ValueError(f"the state is damaged: no run leads to its {wrong}, {getattr(new, wrong)}")
+            raise ValueError(f"the state is damaged: its {wrong} is invalid, {getattr(new, wrong)}")
         if best is not None:
-            x, loss = self._point(best[0]), best[1]
+            x, loss = self._as_draw(best[0]), best[1]
             if x is None or not math.isfinite(loss):
                 raise ValueError(f"the state is damaged: its best, {state['best']}, is no point of the space")
             best = (x, loss)
@@ -278,10 +282,10 @@ def _generator(seed: Seed) -> np.random.Generator:
     try:
         return np.random.Generator(np.random.PCG64(seed))
     except (TypeError, ValueError):
-        raise ValueError(f"seed must be a whole number >= 0, a SeedSequence or None, got {seed!r}") from None
+        raise ValueError(f"seed must be an integer >= 0, a SeedSequence or None, got {seed!r}") from None
 
 
-def read_only(array: Array) -> Array:
+def read_only_view(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view

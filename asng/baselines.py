@@ -5,33 +5,33 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import LARGEST_STEP, MOST_UPDATES, AskTell, Seed
-from asng.checks import positive
+from asng.asktell import MAX_STEP_SIZE, MAX_UPDATES, Optimizer, Seed
+from asng.checks import check_float
 from asng.families import Family
-from asng.optimizer import Losses, moved, natural_gradient
+from asng.optimizer import Losses, natural_gradient, projected_step
 from asng.ragged import Array
 from asng.space import Variable
 
 MOMENT1, MOMENT2 = 0.9, 0.999  # Adam's usual
-LARGEST_SECOND = 1e150  # no variance of a statistic is as large, and there is room in float64 to go on from it
+MAX_SECOND_MOMENT = 1e150  # far above any variance of a statistic, far below the limit of float64
 
 
-class PlainState(NamedTuple):
-    """SNG remembers theta alone."""
+class SNGState(NamedTuple):
+    """State of SNG: theta alone."""
 
     theta: Array
 
 
-def plain_update(
-    family: Family, state: PlainState, x: Array, losses: Losses, active: Array | None = None, *, delta: Any
-) -> PlainState:
+def sng_update(
+    family: Family, state: SNGState, x: Array, losses: Losses, active: Array | None = None, *, delta: Any
+) -> SNGState:
     """Equation 10 with a constant radius: theta <- Proj(theta + delta G / |v|)."""
-    gradient, _, scale = natural_gradient(family, state.theta, x, losses, active)
-    return PlainState(moved(family, state.theta, gradient * (delta * scale), scale))
+    gradient, _, inv_norm = natural_gradient(family, state.theta, x, losses, active)
+    return SNGState(projected_step(family, state.theta, gradient * (delta * inv_norm), inv_norm))
 
 
 class AdamState(NamedTuple):
-    """Theta and the moments of Adam, with the number of updates behind them."""
+    """State of Adam: theta, first and second moments, number of updates."""
 
     theta: Array
     first: Array
@@ -39,7 +39,7 @@ class AdamState(NamedTuple):
     updates: Any  # a float, or (..., 1)
 
 
-def adam_start(theta: Array) -> AdamState:
+def adam_init(theta: Array) -> AdamState:
     """The state before the first update."""
     updates = np.zeros_like(theta[..., :1]) if theta.ndim > 1 else 0.0
     return AdamState(theta, np.zeros_like(theta), np.zeros_like(theta), updates)
@@ -52,56 +52,56 @@ def adam_update(
     losses: Losses,
     active: Array | None = None,
     *,
-    rate: Any,
+    lr: Any,
 ) -> AdamState:
-    """Adam with the normalised natural gradient as its gradient (section 3.1), on all entries of theta."""
-    gradient, _, scale = natural_gradient(family, state.theta, x, losses, active)
-    step, learns = gradient * scale, scale > 0
+    """Adam with the normalized natural gradient as its gradient (section 3.1), on all entries of theta."""
+    gradient, _, inv_norm = natural_gradient(family, state.theta, x, losses, active)
+    step, learns = gradient * inv_norm, inv_norm > 0
     updates = state.updates + learns
     first = np.where(learns, MOMENT1 * state.first + (1 - MOMENT1) * step, state.first)
     second = np.where(learns, MOMENT2 * state.second + (1 - MOMENT2) * step * step, state.second)
     started = np.maximum(updates, 1)
     unbiased = first / (1 - MOMENT1**started), second / (1 - MOMENT2**started)
-    change = rate * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-8)
-    return AdamState(moved(family, state.theta, change, scale), first, second, updates)
+    change = lr * unbiased[0] / (np.sqrt(unbiased[1]) + 1e-8)
+    return AdamState(projected_step(family, state.theta, change, inv_norm), first, second, updates)
 
 
 def _step_size(given: float | None, name: str, family: Family) -> float:
-    """The user's, or 1/n_theta."""
-    return positive(1 / max(family.dimension, 1) if given is None else given, name, most=LARGEST_STEP)
+    """The given step size, or 1/n_theta."""
+    return check_float(1 / max(family.dimension, 1) if given is None else given, name, max=MAX_STEP_SIZE)
 
 
-class SNG(AskTell):
+class SNG(Optimizer):
     """Stochastic natural gradient with a constant trust-region radius `delta`, by default 1/n_theta."""
 
-    _state: PlainState
+    _state: SNGState
 
     def __init__(
         self,
         space: Mapping[str, Variable],
         *,
         delta: float | None = None,
-        samples: int = 2,
+        population_size: int = 2,
         mirrored: bool = True,
         initial: Mapping[str, Any] | None = None,
         seed: Seed = None,
     ) -> None:
-        super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
+        super().__init__(space, population_size=population_size, mirrored=mirrored, initial=initial, seed=seed)
         self._delta = _step_size(delta, "delta", self._family)
         self._settings |= {"delta": self._delta}
 
-    def _begin(self, theta: Array) -> PlainState:
-        return PlainState(theta)
+    def _initial_state(self, theta: Array) -> SNGState:
+        return SNGState(theta)
 
-    def _impossible(self, state: PlainState) -> None:
-        return None  # theta is all there is
+    def _invalid_part(self, state: SNGState) -> None:
+        return None  # theta is the whole state
 
-    def _update(self, x: Array, losses: list[float], active: Array | None) -> PlainState:
-        return plain_update(self._family, self._state, x, losses, active, delta=self._delta)
+    def _update(self, x: Array, losses: list[float], active: Array | None) -> SNGState:
+        return sng_update(self._family, self._state, x, losses, active, delta=self._delta)
 
 
-class Adam(AskTell):
-    """Adam on theta with step size `rate`, by default 1/n_theta, and the usual moments."""
+class Adam(Optimizer):
+    """Adam on theta with step size `lr`, by default 1/n_theta, and the usual moments."""
 
     _state: AdamState
 
@@ -109,23 +109,23 @@ class Adam(AskTell):
         self,
         space: Mapping[str, Variable],
         *,
-        rate: float | None = None,
-        samples: int = 2,
+        lr: float | None = None,
+        population_size: int = 2,
         mirrored: bool = True,
         initial: Mapping[str, Any] | None = None,
         seed: Seed = None,
     ) -> None:
-        super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
-        self._rate = _step_size(rate, "rate", self._family)
-        self._settings |= {"rate": self._rate}
+        super().__init__(space, population_size=population_size, mirrored=mirrored, initial=initial, seed=seed)
+        self._lr = _step_size(lr, "lr", self._family)
+        self._settings |= {"lr": self._lr}
 
-    def _begin(self, theta: Array) -> AdamState:
-        return adam_start(theta)
+    def _initial_state(self, theta: Array) -> AdamState:
+        return adam_init(theta)
 
-    def _impossible(self, state: AdamState) -> str | None:
-        if not (0 <= state.updates <= MOST_UPDATES and state.updates.is_integer()):
+    def _invalid_part(self, state: AdamState) -> str | None:
+        if not (0 <= state.updates <= MAX_UPDATES and state.updates.is_integer()):
             return "updates"
-        largest = LARGEST_SECOND * (1 - MOMENT2**state.updates)
+        largest = MAX_SECOND_MOMENT * (1 - MOMENT2**state.updates)
         if not ((state.second >= 0) & (state.second <= largest)).all():
             return "second"
         # Cauchy-Schwarz: the squared weights of the first moment, each over that of the second, sum to this.
@@ -135,20 +135,20 @@ class Adam(AskTell):
         return None if (np.abs(state.first) <= allowed).all() else "first"
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> AdamState:
-        return adam_update(self._family, self._state, x, losses, active, rate=self._rate)
+        return adam_update(self._family, self._state, x, losses, active, lr=self._lr)
 
 
-class Uniform(AskTell):
-    """Random search: draws from the distribution it begins with, uniform by default, and never moves it."""
+class RandomSearch(Optimizer):
+    """Random search: draws from the initial distribution, uniform by default, which never moves."""
 
-    _state: PlainState
+    _state: SNGState
 
-    def _begin(self, theta: Array) -> PlainState:
-        return PlainState(theta)
+    def _initial_state(self, theta: Array) -> SNGState:
+        return SNGState(theta)
 
-    def _impossible(self, state: PlainState) -> None:
-        return None  # theta is all there is
+    def _invalid_part(self, state: SNGState) -> None:
+        return None  # theta is the whole state
 
-    def _update(self, x: Array, losses: list[float], active: Array | None) -> PlainState:
-        self._family.statistics(x)  # raises where these are no draws
+    def _update(self, x: Array, losses: list[float], active: Array | None) -> SNGState:
+        self._family.statistics(x)  # raises ValueError for impossible draws
         return self._state

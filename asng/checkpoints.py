@@ -1,6 +1,6 @@
-"""One checkpoint file, always whole, with one writer; the one before is kept beside it.
+"""Checkpoint files: written atomically by one process, with the previous one kept; and delayed interrupts.
 
-And Ctrl-C, or the end of a batch job, that waits until there is something whole to write.
+Ctrl-C and the SIGTERM of a batch system wait until the current step is done.
 """
 
 import os
@@ -15,36 +15,36 @@ from typing import Any
 
 import torch
 
-from asng._files import Lock, replacing
+from asng._files import Lock, atomic_write
 
 FORMAT = "asng checkpoint 2"
-STOPPING = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
 
 
-def previous(path: Path) -> Path:
-    """Where the checkpoint before the newest one is kept.
+def previous_path(path: Path) -> Path:
+    """The path of the checkpoint before the newest one.
 
-    >>> previous(Path("run/checkpoint.pt")).name
+    >>> previous_path(Path("run/checkpoint.pt")).name
     'checkpoint.previous.pt'
     """
     return path.with_name(f"{path.stem}.previous{path.suffix}")
 
 
 def lock(path: Path) -> Lock:
-    """Lock a checkpoint, and remove what killed processes left of it; ValueError names the process that has it."""
+    """Lock a checkpoint and remove leftovers of killed processes; ValueError names the process that holds the lock."""
     cure = "wait until it ends, or use another path"
-    return Lock(path.with_name(f".{path.name}.asng-lock"), path, cure, (path.name, previous(path).name))
+    return Lock(path.with_name(f".{path.name}.asng-lock"), path, cure, (path.name, previous_path(path).name))
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Put a state in place of the checkpoint at `path`; at every moment a whole one is there."""
+    """Replace the checkpoint at `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path, keep=previous(path)) as file:
+    with atomic_write(path, keep=previous_path(path)) as file:
         torch.save({"format": FORMAT, "state": state}, file)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The state at `path`, on the CPU; a ValueError says what is wrong and offers the one before."""
+    """Load the state at `path` onto the CPU; ValueError says what is wrong and offers the previous checkpoint."""
     with open(path, "rb") as file:
         try:
             with zipfile.ZipFile(file) as archive:  # torch itself does not notice changed weights
@@ -53,33 +53,33 @@ def load(path: Path) -> dict[str, Any]:
                 raise ValueError(f"{changed} has changed since it was written")
             file.seek(0)
             content = torch.load(file, map_location="cpu", weights_only=True)
-        except Exception as error:  # whatever a damaged file makes of its reader
-            raise ValueError(f"{path} is damaged or no checkpoint ({reason(error)}){_offer(path)}") from None
+        except Exception as error:  # a damaged file may raise anything
+            raise ValueError(f"{path} is damaged or no checkpoint ({short_reason(error)}){_offer(path)}") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
         raise ValueError(f"{path} is not a checkpoint of this version of asng{_offer(path)}")
     state: dict[str, Any] = content["state"]
     return state
 
 
-def reason(error: Exception) -> str:
-    """What an exception says, in its first sentence.
+def short_reason(error: Exception) -> str:
+    """The first sentence of an exception's message.
 
-    >>> reason(KeyError("model"))
+    >>> short_reason(KeyError("model"))
     "it has no 'model'"
     """
     if isinstance(error, KeyError):
         return f"it has no {error}"
-    said = (str(error) or type(error).__name__).splitlines()[0]
-    return re.split(r"(?<=\w)\. ", said)[0][:200]
+    text = (str(error) or type(error).__name__).splitlines()[0]
+    return re.split(r"(?<=\w)\. ", text)[0][:200]
 
 
 @contextmanager
-def interrupts() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM wait for the end of a step, so that what is saved is whole; a second one does not wait.
+def delay_interrupts() -> Iterator[Callable[[], bool]]:
+    """Delay Ctrl-C and SIGTERM until the end of a step, so that a whole state is saved; a second one is not delayed.
 
-    Gives a function that says whether there was one. A signal that the block has not answered with an exception, such
-    as one after its last step, is sent again on exit. A process forked meanwhile handles SIGTERM as if forked
-    outside; it does not end at the first Ctrl-C, since the step may need it.
+    Yields a function that tells whether a signal came. A signal that the block has not answered with an exception,
+    such as one after its last step, is sent again on exit. A process forked inside the block handles SIGTERM as if
+    forked outside; the first Ctrl-C does not end it, since the step may need it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -92,7 +92,7 @@ def interrupts() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
         seen = number
 
-    handlers = {number: signal.getsignal(number) for number in STOPPING}
+    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ours = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
     _active.append((note, handlers[signal.SIGTERM]))
     try:
@@ -108,17 +108,17 @@ def interrupts() -> Iterator[Callable[[], bool]]:
 
 
 # A signal that reaches a child between fork() and Python's own work after it would be lost: Python's handler in C
-# sets a flag, and that work clears all flags, since they may be the parent's. So both signals are blocked meanwhile,
-# in the thread that forks. Children that do not go on in Python (subprocess, spawn) never run these hooks.
+# sets a flag, and that work clears all flags, since they may be the parent's. So the thread that forks blocks both
+# signals around the fork. Children that do not go on in Python (subprocess, spawn) never run these hooks.
 
-_active: list[tuple[Any, Any]] = []  # of each `interrupts`: its handler, and the one of SIGTERM before it
+_active: list[tuple[Any, Any]] = []  # of each `delay_interrupts`: its handler, and the one of SIGTERM before it
 _forking = threading.local()  # blocked: the signals that were not blocked before
 
 
 def _before_fork() -> None:
     if _active:
-        _forking.blocked = set(STOPPING) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # may raise: a second Ctrl-C just before
+        _forking.blocked = set(STOP_SIGNALS) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # may raise: a second Ctrl-C just before
 
 
 def _after_fork() -> None:
@@ -139,7 +139,7 @@ if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
 
 
 def _offer(path: Path) -> str:
-    before = previous(path)
+    before = previous_path(path)
     if before.exists():
         return f"; the one before it is {before}: rename it to {path.name} to continue from there"
-    return "; use another path, or delete it to start anew"
+    return "; use another path, or delete it to start over"

@@ -1,4 +1,4 @@
-"""What users hand in, as the numbers that it should be, or a ValueError that names the value and the cure."""
+"""Conversion and validation of arguments; ValueError names the value and the cure."""
 
 import math
 import operator
@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-NO_REAL_NUMBERS = (str, bytes, complex, np.complexfloating)  # although float() takes some of them
+NOT_REAL = (str, bytes, complex, np.complexfloating)  # although float() takes some of them
 
 
-def whole(value: Any) -> int | None:
-    """The value as an int, or None where it is no whole number; True is none, nor is 1.0.
+def as_int(value: Any) -> int | None:
+    """The value as an int, or None if it is not an integer; neither True nor 1.0 is one.
 
-    >>> whole(np.int8(3)), whole(3.0), whole(True)
+    >>> as_int(np.int8(3)), as_int(3.0), as_int(True)
     (3, None, None)
     """
     try:
@@ -24,76 +24,76 @@ def whole(value: Any) -> int | None:
         return None
 
 
-def count(value: Any, name: str, *, least: int) -> int:
-    """A whole number of at least `least`, or a ValueError that names it."""
-    number = whole(value)
+def check_int(value: Any, name: str, *, min: int) -> int:
+    """Return an integer of at least `min`; ValueError names the argument."""
+    number = as_int(value)
     if number is None:
-        raise ValueError(f"{name} must be a whole number, got {value!r}")
-    if number < least:
-        raise ValueError(f"{name} must be at least {least}, got {number}")
+        raise ValueError(f"{name} must be an integer, got {value!r}")
+    if number < min:
+        raise ValueError(f"{name} must be at least {min}, got {number}")
     return number
 
 
-def flag(value: Any, name: str) -> bool:
-    """True or False, or a ValueError that names it."""
+def check_bool(value: Any, name: str) -> bool:
+    """Return True or False; ValueError names the argument."""
     if not isinstance(value, (bool, np.bool_)):
         raise ValueError(f"{name} must be True or False, got {value!r}")
     return bool(value)
 
 
-def positive(value: Any, name: str, *, above: float = 0.0, most: float = math.inf) -> float:
-    """A setting as a float between two bounds, or a ValueError that names it."""
+def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf) -> float:
+    """Return a float with gt < value <= max; ValueError names the argument."""
     try:
         number = float(value)
     except (TypeError, ValueError, OverflowError):
         number = math.nan
-    if not above < number <= most:
-        upper = "" if math.isinf(most) else f" and at most {most:g}"
-        raise ValueError(f"{name} must be a number above {above:g}{upper}, got {repr(value)[:40]}")
+    if not gt < number <= max:
+        upper = "" if math.isinf(max) else f" and at most {max:g}"
+        raise ValueError(f"{name} must be a number above {gt:g}{upper}, got {repr(value)[:40]}")
     return number
 
 
-def ordered(low: float, high: float) -> None:
-    """Raise ValueError where bounds are not finite, or not low < high."""
+def check_bounds(low: float, high: float) -> None:
+    """Raise ValueError unless both bounds are finite and low < high."""
     if not (math.isfinite(low) and math.isfinite(high)):
         raise ValueError(f"bounds must be finite, got low={low} and high={high}")
     if not low < high:
         raise ValueError(f"low < high must hold, got low={low} and high={high}; swap them or fix the value outside")
 
 
-def reals(given: Any) -> NDArray[np.float64] | None:
-    """A copy of the numbers as float64, or None where there are others: text, complex numbers, rows of several lengths.
+def as_float_array(values: Any) -> NDArray[np.float64] | None:
+    """A copy as float64, or None for anything but real numbers: text, complex numbers, ragged rows.
 
-    >>> reals([1, 2.5]), reals(["1", "2.5"]), reals([1j])
+    >>> as_float_array([1, 2.5]), as_float_array(["1", "2.5"]), as_float_array([1j])
     (array([1. , 2.5]), None, None)
     """
     try:
-        array = np.asarray(given)
-        if array.dtype.kind == "O" and any(isinstance(each, NO_REAL_NUMBERS) for each in array.flat):
+        array = np.asarray(values)
+        if array.dtype.kind == "O" and any(isinstance(each, NOT_REAL) for each in array.flat):
             return None
         return array.astype(np.float64) if array.dtype.kind in "biufO" else None
-    except Exception:  # whatever the conversion of somebody's own objects raises
+    except Exception:  # user objects may raise anything when converted
         return None
 
 
-def finite(given: Any, what: str) -> NDArray[np.float64]:
-    """An array of finite numbers, or a ValueError that says what they are."""
-    numbers = reals(given)
+def as_finite_array(values: Any, what: str) -> NDArray[np.float64]:
+    """Return an array of finite numbers; ValueError names them by `what`."""
+    numbers = as_float_array(values)
     if numbers is None:
-        raise ValueError(f"{what} must be numbers, got {given!r}")
+        raise ValueError(f"{what} must be numbers, got {values!r}")
     if not np.isfinite(numbers).all():
-        raise ValueError(f"{what} must be finite, got {given!r}")
+        raise ValueError(f"{what} must be finite, got {values!r}")
     return numbers
 
 
-def real(value: Any, what: str) -> float:
-    """A number as a float, infinity for an int beyond float64, or a ValueError that says what it is."""
+def as_float(value: Any, what: str) -> float:
+    """Return a float, infinity for an int beyond float64; ValueError names it by `what`."""
     try:
-        if isinstance(value, float) or not (isinstance(value, NO_REAL_NUMBERS) or _kind(value) in "cUS"):
+        if isinstance(value, float) or not (isinstance(value, NOT_REAL) or _kind(value) in "cUS"):
             return float(value)
     except OverflowError:
         return math.inf
-    except Exception:  # whatever somebody's own number raises
+    except Exception:  # a user's number may raise anything
         pass
     raise ValueError(f"{what} must be real numbers, got {value!r}")
 
@@ -103,27 +103,27 @@ def _kind(value: Any) -> str:
     return getattr(getattr(value, "dtype", None), "kind", "?")
 
 
-def floats(losses: Iterable[Any], n: int) -> list[float]:
+def as_losses(losses: Iterable[Any], n: int) -> list[float]:
     """The losses of n candidates as floats, with infinity for all that are not finite.
 
-    >>> floats([0.5, math.nan, -math.inf], 3)
+    >>> as_losses([0.5, math.nan, -math.inf], 3)
     [0.5, inf, inf]
     """
-    given = losses if type(losses) is list else _listed(losses, n)
-    if len(given) != n:
-        m = len(losses) if isinstance(losses, Sized) else len(given) if len(given) < n else f"more than {n}"
+    values = losses if type(losses) is list else _as_list(losses, n)
+    if len(values) != n:
+        m = len(losses) if isinstance(losses, Sized) else len(values) if len(values) < n else f"more than {n}"
         raise ValueError(f"got {n} candidates and {m} losses; tell one loss for each candidate")
-    for loss in given:
+    for loss in values:
         if type(loss) is not float:
-            given = [real(each, "losses") for each in given]
+            values = [as_float(each, "losses") for each in values]
             break
-    if not math.isfinite(sum(given)):
-        given = [number if math.isfinite(number) else math.inf for number in given]
-    return given
+    if not math.isfinite(sum(values)):
+        values = [number if math.isfinite(number) else math.inf for number in values]
+    return values
 
 
-def _listed(losses: Iterable[Any], n: int) -> list[Any]:
-    """The losses, of which no more than n + 1 are read, since there may be no end of them."""
+def _as_list(losses: Iterable[Any], n: int) -> list[Any]:
+    """The first n + 1 losses; an iterable may be endless."""
     try:
         each = None if isinstance(losses, (str, bytes, set, frozenset, dict)) else iter(losses)
     except TypeError:  # one number, or an array without axes

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from asng.ragged import Array, Ragged
 
-FAR = 1e9  # times the bounds: no draw of a number comes near it, and its square leaves room in float64
+MAX_DISTANCE = 1e9  # times the bounds: far beyond any draw, and its square is exact enough in float64
 TINY = 1e-300  # too small to change a sum of probabilities
 
 
@@ -64,10 +64,10 @@ class Family(ABC):
     variables: int
 
     def __repr__(self) -> str:
-        """The class and what it was made with, as far as it keeps that in public attributes."""
+        """The class and its public attributes."""
         known = ("size", "dimension", "variables", "owner", "root_dimension")
-        kept = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in known}
-        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in kept.items())})"
+        settings = {name: value for name, value in vars(self).items() if name[0] != "_" and name not in known}
+        return f"{type(self).__qualname__}({', '.join(f'{name}={value!r}' for name, value in settings.items())})"
 
     @cached_property
     def root_dimension(self) -> float:
@@ -98,7 +98,7 @@ class Family(ABC):
 
     @abstractmethod
     def project(self, theta: Array) -> Array:
-        """The nearest allowed theta, on the family's own terms; (..., size)."""
+        """The nearest allowed theta (..., size); the family defines nearest."""
 
     @abstractmethod
     def mode(self, theta: Array) -> Array:
@@ -106,11 +106,11 @@ class Family(ABC):
 
     @abstractmethod
     def describe(self, theta: Array) -> list[Any]:
-        """Per variable, what a person would call its parameters; theta (size,)."""
+        """Per variable, its parameters in readable form; theta (size,)."""
 
     @abstractmethod
     def encode(self, parameters: Sequence[Any]) -> Array:
-        """The opposite of `describe`: theta (size,), not yet projected."""
+        """The inverse of `describe`: theta (size,), not yet projected."""
 
 
 class CategoricalFamily(Family):
@@ -123,7 +123,7 @@ class CategoricalFamily(Family):
     def __init__(self, counts: Sequence[int]) -> None:
         m = np.array(counts)
         if m.ndim != 1 or not m.size or m.dtype.kind not in "iu" or m.min() < 1:
-            raise ValueError(f"counts must be a list of whole numbers of choices >= 1, got {counts!r}")
+            raise ValueError(f"counts must be a list of numbers of choices >= 1, got {counts!r}")
         m = m.astype(np.intp)  # smaller integers overflow below
         self._rows = Ragged(m)
         self.variables, self.size, self.dimension = len(m), int(m.sum()), int((m - 1).sum())
@@ -131,20 +131,20 @@ class CategoricalFamily(Family):
         self._free = np.where(self._last == np.arange(self.size), 0.0, 1.0)
         # theta_min: the paper's 1/(n_c (m_i - 1)) where that leaves room to move.
         others = (m > 1).sum() * (m - 1)
-        smallest = np.where(others > m, 1 / np.maximum(others, 1), 1 / (2 * m))
-        smallest[m == 1] = 0.0
-        self._smallest = smallest[self.owner]
-        self._room, self._tiny = (1 - m * smallest)[self.owner], np.full(self.size, TINY)
+        theta_min = np.where(others > m, 1 / np.maximum(others, 1), 1 / (2 * m))
+        theta_min[m == 1] = 0.0
+        self._theta_min = theta_min[self.owner]
+        self._room, self._tiny = (1 - m * theta_min)[self.owner], np.full(self.size, TINY)
 
     def initial(self) -> Array:
         return 1 / self._rows.lengths[self.owner]
 
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
         shape = (n, self.variables) if theta.ndim == 1 else (*theta.shape[:-1], n, self.variables)
-        return self._rows.drawn(theta, generator.random(shape))
+        return self._rows.draw(theta, generator.random(shape))
 
     def statistics(self, x: Array) -> Array:
-        return self._rows.marked(x)
+        return self._rows.one_hot(x)
 
     def whiten(self, theta: Array, gradient: Array) -> Array:
         # v_ij = G_ij / sqrt(th_ij) + sqrt(th_ij) sum_{k<m} G_ik / (th_im + sqrt(th_im)), where the
@@ -160,13 +160,13 @@ class CategoricalFamily(Family):
     def project(self, theta: Array) -> Array:
         # Supplement C in terms of the excess over theta_min, which sums to 1 - m theta_min. Where no entry
         # exceeds theta_min, all become equal.
-        excess: Array = np.maximum(theta - self._smallest, self._tiny)
+        excess: Array = np.maximum(theta - self._theta_min, self._tiny)
         excess *= self._room / self._rows.totals(excess)
-        excess += self._smallest
+        excess += self._theta_min
         return excess
 
     def mode(self, theta: Array) -> Array:
-        return self._rows.largest(theta)
+        return self._rows.argmax(theta)
 
     def describe(self, theta: Array) -> list[Any]:
         return self._rows.split(theta)
@@ -184,14 +184,16 @@ class NormalFamily(Family):
     def __init__(
         self, low: Sequence[float], high: Sequence[float], std_min: Sequence[float], *, mirrored: bool
     ) -> None:
-        self._low, self._high, least = (np.array(numbers, dtype=float) for numbers in (low, high, std_min))
-        if not (self._low.ndim == 1 and self._low.size and self._low.shape == self._high.shape == least.shape):
+        self._low, self._high, smallest_std = (np.array(numbers, dtype=float) for numbers in (low, high, std_min))
+        if not (self._low.ndim == 1 and self._low.size and self._low.shape == self._high.shape == smallest_std.shape):
             raise ValueError(f"bounds and std_min must be lists of one length, got {low!r}, {high!r} and {std_min!r}")
         half = (self._high - self._low) / 2
-        if not (np.isfinite(half).all() and (half > 0).all() and (least > 0).all() and (least <= half).all()):
+        if not (
+            np.isfinite(half).all() and (half > 0).all() and (smallest_std > 0).all() and (smallest_std <= half).all()
+        ):
             raise ValueError(f"0 < std_min <= (high - low) / 2 must hold, got {low!r}, {high!r} and {std_min!r}")
-        self._var_min, self._var_max = np.square(least), np.square(half)
-        self._far = FAR**2 * np.square(np.maximum(np.abs(self._low), np.abs(self._high))).sum()
+        self._var_min, self._var_max = np.square(smallest_std), np.square(half)
+        self._max_squares = MAX_DISTANCE**2 * np.square(np.maximum(np.abs(self._low), np.abs(self._high))).sum()
         self._mirrored, n = mirrored, len(half)
         self.variables, self.size, self.dimension, self.owner = n, 2 * n, 2 * n, np.tile(np.arange(n), 2)
         self._one, self._root2 = np.ones(n), np.full(n, math.sqrt(2))  # arrays: quicker than numbers
@@ -208,7 +210,7 @@ class NormalFamily(Family):
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
         mean, var = self._mean_and_var(theta)
         std = np.sqrt(var)
-        if theta.ndim == 1 and n == 2 and self._mirrored:  # the default, without a detour over stacked runs
+        if theta.ndim == 1 and n == 2 and self._mirrored:  # fast path for the default
             offset = std * generator.standard_normal(self.variables)
             return np.array((mean + offset, mean - offset))
         rows = (n + 1) // 2 if self._mirrored else n
@@ -219,7 +221,7 @@ class NormalFamily(Family):
         return mean[..., None, :] + offset
 
     def statistics(self, x: Array) -> Array:
-        if not np.vdot(x, x) <= self._far:  # NaN is not, either
+        if not np.vdot(x, x) <= self._max_squares:  # NaN is not, either
             raise ValueError(f"not finite, or too far from the bounds to be drawn: {x}")
         return np.concatenate((x, x * x), -1)
 
@@ -271,11 +273,11 @@ class Joint(Family):
             own = slice(self.size, self.size + family.size)
             self._parts.append((family, np.array(columns, dtype=np.intp), own))
             self.size = own.stop
-        every = [column for _, columns in parts for column in columns]
-        if sorted(every) != list(range(len(every))):
+        all_columns = [column for _, columns in parts for column in columns]
+        if sorted(all_columns) != list(range(len(all_columns))):
             raise ValueError("the columns of the parts must cover 0, 1, 2, ... once each")
-        self._order = np.argsort(every)  # where the number of each column stands behind the others' parts
-        self.variables, self.dimension = len(every), sum(family.dimension for family, _ in parts)
+        self._order = np.argsort(all_columns)  # from the order of the parts to that of the columns
+        self.variables, self.dimension = len(all_columns), sum(family.dimension for family, _ in parts)
         self.owner = np.concatenate([columns[family.owner] for family, columns, _ in self._parts])
 
     def initial(self) -> Array:
@@ -300,7 +302,7 @@ class Joint(Family):
 
     def describe(self, theta: Array) -> list[Any]:
         parameters = [each for family, _, own in self._parts for each in family.describe(theta[own])]
-        return [parameters[place] for place in self._order]
+        return [parameters[position] for position in self._order]
 
     def encode(self, parameters: Sequence[Any]) -> Array:
         return np.concatenate([f.encode([parameters[c] for c in columns]) for f, columns, _ in self._parts])

@@ -1,7 +1,7 @@
 """Adaptive stochastic natural gradient (Algorithm 1 of the paper) behind ask and tell.
 
-The functions are the algorithm: they take and return arrays whose leading axes are independent
-runs. The classes hold one run and check what comes from outside.
+The functions are the algorithm, on arrays whose leading axes are independent runs. The classes hold one run and
+validate arguments.
 """
 
 import math
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import LARGEST_STEP, MOST_UPDATES, AskTell, Seed, read_only
-from asng.checks import count, positive
+from asng.asktell import MAX_STEP_SIZE, MAX_UPDATES, Optimizer, Seed, read_only_view
+from asng.checks import check_float, check_int
 from asng.families import CategoricalFamily, Family
 from asng.ragged import Array
 from asng.space import Variable, family_of
@@ -51,9 +51,9 @@ def rank_utilities(losses: Losses) -> Array:
     ranked = np.take_along_axis(finite, order, -1)
     changes = ranked[..., 1:] != ranked[..., :-1]  # where the next loss is another one
     edge = np.ones_like(changes[..., :1])
-    places = np.arange(n)
-    first = np.maximum.accumulate(np.where(np.concatenate((edge, changes), -1), places, 0), -1)
-    ends = np.where(np.concatenate((changes, edge), -1), places + 1, n)
+    positions = np.arange(n)
+    first = np.maximum.accumulate(np.where(np.concatenate((edge, changes), -1), positions, 0), -1)
+    ends = np.where(np.concatenate((changes, edge), -1), positions + 1, n)
     last = np.minimum.accumulate(ends[..., ::-1], -1)[..., ::-1]
     sums = _slot_sums(n)
     utilities = np.empty_like(finite)
@@ -70,7 +70,7 @@ def natural_gradient(
 
     Returns G, the caller's to overwrite, and v = A^T G, where A A^T = F, both (..., size), and
     1 / |v|, which is 0 where there is nothing to learn: a float for one run, (..., 1) for many. The
-    factor 1 / lambda of G is left out: it cancels when the length is normalised. One run whose |v| is not
+    factor 1 / lambda of G is left out: it cancels when the length is normalized. One run whose |v| is not
     finite raises ValueError.
     """
     statistics = family.statistics(x)
@@ -88,7 +88,7 @@ def natural_gradient(
         # that constant, identical draws give exactly zero.
         gradient = np.vecmat(rank_utilities(losses), statistics - statistics[..., :1, :])
         if x.shape[-2] > 2:
-            gradient[np.abs(gradient) < 1e-12] = 0.0  # what is left of rounded shares of ties
+            gradient[np.abs(gradient) < 1e-12] = 0.0  # rounding of shared utilities
     white = family.whiten(theta, gradient)
     if theta.ndim == 1:
         squared = float(white.dot(white))
@@ -110,36 +110,36 @@ def _active_gradient(theta: Array, statistics: Array, utilities: Array, active: 
     return gradient
 
 
-def moved(family: Family, theta: Array, change: Array, scale: Any) -> Array:
-    """Proj(theta + change) where a run learns, and the same theta to the bit where it does not."""
+def projected_step(family: Family, theta: Array, change: Array, inv_norm: Any) -> Array:
+    """Proj(theta + change), or theta unchanged for runs with nothing to learn (inv_norm = 0)."""
     change += theta
     projected = family.project(change)
-    if isinstance(scale, float):
-        return projected if scale else theta
-    return np.where(scale > 0, projected, theta)
+    if isinstance(inv_norm, float):
+        return projected if inv_norm else theta
+    return np.where(inv_norm > 0, projected, theta)
 
 
-class AdaptiveState(NamedTuple):
-    """What ASNG remembers besides its generator."""
+class ASNGState(NamedTuple):
+    """State of ASNG, besides its random generator."""
 
     theta: Array  # (..., size)
     path: Array  # s, (..., size)
     gamma: Any  # a float, or (..., 1)
-    divisor: Any  # Delta, likewise: the step size delta is delta_init / divisor
+    divisor: Any  # Delta, a float or (..., 1): delta = delta_init / divisor
 
 
-def adaptive_start(family: Family, theta: Array, delta_init: Any) -> AdaptiveState:
+def asng_init(family: Family, theta: Array, delta_init: Any) -> ASNGState:
     """The state before the first update."""
-    least = delta_init / family.root_dimension
-    if theta.ndim == 1:  # plain floats, here and from here on: quicker, and the same again when loaded
-        return AdaptiveState(theta, np.zeros_like(theta), 0.0, max(1.0, least))
+    min_divisor = delta_init / family.root_dimension
+    if theta.ndim == 1:  # Python floats are quicker, and equal after saving and loading
+        return ASNGState(theta, np.zeros_like(theta), 0.0, max(1.0, min_divisor))
     zero = np.zeros_like(theta[..., :1])
-    return AdaptiveState(theta, np.zeros_like(theta), zero, zero + np.maximum(1.0, least))
+    return ASNGState(theta, np.zeros_like(theta), zero, zero + np.maximum(1.0, min_divisor))
 
 
-def adaptive_update(
+def asng_update(
     family: Family,
-    state: AdaptiveState,
+    state: ASNGState,
     x: Array,
     losses: Losses,
     active: Array | None = None,
@@ -147,28 +147,28 @@ def adaptive_update(
     alpha: Any,
     delta_init: Any,
     delta_max: Any,
-) -> AdaptiveState:
+) -> ASNGState:
     """One update of Algorithm 1, lines 3 and 5 to 8; runs with nothing to learn stay as they are."""
-    gradient, white, scale = natural_gradient(family, state.theta, x, losses, active)
+    gradient, white, inv_norm = natural_gradient(family, state.theta, x, losses, active)
     delta = delta_init / state.divisor
-    beta = delta / family.root_dimension * (scale > 0)
+    beta = delta / family.root_dimension * (inv_norm > 0)
     gain = beta * (2 - beta)
     path = state.path * (1 - beta)
-    path += white * (gain**0.5 * scale)
+    path += white * (gain**0.5 * inv_norm)
     gamma = (1 - beta) ** 2 * state.gamma + gain
-    gradient *= delta * scale
-    theta = moved(family, state.theta, gradient, scale)
+    gradient *= delta * inv_norm
+    theta = projected_step(family, state.theta, gradient, inv_norm)
     # Beyond the paper: beta <= 1, without which the step size runs away for small delta_init.
-    least = delta_init / family.root_dimension
+    min_divisor = delta_init / family.root_dimension
     if theta.ndim == 1:
         divisor = state.divisor * math.exp(beta * (gamma - float(path.dot(path)) / alpha))
-        return AdaptiveState(theta, path, gamma, min(max(divisor, least), delta_max))
+        return ASNGState(theta, path, gamma, min(max(divisor, min_divisor), delta_max))
     divisor = state.divisor * np.exp(beta * (gamma - np.vecdot(path, path)[..., None] / alpha))
-    return AdaptiveState(theta, path, gamma, np.minimum(np.maximum(divisor, least), delta_max))
+    return ASNGState(theta, path, gamma, np.minimum(np.maximum(divisor, min_divisor), delta_max))
 
 
-class ASNG(AskTell):
-    """Adaptive stochastic natural gradient: minimises over any mixture of variables, untuned.
+class ASNG(Optimizer):
+    """Adaptive stochastic natural gradient: minimizes over any mixture of variables, untuned.
 
     >>> import asng
     >>> optimizer = asng.ASNG({"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}, seed=1)
@@ -181,12 +181,12 @@ class ASNG(AskTell):
     alpha        target of the ratio |path|^2 / gamma that the step size is adapted to
     delta_init   the initial trust-region radius
     delta_max    the largest divisor Delta of delta_init; infinity in the paper's experiments
-    samples      candidates per ask (lambda); where there are integers or reals, 8 find more surely than 2
+    population_size  candidates per ask (lambda); where there are integers or reals, 8 find more surely than 2
     mirrored     draw numbers in pairs mean + d, mean - d; a single pair can only narrow their spread
     initial      prior knowledge: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std); warns if out of bounds
     """
 
-    _state: AdaptiveState
+    _state: ASNGState
 
     def __init__(
         self,
@@ -195,36 +195,36 @@ class ASNG(AskTell):
         alpha: float = 1.5,
         delta_init: float = 1.0,
         delta_max: float = math.inf,
-        samples: int = 2,
+        population_size: int = 2,
         mirrored: bool = True,
         initial: Mapping[str, Any] | None = None,
         seed: Seed = None,
     ) -> None:
-        self._alpha = positive(alpha, "alpha", above=1.0, most=1e9)
-        self._delta_init = positive(delta_init, "delta_init", most=LARGEST_STEP)
-        self._delta_max = positive(delta_max, "delta_max")
-        super().__init__(space, samples=samples, mirrored=mirrored, initial=initial, seed=seed)
+        self._alpha = check_float(alpha, "alpha", gt=1.0, max=1e9)
+        self._delta_init = check_float(delta_init, "delta_init", max=MAX_STEP_SIZE)
+        self._delta_max = check_float(delta_max, "delta_max")
+        super().__init__(space, population_size=population_size, mirrored=mirrored, initial=initial, seed=seed)
         largest = None if math.isinf(self._delta_max) else self._delta_max  # JSON has no infinity
         self._settings |= {"alpha": self._alpha, "delta_init": self._delta_init, "delta_max": largest}
         if self._delta_max < self._state.divisor:
             raise ValueError(f"delta_max must be at least {self._state.divisor:g} here, got {delta_max}; leave it out")
 
-    def _begin(self, theta: Array) -> AdaptiveState:
-        return adaptive_start(self._family, theta, self._delta_init)
+    def _initial_state(self, theta: Array) -> ASNGState:
+        return asng_init(self._family, theta, self._delta_init)
 
-    def _impossible(self, state: AdaptiveState) -> str | None:
-        least = self._delta_init / self._family.root_dimension
+    def _invalid_part(self, state: ASNGState) -> str | None:
+        min_divisor = self._delta_init / self._family.root_dimension
         # An update adds at most (e - 1) least, since divisor * beta = least and beta, gamma <= 1.
-        most = min(self._delta_max, max(1.0, least) + 2 * least * MOST_UPDATES)
-        if not least * (1 - 1e-9) <= state.divisor <= most:
+        max_divisor = min(self._delta_max, max(1.0, min_divisor) + 2 * min_divisor * MAX_UPDATES)
+        if not min_divisor * (1 - 1e-9) <= state.divisor <= max_divisor:
             return "divisor"
         if not 0 <= state.gamma <= 1 + 1e-9:
             return "gamma"
         # The path is a sum of as many unit vectors as there were updates, and gamma that of their squared weights.
-        return None if state.path.dot(state.path) <= MOST_UPDATES * state.gamma else "path"
+        return None if state.path.dot(state.path) <= MAX_UPDATES * state.gamma else "path"
 
-    def _update(self, x: Array, losses: list[float], active: Array | None) -> AdaptiveState:
-        return adaptive_update(
+    def _update(self, x: Array, losses: list[float], active: Array | None) -> ASNGState:
+        return asng_update(
             self._family,
             self._state,
             x,
@@ -242,13 +242,13 @@ class ASNG(AskTell):
 
     @property
     def gamma(self) -> float:
-        """How much of |path|^2 would be there by chance; tends to 1."""
+        """The expected |path|^2 of a random walk; tends to 1."""
         return float(self._state.gamma)
 
     @property
     def path(self) -> Array:
         """The accumulated direction s (size,), read-only."""
-        return read_only(self._state.path)
+        return read_only_view(self._state.path)
 
 
 class Result(NamedTuple):
@@ -258,7 +258,7 @@ class Result(NamedTuple):
     loss: float
     mode: dict[str, Any]  # the most likely values at the end
     evaluations: int  # fewer than asked for only after Ctrl-C
-    optimizer: ASNG  # to look at, or to go on from
+    optimizer: ASNG  # can be inspected or continued
 
 
 def minimize(
@@ -266,14 +266,14 @@ def minimize(
     space: Mapping[str, Variable],
     *,
     evaluations: int,
-    samples: int | None = None,
+    population_size: int | None = None,
     executor: Executor | None = None,
     seed: Seed = None,
     initial: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Minimise f over a space in a given number of evaluations; an executor evaluates side by side.
+    """Minimize f over a space in a given number of evaluations; an executor evaluates side by side.
 
-    `samples` candidates are compared at a time: by default 2 among choices alone, and 8 where there
+    `population_size` candidates are compared at a time: by default 2 among choices alone, and 8 where there
     are numbers, whose spread two mirrored draws could only shrink. Ctrl-C ends it early with the
     result so far.
 
@@ -282,14 +282,14 @@ def minimize(
     >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=400, seed=0).mode
     {'op': 'mul', 'n': 7}
     """
-    left = count(evaluations, "evaluations", least=2)
-    if samples is None:
-        samples = 2 if isinstance(family_of(space), CategoricalFamily) else 8
-    optimizer = ASNG(space, samples=samples, initial=initial, seed=seed)
+    left = check_int(evaluations, "evaluations", min=2)
+    if population_size is None:
+        population_size = 2 if isinstance(family_of(space), CategoricalFamily) else 8
+    optimizer = ASNG(space, population_size=population_size, initial=initial, seed=seed)
     evaluate = map if executor is None else executor.map
     try:
         while left:
-            n = left if left <= samples + 1 else samples  # a ranking needs two, so none is left alone
+            n = left if left <= population_size + 1 else population_size  # a ranking needs two candidates
             candidates = optimizer.ask(n)
             optimizer.tell(candidates, list(evaluate(f, [c.values for c in candidates])))
             left -= n

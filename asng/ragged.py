@@ -1,4 +1,4 @@
-"""Rows of different lengths, one after another in one array: what categorical variables are computed with.
+"""Ragged arrays: rows of different lengths, concatenated; the arithmetic of categorical variables.
 
 A row holds the entries of one variable, such as the probabilities of its choices. Arrays of entries are
 (..., size), arrays with one number per row (..., rows); all may have leading batch axes.
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-SMALL = 32  # up to this length of all rows, matrix products are quicker than anything else
+MAX_DENSE_LENGTH = 32  # up to this length of all rows, matrix products are quicker than anything else
 
 
 class Ragged:
-    """Where each entry of such an array belongs, and what is computed row by row.
+    """Index of a ragged array, and row-wise operations.
 
     >>> rows = Ragged(np.array([2, 3]))
-    >>> rows.owner, rows.last, rows.place
+    >>> rows.owner, rows.last, rows.position
     (array([0, 0, 1, 1, 1]), array([1, 1, 4, 4, 4]), array([0., 1., 0., 1., 2.]))
     >>> rows.totals(np.array([1.0, 2.0, 3.0, 4.0, 5.0]))
     array([ 3.,  3., 12., 12., 12.])
@@ -27,10 +27,10 @@ class Ragged:
         self.lengths, self.starts = lengths, ends - lengths
         self.owner = np.repeat(np.arange(len(lengths)), lengths)  # per entry, its row
         self.last = (ends - 1)[self.owner]  # per entry, the last entry of its row
-        self.place = (np.arange(ends[-1]) - self.starts[self.owner]).astype(float)  # per entry, where in its row
-        self._place_of_two = np.tile(self.place, (2, 1))  # broadcasting would cost more than comparing
-        self._alike = bool((lengths == lengths[0]).all() and lengths[0] <= SMALL)
-        self._ones = np.ones((lengths[0], lengths[0]) if self._alike else (1, 1))
+        self.position = (np.arange(ends[-1]) - self.starts[self.owner]).astype(float)  # per entry, where in its row
+        self._position_of_two = np.tile(self.position, (2, 1))  # broadcasting would cost more than comparing
+        self._equal_lengths = bool((lengths == lengths[0]).all() and lengths[0] <= MAX_DENSE_LENGTH)
+        self._ones = np.ones((lengths[0], lengths[0]) if self._equal_lengths else (1, 1))
         self._column = self._ones[:, 0].copy()
         self._up_to = np.triu(self._ones)  # for cumulative sums, of which the last goes beyond any draw
         self._up_to[:, -1] = 2.0
@@ -39,69 +39,69 @@ class Ragged:
 
     def totals(self, entries: Array) -> Array:
         """For each entry, the sum over its row."""
-        if self._alike:
+        if self._equal_lengths:
             return self._times(entries, self._ones)
         return np.add.reduceat(entries, self.starts, -1).take(self.owner, -1)
 
-    def drawn(self, probabilities: Array, uniform: Array) -> Array:
-        """The places that uniform numbers (..., n, rows) fall on, among rows (..., size) that sum to 1 each.
+    def draw(self, probabilities: Array, uniform: Array) -> Array:
+        """Sample positions from rows (..., size) of probabilities by inversion of uniform numbers (..., n, rows).
 
         That is the number of cumulative sums <= r, without the last, so at most length - 1.
 
         >>> uniform = np.array([[0.4, 0.9], [0.6, 0.15]])
-        >>> Ragged(np.array([2, 3])).drawn(np.array([0.5, 0.5, 0.1, 0.1, 0.8]), uniform)
+        >>> Ragged(np.array([2, 3])).draw(np.array([0.5, 0.5, 0.1, 0.1, 0.8]), uniform)
         array([[0., 2.],
                [1., 1.]])
         """
         one_run = probabilities.ndim == 1
-        places: Array
-        if self._alike:
+        positions: Array
+        if self._equal_lengths:
             if not one_run:
-                return self._counted(probabilities, uniform)
+                return self._draw_many_runs(probabilities, uniform)
             sums = probabilities.reshape(-1, len(self._column)).dot(self._up_to)
             below = uniform[..., None] >= sums
-            places = below.astype(float).reshape(-1, len(self._column)).dot(self._column).reshape(uniform.shape)
-            return places
+            positions = below.astype(float).reshape(-1, len(self._column)).dot(self._column).reshape(uniform.shape)
+            return positions
         sums = np.add.accumulate(probabilities, -1)
         sums -= self._before
         below = uniform.take(self.owner, -1) >= (sums if one_run else sums[..., None, :])
-        places = np.add.reduceat(below, self.starts, -1, dtype=float)
-        return places
+        positions = np.add.reduceat(below, self.starts, -1, dtype=float)
+        return positions
 
     def _times(self, entries: Array, matrix: Array) -> Array:
-        """Each row times a matrix (length, length); for rows that are alike."""
+        """Each row times a matrix (length, length); for rows of equal length."""
         result: Array = entries.reshape(-1, len(matrix)).dot(matrix)
         return result.ravel() if entries.ndim == 1 else result.reshape(entries.shape)
 
-    def _counted(self, probabilities: Array, uniform: Array) -> Array:
-        """The same as `drawn` for many runs of rows that are alike, place by place."""
+    def _draw_many_runs(self, probabilities: Array, uniform: Array) -> Array:
+        """`draw` for many runs of rows of equal length, position by position."""
         length = len(self._column)
-        places, sums = np.zeros(uniform.shape), np.zeros((*probabilities.shape[:-1], len(self.lengths)))
-        for place in range(length - 1):
-            sums += probabilities[..., place::length]
-            places += uniform >= sums[..., None, :]
-        return places
+        positions, sums = np.zeros(uniform.shape), np.zeros((*probabilities.shape[:-1], len(self.lengths)))
+        for position in range(length - 1):
+            sums += probabilities[..., position::length]
+            positions += uniform >= sums[..., None, :]
+        return positions
 
-    def marked(self, places: Array) -> Array:
-        """For places (..., rows), one in each row: 1 for the entry there, 0 for the others; raises ValueError.
+    def one_hot(self, positions: Array) -> Array:
+        """For positions (..., rows), one in each row: 1 for the entry there, 0 for the others; raises ValueError.
 
-        >>> Ragged(np.array([2, 3])).marked(np.array([1.0, 0.0]))
+        >>> Ragged(np.array([2, 3])).one_hot(np.array([1.0, 0.0]))
         array([0., 1., 1., 0., 0.])
         """
-        place = self._place_of_two if places.ndim == 2 and len(places) == 2 else self.place
-        there: NDArray[np.bool_] = places.take(self.owner, -1) == place
-        if np.count_nonzero(there) != places.size:
-            raise ValueError(f"no such place in rows of lengths {self.lengths}: {places}")
-        return there.astype(float)
+        position = self._position_of_two if positions.ndim == 2 and len(positions) == 2 else self.position
+        hits: NDArray[np.bool_] = positions.take(self.owner, -1) == position
+        if np.count_nonzero(hits) != positions.size:
+            raise ValueError(f"no such position in rows of lengths {self.lengths}: {positions}")
+        return hits.astype(float)
 
-    def largest(self, entries: Array) -> Array:
-        """The place of the largest entry of each row, the first of equal ones.
+    def argmax(self, entries: Array) -> Array:
+        """The position of the largest entry of each row, the first of equal ones.
 
-        >>> Ragged(np.array([2, 3])).largest(np.array([0.4, 0.6, 0.4, 0.4, 0.2]))
+        >>> Ragged(np.array([2, 3])).argmax(np.array([0.4, 0.6, 0.4, 0.4, 0.2]))
         array([1., 0.])
         """
-        most = np.maximum.reduceat(entries, self.starts, -1).take(self.owner, -1)
-        first = np.where(entries == most, self.place, np.inf)
+        maxima = np.maximum.reduceat(entries, self.starts, -1).take(self.owner, -1)
+        first = np.where(entries == maxima, self.position, np.inf)
         return np.minimum.reduceat(first, self.starts, -1)
 
     def split(self, entries: Array) -> list[Array]:

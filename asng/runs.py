@@ -1,7 +1,7 @@
-"""A run as a folder: `config.json` says what it is, a file of JSON lines holds what is finished.
+"""A run as a folder: `config.json` holds its settings, a file of JSON lines its finished records.
 
-One process at a time writes it. Whatever is written is either there completely or not at all: files are
-renamed into place, and a line torn by a crash is dropped when the folder is opened again.
+One process at a time writes it. Writes are atomic: files are renamed into place, and a line torn by a crash is
+dropped when the folder is opened again.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
 
-from asng._files import Lock, differences, replacing
+from asng._files import Lock, atomic_write, differences
 
 CONFIG = "config.json"
 LOCK = ".asng-lock"
@@ -19,7 +19,7 @@ METRICS = "metrics.jsonl"
 
 
 class Run:
-    """A folder for one configuration; opened again with the same one, it goes on with what is there.
+    """The folder of a run; opened again with the same configuration, the run continues.
 
     `lines` names the file of JSON lines: results, which stand for themselves, or the metrics of a
     training, of which only those before its checkpoint count. The folder is locked until the run is
@@ -66,12 +66,12 @@ class Run:
             self._check()
 
     def _check(self) -> None:
-        there = config_of(self.folder)
-        shown = differences(there, self.config)
+        saved = read_config(self.folder)
+        shown = differences(saved, self.config)
         if shown:
             cure = "use another folder (--out), or delete this one"
-            if "version" in there and there["version"] != self.config.get("version"):  # it may compute something else
-                cure = f"continue it with asng {there['version']}, {cure}"
+            if "version" in saved and saved["version"] != self.config.get("version"):  # it may compute something else
+                cure = f"continue it with asng {saved['version']}, {cure}"
             raise ValueError(f"{self.folder} holds a run of another configuration ({shown}); {cure}")
 
     def _drop_torn_line(self) -> None:
@@ -82,7 +82,7 @@ class Run:
                 os.truncate(self._lines, complete)
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Keep a finished piece of the run; it is on the disk when this returns."""
+        """Append a finished record; it is on the disk when this returns."""
         self.renew()
         with open(self._lines, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
@@ -90,7 +90,7 @@ class Run:
             os.fsync(file.fileno())
 
     def results(self) -> list[dict[str, Any]]:
-        """The finished pieces, in the order in which they were finished."""
+        """The finished records, in the order in which they were appended."""
         lines = self._lines.read_text(encoding="utf-8").splitlines() if self._lines.exists() else []
         try:
             return [json.loads(line) for line in lines]
@@ -99,15 +99,15 @@ class Run:
                 f"{self._lines} is damaged ({error}); delete the folder, or the line if you can spare it"
             ) from None
 
-    def shorten(self, count: int) -> None:
-        """Keep the first lines only; those behind them are about to be done again."""
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` lines; the others are about to be computed again."""
         if self._lines.exists():
             lines = self._lines.read_bytes().splitlines(keepends=True)
             os.truncate(self._lines, sum(len(line) for line in lines[:count]))
 
 
-def config_of(folder: Path) -> dict[str, Any]:
-    """What a run is; raises ValueError for a folder that is none."""
+def read_config(folder: Path) -> dict[str, Any]:
+    """The configuration of a run; raises ValueError for a folder that is not a run."""
     path = folder / CONFIG
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
@@ -123,7 +123,7 @@ def config_of(folder: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file such that it is never seen half written."""
+    """Write a JSON file atomically."""
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode())

@@ -17,11 +17,11 @@ from typing import Any
 
 import numpy as np
 
-from asng.checks import finite, flag, ordered, whole
+from asng.checks import as_finite_array, as_int, check_bool, check_bounds
 from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
 from asng.ragged import Array
 
-EXACT = 2**53  # the largest integers that float64 holds without gaps
+MAX_EXACT_INT = 2**53  # the largest integers that float64 holds without gaps
 STD_MIN_INTEGER = 0.25  # supplement C
 STD_MIN_REAL = 1e-3  # of the range
 
@@ -35,7 +35,7 @@ class Variable(ABC):
 
     @abstractmethod
     def decode(self, x: float) -> Any:
-        """The value that is evaluated for a raw draw."""
+        """The value of a raw draw."""
 
     @abstractmethod
     def contains(self, value: Any) -> bool:
@@ -63,7 +63,7 @@ class Variable(ABC):
 
     @abstractmethod
     def to_internal(self, prior: Any) -> Any:
-        """The family's parameters for those that a user gave; raises ValueError."""
+        """Convert a user's prior to the family's parameters; raises ValueError."""
 
     @abstractmethod
     def to_external(self, parameters: Any) -> Any:
@@ -90,7 +90,7 @@ class Categorical(Variable):
         choices = tuple(choice.item() if isinstance(choice, np.generic) else choice for choice in given)
         if not choices:
             raise ValueError("choices is empty; a categorical variable needs at least one choice")
-        _check_different(choices)
+        _check_distinct(choices)
         object.__setattr__(self, "choices", choices)
 
     def __eq__(self, other: Any) -> bool:
@@ -145,7 +145,7 @@ class Categorical(Variable):
         return fitting[0]
 
     def to_internal(self, prior: Any) -> Array:
-        probabilities = finite(prior, "probabilities")
+        probabilities = as_finite_array(prior, "probabilities")
         if probabilities.shape != (len(self.choices),):
             raise ValueError(f"{prior!r} has to hold one probability for each of the {len(self.choices)} choices")
         if not (probabilities >= 0).all() or not math.isclose(probabilities.sum(), 1, abs_tol=1e-6):
@@ -170,13 +170,13 @@ class Integer(Variable):
     def __post_init__(self) -> None:
         for name in ("low", "high"):
             value = getattr(self, name)
-            if whole(value) is None:
+            if as_int(value) is None:
                 raise ValueError(f"{name} must be an integer, got {value!r}; for real numbers use Real")
-            object.__setattr__(self, name, whole(value))
+            object.__setattr__(self, name, as_int(value))
         largest, width = max(abs(self.low), abs(self.high)), self.high - self.low
-        if largest > EXACT:
+        if largest > MAX_EXACT_INT:
             raise ValueError(f"bounds beyond 2**53 are not exact in float64, got low={self.low} and high={self.high}")
-        ordered(self.low, self.high)
+        check_bounds(self.low, self.high)
         # E[x^2] is kept to 53 bits, so deviations far below 2**-20 of the bounds drown in rounding.
         if largest * 2**-20 > max(0.25, width / 1000):
             raise ValueError(
@@ -232,7 +232,7 @@ class Real(Variable):
     low: float
     high: float
     log: bool = False
-    centre: float = field(init=False, repr=False, compare=False)  # of the range, on the scale searched
+    center: float = field(init=False, repr=False, compare=False)  # of the range, on the scale searched
     half: float = field(init=False, repr=False, compare=False)  # its half width there
 
     def __post_init__(self) -> None:
@@ -244,20 +244,20 @@ class Real(Variable):
                 raise ValueError(f"bounds must be finite in float64, got {name}={str(value)[:20]}...") from None
             except (TypeError, ValueError):
                 raise ValueError(f"{name} must be a number, got {value!r}") from None
-        ordered(self.low, self.high)
-        flag(self.log, "log")
+        check_bounds(self.low, self.high)
+        check_bool(self.log, "log")
         if self.log and self.low <= 0:
             raise ValueError(f"low must be above 0 on a logarithmic scale, got {self.low}; raise it or drop log=True")
-        low, high = self._scaled(self.low), self._scaled(self.high)
+        low, high = self._to_scale(self.low), self._to_scale(self.high)
         if not math.isfinite(high - low) or not low < low + (high - low) / 2 < high:
             raise ValueError(f"the range from {self.low} to {self.high} is too wide or too narrow for float64")
-        object.__setattr__(self, "centre", low + (high - low) / 2)
+        object.__setattr__(self, "center", low + (high - low) / 2)
         object.__setattr__(self, "half", (high - low) / 2)
 
     def decode(self, x: float) -> float:
         if not -1 < x < 1:
             return self.low if x < 0 else self.high
-        scaled = min(self.centre + self.half * x, self._scaled(self.high))  # so that exp cannot overflow
+        scaled = min(self.center + self.half * x, self._to_scale(self.high))  # so that exp cannot overflow
         return min(max(math.exp(scaled) if self.log else scaled, self.low), self.high)
 
     def marginal(self) -> Bounds:
@@ -286,13 +286,13 @@ class Real(Variable):
 
     def to_internal(self, prior: Any) -> Normal:
         mean, std = _normal(prior, self.low, self.high)
-        return Normal((self._scaled(mean) - self.centre) / self.half, std / self.half)
+        return Normal((self._to_scale(mean) - self.center) / self.half, std / self.half)
 
     def to_external(self, parameters: Any) -> Normal:
         mean, std = parameters
         return Normal(self.decode(float(mean)), float(std) * self.half)
 
-    def _scaled(self, value: float) -> float:
+    def _to_scale(self, value: float) -> float:
         return math.log(value) if self.log else value
 
 
@@ -414,13 +414,13 @@ def _outside(variable: Variable, value: Any) -> ValueError:
     return ValueError(f"{value!r} is outside of {variable}")
 
 
-def _check_different(choices: tuple[Any, ...]) -> None:
-    """Raise ValueError where a choice is repeated."""
+def _check_distinct(choices: tuple[Any, ...]) -> None:
+    """Raise ValueError for repeated choices."""
     with suppress(Exception):  # unhashable choices, such as lists
         if len(set(choices)) == len(choices):
             return
-    for place, choice in enumerate(choices):
-        if any(_equal(choice, other) for other in choices[:place]):
+    for position, choice in enumerate(choices):
+        if any(_equal(choice, other) for other in choices[:position]):
             raise ValueError(f"choice {choice!r} is repeated in {choices!r}; name each choice once")
 
 
@@ -434,8 +434,8 @@ def _equal(first: Any, second: Any) -> bool:
 
 
 def _normal(prior: Any, low: float, high: float) -> Normal:
-    """The (mean, std) that a user gave for a number between two bounds, checked."""
-    numbers = finite(prior, "mean and standard deviation")
+    """Validate a prior (mean, std) of a number between two bounds."""
+    numbers = as_finite_array(prior, "mean and standard deviation")
     if numbers.shape != (2,):
         raise ValueError(f"a prior for a number is (mean, std), got {prior!r}")
     mean, std = numbers.tolist()

@@ -3,7 +3,7 @@
     python benchmarks/ask_tell.py --out runs/ask_tell          about three minutes
     python benchmarks/ask_tell.py --out runs/ask_tell --quick  a smoke run; its numbers mean little
 
-How it is measured. One core: process time, BLAS held to one thread. Every run optimises a real loss
+How it is measured. One core: process time, BLAS held to one thread. Every run optimizes a real loss
 of the values from the start of a search, so converged distributions and skipped updates occur as in
 use. A whole search is timed, loop and all; what reading the values and evaluating the loss cost is
 timed on the last candidates of the same search, and taken off. Reading the clock between the calls
@@ -11,7 +11,7 @@ instead costs a system call each, and shows half a microsecond more. Libraries t
 repetition; the table shows the median over the repetitions and the smallest.
 
 What is counted. asng: ask, with the dict of values of every candidate, and tell. The others: ask and
-tell alone, which favours them; what it costs to get a dict of values out of them stands in a column of
+tell alone, which favors them; what it costs to get a dict of values out of them stands in a column of
 its own. lambda is the population size of cmaes. nevergrad and optuna have none: they are asked lambda
 times, then told lambda times (nevergrad knows of it as num_workers). Both take milliseconds, so they
 get fewer evaluations; optuna's cost also grows with the trials behind it. Variables with one choice
@@ -58,11 +58,11 @@ class Cost:
     values: float
 
 
-def measure(library: Any, space: Space, samples: int, evaluations: int, seed: int) -> Cost:
+def measure(library: Any, space: Space, population_size: int, evaluations: int, seed: int) -> Cost:
     """One search of so many evaluations from its start."""
-    adapter = library(space, samples, seed)
+    adapter = library(space, population_size, seed)
     ask, values, tell = adapter.ask, adapter.values, adapter.tell
-    rounds = math.ceil(evaluations / samples)
+    rounds = math.ceil(evaluations / population_size)
     last: deque[Any] = deque(maxlen=50)
     gc.collect()
     start = clock()
@@ -73,7 +73,7 @@ def measure(library: Any, space: Space, samples: int, evaluations: int, seed: in
     total = (clock() - start) / rounds
     reading = _seconds_per_item(values, last)
     evaluating = _seconds_per_item(lambda rows: [loss(row) for row in rows], [values(c) for c in last])
-    unit = 1e6 / samples
+    unit = 1e6 / population_size
     return Cost(ask_tell=(total - reading - evaluating) * unit, values=reading * unit)
 
 
@@ -90,21 +90,27 @@ def _seconds_per_item(work: Callable[[Any], Any], items: Collection[Any]) -> flo
 
 def compare(libraries: list[Any], repeats: int, share: float) -> list[dict[str, Any]]:
     """Every library on every space for lambda 2 and 16, taking turns within each repetition."""
-    settings = [(name, samples) for name in SPACES for samples in (2, 16)]
+    settings = [(name, population_size) for name in SPACES for population_size in (2, 16)]
     costs: dict[tuple[str, int, str], list[Cost]] = {}
     for library in libraries:  # imports and first calls stay out of the measured runs
         measure(library, categorical_space(4), 2, 20, seed=0)
     gc.collect()
     gc.freeze()  # nor does the garbage collector search through what the libraries keep
     for repeat in range(repeats):
-        for name, samples in settings:
+        for name, population_size in settings:
             for library in libraries:
                 evaluations = max(32, int(library.evaluations * share))
-                cost = measure(library, SPACES[name](), samples, evaluations, seed=repeat)
-                costs.setdefault((name, samples, library.label), []).append(cost)
+                cost = measure(library, SPACES[name](), population_size, evaluations, seed=repeat)
+                costs.setdefault((name, population_size, library.label), []).append(cost)
     return [
-        {"space": name, "samples": samples, "library": label, "runs": len(runs), **_summary(label, runs)}
-        for (name, samples, label), runs in costs.items()
+        {
+            "space": name,
+            "population_size": population_size,
+            "library": label,
+            "runs": len(runs),
+            **_summary(label, runs),
+        }
+        for (name, population_size, label), runs in costs.items()
     ]
 
 
@@ -194,7 +200,7 @@ class Target:
 
 
 def targets(comparison: list[dict[str, Any]], grown: dict[str, Any], told: dict[str, Any]) -> list[Target]:
-    cost = {(row["space"], row["samples"], row["library"]): row["median_us"] for row in comparison}
+    cost = {(row["space"], row["population_size"], row["library"]): row["median_us"] for row in comparison}
     first = cost["40 categorical of 5", 2, "asng"]
     theirs = cost.get(("40 categorical of 5", 2, WithCmaes.label))
     wanted = [
@@ -238,7 +244,12 @@ def table(title: str, columns: list[str], rows: list[list[str]]) -> None:
 
 def show(result: dict[str, Any]) -> None:
     compared = [
-        [r["space"], str(r["samples"]), r["library"], *(f"{r[k]:,.1f}" for k in ("median_us", "min_us", "values_us"))]
+        [
+            r["space"],
+            str(r["population_size"]),
+            r["library"],
+            *(f"{r[k]:,.1f}" for k in ("median_us", "min_us", "values_us")),
+        ]
         for r in result["comparison"]
     ]
     columns = ["space", "lambda", "library", "ask + tell, median", "min", "reading values"]

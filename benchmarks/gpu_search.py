@@ -37,10 +37,12 @@ def batch(size: int) -> tuple[Tensor, Tensor]:
     return images, torch.randint(10, (size,), device="cuda")
 
 
-def oneshot(model: nn.Module, amp: torch.dtype | None, capture: bool) -> OneShot:
-    weights = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+def oneshot(model: nn.Module, amp_dtype: torch.dtype | None, capture: bool) -> OneShot:
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     arch_optimizer = ASNG(space_of(model), seed=0)
-    return OneShot(model, arch_optimizer, weights, loss, clip_norm=5.0, amp=amp, capture=capture)
+    return OneShot(
+        model, arch_optimizer, weight_optimizer, loss, max_grad_norm=5.0, amp_dtype=amp_dtype, capture=capture
+    )
 
 
 def measured(search: OneShot, size: int, steps: int) -> dict[str, Any]:
@@ -68,12 +70,12 @@ def measured(search: OneShot, size: int, steps: int) -> dict[str, Any]:
 
 def rows(cells: int, channels: int, size: int, steps: int) -> list[dict[str, Any]]:
     result = []
-    for name, amp in PRECISIONS.items():
+    for name, amp_dtype in PRECISIONS.items():
         torch.manual_seed(0)
         model: Any = Net(channels, cells).to("cuda")
         model = model.to(memory_format=torch.channels_last)
         for capture in (False, True):
-            search = oneshot(copy.deepcopy(model), amp, capture)
+            search = oneshot(copy.deepcopy(model), amp_dtype, capture)
             number = steps if capture else max(3, steps // 4)
             result.append({"precision": name, "captured": capture, **measured(search, size, number)})
             del search

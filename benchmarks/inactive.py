@@ -46,16 +46,16 @@ def active(values: dict[str, Any]) -> set[str]:
     return {"depth", *(f"{part}{i}" for i in range(values["depth"]) for part in "ab")}
 
 
-def one_run(setting: dict[str, Any], leave_out: bool, seed: int, steps: int) -> tuple[float, float]:
+def one_run(setting: dict[str, Any], mask_inactive: bool, seed: int, steps: int) -> tuple[float, float]:
     """Regret of the most likely values at the end, and on average over the run."""
     blocks, best = setting["blocks"], setting["best"]
-    optimizer = asng.ASNG(space_of(blocks, setting["depth"]), samples=setting["samples"], seed=seed)
+    optimizer = asng.ASNG(space_of(blocks, setting["depth"]), population_size=setting["population_size"], seed=seed)
     noise = np.random.default_rng([seed, 1])
     regrets = []
     for step in range(steps):
         candidates = optimizer.ask()
         losses = [clean_loss(c.values, blocks, best) + setting["noise"] * noise.standard_normal() for c in candidates]
-        optimizer.tell(candidates, losses, active=[active(c.values) for c in candidates] if leave_out else None)
+        optimizer.tell(candidates, losses, active=[active(c.values) for c in candidates] if mask_inactive else None)
         if step % 20 == 19:
             regrets.append(clean_loss(optimizer.mode(), blocks, best))
     return regrets[-1], statistics.fmean(regrets)
@@ -73,7 +73,7 @@ def compared(setting: dict[str, Any], seeds: int, steps: int) -> dict[str, Any]:
         paper, left = ([run[place] for run in runs[leave]] for leave in (False, True))
         row[name] = {
             "paper": mean_and_error(paper),
-            "leave_out": mean_and_error(left),
+            "mask_inactive": mean_and_error(left),
             "difference": mean_and_error([b - a for a, b in zip(paper, left, strict=True)]),
         }
     return row
@@ -86,8 +86,14 @@ def table(rows: list[dict[str, Any]], seeds: int, steps: int) -> None:
     print("  ".join(name.rjust(width) for name, width in zip(head, widths, strict=True)))
     for row in rows:
         for name in ("last", "average"):
-            cells = [row["depth"], f"{row['best']} of {row['blocks']}", str(row["samples"]), str(row["noise"]), name]
-            cells += [f"{mean:.4f} ± {error:.4f}" for mean, error in (row[name]["paper"], row[name]["leave_out"])]
+            cells = [
+                row["depth"],
+                f"{row['best']} of {row['blocks']}",
+                str(row["population_size"]),
+                str(row["noise"]),
+                name,
+            ]
+            cells += [f"{mean:.4f} ± {error:.4f}" for mean, error in (row[name]["paper"], row[name]["mask_inactive"])]
             mean, error = row[name]["difference"]
             cells += [f"{mean:+.4f} ± {error:.4f}", f"{mean / error:+.1f}" if error else "-"]
             print("  ".join(cell.rjust(width) for cell, width in zip(cells, widths, strict=True)))
@@ -109,10 +115,12 @@ def main() -> None:
     settings = parser.parse_args()
     seeds, steps = (3, 60) if settings.quick else (settings.seeds, settings.steps)
     rows = [
-        compared({"depth": kind, "blocks": 10, "best": best, "samples": samples, "noise": 0.1}, seeds, steps)
+        compared(
+            {"depth": kind, "blocks": 10, "best": best, "population_size": population_size, "noise": 0.1}, seeds, steps
+        )
         for kind in ("integer", "choice")
         for best in (2, 5, 10)
-        for samples in (2, 8)
+        for population_size in (2, 8)
     ]
     table(rows, seeds, steps)
     settings.out.mkdir(parents=True, exist_ok=True)

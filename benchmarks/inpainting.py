@@ -37,9 +37,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import asng
-from asng.experiments.inpainting.encoding import Encoding, random_values, variables
-from asng.experiments.inpainting.network import COLOURS, Net, placed
-from asng.nas import Decisions, OneShot, space_of
+from asng.experiments.inpainting.encoding import Encoding, random_values, search_space
+from asng.experiments.inpainting.network import IMAGE_CHANNELS, Net, to_device_format
+from asng.nas import OneShot, space_of
+from asng.nas.selection import Supernet
 
 PAPER = (64, 16)  # side and number of images
 
@@ -58,7 +59,7 @@ class Padded(Net):
         encoder, decoder = self._layers(run)
         there: Any = self.there
         masks = [there[layer.channels - 1].view(-1, 1, 1) for layer in run]
-        nodes = [F.pad(images, (0, 0, 0, 0, 0, self.last.in_channels - COLOURS))]
+        nodes = [F.pad(images, (0, 0, 0, 0, 0, self.last.in_channels - IMAGE_CHANNELS))]
         for conv, mask in zip(encoder, masks, strict=True):
             nodes.append(torch.relu_(F.conv2d(nodes[-1], conv.weight, None, conv.stride, conv.padding) * mask))
         x = nodes[-1]
@@ -76,26 +77,26 @@ def mse(model: nn.Module, images: Tensor) -> Tensor:
     return F.mse_loss(model(images), images)
 
 
-def candidates(decisions: Decisions, images: Tensor, architectures: Sequence[dict[str, Any]]) -> None:
+def candidates(supernet: Supernet, images: Tensor, architectures: Sequence[dict[str, Any]]) -> None:
     """What a step computes: half of the architectures forward and backward, the others forward."""
     half = len(architectures) // 2
     for values in architectures[:half]:
-        decisions.choose(values)
-        mse(decisions.model, images).backward()
+        supernet.choose(values)
+        mse(supernet.model, images).backward()
     with torch.no_grad():
         for values in architectures[half:]:
-            decisions.choose(values)
-            mse(decisions.model, images)
+            supernet.choose(values)
+            mse(supernet.model, images)
 
 
 def operations(net: type[Net], encoding: Encoding, layers: int, steps: Sequence[Any], side: int, images: int) -> float:
     """Of a step, on average; counted without computing anything."""
     with torch.device("meta"):
-        model, batch = net(encoding, layers), torch.empty(images, COLOURS, side, side)
-    decisions = Decisions(model)
+        model, batch = net(encoding, layers), torch.empty(images, IMAGE_CHANNELS, side, side)
+    supernet = Supernet(model)
     with FlopCounterMode(display=False) as counter:
         for architectures in steps:
-            candidates(decisions, batch, architectures)
+            candidates(supernet, batch, architectures)
     return counter.get_total_flops() / len(steps)
 
 
@@ -116,21 +117,21 @@ def mean(device: torch.device, functions: Sequence[Callable[[], Any]]) -> float:
 def measured(net: type[Net], encoding: Encoding, settings: argparse.Namespace, steps: Sequence[Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     device = torch.device(settings.device)
-    model = placed(net(encoding, settings.layers, size=(settings.size, settings.size)), device)
-    images = torch.rand(settings.batch, COLOURS, settings.size, settings.size).to(device)
-    decisions = Decisions(model)
+    model = to_device_format(net(encoding, settings.layers, size=(settings.size, settings.size)), device)
+    images = torch.rand(settings.batch, IMAGE_CHANNELS, settings.size, settings.size).to(device)
+    supernet = Supernet(model)
     with torch.no_grad():
-        decisions.choose(steps[0][0])
+        supernet.choose(steps[0][0])
         output = model(images).double().sum().item()
-    warm_up, *steps = steps  # the first convolution of all pays for more than itself
-    candidates(decisions, images, warm_up)
+    warmup, *steps = steps  # the first convolution of all pays for more than itself
+    candidates(supernet, images, warmup)
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
-    calls = [lambda group=group: candidates(decisions, images, group) for group in steps]
+    calls = [lambda group=group: candidates(supernet, images, group) for group in steps]
     new, again = mean(device, calls), mean(device, calls)
     memory = torch.cuda.max_memory_allocated() / 2**20 if device.type == "cuda" else None
-    weights = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9)
-    oneshot = OneShot(model, asng.ASNG(space_of(model), seed=1), weights, mse, clip_norm=5.0)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9)
+    oneshot = OneShot(model, asng.ASNG(space_of(model), seed=1), weight_optimizer, mse, max_grad_norm=5.0)
     oneshot.step(images, images)
     return {
         "encoding": encoding,
@@ -183,9 +184,9 @@ def main() -> None:
     torch.set_num_threads(1)
     rows = []
     for encoding in ("cat", "int"):
-        space = variables(encoding, settings.layers)
-        drawn = [random_values(space, seed) for seed in range(4 * (settings.steps + 1))]
-        steps = [drawn[first : first + 4] for first in range(0, len(drawn), 4)]
+        space = search_space(encoding, settings.layers)
+        random_split = [random_values(space, seed) for seed in range(4 * (settings.steps + 1))]
+        steps = [random_split[first : first + 4] for first in range(0, len(random_split), 4)]
         pair = [measured(net, encoding, settings, steps) for net in (Net, Padded)]
         outputs = [row.pop("output") for row in pair]
         assert abs(outputs[0] - outputs[1]) < 1e-3 * abs(outputs[0]), f"both ways must agree, but give {outputs}"

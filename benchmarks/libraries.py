@@ -53,8 +53,8 @@ def loss(values: dict[str, Any]) -> float:
 class WithAsng:
     package, label, evaluations = "asng", "asng", 20_000
 
-    def __init__(self, space: Space, samples: int, seed: int) -> None:
-        self.optimizer = asng.ASNG(space, samples=samples, seed=seed)
+    def __init__(self, space: Space, population_size: int, seed: int) -> None:
+        self.optimizer = asng.ASNG(space, population_size=population_size, seed=seed)
         self.ask, self.tell = self.optimizer.ask, self.optimizer.tell
 
     def values(self, candidates: Any) -> list[dict[str, Any]]:
@@ -64,22 +64,22 @@ class WithAsng:
 class WithCmaes:
     package, label, evaluations = "cmaes", "cmaes CatCMAwM", 2000
 
-    def __init__(self, space: Space, samples: int, seed: int) -> None:
+    def __init__(self, space: Space, population_size: int, seed: int) -> None:
         from cmaes import CatCMAwM
 
         space = _with_choice(space)
         self.categorical = {k: v.choices for k, v in space.items() if isinstance(v, asng.Categorical)}
         integers = {k: list(range(v.low, v.high + 1)) for k, v in space.items() if isinstance(v, asng.Integer)}
-        self.names, self.samples = list(integers), samples
+        self.names, self.population_size = list(integers), population_size
         self.optimizer = CatCMAwM(
             z_space=list(integers.values()) or None,
             c_space=[len(c) for c in self.categorical.values()],
-            population_size=samples,
+            population_size=population_size,
             seed=seed,
         )
 
     def ask(self) -> Any:
-        return [self.optimizer.ask() for _ in range(self.samples)]
+        return [self.optimizer.ask() for _ in range(self.population_size)]
 
     def values(self, candidates: Any) -> list[dict[str, Any]]:
         rows = []
@@ -98,7 +98,7 @@ class WithCmaes:
 class WithNevergrad:
     package, label, evaluations = "nevergrad", "nevergrad DiscreteOnePlusOne", 96
 
-    def __init__(self, space: Space, samples: int, seed: int) -> None:
+    def __init__(self, space: Space, population_size: int, seed: int) -> None:
         import nevergrad
 
         def parameter(variable: Any) -> Any:
@@ -109,13 +109,13 @@ class WithNevergrad:
         space = {name: parameter(variable) for name, variable in _with_choice(space).items()}
         instrumentation = nevergrad.p.Instrumentation(**space)
         instrumentation.random_state.seed(seed)
-        self.samples = samples
+        self.population_size = population_size
         self.optimizer = nevergrad.optimizers.DiscreteOnePlusOne(
-            parametrization=instrumentation, budget=10**6, num_workers=samples
+            parametrization=instrumentation, budget=10**6, num_workers=population_size
         )
 
     def ask(self) -> Any:
-        return [self.optimizer.ask() for _ in range(self.samples)]
+        return [self.optimizer.ask() for _ in range(self.population_size)]
 
     def values(self, candidates: Any) -> list[dict[str, Any]]:
         return [candidate.kwargs for candidate in candidates]
@@ -128,11 +128,11 @@ class WithNevergrad:
 class WithOptuna:
     package, label, evaluations = "optuna", "optuna TPE", 96
 
-    def __init__(self, space: Space, samples: int, seed: int) -> None:
+    def __init__(self, space: Space, population_size: int, seed: int) -> None:
         import optuna
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self.samples = samples
+        self.population_size = population_size
         self.study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed))
         self.distributions = {
             name: optuna.distributions.CategoricalDistribution(v.choices)
@@ -142,7 +142,7 @@ class WithOptuna:
         }
 
     def ask(self) -> Any:
-        return [self.study.ask(self.distributions) for _ in range(self.samples)]
+        return [self.study.ask(self.distributions) for _ in range(self.population_size)]
 
     def values(self, candidates: Any) -> list[dict[str, Any]]:
         return [trial.params for trial in candidates]

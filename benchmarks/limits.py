@@ -15,7 +15,7 @@ import time
 import torch
 from torch import Tensor, nn
 
-from asng import ASNG, Integer, Uniform, nas
+from asng import ASNG, Integer, RandomSearch, nas
 
 TARGET = 1.5  # times as long as without limits
 STAGES = ((16, 24, 1), (24, 40, 2), (48, 80, 2), (80, 128, 1))  # smallest and largest width, stride
@@ -75,7 +75,7 @@ def measures() -> dict[str, nas.Measure]:
 def median_limits() -> list[nas.Limit]:
     torch.manual_seed(0)
     model = Net()
-    values = [candidate.values for candidate in Uniform(nas.space_of(model), seed=0).ask(DRAWS)]
+    values = [candidate.values for candidate in RandomSearch(nas.space_of(model), seed=0).ask(DRAWS)]
     costs = {name: [float(measure(model, v)) for v in values] for name, measure in measures().items()}
     return [nas.Limit(measure, statistics.median(costs[name]), name) for name, measure in measures().items()]
 
@@ -86,8 +86,8 @@ class Search:
     def __init__(self, limits: list[nas.Limit], batch: int) -> None:
         torch.manual_seed(0)
         model = Net()
-        weights = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-        self.oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), weights, loss, limits=limits)
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        self.oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), weight_optimizer, loss, limits=limits)
         self.batch = (torch.randn(batch, 3, 32, 32), torch.randint(CLASSES, (batch,)))
         self.seconds, self.feasible, self.asked = 0.0, 0, 0
 
@@ -95,8 +95,8 @@ class Search:
         started = time.perf_counter()
         for _ in range(steps):
             step = self.oneshot.step(self.batch, self.batch)
-            self.feasible += sum(not excess for excess in step.excess)
-            self.asked += len(step.excess)
+            self.feasible += sum(not violation for violation in step.violations)
+            self.asked += len(step.violations)
         self.seconds += time.perf_counter() - started
 
 

@@ -36,8 +36,8 @@ from nasbench201_report import COMPARED, draw, show_tables
 from searchers import Code, method_of
 
 import asng
-from asng.experiments.workers import side_by_side
-from asng.runs import RESULTS, Run, config_of
+from asng.experiments.workers import run_parallel
+from asng.runs import RESULTS, Run, read_config
 
 FORMAT = """\
 It holds, with one row per architecture (15,625, each combination once):
@@ -175,7 +175,7 @@ def run(
     with Run(out, config) as kept:
         done = {(row["method"], row["seed"]) for row in kept.results()}
         missing = [(name, seed) for name in methods for seed in seeds if (name, seed) not in done]
-        work = side_by_side(
+        work = run_parallel(
             partial(search, path, budget, noiseless),
             missing,
             workers,
@@ -189,7 +189,7 @@ def run(
 
 def read_results(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
     """The rows in a folder and their numbers of evaluations, without its lock."""
-    at = config_of(folder).get("evaluations")
+    at = read_config(folder).get("evaluations")
     lines = folder / RESULTS
     if not isinstance(at, list) or not lines.is_file():
         raise ValueError(f"{folder} holds no results of this benchmark")

@@ -53,10 +53,10 @@ def mutate(parent: Code, shape: Code, rng: np.random.Generator) -> Code:
     return (*parent[:edge], int(operation), *parent[edge + 1 :])
 
 
-def ask_and_tell(library: Any, shape: Code, seed: int, *, samples: int) -> Searcher:
+def ask_and_tell(library: Any, shape: Code, seed: int, *, population_size: int) -> Searcher:
     """A library of libraries.py; it minimizes minus the accuracy."""
     space = {f"edge{edge}": asng.Categorical(range(ops)) for edge, ops in enumerate(shape)}
-    optimizer = library(space, samples, seed)
+    optimizer = library(space, population_size, seed)
     while True:
         mode = tuple(optimizer.optimizer.mode().values()) if library is WithAsng else None
         candidates = optimizer.ask()
@@ -83,13 +83,13 @@ def method_of(name: str) -> Callable[[Code, int], Searcher]:
                 if min(population, sample) > 0:
                     return partial(evolve, population=population, sample=sample)
             case ["TPE"]:
-                return partial(ask_and_tell, WithOptuna, samples=1)
+                return partial(ask_and_tell, WithOptuna, population_size=1)
             case ["CatCMAwM"]:
-                return lambda shape, seed: ask_and_tell(WithCmaes, shape, seed, samples=default_size(shape))
+                return lambda shape, seed: ask_and_tell(WithCmaes, shape, seed, population_size=default_size(shape))
             case ["CatCMAwM", size]:
-                return partial(ask_and_tell, WithCmaes, samples=int(size))
+                return partial(ask_and_tell, WithCmaes, population_size=int(size))
             case ["ASNG", size]:
-                return partial(ask_and_tell, WithAsng, samples=int(size))
+                return partial(ask_and_tell, WithAsng, population_size=int(size))
     except ValueError:
         pass
     raise ValueError(f"there is no method {name!r}; there are random, evolution P/S, TPE, CatCMAwM [L], ASNG L")

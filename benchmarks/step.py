@@ -32,7 +32,8 @@ import torch
 from torch import Tensor, nn
 
 import asng
-from asng.nas import Decisions, Limit, OneOf, OneShot, Pick, parameters, space_of
+from asng.nas import Limit, OneOf, OneShot, Pick, parameters, space_of
+from asng.nas.selection import Supernet
 
 clock = time.process_time
 STEP = 20e-3  # seconds, of which asng may take
@@ -77,7 +78,7 @@ class Node(nn.Module):
         return first + second
 
 
-class Supernet(nn.Module):
+class CellNet(nn.Module):
     """Cells of five nodes until there are so many modules."""
 
     def __init__(self, modules: int, shared: bool, channels: int = 4) -> None:
@@ -106,16 +107,18 @@ def median(function: Callable[[], Any], repeats: int, times: int) -> float:
 
 def measured(modules: int, shared: bool, repeats: int, times: int) -> dict[str, Any]:
     torch.manual_seed(0)
-    model = Supernet(modules, shared)
-    space, decisions = space_of(model), Decisions(model)
-    optimizer = asng.ASNG(space, seed=0)
-    candidates = optimizer.ask()
+    model = CellNet(modules, shared)
+    space, supernet = space_of(model), Supernet(model)
+    arch_optimizer = asng.ASNG(space, seed=0)
+    candidates = arch_optimizer.ask()
     random = np.random.default_rng(0)
     losses = random.random((4096, 2)).tolist()
     parts = {
-        "ask": 2 * median(optimizer.ask, repeats, times),
-        "select": 4 * median(lambda: decisions.choose(candidates[0].values), repeats, times),
-        "tell": median(lambda: optimizer.tell(optimizer.ask(), losses[int(random.integers(4096))]), repeats, times),
+        "ask": 2 * median(arch_optimizer.ask, repeats, times),
+        "select": 4 * median(lambda: supernet.choose(candidates[0].values), repeats, times),
+        "tell": median(
+            lambda: arch_optimizer.tell(arch_optimizer.ask(), losses[int(random.integers(4096))]), repeats, times
+        ),
     }
     parts["tell"] -= parts["ask"] / 2
     whole, training = steps(model, repeats, times)
@@ -142,9 +145,9 @@ def measured(modules: int, shared: bool, repeats: int, times: int) -> dict[str, 
 
 def steps(model: nn.Module, repeats: int, times: int, limits: Any = ()) -> tuple[float, float]:
     """Seconds of a whole step with a loss for nothing, and those that torch takes of it."""
-    weights = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-    optimizer = asng.ASNG(space_of(model), seed=0)
-    oneshot = OneShot(model, optimizer, weights, constant, clip_norm=5.0, limits=limits)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
+    arch_optimizer = asng.ASNG(space_of(model), seed=0)
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, constant, max_grad_norm=5.0, limits=limits)
     parameters = list(model.parameters())
     for parameter in parameters:
         parameter.grad = torch.zeros_like(parameter)  # all touched, as in the middle of a search
@@ -155,7 +158,7 @@ def steps(model: nn.Module, repeats: int, times: int, limits: Any = ()) -> tuple
         for _ in range(2):
             (constant(model, None) / 2).backward()
         nn.utils.clip_grad_norm_(parameters, 5.0)
-        weights.step()
+        weight_optimizer.step()
 
     return whole, median(training, repeats, times)
 

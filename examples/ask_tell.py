@@ -16,7 +16,7 @@ optimizer = asng.ASNG(
         "layers": asng.Integer(1, 12),
         "rate": asng.Real(1e-5, 1e-1, log=True),
     },
-    samples=8,
+    population_size=8,
     seed=0,
 )
 for _ in range(150):

@@ -1,6 +1,6 @@
 """A search under two limits: milliseconds measured on this machine, and parameters.
 
-Architectures outside are never trained and never returned. The task: which of four textures does a noisy image show?
+Infeasible architectures are never trained and never returned. The task: which of four textures does a noisy image show?
 """
 
 import torch
@@ -21,7 +21,7 @@ def batch(n=32):
     return (across + down + torch.randn(n, 16, 16))[:, None], kinds
 
 
-def loss(model, batch):
+def loss_fn(model, batch):
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
@@ -43,12 +43,12 @@ seconds = latency(model, largest) / 3  # a limit that makes sense on any machine
 limits = [nas.Limit(latency, seconds), nas.Limit(nas.parameters, 20_000)]
 
 train, valid = ([batch() for _ in range(20)] for _ in range(2))
-found = nas.search(model, train, valid, loss, epochs=12, limits=limits)
-nas.recalibrate(found.model, train)
+result = nas.search(model, train, valid, loss_fn, epochs=12, limits=limits)
+nas.recalibrate(result.model, train)
 
-print(f"found: {found.values}, inside of the limits: {found.inside}")
-for name, values in (("found", found.values), ("largest", largest)):
+print(f"found: {result.values}, feasible: {result.feasible}")
+for name, values in (("found", result.values), ("largest", largest)):
     print(f"{name}: {1000 * latency(model, values):.3f} ms, {nas.parameters(model, values)} parameters")
 print(f"limits: {1000 * seconds:.3f} ms, 20000 parameters")
 images, kinds = batch(1000)
-print(f"accuracy: {(found.model.eval()(images).argmax(1) == kinds).float().mean():.3f}, of guessing 0.250")
+print(f"accuracy: {(result.model.eval()(images).argmax(1) == kinds).float().mean():.3f}, of guessing 0.250")

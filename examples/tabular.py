@@ -30,19 +30,19 @@ class Net(nn.Module):
         return self.head(self.blocks(self.stem(x)))[:, 0]
 
 
-def loss(model, batch):
+def loss_fn(model, batch):
     return F.mse_loss(model(batch[0]), batch[1])
 
 
 def r2(values):
     """On the test rows, of an architecture trained from scratch on all others."""
     network = nas.extract(Net(), values)
-    weights = torch.optim.Adam(network.parameters(), lr=0.005)
+    arch_optimizer = torch.optim.Adam(network.parameters(), lr=0.005)
     for rows in torch.cat([torch.randperm(800) for _ in range(40)]).split(50):
-        weights.zero_grad()
-        loss(network, (x[rows], y[rows])).backward()
-        weights.step()
-    return 1 - loss(network.eval(), (x[800:], y[800:])).item() / y[800:].var().item()
+        arch_optimizer.zero_grad()
+        loss_fn(network, (x[rows], y[rows])).backward()
+        arch_optimizer.step()
+    return 1 - loss_fn(network.eval(), (x[800:], y[800:])).item() / y[800:].var().item()
 
 
 torch.manual_seed(0)
@@ -50,10 +50,10 @@ x, y = (torch.from_numpy(array).float() for array in make_friedman1(1800, noise=
 y = (y - y[:800].mean()) / y[:800].std()
 train, valid = (DataLoader(TensorDataset(x[half], y[half]), 50, shuffle=True) for half in (slice(400), slice(400, 800)))
 model = Net()
-optimizer = ASNG(nas.space_of(model), samples=4, seed=0)  # numbers are found more surely with more than 2
-weights = torch.optim.Adam(model.parameters(), lr=0.005)
-found = nas.search(model, train, valid, loss, epochs=40, optimizer=optimizer, weights=weights)
-print("found:", found.values)
+arch_optimizer = ASNG(nas.space_of(model), population_size=4, seed=0)  # numbers are found more surely with more than 2
+adam = torch.optim.Adam(model.parameters(), lr=0.005)
+result = nas.search(model, train, valid, loss_fn, epochs=40, arch_optimizer=arch_optimizer, weight_optimizer=adam)
+print("found:", result.values)
 random = [r2(candidate.values) for candidate in ASNG(nas.space_of(model), seed=1).ask(5)]
 linear = LinearRegression().fit(x[:800], y[:800]).score(x[800:], y[800:])
-print(f"test R2: found {r2(found.values):.3f}, mean of 5 random {sum(random) / 5:.3f}, linear regression {linear:.3f}")
+print(f"test R2: found {r2(result.values):.3f}, mean of 5 random {sum(random) / 5:.3f}, linear regression {linear:.3f}")

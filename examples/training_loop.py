@@ -1,4 +1,4 @@
-"""Your own training loop around a search: optimizer, schedule, log and early stop stay yours.
+"""Your own training loop around a search: optimizers, scheduler, log and early stop stay yours.
 
 For scikit-learn's handwritten digits: which operations, how many channels, how deep?
 """
@@ -24,18 +24,18 @@ class Net(nn.Sequential):
         return nn.Sequential(nas.OneOf(name, operations), nas.BatchNorm2d(width), nn.ReLU())
 
 
-def loss(model, rows):
+def loss_fn(model, rows):
     return F.cross_entropy(model(images[rows]), labels[rows])
 
 
 def accuracy(values):
     """On the test images, of an architecture trained from scratch."""
     network = nas.extract(Net(), values)
-    weights = torch.optim.Adam(network.parameters(), lr=0.01)
+    arch_optimizer = torch.optim.Adam(network.parameters(), lr=0.01)
     for rows in torch.cat([torch.randperm(1200) for _ in range(8)]).split(60):
-        weights.zero_grad()
-        loss(network, rows).backward()
-        weights.step()
+        arch_optimizer.zero_grad()
+        loss_fn(network, rows).backward()
+        arch_optimizer.step()
     return (network.eval()(images[1200:]).argmax(1) == labels[1200:]).float().mean().item()
 
 
@@ -43,16 +43,16 @@ torch.manual_seed(0)
 digits, order = load_digits(), torch.randperm(1797)
 images, labels = torch.tensor(digits.images)[order, None].float() / 16, torch.tensor(digits.target)[order]
 model = Net()
-optimizer = ASNG(nas.space_of(model), seed=0)
-weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-schedule = torch.optim.lr_scheduler.CosineAnnealingLR(weights, 60)
-oneshot = nas.OneShot(model, optimizer, weights, loss, clip_norm=5.0)
+arch_optimizer = ASNG(nas.space_of(model), seed=0)
+weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(weight_optimizer, 60)
+oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, loss_fn, max_grad_norm=5.0)
 modes: list[dict] = []  # the most likely architecture after every epoch
 while len(modes) < 60 and (len(modes) < 6 or modes[-6:] != modes[-1:] * 6):  # stop when 6 epochs changed nothing
     halves = torch.randperm(600).split(60), (600 + torch.randperm(600)).split(60)  # to train weights, to judge
     losses = [oneshot.step(*batches).train_loss for batches in zip(*halves, strict=True)]
-    schedule.step()
-    modes.append(optimizer.mode())
+    lr_scheduler.step()
+    modes.append(arch_optimizer.mode())
     print(f"epoch {len(modes)}: training loss {sum(losses) / 10:.3f}, {modes[-1]}")
 
 random = [accuracy(candidate.values) for candidate in ASNG(nas.space_of(model), seed=1).ask(5)]

@@ -46,13 +46,13 @@ def batch(n=64):
 
 torch.manual_seed(0)
 model = Encoder()
-optimizer, weights = ASNG(nas.space_of(model), seed=0), torch.optim.Adam(model.parameters(), lr=0.002)
-oneshot = nas.OneShot(model, optimizer, weights, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]))
+arch_optimizer, weight_optimizer = ASNG(nas.space_of(model), seed=0), torch.optim.Adam(model.parameters(), lr=0.002)
+oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, lambda model, b: F.cross_entropy(model(b[0]), b[1]))
 for _ in range(500):
     oneshot.step(batch(), batch())
-found = nas.found(oneshot)
-print(f"found: {found.values} with probability {found.probability:.2f}")
+result = nas.result(oneshot)
+print(f"found: {result.values} with probability {result.probability:.2f}")
 x, y = batch(2000)  # there are no batch norms, so the weights of the search can be used as they are
 others = [nas.extract(model, candidate.values) for candidate in ASNG(nas.space_of(model), seed=1).ask(20)]
-right = [(network(x).argmax(1) == y).float().mean().item() for network in (found.model, *others)]
+right = [(network(x).argmax(1) == y).float().mean().item() for network in (result.model, *others)]
 print(f"accuracy: found {right[0]:.3f}, mean of 20 random architectures {sum(right[1:]) / 20:.3f}")

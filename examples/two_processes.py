@@ -21,32 +21,31 @@ class Net(nn.Sequential):
         super().__init__(nas.Linear(1, width), first, nas.Linear(width, width), second, nas.Linear(width, 1))
 
 
-def loss(model, x):
+def loss_fn(model, x):
     return F.mse_loss(model(x), torch.sin(5 * x))
 
 
 together = "RANK" in os.environ  # torchrun says who is who
 if together:
     dist.init_process_group("gloo")  # "nccl" on GPUs
-rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+rank, world_size = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
 
 torch.manual_seed(0)  # all processes need the same batches
 train, valid = ([torch.rand(64, 1) * 2 - 1 for _ in range(20)] for _ in range(2))
 model = Net()
-weights = torch.optim.Adam(model.parameters(), lr=0.01)
-optimizer = ASNG(nas.space_of(model), samples=4, seed=0)  # two processes run two of the four candidates each
-
-found = nas.search(model, train, valid, loss, epochs=30, optimizer=optimizer, weights=weights)
+adam = torch.optim.Adam(model.parameters(), lr=0.01)
+arch_optimizer = ASNG(nas.space_of(model), population_size=4, seed=0)  # two processes run two candidates each
+result = nas.search(model, train, valid, loss_fn, epochs=30, arch_optimizer=arch_optimizer, weight_optimizer=adam)
 
 # The distribution is never sent, yet it is the same everywhere, to the last bit.
-theta = torch.tensor(optimizer.theta)
-everywhere = [theta.clone() for _ in range(ranks)]
+theta = torch.tensor(arch_optimizer.theta)
+everywhere = [theta.clone() for _ in range(world_size)]
 if together:
     dist.all_gather(everywhere, theta)
     dist.destroy_process_group()
 
 if rank == 0:
-    print(f"found: {found.values} with probability {found.probability:.4f}")
-    print(f"processes: {ranks}, with the same distribution: {all(torch.equal(t, theta) for t in everywhere)}")
+    print(f"found: {result.values} with probability {result.probability:.4f}")
+    print(f"processes: {world_size}, with the same distribution: {all(torch.equal(t, theta) for t in everywhere)}")
     x = torch.linspace(-1, 1, 201)[:, None]
-    print(f"mean squared error: {loss(found.model, x):.4f}, of the mean {torch.sin(5 * x).var():.4f}")
+    print(f"mean squared error: {loss_fn(result.model, x):.4f}, of the mean {torch.sin(5 * x).var():.4f}")

@@ -49,9 +49,9 @@ class Body(Searchable):
         return nn.Sequential(*self.blocks[: self.depth.value])
 
 
-def oneshot(model, *, loss=cross_entropy, seed=3, weights=None, **settings):
-    weights = weights or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    return OneShot(model, ASNG(space_of(model), seed=seed), weights, loss, **settings)
+def oneshot(model, *, loss_fn=cross_entropy, seed=3, weight_optimizer=None, **settings):
+    weight_optimizer = weight_optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    return OneShot(model, ASNG(space_of(model), seed=seed), weight_optimizer, loss_fn, **settings)
 
 
 def touched(model):

@@ -25,7 +25,7 @@ from small_cifar10 import RECORD, random_files
 from small_faces import texture
 from torch import nn
 
-from asng import ASNG, SNG, Adam, Categorical, Integer, Real, Uniform, nas
+from asng import ASNG, SNG, Adam, Categorical, Integer, RandomSearch, Real, nas
 from asng.experiments import digits, toy
 from asng.experiments.cifar10 import data as cifar10_data
 from asng.experiments.cifar10 import network as cifar10_network
@@ -78,16 +78,18 @@ def ask_tell() -> Values:
     """400 asks and 200 tells in each of several spaces, of populations of two and more, by each method."""
     spaces = {"categorical": CATEGORICAL, "mixed": MIXED, "log": LOG}
     optimizers: dict[str, Any] = {
-        f"ASNG {name} {size}": ASNG(space, samples=size, seed=1) for name, space in spaces.items() for size in (2, 8)
+        f"ASNG {name} {size}": ASNG(space, population_size=size, seed=1)
+        for name, space in spaces.items()
+        for size in (2, 8)
     }
     initial = {"a": [0.2, 0.5, 0.3], "many": (100, 30), "rate": (1e-3, 10)}
     other = {"alpha": 2.0, "delta_init": 0.5, "delta_max": 100.0, "mirrored": False, "initial": initial}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", r"initial\['rate'\]", UserWarning)  # a deviation beyond what is allowed
-        optimizers["ASNG mixed 7 otherwise"] = ASNG(MIXED, samples=7, seed=2, **other)  # type: ignore[arg-type]
-    optimizers["SNG mixed 8"] = SNG(MIXED, samples=8, seed=3)
-    optimizers["Adam mixed 8"] = Adam(MIXED, samples=8, seed=4)
-    optimizers["random mixed 8"] = Uniform(MIXED, samples=8, seed=5)
+        optimizers["ASNG mixed 7 otherwise"] = ASNG(MIXED, population_size=7, seed=2, **other)  # type: ignore[arg-type]
+    optimizers["SNG mixed 8"] = SNG(MIXED, population_size=8, seed=3)
+    optimizers["Adam mixed 8"] = Adam(MIXED, population_size=8, seed=4)
+    optimizers["random mixed 8"] = RandomSearch(MIXED, population_size=8, seed=5)
     runs = {name: trajectory(optimizer, partly="otherwise" in name) for name, optimizer in optimizers.items()}
     return {kind: {name: run[kind] for name, run in runs.items()} for kind in ("portable", "bits")}
 
@@ -144,7 +146,7 @@ def toy_short() -> Values:
     """A smaller sweep, without processes and figures."""
     sweep = replace(toy.QUICK, variables=6, runs=4, iterations=600, powers=(0.0, 0.5, 1.0))
     reached = {setting: toy.simulate(sweep, setting) for setting in toy.settings_of(sweep)}
-    return toy_numbers(toy.summarise(sweep, reached), reached)
+    return toy_numbers(toy.summarize(sweep, reached), reached)
 
 
 def toy_numbers(summary: Values, reached: Mapping[Any, list[int | None]]) -> Values:
@@ -165,12 +167,12 @@ def first_steps(job: Any, portable: int) -> Values:
     """The losses of the first 20 iterations of a job, so many of them portable, and where they lead."""
     records = [job.step(number) for number in range(20)]
     losses = {name: [float(record[f"{name}_loss"]) for record in records] for name in ("train", "valid")}
-    optimizer = job.searching.optimizer
+    optimizer = job.search_job.arch_optimizer
     bits = {
         "losses": losses,
         "theta": digest(optimizer.theta),
         "delta": optimizer.delta,
-        "weights": weights_digest(job.model),
+        "weight_optimizer": weights_digest(job.model),
         "tested": {name.removeprefix("test_"): value for name, value in job.finish_epoch(0).items()},
     }
     return {"portable": {"losses": {name: each[:portable] for name, each in losses.items()}}, "bits": bits}
@@ -197,10 +199,10 @@ def cifar10_short() -> Values:
     return cifar10_on_noise(replace(cifar10.SMALL, batch=16))
 
 
-def cifar10_on_noise(settings: cifar10.Settings) -> Values:
+def cifar10_on_noise(settings: cifar10.Cifar10SearchSettings) -> Values:
     *train, test = random_files(2000).values()
     return first_steps(
-        cifar10.Search(settings, _images(b"".join(train)), _images(test[: 200 * RECORD])), CIFAR10_PORTABLE
+        cifar10.Cifar10SearchJob(settings, _images(b"".join(train)), _images(test[: 200 * RECORD])), CIFAR10_PORTABLE
     )
 
 
@@ -212,7 +214,9 @@ def _images(records: bytes) -> cifar10_data.Images:
 def cifar10_small_real() -> Values:
     if not (real_data() / "cifar-10-batches-bin").is_dir():
         raise Missing("CIFAR-10 is not in the folder ASNG_DATA")
-    return first_steps(cifar10.Search(cifar10.SMALL, *cifar10_data.load(real_data(), "cpu")), CIFAR10_PORTABLE)
+    return first_steps(
+        cifar10.Cifar10SearchJob(cifar10.SMALL, *cifar10_data.load_cifar10(real_data(), "cpu")), CIFAR10_PORTABLE
+    )
 
 
 def inpainting_small() -> Values:
@@ -220,7 +224,7 @@ def inpainting_small() -> Values:
     with tempfile.TemporaryDirectory() as folder:
         for number in range(128):
             texture(Path(folder) / ("train" if number < 120 else "test") / f"{number:03}.png", (64, 64), number)
-        return inpainting_both(faces.load(Path(folder)))
+        return inpainting_both(faces.load_faces(Path(folder)))
 
 
 REAL_FACES = "36459 to train with, 2000 to test with, named fa901cbd99cc"
@@ -229,15 +233,15 @@ REAL_FACES = "36459 to train with, 2000 to test with, named fa901cbd99cc"
 def inpainting_small_real() -> Values:
     if not (real_data() / "celeba64").is_dir():
         raise Missing("no faces in the folder celeba64 of ASNG_DATA")
-    data = faces.load(real_data())
-    if (described := faces.described(data.train, data.test)) != REAL_FACES:
+    data = faces.load_faces(real_data())
+    if (described := faces.describe_faces(data.train, data.test)) != REAL_FACES:
         raise Missing(f"the faces in ASNG_DATA are others than the fixture's: {described}")
     return inpainting_both(data)
 
 
 def inpainting_both(data: faces.Data) -> Values:
     jobs = {
-        encoding: inpainting.Search(replace(inpainting.SMALL, encoding=encoding), data.train, data.test)
+        encoding: inpainting.InpaintingSearchJob(replace(inpainting.SMALL, encoding=encoding), data.train, data.test)
         for encoding in ("cat", "int")
     }
     both = {encoding: first_steps(job, portable=10) for encoding, job in jobs.items()}
@@ -255,18 +259,19 @@ def real_data() -> Path:
 
 def digits_short() -> Values:
     """All parts of a run of two epochs; how many random architectures it trains depends on time, but not the first."""
-    with tempfile.TemporaryDirectory() as folder, recorded_losses(digits, "loss_of") as losses:
-        digits.run(digits.Settings(epochs=2, training_epochs=2), Path(folder))
+    with tempfile.TemporaryDirectory() as folder, recorded_losses(digits, "classification_loss") as losses:
+        digits.run(digits.DigitsSettings(epochs=2, training_epochs=2), Path(folder))
         records = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
     names = ("values", "probability", "accuracy", "parameters")
     first = {record["kind"]: {name: record.get(name) for name in names} for record in reversed(records)}
+    first["hand"] = first.pop("handcrafted")
     return {"portable": {"losses": losses[:36]}, "bits": {"losses": losses[: 2 * 36], **first}}
 
 
 def digits_search() -> Values:
     """The search with seed 0, and the training of what it finds."""
-    settings, data = digits.Settings(), digits.load(0)
-    with recorded_losses(digits, "loss_of") as losses:
+    settings, data = digits.DigitsSettings(), digits.load_split(0)
+    with recorded_losses(digits, "classification_loss") as losses:
         result = digits.search(settings, 0, data)
     trained = digits.train(settings, 0, data, result["values"])
     epochs = [losses[at : at + 36] for at in range(0, len(losses), 36)]  # nine mini-batches, two and two architectures
@@ -326,21 +331,29 @@ def sine_search(checkpoint: Path | None, stop: int | None = None) -> Values:
         return nn.functional.mse_loss(model(x), torch.sin(3 * x))
 
     train, valid = ([torch.rand(64, 1) * 2 - 1 for _ in range(20)] for _ in range(2))
-    weights = torch.optim.Adam(model.parameters(), lr=0.01)
+    weight_optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     limits = [nas.Limit(nas.parameters, 1000)]
     found = nas.search(
-        model, train, valid, loss, epochs=80, weights=weights, limits=limits, checkpoint=checkpoint, progress=False
+        model,
+        train,
+        valid,
+        loss,
+        epochs=80,
+        weight_optimizer=weight_optimizer,
+        limits=limits,
+        checkpoint=checkpoint,
+        progress=False,
     )
     losses = {name: [record[f"{name}_loss"] for record in found.history] for name in ("train", "valid")}
     bits = {
         "losses": losses,
         "delta": [record["delta"] for record in found.history],
         "largest probability": [record["largest_probability"] for record in found.history],
-        "within the limit": [record["inside"] for record in found.history],
+        "within the limit": [record["feasible"] for record in found.history],
         "values": found.values,
         "probability": found.probability,
-        "theta": found.optimizer.theta,
-        "weights": weights_digest(model),
+        "theta": found.arch_optimizer.theta,
+        "weight_optimizer": weights_digest(model),
         "extracted weights": weights_digest(found.model),
     }
     return {"portable": {"losses": {name: every[:5] for name, every in losses.items()}}, "bits": bits}
@@ -363,7 +376,7 @@ def parameter_counts() -> Values:
 
 
 def drawn(model: nn.Module) -> list[dict[str, Any]]:
-    return [candidate.values for candidate in Uniform(nas.space_of(model), seed=0).ask(200)]
+    return [candidate.values for candidate in RandomSearch(nas.space_of(model), seed=0).ask(200)]
 
 
 QUICK: dict[str, Callable[[], Values]] = {function.__name__: function for function in (ask_tell, toy_short)}

@@ -76,7 +76,7 @@ def searching(folder, settings, die=None):
         _die_while_saving(*die)
     (folder / "started").touch()
     try:
-        result = small_search(folder / "checkpoint.pt", loss=slow_cross_entropy, **settings)
+        result = small_search(folder / "checkpoint.pt", loss_fn=slow_cross_entropy, **settings)
     except KeyboardInterrupt as error:
         (folder / "stopped.txt").write_text(str(error))
         sys.exit(3)
@@ -96,7 +96,7 @@ def waiting(folder):
         return cross_entropy(model, batch)
 
     calls = itertools.count(1)
-    torch.save(small_search(folder / "checkpoint.pt", loss=loss), folder / "result.pt")
+    torch.save(small_search(folder / "checkpoint.pt", loss_fn=loss), folder / "result.pt")
 
 
 def forking(folder):
@@ -115,7 +115,7 @@ def forking(folder):
         return cross_entropy(model, batch)
 
     calls = itertools.count(1)
-    small_search(folder / "checkpoint.pt", loss=loss)
+    small_search(folder / "checkpoint.pt", loss_fn=loss)
 
 
 def slow_cross_entropy(model, batch):
@@ -174,17 +174,17 @@ def _die_while_saving(point, nth):
 # Several ranks -------------------------------------------------------------------------------------
 
 
-def crowd(target, folder, *arguments, ranks=2):
+def crowd(target, folder, *arguments, world_size=2):
     """Processes of one gloo group, each running target(rank, folder, *arguments)."""
-    return [started(_member, rank, ranks, target, str(folder), arguments) for rank in range(ranks)]
+    return [started(_member, rank, world_size, target, str(folder), arguments) for rank in range(world_size)]
 
 
-def _member(rank, ranks, target, folder, arguments):
+def _member(rank, world_size, target, folder, arguments):
     faulthandler.enable()
     assert "torch.distributed.nn" in sys.modules  # so that no optimizer loads it after the group is there
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     sys.stderr = open(Path(folder, f"stderr{rank}.txt"), "w", buffering=1)  # noqa: SIM115 - as long as the process
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=ranks)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world_size)
     target(rank, folder, *arguments)
     dist.destroy_process_group()
 
@@ -195,11 +195,11 @@ LIMIT = 200  # parameters: about half of the architectures
 def stepping(rank, folder, kinds, steps=30):
     """Several OneShots after another, their results in one file per rank."""
     results = {}
-    for samples, limited in kinds:
+    for population_size, limited in kinds:
         torch.manual_seed(17 + rank)  # the first one's weights are taken
         model = Net(dropout=0, norm=True).double()  # so that rounding decides no ranking
-        optimizer = ASNG(space_of(model), samples=samples, seed=5 + rank)
-        weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+        arch_optimizer = ASNG(space_of(model), population_size=population_size, seed=5 + rank)
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
         measured: list[str] = []
 
         def cost(model, values, measured=measured):
@@ -207,11 +207,11 @@ def stepping(rank, folder, kinds, steps=30):
             return parameters(model, values)
 
         limits = [Limit(cost, LIMIT)] if limited else []
-        oneshot = OneShot(model, optimizer, weights, cross_entropy, clip_norm=1.0, limits=limits)
+        oneshot = OneShot(model, arch_optimizer, weight_optimizer, cross_entropy, max_grad_norm=1.0, limits=limits)
         records = [oneshot.step(*pair) for pair in pairs(steps, torch.double)]
-        results[f"{samples} {limited}"] = {
+        results[f"{population_size} {limited}"] = {
             "weights": {name: value for name, value in model.state_dict().items() if "running" not in name},
-            "optimizer": optimizer.state_dict(),
+            "optimizer": arch_optimizer.state_dict(),
             "train": [list(record.train_losses) for record in records],
             "valid": [list(record.valid_losses) for record in records],
             "measured": measured,
@@ -226,10 +226,10 @@ def resuming_apart(rank, folder):
     for state in (None, "saved"):
         torch.manual_seed(17)
         model = Net(dropout=0).double()
-        weights = torch.optim.SGD(model.parameters(), lr=0.1)
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         latency = Latency(pairs(1, torch.double)[0][0][0], repeats=1)
         limits = [Limit(parameters, LIMIT), Limit(latency, 10)]
-        oneshot = OneShot(model, ASNG(space_of(model), seed=5), weights, cross_entropy, limits=limits)
+        oneshot = OneShot(model, ASNG(space_of(model), seed=5), weight_optimizer, cross_entropy, limits=limits)
         if state is not None:
             oneshot.load_state_dict(results[0]["state"])
             results.append({"known": dict(oneshot.costs.known)})
@@ -258,12 +258,14 @@ def failing_together(rank, folder, half):
             )  # when the gradients of all weights are there
         return cross_entropy(model, (x, y))
 
-    weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    oneshot = OneShot(model, ASNG(space_of(model), samples=3, seed=5), weights, loss, clip_norm=1.0)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    oneshot = OneShot(
+        model, ASNG(space_of(model), population_size=3, seed=5), weight_optimizer, loss, max_grad_norm=1.0
+    )
     records = [oneshot.step(*pair) for pair in pairs(20, torch.double)]
     result = {
         "weights": dict(model.state_dict()),
-        "optimizer": oneshot.optimizer.state_dict(),
+        "optimizer": oneshot.arch_optimizer.state_dict(),
         "train": [list(record.train_losses) for record in records],
         "valid": [list(record.valid_losses) for record in records],
     }
@@ -346,7 +348,7 @@ def dying(rank, folder, moment):
         return cross_entropy(model, batch)
 
     oneshot = OneShot(
-        model, ASNG(space_of(model), seed=0), torch.optim.SGD(model.parameters(), lr=0.1), loss, clip_norm=1.0
+        model, ASNG(space_of(model), seed=0), torch.optim.SGD(model.parameters(), lr=0.1), loss, max_grad_norm=1.0
     )
     for place, pair in enumerate(pairs(40)):
         oneshot.step(*pair)
@@ -355,9 +357,17 @@ def dying(rank, folder, moment):
     Path(folder, f"finished{rank}").touch()
 
 
-def torchrun(folder, *arguments, ranks=2):
+def torchrun(folder, *arguments, world_size=2):
     """This file as a script in several processes, started as users start theirs; what they print is in log.txt."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), __file__]
+    command = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(world_size),
+        __file__,
+    ]
     package = str(Path(asng.__file__).parents[1])
     with open(Path(folder, "log.txt"), "w") as log:
         return subprocess.Popen(
@@ -380,7 +390,7 @@ def searching_together(rank, folder, settings):
         return cross_entropy(model, batch)
 
     try:
-        result = small_search(Path(folder, "checkpoint.pt"), seed=3 + rank, loss=loss, **settings)
+        result = small_search(Path(folder, "checkpoint.pt"), seed=3 + rank, loss_fn=loss, **settings)
     except KeyboardInterrupt as error:
         Path(folder, f"stopped{rank}.txt").write_text(str(error))
         return
@@ -397,7 +407,7 @@ def _under_torchrun(folder, killed_at=None):
             _killed()
         return cross_entropy(model, batch)
 
-    result = small_search(Path(folder, "checkpoint.pt"), seed=3 + rank, loss=loss, epochs=4, dropout=0.0)
+    result = small_search(Path(folder, "checkpoint.pt"), seed=3 + rank, loss_fn=loss, epochs=4, dropout=0.0)
     torch.save(result, Path(folder, f"rank{rank}.pt"))
     dist.destroy_process_group()
 

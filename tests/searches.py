@@ -105,23 +105,25 @@ def cross_entropy(model, batch):
 # Searches ------------------------------------------------------------------------------------------
 
 
-def made(model=None, *, samples=2, seed=3, weights=None, loss=cross_entropy, **settings):
+def make_oneshot(model=None, *, population_size=2, seed=3, weight_optimizer=None, loss_fn=cross_entropy, **settings):
     """OneShot on a small model, its weights trained by SGD."""
     model = Net() if model is None else model
-    optimizer = ASNG(space_of(model), samples=samples, seed=seed)
-    weights = weights or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    return OneShot(model, optimizer, weights, loss, **settings)
+    arch_optimizer = ASNG(space_of(model), population_size=population_size, seed=seed)
+    weight_optimizer = weight_optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+    return OneShot(model, arch_optimizer, weight_optimizer, loss_fn, **settings)
 
 
-def searched(model=None, train=None, valid=None, loss=cross_entropy, *, epochs=2, progress=False, **settings):
+def run_search(
+    model=None, train_loader=None, valid_loader=None, loss_fn=cross_entropy, *, epochs=2, progress=False, **settings
+):
     """Two epochs of search on a small model, unless told otherwise."""
     model = Net() if model is None else model
-    train = batches(5, 1) if train is None else train
-    valid = batches(5, 2) if valid is None else valid
-    return search(model, train, valid, loss, epochs=epochs, progress=progress, **settings)
+    train_loader = batches(5, 1) if train_loader is None else train_loader
+    valid_loader = batches(5, 2) if valid_loader is None else valid_loader
+    return search(model, train_loader, valid_loader, loss_fn, epochs=epochs, progress=progress, **settings)
 
 
-def small_search(checkpoint, *, epochs=6, own_generator=False, loss=cross_entropy, seed=3, dropout=0.2, **settings):
+def small_search(checkpoint, *, epochs=6, own_generator=False, loss_fn=cross_entropy, seed=3, dropout=0.2, **settings):
     """A search with all that has a state: dropout, momentum, shuffling, an integer, a shorter valid."""
     torch.set_num_threads(1)
     torch.manual_seed(seed)
@@ -132,7 +134,7 @@ def small_search(checkpoint, *, epochs=6, own_generator=False, loss=cross_entrop
     )
     model = Net(dropout=dropout)
     settings = {"checkpoint": checkpoint, "progress": False, "seed": seed, **settings}
-    found = search(model, train, valid, loss, epochs=epochs, **settings)
+    found = search(model, train, valid, loss_fn, epochs=epochs, **settings)
     return outcome(model, found)
 
 
@@ -140,7 +142,7 @@ def outcome(model, found):
     """All that has to be equal to the bit, and loads with `weights_only`."""
     return {
         "weights": dict(model.state_dict()),
-        "optimizer": found.optimizer.state_dict(),
+        "optimizer": found.arch_optimizer.state_dict(),
         "history": [{k: v for k, v in record.items() if k != "seconds"} for record in found.history],
         "values": found.values,
         "torch": torch.get_rng_state(),

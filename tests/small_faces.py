@@ -1,4 +1,4 @@
-"""Small images of one colour or of noise, and boxes of the faces in them."""
+"""Small images of one color or of noise, and boxes of the faces in them."""
 
 import numpy as np
 from PIL import Image
@@ -7,7 +7,7 @@ RED, GREEN, BLUE = (255, 0, 0), (0, 255, 0), (0, 0, 255)
 
 
 def save(path, size=(64, 64), color=RED, box=None, fill=GREEN, **options):
-    """An image of one colour, with a box (left, top, right, bottom) of another if one is given."""
+    """An image of one color, with a box (left, top, right, bottom) of another if one is given."""
     path.parent.mkdir(parents=True, exist_ok=True)
     image = Image.new("RGB", size, color)
     if box is not None:

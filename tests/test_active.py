@@ -10,7 +10,8 @@ from decisions import ONE, Counted
 from torch import nn
 
 from asng import nas
-from asng.nas import Decisions, OneOf, Pick, Repeat, Value, Width, extract, space_of
+from asng.nas import OneOf, Pick, Repeat, Value, Width, extract, space_of
+from asng.nas.selection import Supernet
 from asng.space import Integer
 
 
@@ -38,18 +39,18 @@ def test_only_what_runs_is_active(branch, depth, active):
     model = nested()
     values = {"branch": branch, "depth": depth, "op0": 0, "op1": 0, "op2": 0, "shared": 0, "w": 4, "from": 1}
     assert space_of(model).keys() == values.keys()
-    assert Decisions(model).active(values) == active | {"branch", "from"}
+    assert Supernet(model).active(values) == active | {"branch", "from"}
 
 
 def test_asking_what_is_active_selects_nothing():
     model = nested()
     values = {"branch": "deep", "depth": 2, "op0": 0, "op1": 0, "op2": 0, "shared": 0, "w": 4, "from": 1}
-    decisions = Decisions(model)
-    decisions.active(values)
+    supernet = Supernet(model)
+    supernet.active(values)
     with pytest.raises(RuntimeError, match="has no value yet"):
         _ = model[0].value
-    decisions.select(values)
-    decisions.active({**values, "branch": "wide"})
+    supernet.select(values)
+    supernet.active({**values, "branch": "wide"})
     assert model[0].value == "deep"
 
 
@@ -57,15 +58,15 @@ def test_inactive_variables_do_not_change_the_output_and_active_ones_can():
     torch.manual_seed(0)
     ops = [OneOf(f"op{n}", [nn.Linear(3, 3), nn.Linear(3, 3)]) for n in range(3)]
     model = OneOf("branch", [Repeat("depth", ops), OneOf("last", [nn.Linear(3, 3), nn.Linear(3, 3)])])
-    decisions, x = Decisions(model), torch.randn(2, 3)
+    supernet, x = Supernet(model), torch.randn(2, 3)
     for branch in (0, 1):
         for depth in (1, 2, 3):
             values = {"branch": branch, "depth": depth, "op0": 0, "op1": 0, "op2": 0, "last": 0}
-            active = decisions.active(values)
-            decisions.select(values)
+            active = supernet.active(values)
+            supernet.select(values)
             before = model(x)
             for name in ("op0", "op1", "op2", "last"):
-                decisions.select({**values, name: 1})
+                supernet.select({**values, name: 1})
                 assert torch.equal(model(x), before) == (name not in active)
 
 
@@ -104,19 +105,19 @@ def test_methods_of_these_names_that_have_nothing_to_do_with_decisions_are_left_
             return True
 
     model = nn.Sequential(Busy(2, 2), OneOf("op", [Busy(2, 2), nn.Identity()]))
-    decisions = Decisions(model)
-    assert decisions.active({"op": 0}) == {"op"}
-    decisions.select({"op": 1})
-    assert [type(module) for module in decisions.running()].count(Busy) == 1
+    supernet = Supernet(model)
+    assert supernet.active({"op": 0}) == {"op"}
+    supernet.select({"op": 1})
+    assert [type(module) for module in supernet.active_modules()].count(Busy) == 1
 
 
 def test_a_users_module_says_what_runs_and_what_stays():
     model = Chain(3)
     # the output takes layer 2, which takes the input's successor 0: layer 1 is on no way
     values = {"op0": 0, "op1": 1, "op2": 1, "from0": 0, "from1": 1, "from2": 1, "from3": 3}
-    assert Decisions(model).active(values) == {"op0", "op2", "from0", "from2", "from3"}
+    assert Supernet(model).active(values) == {"op0", "op2", "from0", "from2", "from3"}
     extracted = extract(model, values)
     assert type(extracted) is nn.Sequential
     assert [type(module) for module in extracted] == [Counted, Counted]
     assert extracted(ONE) == 12
-    assert Decisions(model).active({**values, "from3": 0}) == {"from3"}
+    assert Supernet(model).active({**values, "from3": 0}) == {"from3"}

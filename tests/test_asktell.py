@@ -40,10 +40,10 @@ def test_numbers_come_in_mirrored_pairs_or_not():
     assert len(set(np.abs(free))) == 4
 
 
-@pytest.mark.parametrize("samples", [2, 3, 16])
-def test_ask_draws_samples_or_as_many_as_wanted(samples):
-    optimizer = ASNG(SPACE, samples=samples, seed=0)
-    assert len(optimizer.ask()) == samples
+@pytest.mark.parametrize("population_size", [2, 3, 16])
+def test_ask_draws_a_population_or_as_many_as_wanted(population_size):
+    optimizer = ASNG(SPACE, population_size=population_size, seed=0)
+    assert len(optimizer.ask()) == population_size
     assert [len(optimizer.ask(n)) for n in (1, 2, 7, np.int64(3))] == [1, 2, 7, 3]
 
 
@@ -101,7 +101,7 @@ def test_candidates_of_earlier_asks_may_be_told_in_any_order_and_mixture():
 
 @pytest.mark.parametrize("method", METHODS)
 def test_the_order_within_a_tell_does_not_matter(method):
-    left, right = method(SPACE, samples=6, seed=0), method(SPACE, samples=6, seed=0)
+    left, right = method(SPACE, population_size=6, seed=0), method(SPACE, population_size=6, seed=0)
     for _ in range(20):
         a, b = left.ask(), right.ask()
         losses = [loss(c.values) for c in a]
@@ -122,14 +122,14 @@ class Measured:
     "convert", [float, np.float32, np.float64, Measured, Decimal, Fraction, np.array, lambda v: np.int64(4 * v)]
 )
 def test_losses_are_whatever_converts_to_float(convert):
-    plain, converted = ASNG(SPACE, samples=3, seed=0), ASNG(SPACE, samples=3, seed=0)
+    plain, converted = ASNG(SPACE, population_size=3, seed=0), ASNG(SPACE, population_size=3, seed=0)
     plain.tell(plain.ask(), [0.25, -1.5, 3.0])
     converted.tell(converted.ask(), [convert(0.25), convert(-1.5), convert(3.0)])
     assert plain.state_dict()["state"] == converted.state_dict()["state"]
 
 
 def test_arguments_may_be_any_iterables():
-    plain = ASNG(SPACE, samples=3, seed=0)
+    plain = ASNG(SPACE, population_size=3, seed=0)
     plain.tell(plain.ask(), [3.0, 1.0, 2.0])
     for candidates, losses in (
         (iter, iter),
@@ -137,14 +137,14 @@ def test_arguments_may_be_any_iterables():
         (reversed, reversed),
         (lambda c: (x for x in c), tuple),
     ):
-        other = ASNG(SPACE, samples=3, seed=0)
+        other = ASNG(SPACE, population_size=3, seed=0)
         other.tell(candidates(other.ask()), losses([3.0, 1.0, 2.0]))
         np.testing.assert_allclose(other.theta, plain.theta, rtol=1e-12)
         assert other.best == plain.best
 
 
 def test_the_callers_lists_stay_untouched():
-    optimizer = ASNG(SPACE, samples=4, seed=0)
+    optimizer = ASNG(SPACE, population_size=4, seed=0)
     candidates, losses = optimizer.ask(), [2.0, math.nan, 1.0, 3]
     same, array = list(candidates), np.array(losses)
     optimizer.tell(candidates, losses)
@@ -159,7 +159,7 @@ def test_the_callers_lists_stay_untouched():
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 10**400, np.float32("inf")])
 def test_losses_that_are_not_finite_count_as_worst(method, bad):
-    left, right = method(SPACE, samples=3, seed=0), method(SPACE, samples=3, seed=0)
+    left, right = method(SPACE, population_size=3, seed=0), method(SPACE, population_size=3, seed=0)
     left.tell(left.ask(), [1.0, bad, 0.0])
     right.tell(right.ask(), [1.0, 99.0, 0.0])
     assert left.state_dict()["state"] == right.state_dict()["state"]
@@ -183,7 +183,7 @@ def test_best_is_the_lowest_finite_loss_and_the_first_of_equals():
     assert isinstance(optimizer.best.loss, float)
 
 
-def test_best_does_not_follow_what_becomes_of_a_candidate_that_travelled():
+def test_best_does_not_follow_what_becomes_of_a_candidate_that_traveled():
     optimizer = ASNG(SPACE, seed=0)
     candidates = pickle.loads(pickle.dumps(optimizer.ask()))
     optimizer.tell(candidates, [1.0, 2.0])

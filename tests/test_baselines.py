@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from reference import Reference
 
-from asng import SNG, Adam, Categorical, Integer, Real, Uniform
-from asng.baselines import PlainState, adam_start, adam_update, plain_update
+from asng import SNG, Adam, Categorical, Integer, RandomSearch, Real
+from asng.baselines import SNGState, adam_init, adam_update, sng_update
 from asng.space import family_of
 
 CATEGORICAL: dict[str, Any] = {
@@ -26,7 +26,7 @@ def moving_loss(x, step):
     return round(float(sum(abs(value / (1 + abs(value)) - math.sin(step / 50 + i)) for i, value in enumerate(x))), 1)
 
 
-class PlainReference(Reference):
+class SNGReference(Reference):
     """theta <- Proj(theta + delta G / |v|), with loops."""
 
     def learn(self, xs, losses, delta):
@@ -37,13 +37,13 @@ class PlainReference(Reference):
 
 
 class AdamReference(Reference):
-    """Adam of the normalised gradient g = G / |v|, on every entry of theta, with loops."""
+    """Adam of the normalized gradient g = G / |v|, on every entry of theta, with loops."""
 
     first: Any = None
     second: Any = None
     updates = 0
 
-    def learn(self, xs, losses, rate):
+    def learn(self, xs, losses, lr):
         gradient, white = self.direction(xs, losses)
         if not any(any(g) for g in gradient):
             return
@@ -59,19 +59,19 @@ class AdamReference(Reference):
                 self.second[i][j] = 0.999 * self.second[i][j] + 0.001 * g * g
                 mean = self.first[i][j] / (1 - 0.9**self.updates)
                 square = self.second[i][j] / (1 - 0.999**self.updates)
-                change[i][j] = rate * mean / (math.sqrt(square) + 1e-8)
+                change[i][j] = lr * mean / (math.sqrt(square) + 1e-8)
         self.move(change)
 
 
-@pytest.mark.parametrize("samples", [2, 3, 16])
+@pytest.mark.parametrize("population_size", [2, 3, 16])
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 @pytest.mark.parametrize(
-    ("method", "setting", "reference"), [(SNG, "delta", PlainReference), (Adam, "rate", AdamReference)]
+    ("method", "setting", "reference"), [(SNG, "delta", SNGReference), (Adam, "lr", AdamReference)]
 )
-def test_trajectory_equals_the_formulas(method, setting, reference, space, samples):
+def test_trajectory_equals_the_formulas(method, setting, reference, space, population_size):
     for size, steps in ((0.05, 200), (0.5, 100), (None, 50)):
         slow = reference(space)
-        optimizer = method(space, samples=samples, seed=0, **{setting: size})
+        optimizer = method(space, population_size=population_size, seed=0, **{setting: size})
         for step in range(steps):
             candidates = optimizer.ask()
             losses = [moving_loss(c.x, step) for c in candidates]
@@ -80,17 +80,17 @@ def test_trajectory_equals_the_formulas(method, setting, reference, space, sampl
         np.testing.assert_allclose(optimizer.theta, slow.flat(slow.theta), rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("samples", [2, 5])
+@pytest.mark.parametrize("population_size", [2, 5])
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
 @pytest.mark.parametrize(
-    ("start", "update", "setting"), [(PlainState, plain_update, "delta"), (adam_start, adam_update, "rate")]
+    ("start", "update", "setting"), [(SNGState, sng_update, "delta"), (adam_init, adam_update, "lr")]
 )
-def test_rows_of_one_array_are_single_runs(start, update, setting, space, samples):
+def test_rows_of_one_array_are_single_runs(start, update, setting, space, population_size):
     family, generator = family_of(space), np.random.default_rng(0)
     sizes = np.array([1.0, 0.1, 1e-3, 0.03])
     stacked, single = start(np.stack([family.initial()] * 4)), [start(family.initial())] * 4
     for step in range(50):
-        x = family.sample(stacked.theta, samples, generator)
+        x = family.sample(stacked.theta, population_size, generator)
         losses = np.abs(x / (1 + np.abs(x)) - math.sin(step / 20)).sum(-1)
         skipped = generator.random(4) < 0.3
         losses[skipped] = math.nan
@@ -104,30 +104,30 @@ def test_rows_of_one_array_are_single_runs(start, update, setting, space, sample
 
 
 @pytest.mark.parametrize("method", [SNG, Adam])
-@pytest.mark.parametrize("samples", [2, 3, 16])
-def test_nothing_to_learn_changes_nothing(method, samples):
-    optimizer = method(MIXED, samples=samples, seed=0)
+@pytest.mark.parametrize("population_size", [2, 3, 16])
+def test_nothing_to_learn_changes_nothing(method, population_size):
+    optimizer = method(MIXED, population_size=population_size, seed=0)
     for step in range(20):
         candidates = optimizer.ask()
         optimizer.tell(candidates, [moving_loss(c.x, step) for c in candidates])
     before = optimizer.state_dict()["state"]
-    for losses in ([0.1] * samples, [math.nan] * samples):
+    for losses in ([0.1] * population_size, [math.nan] * population_size):
         optimizer.tell(candidates, losses)
-    optimizer.tell(candidates[:1] * samples, range(samples))
+    optimizer.tell(candidates[:1] * population_size, range(population_size))
     assert optimizer.state_dict()["state"] == before
 
 
-@pytest.mark.parametrize("samples", [2, 6])
+@pytest.mark.parametrize("population_size", [2, 6])
 @pytest.mark.parametrize(
     ("method", "setting"),
-    [(SNG, {}), (SNG, {"delta": 0.1}), (Adam, {}), (Adam, {"rate": 0.02})],
+    [(SNG, {}), (SNG, {"delta": 0.1}), (Adam, {}), (Adam, {"lr": 0.02})],
     ids=["SNG", "SNG 0.1", "Adam", "Adam 0.02"],
 )
-def test_finds_the_known_answer_with_a_sensible_step(method, setting, samples):
+def test_finds_the_known_answer_with_a_sensible_step(method, setting, population_size):
     space = {str(i): Categorical(list("abcd")) for i in range(10)}
     for seed in range(3):
-        optimizer = method(space, samples=samples, seed=seed, **setting)
-        for _ in range(3000 // samples):
+        optimizer = method(space, population_size=population_size, seed=seed, **setting)
+        for _ in range(3000 // population_size):
             candidates = optimizer.ask()
             optimizer.tell(candidates, [sum(c.values[str(i)] != "abcd"[i % 4] for i in range(10)) for c in candidates])
         assert optimizer.mode() == {str(i): "abcd"[i % 4] for i in range(10)}
@@ -135,14 +135,14 @@ def test_finds_the_known_answer_with_a_sensible_step(method, setting, samples):
 
 def test_constant_steps_find_a_number_too():
     for seed in range(3):
-        optimizer = SNG({"n": Integer(-20, 20), "m": Integer(-20, 20)}, delta=0.1, samples=6, seed=seed)
+        optimizer = SNG({"n": Integer(-20, 20), "m": Integer(-20, 20)}, delta=0.1, population_size=6, seed=seed)
         for _ in range(300):
             candidates = optimizer.ask()
             optimizer.tell(candidates, [(c.values["n"] - 3) ** 2 + (c.values["m"] + 9) ** 2 for c in candidates])
         assert optimizer.mode() == {"n": 3, "m": -9}
 
 
-@pytest.mark.parametrize(("method", "setting"), [(SNG, "delta"), (Adam, "rate")])
+@pytest.mark.parametrize(("method", "setting"), [(SNG, "delta"), (Adam, "lr")])
 @pytest.mark.parametrize("size", [1e-8, 1.0, 1e6])
 def test_state_stays_in_its_bounds_for_any_step(method, setting, size):
     optimizer = method(MIXED, seed=0, **{setting: size})
@@ -168,7 +168,7 @@ def test_without_a_choice_nothing_changes(method):
 
 
 def test_uniform_draws_evenly_and_learns_nothing_but_the_best():
-    optimizer = Uniform({"a": Categorical([0, 1, 2, 3]), "n": Integer(0, 10)}, seed=3)
+    optimizer = RandomSearch({"a": Categorical([0, 1, 2, 3]), "n": Integer(0, 10)}, seed=3)
     before = optimizer.theta.copy()
     drawn = []
     for _ in range(500):
@@ -180,6 +180,6 @@ def test_uniform_draws_evenly_and_learns_nothing_but_the_best():
     assert np.all(np.abs(counts - 250) < 5 * np.sqrt(1000 * 0.25 * 0.75))
     assert optimizer.best is not None
     assert optimizer.best.values["a"] == 0
-    again = Uniform(optimizer.space, seed=4)
+    again = RandomSearch(optimizer.space, seed=4)
     again.load_state_dict(optimizer.state_dict())
     assert again.ask()[0].values == optimizer.ask()[0].values

@@ -34,9 +34,9 @@ def measured(tmp_path_factory):
 
 def test_every_space_is_measured_for_both_sizes(measured):
     result, _, _ = measured
-    settings = {(row["space"], row["samples"], row["library"]) for row in result["comparison"]}
+    settings = {(row["space"], row["population_size"], row["library"]) for row in result["comparison"]}
     spaces = ["40 categorical of 5", "classification", "mixed"]
-    assert settings == {(space, samples, "asng") for space in spaces for samples in (2, 16)}
+    assert settings == {(space, population_size, "asng") for space in spaces for population_size in (2, 16)}
     for row in result["comparison"]:
         assert 0 < row["min_us"] <= row["median_us"] < math.inf
 

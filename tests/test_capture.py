@@ -14,20 +14,23 @@ from torch.overrides import TorchFunctionMode
 
 from asng import Categorical, Integer, Real
 from asng.experiments.cifar10.network import Net as CifarNet
-from asng.nas import Decisions, OneOf, Value, select
+from asng.nas import OneOf, Value, select
 from asng.nas import _trace as trace
 from asng.nas._branch import SplitGroups
 from asng.nas._capture import Iteration
 from asng.nas._cases import Columns, Refused
-from asng.nas._sgd import FlatSGD, unsupported
-from asng.nas._switch import unavailable
+from asng.nas._sgd import FlatSGD, unsupported_reason
+from asng.nas._switch import unavailable_reason
+from asng.nas.selection import Supernet
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 
-def iteration(search, batch, *, loss=cross_entropy, max_norm=math.inf, amp=None):
+def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, amp_dtype=None):
     """The iteration of a OneShot, rehearsed."""
-    result = Iteration(search.decisions, search.weights, loss, 2, max_norm=max_norm, amp=amp)
+    result = Iteration(
+        search.supernet, search.weight_optimizer, loss_fn, 2, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype
+    )
     result.prepare(batch, batch)
     result.sgd.load()
     return result
@@ -35,18 +38,18 @@ def iteration(search, batch, *, loss=cross_entropy, max_norm=math.inf, amp=None)
 
 def step(search, open_iteration, train, valid):
     """What OneShot.step does, by way of the iteration."""
-    drawn, candidates = search.optimizer.ask(), search.optimizer.ask()
+    drawn, candidates = search.arch_optimizer.ask(), search.arch_optimizer.ask()
     losses = open_iteration.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
-    search.optimizer.tell(candidates, losses[1])
+    search.arch_optimizer.tell(candidates, losses[1])
     return losses
 
 
-def compare(model, n=20, dtype=torch.float, *, same=True, clip_norm=None, amp=None, data=None):
+def compare(model, n=20, dtype=torch.float, *, same=True, max_grad_norm=None, amp_dtype=None, data=None):
     """Run the plain path and the open iteration side by side, from the same weights."""
     model, twin = model.to(dtype), copy.deepcopy(model).to(dtype)
-    plain, other = (oneshot(m, clip_norm=clip_norm, amp=amp) for m in (model, twin))
+    plain, other = (oneshot(m, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype) for m in (model, twin))
     data = data or pairs(n, dtype)
-    opened = iteration(other, data[0][0], max_norm=clip_norm or math.inf, amp=amp)
+    opened = iteration(other, data[0][0], max_grad_norm=max_grad_norm or math.inf, amp_dtype=amp_dtype)
     for train, valid in data:
         expected = plain.step(train, valid)
         got = step(other, opened, train, valid)
@@ -77,11 +80,11 @@ def test_choices_with_too_many_cases_get_switches_inside(monkeypatch):
 
 
 def test_mixed_precision_equals_the_plain_step_bit_for_bit():
-    compare(Choosy(), amp=torch.bfloat16)
+    compare(Choosy(), amp_dtype=torch.bfloat16)
 
 
 def test_clipped_steps_equal_the_plain_ones_up_to_rounding():
-    compare(Choosy(), dtype=torch.double, clip_norm=0.3, same=False)
+    compare(Choosy(), dtype=torch.double, max_grad_norm=0.3, same=False)
 
 
 def test_a_searchable_module_that_reads_its_decision_is_a_switch():
@@ -93,7 +96,7 @@ def test_the_cifar10_network_equals_the_plain_step_up_to_rounding():
     data = [
         [(torch.randn(4, 3, 8, 8, dtype=torch.double), torch.randint(10, (4,))) for _ in range(2)] for _ in range(4)
     ]
-    compare(CifarNet(4, 3), dtype=torch.double, same=False, clip_norm=5.0, data=data)
+    compare(CifarNet(4, 3), dtype=torch.double, same=False, max_grad_norm=5.0, data=data)
 
 
 def test_param_groups_with_schedules_equal_the_plain_step():
@@ -105,8 +108,8 @@ def test_param_groups_with_schedules_equal_the_plain_step():
             {"params": model.stem.parameters(), "lr": 0.01},
             {"params": [*model.parameters()][2:], "nesterov": True},
         ]
-        weights = torch.optim.SGD(groups, lr=0.1, momentum=0.5, weight_decay=0.1)
-        return oneshot(model, weights=weights)
+        weight_optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5, weight_decay=0.1)
+        return oneshot(model, weight_optimizer=weight_optimizer)
 
     plain, other = made(model), made(twin)
     opened = iteration(other, batches(1)[0])
@@ -114,7 +117,7 @@ def test_param_groups_with_schedules_equal_the_plain_step():
         expected = plain.step(train, valid)
         assert (list(expected.train_losses), list(expected.valid_losses)) == step(other, opened, train, valid)
         for search in (plain, other):
-            search.weights.param_groups[0]["lr"] *= 0.5  # as a schedule does
+            search.weight_optimizer.param_groups[0]["lr"] *= 0.5  # as a schedule does
 
 
 def test_a_rehearsal_leaves_weights_buffers_selection_and_rng_alone():
@@ -221,7 +224,7 @@ def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
     ],
 )
 def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
-    got = unsupported(optimizer(nn.Linear(2, 2).parameters()))
+    got = unsupported_reason(optimizer(nn.Linear(2, 2).parameters()))
     assert got is reason if reason is None else reason in str(got)
 
 
@@ -236,7 +239,7 @@ def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_the_reason_is_told():
-    assert unavailable() == "torch sees no CUDA device"
+    assert unavailable_reason() == "torch sees no CUDA device"
 
 
 # Parts ---------------------------------------------------------------------------------------------
@@ -271,7 +274,7 @@ def test_the_index_of_a_decision_is_the_position_of_its_value():
 
 
 def test_columns_tell_the_case_of_an_architecture():
-    columns = Columns(Decisions(Choosy()))
+    columns = Columns(Supernet(Choosy()))
     columns.add([(("op", 0),), (("op", 1), ("inner", 0)), (("op", 1), ("inner", 1)), (("op", 2),)])
     assert columns.of_decision("depth") == 1
     values = {"op": 1, "inner": 1, "depth": 3, "source": 0, "last": 0}

@@ -13,7 +13,7 @@ from torch import nn
 
 from asng.nas import Limit, OneOf, parameters
 from asng.nas import _trace as trace
-from asng.nas._switch import BranchingGraph, unavailable
+from asng.nas._switch import BranchingGraph, unavailable_reason
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -27,7 +27,7 @@ def gpu_pairs(n):
 
 
 def test_graphs_can_branch_here():
-    assert unavailable() is None
+    assert unavailable_reason() is None
 
 
 def test_a_switch_runs_the_body_that_the_device_names():
@@ -59,13 +59,16 @@ def test_after_a_failed_rehearsal_all_else_works(fails):
 
 
 @pytest.mark.parametrize("cases", [64, 4], ids=["flat", "nested"])
-@pytest.mark.parametrize("clip_norm", [None, 0.3])
-def test_captured_steps_equal_the_plain_ones(cases, clip_norm, monkeypatch):
+@pytest.mark.parametrize("max_grad_norm", [None, 0.3])
+def test_captured_steps_equal_the_plain_ones(cases, max_grad_norm, monkeypatch):
     monkeypatch.setattr(trace, "MAX_CASES", cases)
     torch.manual_seed(0)
     model = Choosy().cuda()
     twin = copy.deepcopy(model)
-    plain, captured = oneshot(model, clip_norm=clip_norm), oneshot(twin, clip_norm=clip_norm, capture=True)
+    plain, captured = (
+        oneshot(model, max_grad_norm=max_grad_norm),
+        oneshot(twin, max_grad_norm=max_grad_norm, capture=True),
+    )
     for train, valid in gpu_pairs(20):
         expected, got = plain.step(train, valid), captured.step(train, valid)
         torch.testing.assert_close(
@@ -109,7 +112,7 @@ def test_replays_draw_new_dropout_masks_and_follow_the_seed():
         search = oneshot(
             nn.Sequential(OneOf("op", [nn.Dropout(0.5), nn.Dropout(0.4)]), nn.Linear(4, 3)).cuda(), capture=True
         )
-        search.weights.param_groups[0].update(lr=0.0, momentum=0.0, weight_decay=0.0)
+        search.weight_optimizer.param_groups[0].update(lr=0.0, momentum=0.0, weight_decay=0.0)
         batch = on_gpu(batches(1)[0])
         torch.manual_seed(seed)
         return [search.step(batch, batch).valid_losses for _ in range(4)]
@@ -144,15 +147,15 @@ def synchronizes(model, batch):
     ("settings", "reason"),
     [
         ({"loss": synchronizes}, "synchroniz"),
-        ({"amp": torch.float16}, "float16"),
-        ({"weights": torch.optim.Adam}, "is Adam"),
+        ({"amp_dtype": torch.float16}, "float16"),
+        ({"weight_optimizer": torch.optim.Adam}, "is Adam"),
     ],
     ids=["sync", "float16", "adam"],
 )
 def test_what_cannot_be_captured_runs_as_usual_with_the_reason(settings, reason):
     model = Choosy().cuda()
-    if "weights" in settings:
-        settings = {"weights": settings["weights"](model.parameters())}
+    if "weight_optimizer" in settings:
+        settings = {"weight_optimizer": settings["weight_optimizer"](model.parameters())}
     search = oneshot(model, capture=True, **settings)
     data = gpu_pairs(2)
     with pytest.warns(UserWarning, match=f"not captured as a CUDA graph.*{reason}"):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from asng import checkpoints
-from asng.checkpoints import load, lock, previous, save
+from asng.checkpoints import load, lock, previous_path, save
 
 
 class Unsafe:
@@ -49,7 +49,7 @@ def test_the_one_before_is_kept_also_where_there_are_no_links(tmp_path, monkeypa
         save(path, state(number))
         assert load(path)["number"] == number
         if number:
-            assert load(previous(path))["number"] == number - 1
+            assert load(previous_path(path))["number"] == number - 1
     assert sorted(os.listdir(tmp_path)) == ["checkpoint.previous.pt", "checkpoint.pt"]
 
 
@@ -101,9 +101,9 @@ def test_two_checkpoints_in_one_folder_have_a_lock_each(tmp_path):
 def test_after_a_kill_between_two_renames_nothing_is_left(tmp_path):
     path = tmp_path / "checkpoint.pt"
     save(path, state(1))
-    os.link(path, previous(path))  # the first rename was done, the second was not
+    os.link(path, previous_path(path))  # the first rename was done, the second was not
     save(path, state(2))
-    assert (load(path)["number"], load(previous(path))["number"]) == (2, 1)
+    assert (load(path)["number"], load(previous_path(path))["number"]) == (2, 1)
     assert sorted(os.listdir(tmp_path)) == ["checkpoint.previous.pt", "checkpoint.pt"]
 
 
@@ -195,7 +195,7 @@ def test_a_file_of_torch_that_is_no_checkpoint_is_refused(written, content):
 def test_without_a_previous_one_it_says_to_delete(tmp_path):
     path = tmp_path / "checkpoint.pt"
     path.write_bytes(b"")
-    with pytest.raises(ValueError, match=r"; use another path, or delete it to start anew$"):
+    with pytest.raises(ValueError, match=r"; use another path, or delete it to start over$"):
         load(path)
 
 

@@ -12,7 +12,8 @@ from torch import nn
 
 import asng
 from asng import nas
-from asng.nas import Decision, Decisions, OneOf, Pick, Repeat, Value, Width, extract, select, space_of
+from asng.nas import Decision, OneOf, Pick, Repeat, Value, Width, extract, select, space_of
+from asng.nas.selection import Supernet
 from asng.space import Categorical, Integer, Real
 
 # Each kind of decision, selected and extracted.
@@ -132,7 +133,9 @@ def test_a_conflict_with_the_model_itself_says_the_top():
 
 def test_widths_of_one_name_conflict_across_layers():
     model = nn.Sequential(nas.Linear(3, Width("w", 4, 8)), nas.Linear(Width("w", 4, 9), 2))
-    with pytest.raises(ValueError, match=r"'w' is declared twice.*high=8\) at 0.gives, .*high=9\) at 1.takes"):
+    with pytest.raises(
+        ValueError, match=r"'w' is declared twice.*high=8\) at 0.output_decision, .*high=9\) at 1.input_decision"
+    ):
         space_of(model)
 
 
@@ -145,7 +148,7 @@ def test_widths_of_one_name_conflict_across_layers():
         (lambda: OneOf("op", [nn.ReLU(), torch.relu]), "'op' chooses among modules, got .*relu.* for 1"),
         (lambda: OneOf("op", []), "OneOf 'op' chooses among modules, got none"),
         (lambda: Pick("from", 0), "the number of inputs of Pick 'from' must be at least 1, got 0"),
-        (lambda: Pick("from", [1, 2]), r"Pick 'from' must be a whole number, got \[1, 2\]"),
+        (lambda: Pick("from", [1, 2]), r"Pick 'from' must be an integer, got \[1, 2\]"),
         (
             lambda: Repeat("depth", [nn.ReLU()] * 2, low=-1),
             "'depth' .*got low=-1 and 2 of them; low must be at least 0",
@@ -218,7 +221,7 @@ FITTING = {"op": "b", "from": 2, "depth": 2, "rate": 0.5, "w": 4, "array": np.ar
 def test_values_outside_are_refused_and_change_nothing(change, message):
     model = every_kind()
     select(model, FITTING)
-    for use in (select, extract, lambda m, v: Decisions(m).active(v)):
+    for use in (select, extract, lambda m, v: Supernet(m).active(v)):
         with pytest.raises(ValueError, match=message):
             use(model, {**FITTING, "depth": 1, **change})
     assert model[2].value == 2
@@ -249,8 +252,8 @@ def test_a_model_that_was_never_selected_says_so():
 def test_what_the_optimizer_asks_fits():
     model = nn.ModuleList(list(every_kind())[:5])
     optimizer = asng.ASNG(space_of(model), seed=0)
-    decisions = Decisions(model)
+    supernet = Supernet(model)
     for candidate in optimizer.ask(20):
-        decisions.select(candidate.values)
+        supernet.select(candidate.values)
         selected = {m.name: m.value for m in model.modules() if isinstance(m, Decision)}
         assert selected == candidate.values

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from asng.experiments.cifar10 import data
-from asng.experiments.cifar10.data import Batches, Images, augment, draws, normalise
+from asng.experiments.cifar10.data import Cifar10Batches, Images, augment, draw_augmentations, normalize
 from asng.experiments.data import halves
 
 
@@ -39,7 +39,7 @@ def test_augmentation_equals_its_slow_version_pixel_by_pixel(n, cutout):
     images = torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8, generator=generator(n))
     before = images.clone()
     result = augment(images, generator(5), cutout=cutout)
-    drawn = np.stack(draws(n, generator(5)), 1)
+    drawn = np.stack(draw_augmentations(n, generator(5)), 1)
     expected = np.stack([slowly(image, numbers, cutout) for image, numbers in zip(images, drawn, strict=True)])
     assert result.dtype == torch.float32
     assert result.is_contiguous()
@@ -88,10 +88,10 @@ def test_the_square_lies_around_every_pixel_equally_often_and_is_clipped():
     white = torch.full((1, 3, 32, 32), 255, dtype=torch.uint8).expand(n, 3, 32, 32)
     hidden = (augment(white, generator(1))[:, 0] == 0).double().mean(0)
     # A row is met by squares around the rows from 7 above it to 8 below it, as far as there are any.
-    met = torch.tensor([sum(0 <= centre < 32 for centre in range(y - 7, y + 9)) for y in range(32)]) / 32
+    met = torch.tensor([sum(0 <= center < 32 for center in range(y - 7, y + 9)) for y in range(32)]) / 32
     expected = met[:, None] * met[None, :]
     assert (hidden - expected).abs().max() < 5 * (expected * (1 - expected) / n).sqrt().max()
-    row, column = (torch.from_numpy(numbers) for numbers in draws(n, generator(1))[3:])
+    row, column = (torch.from_numpy(numbers) for numbers in draw_augmentations(n, generator(1))[3:])
     chi2 = ((torch.bincount(row * 32 + column, minlength=1024) - n / 1024) ** 2 / (n / 1024)).sum().item()
     assert abs(chi2 - 1023) < 5 * (2 * 1023) ** 0.5
 
@@ -102,9 +102,9 @@ def test_augmentation_stays_on_the_device_of_the_images():
     assert (result.device.type, result.shape) == ("meta", (4, 3, 32, 32))
 
 
-def test_normalised_is_pixel_less_mean_by_deviation():
+def test_normalized_is_pixel_less_mean_by_deviation():
     images = torch.tensor([0, 128, 255], dtype=torch.uint8)[:, None, None, None].expand(3, 3, 32, 32)
-    result = normalise(images)
+    result = normalize(images)
     for number, pixel in enumerate((0, 128, 255)):
         for channel in range(3):
             expected = (pixel - data.MEAN[channel]) / data.STD[channel]
@@ -115,15 +115,15 @@ def test_normalised_is_pixel_less_mean_by_deviation():
 
 
 def numbered(n: int) -> Images:
-    """Images of one colour each, labelled by it."""
-    colour = torch.arange(1, n + 1)
-    return Images(colour.to(torch.uint8)[:, None, None, None].repeat(1, 3, 32, 32), colour)
+    """Images of one color each, labeled by it."""
+    color = torch.arange(1, n + 1)
+    return Images(color.to(torch.uint8)[:, None, None, None].repeat(1, 3, 32, 32), color)
 
 
 def test_labels_belong_to_their_images_and_an_epoch_is_a_permutation_of_the_half():
     images = numbered(100)
     for half in halves(100, seed=0):
-        batches = Batches(images, half, 10, 0, 1)
+        batches = Cifar10Batches(images, half, 10, 0, 1)
         assert batches.steps == 5
         for epoch in range(2):
             made = [batches(5 * epoch + step) for step in range(5)]
@@ -134,18 +134,18 @@ def test_labels_belong_to_their_images_and_an_epoch_is_a_permutation_of_the_half
 
 def test_a_mini_batch_follows_from_seed_stream_and_number_alone():
     images = numbered(60)
-    first, second = (Batches(images, torch.arange(60), 8, 3, 1) for _ in range(2))
+    first, second = (Cifar10Batches(images, torch.arange(60), 8, 3, 1) for _ in range(2))
     forward = [first(number) for number in range(20)]
     for number in reversed(range(20)):
         assert all(torch.equal(a, b) for a, b in zip(second(number), forward[number], strict=True))
     for seed, stream in ((3, 2), (4, 1)):
-        other = Batches(images, torch.arange(60), 8, seed, stream)
+        other = Cifar10Batches(images, torch.arange(60), 8, seed, stream)
         assert not any(torch.equal(other(number)[0], forward[number][0]) for number in range(20))
 
 
 def test_the_images_of_an_epoch_look_different_in_the_next():
     images = Images(coded(8).contiguous(), torch.arange(8))
-    batches = Batches(images, torch.arange(8), 8, 0, 0)
+    batches = Cifar10Batches(images, torch.arange(8), 8, 0, 0)
     seen = {
         (int(label), picture.numpy().tobytes())
         for epoch in range(10)
@@ -155,14 +155,14 @@ def test_the_images_of_an_epoch_look_different_in_the_next():
 
 
 def test_every_image_of_a_mini_batch_has_a_square_of_16_cut_out_that_may_be_clipped():
-    pictures, _ = Batches(numbered(60), torch.arange(60), 60, 0, 0)(0)
+    pictures, _ = Cifar10Batches(numbered(60), torch.arange(60), 60, 0, 0)(0)
     sizes = (pictures == 0).all(1).sum((1, 2))
     assert sizes.max() == 16 * 16
     assert 8 * 8 <= sizes.min() < sizes.max()
 
 
 def test_a_part_holds_the_named_images_in_their_order():
-    part = numbered(20).part(torch.tensor([5, 2, 2]))
+    part = numbered(20).subset(torch.tensor([5, 2, 2]))
     assert part.labels.tolist() == [6, 3, 3]
     assert part.images[:, 0, 0, 0].tolist() == [6, 3, 3]
 
@@ -170,9 +170,9 @@ def test_a_part_holds_the_named_images_in_their_order():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Batches(numbered(5), torch.arange(6), 2, 0, 0), "between 0 and 4, the last image; got 0 to 5"),
-        (lambda: Batches(numbered(5), torch.arange(-1, 3), 2, 0, 0), "got -1 to 2"),
-        (lambda: Batches(numbered(5), torch.arange(5), 6, 0, 0), "choose a smaller batch"),
+        (lambda: Cifar10Batches(numbered(5), torch.arange(6), 2, 0, 0), "between 0 and 4, the last image; got 0 to 5"),
+        (lambda: Cifar10Batches(numbered(5), torch.arange(-1, 3), 2, 0, 0), "got -1 to 2"),
+        (lambda: Cifar10Batches(numbered(5), torch.arange(5), 6, 0, 0), "choose a smaller batch"),
         (lambda: augment(torch.zeros(2, 3, 32, 32), generator(0)), r"uint8 of shape .*got torch.float32"),
         (lambda: augment(numbered(2).images, generator(0), cutout=-1), "at least 0 .*got -1"),
         (lambda: Images(torch.zeros(2, 3, 28, 28, dtype=torch.uint8), torch.arange(2)), r"got .*\(2, 3, 28, 28\)"),

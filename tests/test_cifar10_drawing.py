@@ -15,7 +15,7 @@ from matplotlib.transforms import Bbox
 from asng import ASNG
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10 import probabilities as table
-from asng.experiments.cifar10.space import KINDS, NODES, SPACE, paths_of, random_values, values_of
+from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, cell_paths, random_values, values_of
 
 CHAIN = [1, 1, 4, 4, 2, 2, 4, 4, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 4, 4]
 ARCHITECTURES = [values_of([0] * 40), values_of(CHAIN * 2), *map(random_values, range(18))]
@@ -90,8 +90,8 @@ def test_labels_and_nodes_do_not_overlap(figures):
 def test_every_line_leads_from_its_source_to_its_operation(figures):
     for values, figure in figures:
         boxes, lines = boxes_of(figure), lines_of(figure)
-        for kind in KINDS:
-            for node, pair in enumerate(paths_of(values, kind)):
+        for kind in CELL_KINDS:
+            for node, pair in enumerate(cell_paths(values, kind)):
                 for slot, (source, _) in enumerate(pair, start=1):
                     points = lines.pop(f"{kind}{node}.in{slot}").vertices
                     begin = boxes[f"{kind}.state{source}" if source < 2 else f"{kind}{source - 2}"]
@@ -99,7 +99,7 @@ def test_every_line_leads_from_its_source_to_its_operation(figures):
                     assert points[0] == pytest.approx([(begin.x0 + begin.x1) / 2, begin.y0], abs=1e-6)
                     assert points[:, 1].min() == pytest.approx(end.y1, abs=0.05)  # the head has a mitre
                     assert points[points[:, 1].argmin(), 0] == pytest.approx((end.x0 + end.x1) / 2, abs=0.05)
-            used = {source for pair in paths_of(values, kind) for source, _ in pair}
+            used = {source for pair in cell_paths(values, kind) for source, _ in pair}
             for node in {0, 1, 2, 3, 4} - {source - 2 for source in used}:
                 points = lines.pop(f"{kind}{node}.out").vertices
                 begin, end = boxes[f"{kind}{node}"], boxes[f"{kind}.concatenation"]
@@ -128,7 +128,7 @@ def svg_texts(path):
 @pytest.mark.long
 def test_files_hold_all_that_an_architecture_is_as_text(tmp_path):
     values, probabilities = ARCHITECTURES[3], some_probabilities()
-    written = drawing.draw(values, tmp_path / "new", probabilities)
+    written = drawing.draw_cells(values, tmp_path / "new", probabilities)
     names = ["cells.svg", "cells.png", "probabilities.svg", "probabilities.png"]
     assert written == [tmp_path / "new" / name for name in names]
     texts = svg_texts(written[0])
@@ -153,11 +153,11 @@ def test_files_hold_all_that_an_architecture_is_as_text(tmp_path):
 def test_the_same_architecture_gives_the_same_files_and_changes_no_settings(tmp_path):
     before = dict(mpl.rcParams)
     probabilities = ASNG(SPACE, seed=0).distribution()
-    first = drawing.draw(ARCHITECTURES[2], tmp_path / "first", probabilities)
+    first = drawing.draw_cells(ARCHITECTURES[2], tmp_path / "first", probabilities)
     as_lists = {name: array.tolist() for name, array in probabilities.items()}
-    second = drawing.draw(dict(reversed(ARCHITECTURES[2].items())), tmp_path / "second", as_lists)
+    second = drawing.draw_cells(dict(reversed(ARCHITECTURES[2].items())), tmp_path / "second", as_lists)
     assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
-    assert [path.name for path in drawing.draw(ARCHITECTURES[2], tmp_path)] == ["cells.svg", "cells.png"]
+    assert [path.name for path in drawing.draw_cells(ARCHITECTURES[2], tmp_path)] == ["cells.svg", "cells.png"]
     assert (tmp_path / "cells.svg").read_bytes() != first[0].read_bytes()
     assert dict(mpl.rcParams) == before
 
@@ -213,14 +213,14 @@ def test_an_input_that_no_node_takes_is_marked():
 )
 def test_values_of_another_space_are_refused_by_name(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
-        drawing.draw({**ARCHITECTURES[0], **change}, tmp_path / "folder")
+        drawing.draw_cells({**ARCHITECTURES[0], **change}, tmp_path / "folder")
     assert not (tmp_path / "folder").exists()
 
 
 def test_a_missing_value_is_named(tmp_path):
     values = {name: value for name, value in ARCHITECTURES[0].items() if name != "reduction1.op1"}
     with pytest.raises(ValueError, match=r"reduction1\.op1"):
-        drawing.draw(values, tmp_path)
+        drawing.draw_cells(values, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_a_missing_value_is_named(tmp_path):
 )
 def test_wrong_probabilities_are_refused_by_name(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
-        drawing.draw(ARCHITECTURES[0], tmp_path, {**some_probabilities(), **change})
+        drawing.draw_cells(ARCHITECTURES[0], tmp_path, {**some_probabilities(), **change})
     without = {name: array for name, array in some_probabilities().items() if name != "normal3.op2"}
     with pytest.raises(ValueError, match=r"normal3\.op2.*has no probabilities"):
-        drawing.draw(ARCHITECTURES[0], tmp_path, without)
+        drawing.draw_cells(ARCHITECTURES[0], tmp_path, without)

@@ -9,7 +9,7 @@ import torch
 from small_cifar10 import archive_of, md5, random_files, release_of, server, write
 
 from asng.experiments.cifar10 import data
-from asng.experiments.cifar10.data import load
+from asng.experiments.cifar10.data import load_cifar10
 
 IMAGES = 40  # in each file of the small release
 
@@ -32,7 +32,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 
 def test_a_record_is_a_label_and_three_planes_and_the_last_file_is_the_test_set(tmp_path, contents):
     write(tmp_path / "cifar-10-batches-bin", contents)
-    train, test = load(tmp_path, "cpu")
+    train, test = load_cifar10(tmp_path, "cpu")
     assert (len(train), len(test)) == (5 * IMAGES, IMAGES)
     assert train.images.dtype == torch.uint8
     assert train.labels.dtype == torch.int64
@@ -46,11 +46,11 @@ def test_a_record_is_a_label_and_three_planes_and_the_last_file_is_the_test_set(
 def test_the_folder_itself_may_be_named_whatever_it_is_called(tmp_path, contents, monkeypatch):
     above = write(tmp_path / "cifar-10-batches-bin", contents).parent
     renamed = write(tmp_path / "elsewhere", contents)
-    expected = load(above, "cpu")[0].images
-    assert torch.equal(load(above / "cifar-10-batches-bin", "cpu")[0].images, expected)
-    assert torch.equal(load(renamed, "cpu")[0].images, expected)
+    expected = load_cifar10(above, "cpu")[0].images
+    assert torch.equal(load_cifar10(above / "cifar-10-batches-bin", "cpu")[0].images, expected)
+    assert torch.equal(load_cifar10(renamed, "cpu")[0].images, expected)
     monkeypatch.setenv("ASNG_DATA", str(above))
-    assert torch.equal(load(None, "cpu")[0].images, expected)
+    assert torch.equal(load_cifar10(None, "cpu")[0].images, expected)
 
 
 def damaged(contents: dict[str, bytes], kind: str) -> tuple[dict[str, bytes], str]:
@@ -75,7 +75,7 @@ def test_damaged_files_are_named_with_the_cure_and_left_alone(tmp_path, contents
     folder = write(tmp_path / "cifar-10-batches-bin", files)
     before = everything_in(tmp_path)
     with pytest.raises(ValueError, match=message) as caught:
-        load(tmp_path, "cpu")
+        load_cifar10(tmp_path, "cpu")
     assert f"move {folder} away" in str(caught.value)
     assert all(word in str(caught.value) for word in (str(folder), data.RELEASE.url, "--data", "ASNG_DATA"))
     assert everything_in(tmp_path) == before
@@ -84,7 +84,7 @@ def test_damaged_files_are_named_with_the_cure_and_left_alone(tmp_path, contents
 def test_an_archive_is_not_a_folder(tmp_path, contents):
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(archive_of(contents))
     with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is a file; name the folder"):
-        load(tmp_path / "cifar-10-binary.tar.gz", "cpu")
+        load_cifar10(tmp_path / "cifar-10-binary.tar.gz", "cpu")
 
 
 # Download
@@ -94,8 +94,8 @@ def test_an_archive_is_not_a_folder(tmp_path, contents):
 def test_where_nothing_is_it_is_downloaded_once_and_nothing_else_stays(tmp_path, contents, monkeypatch, below):
     heard: list[float] = []
     with server(monkeypatch, archive_of(contents)) as requests:
-        train, _ = load(tmp_path / below, "cpu", heard.append)
-        again, _ = load(tmp_path / below, "cpu")
+        train, _ = load_cifar10(tmp_path / below, "cpu", heard.append)
+        again, _ = load_cifar10(tmp_path / below, "cpu")
     assert requests == ["/cifar-10-binary.tar.gz"]
     assert torch.equal(train.images, again.images)
     inside = "" if below == "cifar-10-batches-bin" else "cifar-10-batches-bin"
@@ -110,7 +110,7 @@ def test_where_nothing_is_it_is_downloaded_once_and_nothing_else_stays(tmp_path,
 def test_a_download_may_end_in_an_empty_folder(tmp_path, contents, monkeypatch):
     (tmp_path / "cifar-10-batches-bin").mkdir()
     with server(monkeypatch, archive_of(contents)):
-        load(tmp_path, "cpu")
+        load_cifar10(tmp_path, "cpu")
     assert set(everything_in(tmp_path)) == {f"cifar-10-batches-bin/{name}" for name in contents}
 
 
@@ -126,7 +126,7 @@ def test_a_download_may_end_in_an_empty_folder(tmp_path, contents, monkeypatch):
 def test_a_failed_download_leaves_nothing_and_says_what_to_do(tmp_path, contents, monkeypatch, wrong, message):
     serving = server(monkeypatch, **{"content": archive_of(contents), **wrong}) if wrong else nullcontext()
     with serving, pytest.raises(OSError, match=message) as caught:
-        load(tmp_path / "new", "cpu")
+        load_cifar10(tmp_path / "new", "cpu")
     folder = str(tmp_path / "new" / "cifar-10-batches-bin")
     assert all(word in str(caught.value) for word in (folder, data.RELEASE.url, "--data", "ASNG_DATA"))
     assert list(tmp_path.iterdir()) == []
@@ -138,7 +138,7 @@ def test_an_interruption_in_the_middle_leaves_nothing(tmp_path, contents, monkey
         raise KeyboardInterrupt
 
     with server(monkeypatch, archive_of(contents)), pytest.raises(KeyboardInterrupt):
-        load(tmp_path, "cpu", interrupt)
+        load_cifar10(tmp_path, "cpu", interrupt)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -159,7 +159,7 @@ def test_an_interruption_while_files_are_unpacked_and_put_in_place_leaves_nothin
 
     monkeypatch.setattr(f"asng.experiments.cifar10.data.{step}", interrupted)
     with server(monkeypatch, archive_of(contents)), pytest.raises(KeyboardInterrupt):
-        load(tmp_path, "cpu")
+        load_cifar10(tmp_path, "cpu")
     assert calls == call
     assert list(tmp_path.iterdir()) == []
 
@@ -170,7 +170,7 @@ def test_another_process_may_be_faster(tmp_path, contents, monkeypatch):
             write(tmp_path / "cifar-10-batches-bin", contents)
 
     with server(monkeypatch, archive_of(contents)):
-        train, _ = load(tmp_path, "cpu", meanwhile)
+        train, _ = load_cifar10(tmp_path, "cpu", meanwhile)
     assert len(train) == 5 * IMAGES
     assert [path.name for path in tmp_path.iterdir()] == ["cifar-10-batches-bin"]
 
@@ -183,7 +183,7 @@ def test_another_process_may_be_faster(tmp_path, contents, monkeypatch):
 def test_the_official_files_have_the_published_sums_and_the_constants_are_theirs():
     if data._missing(data._folder(Path(os.environ["ASNG_DATA"]))):
         pytest.skip("CIFAR-10 is not in the folder ASNG_DATA")
-    train, test = load(None, "cpu")
+    train, test = load_cifar10(None, "cpu")
     assert torch.bincount(train.labels).tolist() == [5000] * 10
     assert torch.bincount(test.labels).tolist() == [1000] * 10
     for channel in range(3):

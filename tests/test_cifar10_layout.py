@@ -5,16 +5,16 @@ from itertools import combinations, pairwise, permutations, product
 import pytest
 
 from asng.experiments.cifar10 import layout
-from asng.experiments.cifar10.space import KINDS, paths_of, random_values, values_of
+from asng.experiments.cifar10.space import CELL_KINDS, cell_paths, random_values, values_of
 
 CHAIN = [1, 1, 4, 4, 2, 2, 4, 4, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 4, 4]
-CELLS = [paths_of(random_values(seed), kind) for seed in range(20) for kind in KINDS]
-CELLS += [paths_of(values_of(code * 2), "normal") for code in ([0] * 20, CHAIN)]
+CELLS = [cell_paths(random_values(seed), kind) for seed in range(20) for kind in CELL_KINDS]
+CELLS += [cell_paths(values_of(code * 2), "normal") for code in ([0] * 20, CHAIN)]
 
 
 @pytest.fixture(scope="module")
 def cells():
-    return [(paths, layout.place(paths)) for paths in CELLS]
+    return [(paths, layout.arrange(paths)) for paths in CELLS]
 
 
 def all_paths(paths, state):
@@ -78,7 +78,7 @@ def test_no_order_of_the_layers_has_fewer_crossings(cells):
     assert tried >= 10
 
 
-def test_neighbours_keep_their_distance(cells):
+def test_neighbors_keep_their_distance(cells):
     for _, placed in cells:
         for layer, states in enumerate(placed.layers):
             halves = [layout.half_width(state, placed.depths[state] == layer) for state in states]

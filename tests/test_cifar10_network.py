@@ -13,8 +13,17 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng import nas
-from asng.experiments.cifar10.network import Cell, FactorizedReduce, Net, SharedCell, norm, set_drop_path, size
-from asng.experiments.cifar10.space import SPACE, parameters, paths_of, random_values, values_of
+from asng.experiments.cifar10.network import (
+    Cell,
+    FactorizedReduce,
+    Net,
+    SharedCell,
+    count_without_auxiliary,
+    norm,
+    set_drop_path,
+)
+from asng.experiments.cifar10.space import SPACE, cell_paths, num_parameters, random_values, values_of
+from asng.nas.selection import Supernet
 
 pytestmark = pytest.mark.slow
 
@@ -50,7 +59,7 @@ def selected(net, values):
 # A slow, obvious version.
 
 
-def normalised(x):
+def normalized(x):
     mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), unbiased=False, keepdim=True)
     return (x - mean) / (variance + 1e-5).sqrt()
 
@@ -69,7 +78,7 @@ def mixed(x, weight):
 
 def slow_reduce(x, reduce):
     x, (even, odd) = x.relu(), reduce.conv.weight.chunk(2)
-    return normalised(torch.cat([mixed(x[:, :, ::2, ::2], even), mixed(x[:, :, 1::2, 1::2], odd)], 1))
+    return normalized(torch.cat([mixed(x[:, :, ::2, ::2], even), mixed(x[:, :, 1::2, 1::2], odd)], 1))
 
 
 def slow_separable(x, module, kernel, stride):
@@ -77,7 +86,7 @@ def slow_separable(x, module, kernel, stride):
     for depthwise, pointwise, step in ((weights[0], weights[1], stride), (weights[2], weights[3], 1)):
         window = shifts(x.relu(), kernel, 0.0)
         x = sum(depthwise[:, 0, dy, dx, None, None] * part for (dy, dx), part in window.items())
-        x = normalised(mixed(x[:, :, ::step, ::step], pointwise))
+        x = normalized(mixed(x[:, :, ::step, ::step], pointwise))
     return x
 
 
@@ -98,8 +107,8 @@ def slow_cell(cell, values, kind, before, previous):
     if isinstance(older, FactorizedReduce):
         outputs = {0: slow_reduce(before, older)}
     else:
-        outputs = {0: normalised(mixed(before.relu(), older[0].weight))}
-    outputs[1] = normalised(mixed(previous.relu(), newer[0].weight))
+        outputs = {0: normalized(mixed(before.relu(), older[0].weight))}
+    outputs[1] = normalized(mixed(previous.relu(), newer[0].weight))
     loose: dict[int, torch.Tensor] = {}
     for node in range(5):
         ends = []
@@ -111,12 +120,12 @@ def slow_cell(cell, values, kind, before, previous):
             loose.pop(source - 2, None)
         outputs[2 + node] = loose[node] = ends[0] + ends[1]
     joined = torch.cat(list(loose.values()), 1).relu()
-    return normalised(mixed(joined, torch.cat([cell.columns[node] for node in loose], 1)))
+    return normalized(mixed(joined, torch.cat([cell.columns[node] for node in loose], 1)))
 
 
 def slow_net(net, values, x):
     x = F.conv2d(x, net.stem[0].weight, padding=1)
-    x = normalised(x) * net.stem[1].weight[:, None, None] + net.stem[1].bias[:, None, None]
+    x = normalized(x) * net.stem[1].weight[:, None, None] + net.stem[1].bias[:, None, None]
     before = previous = x
     for place, cell in enumerate(net.cells):
         kind = "reduction" if place in (len(net.cells) // 3, 2 * len(net.cells) // 3) else "normal"
@@ -186,7 +195,7 @@ def test_what_is_selected_runs_once_and_nothing_else(net, values):
         selected(net, values)(images())
     convolutions, pools = 1, 0
     for kind, times in (("normal", 3), ("reduction", 2)):
-        paths = paths_of(values, kind)
+        paths = cell_paths(values, kind)
         once = {(node, *path) for node, pair in enumerate(paths) for path in pair}
         convolutions += times * len({source for _, source, _ in once if source < 2})  # the ways into the cell
         convolutions += times * 4 * sum(name.startswith("sep_conv") for _, _, name in once)
@@ -200,8 +209,8 @@ def test_what_is_selected_runs_once_and_nothing_else(net, values):
 
 
 def test_all_40_decisions_have_an_effect_in_every_architecture(net):
-    decisions = nas.Decisions(net)
-    assert all(decisions.active(values) == set(SPACE) for values in RANDOM)
+    supernet = Supernet(net)
+    assert all(supernet.active(values) == set(SPACE) for values in RANDOM)
 
 
 # Extraction.
@@ -238,8 +247,8 @@ def test_parameters_are_counted_without_making_the_network(affine):
         net = Net(channels=3, cells=4, affine=affine, auxiliary=True)
     for values in [ALL_ZERO, CHAIN, *RANDOM[:6]]:
         small = nas.extract(net, values)
-        assert size(small) == parameters(values, 3, 4, affine=affine)
-        assert size(small) < sum(parameter.numel() for parameter in small.parameters())
+        assert count_without_auxiliary(small) == num_parameters(values, 3, 4, affine=affine)
+        assert count_without_auxiliary(small) < sum(parameter.numel() for parameter in small.parameters())
 
 
 @pytest.mark.long
@@ -253,7 +262,7 @@ def test_parameters_are_counted_without_making_the_network(affine):
 def test_networks_of_the_papers_setting_have_their_number_of_parameters(channels, cells, affine, counts):
     with torch.device("meta"):
         net = Net(channels, cells, affine=affine, auxiliary=True)
-    assert [size(nas.extract(net, values)) for values in (ALL_ZERO, CHAIN)] == counts
+    assert [count_without_auxiliary(nas.extract(net, values)) for values in (ALL_ZERO, CHAIN)] == counts
 
 
 def test_copies_and_states_give_the_same_network(net):
@@ -309,8 +318,8 @@ def test_the_auxiliary_head_is_that_of_a_slow_obvious_version():
     x = torch.stack([x[:, :, i : i + 5, j : j + 5].mean((2, 3)) for i in (0, 3) for j in (0, 3)], 2).unflatten(
         2, (2, 2)
     )
-    x = normalised(mixed(x, convolutions[0])).relu()
-    x = normalised(torch.einsum("ncij,ocij->no", x, convolutions[1])[:, :, None, None]).relu()
+    x = normalized(mixed(x, convolutions[0])).relu()
+    x = normalized(torch.einsum("ncij,ocij->no", x, convolutions[1])[:, :, None, None]).relu()
     last = net.auxiliary[-1]
     torch.testing.assert_close(second, x.flatten(1) @ last.weight.T + last.bias)
 

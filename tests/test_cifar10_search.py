@@ -1,4 +1,4 @@
-"""The search on CIFAR-10: what it computes, that it resumes bit-equal, its yardsticks; on a few images of noise."""
+"""The search on CIFAR-10: what it computes, that it resumes bit-equal, its baselines; on a few images of noise."""
 
 import json
 import math
@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 from commands import records_of
 
-from asng import ASNG, SNG, Uniform, checkpoints, nas
+from asng import ASNG, SNG, RandomSearch, checkpoints, nas
 from asng.experiments import searching, training
-from asng.experiments.cifar10.data import Batches, Images, normalise
-from asng.experiments.cifar10.search import Search, Settings, accuracy, search
-from asng.experiments.cifar10.space import SPACE, parameters, random_values
+from asng.experiments.cifar10.data import Cifar10Batches, Images, normalize
+from asng.experiments.cifar10.search import Cifar10SearchJob, Cifar10SearchSettings, accuracy, search
+from asng.experiments.cifar10.space import SPACE, num_parameters, random_values
 from asng.experiments.data import halves
 from asng.experiments.searching import TRAIN, VALID
 from asng.nas.architecture import from_json
@@ -21,7 +21,7 @@ from asng.runs import METRICS, Run
 
 pytestmark = pytest.mark.long
 
-TINY = Settings(epochs=2, channels=2, cells=3, batch=4, images=24)
+TINY = Cifar10SearchSettings(epochs=2, channels=2, cells=3, batch=4, num_train_images=24)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ def images():
 
 
 def changed(**settings):
-    return Settings(**{**vars(TINY), **settings})
+    return Cifar10SearchSettings(**{**vars(TINY), **settings})
 
 
 def listen(job, note):
@@ -45,29 +45,36 @@ def listen(job, note):
         note(model, batch)
         return job.loss(model, batch)
 
-    job.searching.oneshot._loss = loss
+    job.search_job.oneshot._loss_fn = loss
 
 
 def test_the_defaults_are_the_papers():
-    settings = Settings()
+    settings = Cifar10SearchSettings()
     assert (settings.epochs, settings.channels, settings.cells, settings.batch) == (100, 16, 8, 64)
-    assert (settings.samples, settings.rate, settings.method, settings.images) == (2, 0.025, "asng", 50_000)
-    assert settings.most_parameters is None
-    assert settings.amp == "off"
+    assert (settings.population_size, settings.lr, settings.method, settings.num_train_images) == (
+        2,
+        0.025,
+        "asng",
+        50_000,
+    )
+    assert settings.max_params is None
+    assert settings.amp_dtype == "off"
 
 
 def test_an_iteration_is_the_papers(images):
     """Two fresh architectures on a mini-batch of one half move the weights; two more on one of the other, theta."""
-    job = Search(TINY, *images)
-    group = job.searching.oneshot.weights.param_groups[0]
-    assert isinstance(job.searching.optimizer, ASNG)
+    job = Cifar10SearchJob(TINY, *images)
+    group = job.search_job.oneshot.weight_optimizer.param_groups[0]
+    assert isinstance(job.search_job.arch_optimizer, ASNG)
     assert (group["momentum"], group["weight_decay"], group["nesterov"]) == (0.9, 3e-4, False)
     first, second = halves(24, TINY.seed)
     seen = []
     listen(job, lambda model, batch: seen.append((batch, torch.is_grad_enabled())))
     values = job.step(4)
     assert [differentiated for _, differentiated in seen] == [True, True, False, False]
-    train, valid = (Batches(images[0], half, 4, TINY.seed, place)(4) for place, half in enumerate((first, second)))
+    train, valid = (
+        Cifar10Batches(images[0], half, 4, TINY.seed, place)(4) for place, half in enumerate((first, second))
+    )
     for (batch, _), expected in zip(seen, (train, train, valid, valid), strict=True):
         assert all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True))
     assert math.isfinite(values["train_loss"])
@@ -76,26 +83,26 @@ def test_an_iteration_is_the_papers(images):
 
 def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
     """Of weights that were touched before but are not sampled, too."""
-    job, twin = (Search(TINY, *images) for _ in range(2))
-    job.searching.oneshot._loss = lambda model, batch: 100 * job.loss(model, batch)  # so that clipping matters
-    weights = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
-    train = Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
+    job, twin = (Cifar10SearchJob(TINY, *images) for _ in range(2))
+    job.search_job.oneshot._loss_fn = lambda model, batch: 100 * job.loss(model, batch)  # so that clipping matters
+    optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    train = Cifar10Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
     for number in range(3):
-        weights.zero_grad(set_to_none=False)
+        optimizer.zero_grad(set_to_none=False)
         pixels, labels = train(number)
-        for candidate in twin.searching.optimizer.ask():
+        for candidate in twin.search_job.arch_optimizer.ask():
             nas.select(twin.model, candidate.values)
             (100 * F.cross_entropy(twin.model(pixels), labels) / 2).backward()
         assert torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0) > 5
-        weights.step()
+        optimizer.step()
         job.step(number)
-        twin.searching.optimizer.load_state_dict(job.searching.optimizer.state_dict())
+        twin.search_job.arch_optimizer.load_state_dict(job.search_job.arch_optimizer.state_dict())
     for (name, one), other in zip(job.model.named_parameters(), twin.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
 
 
 def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
-    job = Search(changed(samples=3), *images)
+    job = Cifar10SearchJob(changed(population_size=3), *images)
     seen = []
     listen(job, lambda model, batch: seen.append(batch[0]))
     job.step(0)
@@ -103,21 +110,21 @@ def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
     assert all(torch.equal(batch, seen[3]) for batch in seen[3:])
 
 
-@pytest.mark.parametrize("amp", ["bfloat16", "float16"])
-def test_mixed_precision_is_that_of_both_halves(images, amp):
-    job = Search(changed(amp=amp), *images)
+@pytest.mark.parametrize("amp_dtype", ["bfloat16", "float16"])
+def test_mixed_precision_is_that_of_both_halves(images, amp_dtype):
+    job = Cifar10SearchJob(changed(amp_dtype=amp_dtype), *images)
     kinds = []
     job.model.classifier.register_forward_hook(lambda layer, inputs, output: kinds.append(output.dtype))
     assert math.isfinite(job.step(0)["valid_loss"])
-    assert kinds == [training.dtype_of(amp)] * 4
+    assert kinds == [training.parse_amp_dtype(amp_dtype)] * 4
     assert {parameter.dtype for parameter in job.model.parameters()} == {torch.float32}
 
 
 def test_weights_halves_and_architectures_follow_from_the_seed(images):
     def drawn(seed):
-        job = Search(changed(seed=seed), *images)
+        job = Cifar10SearchJob(changed(seed=seed), *images)
         numbers = sorted(job._train(number)[1].tolist() for number in range(3))
-        first = [candidate.values for candidate in job.searching.optimizer.ask()]
+        first = [candidate.values for candidate in job.search_job.arch_optimizer.ask()]
         return (
             job.model.state_dict()["stem.0.weight"].tolist(),
             sorted(job._train._order._indices.tolist()),
@@ -130,18 +137,18 @@ def test_weights_halves_and_architectures_follow_from_the_seed(images):
 
 
 def test_the_learning_rate_falls_once_an_epoch_on_a_cosine(images):
-    job = Search(changed(epochs=4), *images)
+    job = Cifar10SearchJob(changed(epochs=4), *images)
     rates = []
     for number in range(0, 4 * job.steps, job.steps - 1):
         job.step(number)
-        rates.append((number // job.steps, job.searching.oneshot.weights.param_groups[0]["lr"]))
+        rates.append((number // job.steps, job.search_job.oneshot.weight_optimizer.param_groups[0]["lr"]))
     assert job.steps == 3
     for epoch, rate in rates:
         assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * epoch / 4)) / 2)
 
 
 def test_the_accuracy_is_that_of_the_architectures_that_are_judged(images):
-    job = Search(TINY, *images)
+    job = Cifar10SearchJob(TINY, *images)
     judged = []
     listen(job, lambda model, batch: judged.append((model(batch[0]).detach(), batch[1])))
     for number in range(3):
@@ -184,7 +191,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5])
 def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path, monkeypatch, number):
     folder, summary = whole
-    step = Search.step
+    step = Cifar10SearchJob.step
 
     def until(self, at):
         if at == number:
@@ -192,12 +199,14 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path,
         return step(self, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Search, "step", until)
+        patch.setattr(Cifar10SearchJob, "step", until)
         with pytest.raises(Killed):
             run(TINY, images, tmp_path)
     torch.manual_seed(1234)
     job = run(TINY, images, tmp_path)
-    assert {name: p.tolist() for name, p in job.searching.optimizer.distribution().items()} == summary["distribution"]
+    assert {name: p.tolist() for name, p in job.search_job.arch_optimizer.distribution().items()} == summary[
+        "distribution"
+    ]
     one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (folder, tmp_path))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert records_of(folder) == records_of(tmp_path)
@@ -205,14 +214,14 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path,
 
 def run(settings, images, folder):
     """A search without the pictures at its end."""
-    job = Search(settings, *images)
+    job = Cifar10SearchJob(settings, *images)
     with Run(folder, {}, METRICS) as kept:
-        training.run(job, kept, epochs=settings.epochs, steps=job.steps, images=8)
+        training.run_job(job, kept, epochs=settings.epochs, steps=job.steps, images=8)
     return job
 
 
 def test_another_seed_is_another_search(images, whole, tmp_path):
-    other = run(changed(seed=1), images, tmp_path).searching.optimizer.distribution()
+    other = run(changed(seed=1), images, tmp_path).search_job.arch_optimizer.distribution()
     assert {name: p.tolist() for name, p in other.items()} != whole[1]["distribution"]
 
 
@@ -222,13 +231,13 @@ def test_a_folder_of_other_settings_is_refused(images, whole):
 
 
 def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
-    silent = run(changed(test=False), images, tmp_path).searching.optimizer.distribution()
+    silent = run(changed(test=False), images, tmp_path).search_job.arch_optimizer.distribution()
     assert {name: p.tolist() for name, p in silent.items()} == whole[1]["distribution"]
     assert all("test_accuracy" not in record for record in records_of(tmp_path))
 
 
 def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statistics(images):
-    job = Search(TINY, *images)
+    job = Cifar10SearchJob(TINY, *images)
     for number in range(3):
         job.step(number)
     values = random_values(3)
@@ -236,16 +245,16 @@ def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statis
     result = job.test_accuracy(values)
     assert all(torch.equal(before[name], tensor) for name, tensor in job.model.state_dict().items())
     network = nas.extract(job.model, values)
-    train = Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
+    train = Cifar10Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
     nas.recalibrate(network, [train(number)[0] for number in range(3)])
     network.eval()
     with torch.no_grad():
-        right = [network(normalise(image[None])).argmax().item() for image in images[1].images]
+        right = [network(normalize(image[None])).argmax().item() for image in images[1].images]
     assert result == np.mean(np.array(right) == images[1].labels.numpy())
 
 
 def test_only_as_many_images_are_tested_as_asked_for(images, monkeypatch):
-    job = Search(changed(tested=5), *images)
+    job = Cifar10SearchJob(changed(num_test_images=5), *images)
     path = "asng.experiments.cifar10.search.accuracy"
     monkeypatch.setattr(path, lambda network, images, progress: images.labels.tolist())
     assert job.finish_epoch(1)["test_accuracy"] == images[1].labels[:5].tolist()
@@ -253,32 +262,32 @@ def test_only_as_many_images_are_tested_as_asked_for(images, monkeypatch):
 
 
 def test_accuracy_leaves_the_mode_of_a_network_alone(images):
-    network = nas.extract(Search(TINY, *images).model, random_values(0)).train()
+    network = nas.extract(Cifar10SearchJob(TINY, *images).model, random_values(0)).train()
     accuracy(network, images[1], batch=7)
     assert network.training
 
 
 def test_sng_is_the_same_search_without_adaptation(images, tmp_path):
-    job = Search(changed(method="sng"), *images)
-    assert isinstance(job.searching.optimizer, SNG)
+    job = Cifar10SearchJob(changed(method="sng"), *images)
+    assert isinstance(job.search_job.arch_optimizer, SNG)
     with Run(tmp_path, {}, METRICS) as kept:
-        records = training.run(job, kept, epochs=2, steps=job.steps, images=8)
+        records = training.run_job(job, kept, epochs=2, steps=job.steps, images=8)
     assert "delta" not in records[0]
     assert records[0]["largest_probability"] != records[1]["largest_probability"]
 
 
 def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(images, tmp_path, monkeypatch):
     monkeypatch.setattr(searching, "FINALISTS", 3)
-    settings = changed(method="uniform", candidates=8)
-    job = Search(settings, *images)
-    assert isinstance(job.searching.optimizer, Uniform)
+    settings = changed(method="uniform", num_random=8)
+    job = Cifar10SearchJob(settings, *images)
+    assert isinstance(job.search_job.arch_optimizer, RandomSearch)
     for number in range(2):
         job.step(number)
-    assert job.searching.certainty()["largest_probability"] == pytest.approx(
+    assert job.search_job.certainty()["largest_probability"] == pytest.approx(
         np.mean([1 / len(v.choices) for v in SPACE.values()])
     )
-    drawn = [c.values for c in Uniform(SPACE, seed=np.random.SeedSequence(0).spawn(2)[1]).ask(8)]
-    valid = Batches(images[0], halves(24, 0)[1], 4, 0, VALID)
+    drawn = [c.values for c in RandomSearch(SPACE, seed=np.random.SeedSequence(0).spawn(2)[1]).ask(8)]
+    valid = Cifar10Batches(images[0], halves(24, 0)[1], 4, 0, VALID)
 
     def loss(values, numbers):
         nas.select(job.model, values)
@@ -289,7 +298,7 @@ def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(ima
     first = sorted(drawn, key=lambda values: loss(values, [0]))  # all on the same mini-batch
     modes = []
     job.model.register_forward_pre_hook(lambda model, inputs: modes.append(model.training))
-    assert job.searching.found(job.valid, job.valid.steps)["values"] == min(
+    assert job.search_job.result(job.valid, job.valid.steps)["values"] == min(
         first[:3], key=lambda values: loss(values, range(valid.steps))
     )
     assert modes[: 8 + 3 * valid.steps] == [True] * (8 + 3 * valid.steps)  # with batch statistics
@@ -297,18 +306,18 @@ def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(ima
 
 
 def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
-    job = Search(changed(method="uniform", candidates=4), *images)
-    drawn = job.searching._drawn()
+    job = Cifar10SearchJob(changed(method="uniform", num_random=4), *images)
+    drawn = job.search_job._draw_feasible()
     losses = iter([math.nan, 3.0, math.inf, 2.0, *[math.nan] * 3, *[1.0] * 3, *[math.inf] * 6])
-    job.searching._loss = lambda model, batch: torch.tensor(next(losses))
+    job.search_job._loss_fn = lambda model, batch: torch.tensor(next(losses))
     assert (
-        job.searching.found(job.valid, job.valid.steps)["values"] == drawn[1]
+        job.search_job.result(job.valid, job.valid.steps)["values"] == drawn[1]
     )  # its losses are 3, then 1; those of drawn[3] 2, then nan
 
 
 def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
     shown: list[tuple[float, str]] = []
-    settings = changed(epochs=1, method="uniform", candidates=8)
+    settings = changed(epochs=1, method="uniform", num_random=8)
     train, test = images
     search(settings, tmp_path, train, test, lambda fraction, text, line=False: shown.append((fraction, text)))
     fractions = [fraction for fraction, text in shown if text == "choosing among 8 architectures"]
@@ -317,34 +326,34 @@ def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
     assert (fractions[0], fractions[-1], shown[-1][0]) == (0, 1, 1)
 
 
-def test_random_search_stays_inside_of_the_limit_or_says_at_once_that_it_cannot(images):
-    sizes = sorted(parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
-    job = Search(changed(method="uniform", candidates=20, most_parameters=sizes[10]), *images)
-    drawn = job.searching._drawn()
+def test_random_search_is_feasible_or_says_at_once_that_it_cannot_be(images):
+    sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
+    job = Cifar10SearchJob(changed(method="uniform", num_random=20, max_params=sizes[10]), *images)
+    drawn = job.search_job._draw_feasible()
     assert 0 < len(drawn) < 20
-    assert parameters(job.searching.found(job.valid, job.valid.steps)["values"], 2, 3, affine=False) <= sizes[10]
-    with pytest.raises(ValueError, match="none of 3 architectures meets the limit; raise most_parameters"):
-        Search(changed(method="uniform", candidates=3, most_parameters=500), *images)
+    assert num_parameters(job.search_job.result(job.valid, job.valid.steps)["values"], 2, 3, affine=False) <= sizes[10]
+    with pytest.raises(ValueError, match="none of 3 architectures meets the limit; raise max_params"):
+        Cifar10SearchJob(changed(method="uniform", num_random=3, max_params=500), *images)
 
 
 def test_a_limit_that_no_architecture_meets_is_refused_at_once_and_leaves_no_folder(images, tmp_path):
-    with pytest.raises(ValueError, match="smallest architecture has 452 parameters, more than most_parameters=451"):
-        search(changed(most_parameters=451), tmp_path / "run", *images)
+    with pytest.raises(ValueError, match="smallest architecture has 452 parameters, more than max_params=451"):
+        search(changed(max_params=451), tmp_path / "run", *images)
     assert not (tmp_path / "run").exists()
-    Search(changed(most_parameters=452), *images)
+    Cifar10SearchJob(changed(max_params=452), *images)
 
 
 def test_the_limit_is_on_the_parameters_of_the_network_of_the_search(images):
-    job = Search(TINY, *images)
+    job = Cifar10SearchJob(TINY, *images)
     for seed in range(3):
         small = nas.extract(job.model, random_values(seed))
         assert job.size(job.model, random_values(seed)) == sum(parameter.numel() for parameter in small.parameters())
 
 
 def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, tmp_path):
-    sizes = sorted(parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
+    sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
     limit = sizes[10]
-    job = Search(changed(most_parameters=limit), *images)
+    job = Cifar10SearchJob(changed(max_params=limit), *images)
     ran: list[int] = []
     judged: list[int] = []
 
@@ -355,23 +364,23 @@ def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, t
     listen(job, note)
     for number in range(4):
         before = len(judged)
-        assert job.step(number)["inside"] == (len(judged) - before) / 2
+        assert job.step(number)["feasible"] == (len(judged) - before) / 2
     assert 0 < len(judged) < 8
     assert max(ran + judged) <= limit
-    found = job.searching.found(job.valid, job.valid.steps)
-    assert found["inside"]
-    assert parameters(found["values"], 2, 3, affine=False) <= limit
+    found = job.search_job.result(job.valid, job.valid.steps)
+    assert found["feasible"]
+    assert num_parameters(found["values"], 2, 3, affine=False) <= limit
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"samples": 1}, "samples must be at least 2, got 1"),
+        ({"population_size": 1}, "population_size must be at least 2, got 1"),
         ({"cells": 2}, "cells must be at least 3, got 2"),
-        ({"rate": math.nan}, "rate must be above 0, got nan"),
+        ({"lr": math.nan}, "lr must be above 0, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"images": 7}, "images must be at least two mini-batches of 4, got 7"),
+        ({"num_train_images": 7}, "num_train_images must be at least two mini-batches of 4, got 7"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):

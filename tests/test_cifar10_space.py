@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from asng import ASNG
 from asng.experiments.cifar10 import space
-from asng.experiments.cifar10.space import OPERATIONS, SPACE, code_of, parameters, values_of
+from asng.experiments.cifar10.space import OPERATIONS, SPACE, code_of, num_parameters, values_of
 
 ALL_ZERO = values_of([0] * 40)
 CHAIN = values_of([1, 1, 4, 4, 2, 2, 4, 4, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 4, 4] * 2)  # each node on the one before it
@@ -34,9 +34,9 @@ def test_a_code_and_its_values_are_the_same_architecture(code):
 
 def test_a_code_is_read_node_by_node_and_the_normal_cell_first():
     values = values_of([0, 1, 2, 3] * 5 + [1, 0, 4, 1] * 5)
-    assert space.paths_of(values, "normal") == [((0, "max_pool"), (1, "sep_conv3"))] * 5
-    assert space.paths_of(values, "reduction") == [((1, "sep_conv5"), (0, "avg_pool"))] * 5
-    assert space.paths_of(CHAIN, "normal")[3] == ((4, "sep_conv5"), (4, "sep_conv5"))
+    assert space.cell_paths(values, "normal") == [((0, "max_pool"), (1, "sep_conv3"))] * 5
+    assert space.cell_paths(values, "reduction") == [((1, "sep_conv5"), (0, "avg_pool"))] * 5
+    assert space.cell_paths(CHAIN, "normal")[3] == ((4, "sep_conv5"), (4, "sep_conv5"))
 
 
 @given(codes)
@@ -49,7 +49,7 @@ def test_loose_ends_are_the_nodes_without_successors(code):
                 if values[f"{kind}{node}.{slot}"] >= 2:
                     successors[values[f"{kind}{node}.{slot}"] - 2].append(node)
         ends = [node for node in range(5) if not successors[node]]
-        assert space.loose_ends(space.paths_of(values, kind)) == ends
+        assert space.loose_ends(space.cell_paths(values, kind)) == ends
         assert ends[-1] == 4
 
 
@@ -65,13 +65,13 @@ def test_loose_ends_are_the_nodes_without_successors(code):
     ],
 )
 def test_parameters_are_those_of_the_papers_setting(values, channels, cells, affine, count):
-    assert parameters(values, channels, cells, affine=affine) == count
+    assert num_parameters(values, channels, cells, affine=affine) == count
 
 
 @pytest.mark.parametrize(("values", "channels"), [(ALL_ZERO, 60), (CHAIN, 42)])
 def test_retraining_has_as_many_channels_as_fit_into_four_million_parameters(values, channels):
     assert space.channels_for(values) == channels
-    assert parameters(values, channels, 20) <= 4_000_000 < parameters(values, channels + 1, 20)
+    assert num_parameters(values, channels, 20) <= 4_000_000 < num_parameters(values, channels + 1, 20)
 
 
 @settings(max_examples=25)
@@ -79,13 +79,13 @@ def test_retraining_has_as_many_channels_as_fit_into_four_million_parameters(val
 def test_the_number_of_channels_is_the_largest_that_fits(code, cells, at_most):
     values = values_of(code)
     channels = space.channels_for(values, cells, at_most)
-    assert parameters(values, channels, cells) <= at_most < parameters(values, channels + 1, cells)
+    assert num_parameters(values, channels, cells) <= at_most < num_parameters(values, channels + 1, cells)
 
 
 @given(codes, st.integers(1, 4), st.integers(3, 8), st.booleans())
 def test_no_architecture_has_fewer_parameters_than_the_least(code, channels, cells, affine):
-    least = parameters(space.LEAST, channels, cells, affine=affine)
-    assert least <= parameters(values_of(code), channels, cells, affine=affine)
+    least = num_parameters(space.SMALLEST, channels, cells, affine=affine)
+    assert least <= num_parameters(values_of(code), channels, cells, affine=affine)
 
 
 def test_a_seed_draws_the_same_architecture_again_and_all_choices_occur():
@@ -110,7 +110,7 @@ def test_asng_searches_the_space():
         (lambda: code_of({}), r"'normal0\.in1' is missing"),
         (lambda: code_of({**ALL_ZERO, "normal5.in1": 0}), r"'normal5\.in1' is not of the space"),
         (lambda: code_of({**ALL_ZERO, "normal0.op2": "conv"}), r"normal0\.op2 is one of .*'identity'.*got 'conv'"),
-        (lambda: parameters({"normal0.in1": 0}, 16, 8), r"'normal0\.in2' is missing"),
+        (lambda: num_parameters({"normal0.in1": 0}, 16, 8), r"'normal0\.in2' is missing"),
         (lambda: space.channels_for(CHAIN, at_most=1000), "one channel.*more than at_most=1,000"),
     ],
 )

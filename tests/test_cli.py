@@ -20,7 +20,7 @@ from asng.runs import Run
 
 pytestmark = pytest.mark.slow
 
-SIZE = ["--variables", "10", "--choices", "4", "--rates", "0.05", "--alphas", "1.5"]
+SIZE = ["--variables", "10", "--choices", "4", "--lrs", "0.05", "--alphas", "1.5"]
 SMALL = [*SIZE, "--runs", "4", "--iterations", "1500", "--powers", "0", "2"]
 LONGER = [*SIZE, "--runs", "5", "--iterations", "2500", "--powers", "0", "3", "4"]  # most of these never succeed
 LIVE = "epoch 1/100 step 123/390, train loss 2.305, valid loss 2.301, valid accuracy 0.1125, delta 1.234, 1234 images/s"
@@ -256,19 +256,19 @@ def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
     cli.main(["toy", "--runs", "3"])
     assert seen[0][0].runs == seen[1][0].runs == 3
     assert seen[0][0].iterations == toy.QUICK.iterations
-    assert seen[1][0].iterations == toy.Settings().iterations
+    assert seen[1][0].iterations == toy.ToySettings().iterations
     assert seen[0][1] == tmp_path
     assert str(seen[1][1]) == "runs/toy"
 
 
 @pytest.mark.long
-def test_digits_ends_in_what_was_found_beside_its_yardsticks(tmp_path):
+def test_digits_ends_in_its_result_beside_the_baselines(tmp_path):
     done = run("digits", "search", "--epochs", "1", "--training-epochs", "1", "--out", tmp_path)
     assert (done.code, done.err) == (0, "")
     summary = json.loads((tmp_path / "summary.json").read_text())
     values = ", ".join(f"{name}={value}" for name, value in summary["rows"][0]["values"].items())
     assert re.search(rf"^Found with seed 0, probability [\d.e-]+: {re.escape(values)}$", done.out, re.MULTILINE)
-    kinds = ("found", "random_mean", "random_best", "hand")
+    kinds = ("found", "random_mean", "random_best", "handcrafted")
     assert re.findall(r"(\d+\.\d\d) %", done.out) == [
         f"{100 * summary['accuracy'][kind]['mean']:.2f}" for kind in kinds
     ]

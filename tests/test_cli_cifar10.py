@@ -22,19 +22,19 @@ from commands import (
 from small_cifar10 import archive_of, random_files, release_of, server, write
 
 from asng.cli import cifar10 as command
-from asng.cli.images import Where, next_command
+from asng.cli.images import DataFlags, next_command
 from asng.experiments import curves
 from asng.experiments.cifar10 import data, drawing
-from asng.experiments.cifar10.retraining import SMALL_RETRAINING, Retraining
-from asng.experiments.cifar10.search import SMALL, Settings
-from asng.experiments.cifar10.space import SPACE, parameters, random_values
+from asng.experiments.cifar10.retraining import SMALL_RETRAIN, Cifar10RetrainSettings
+from asng.experiments.cifar10.search import SMALL, Cifar10SearchSettings
+from asng.experiments.cifar10.space import SPACE, num_parameters, random_values
 from asng.nas.architecture import from_json, to_json
 
 pytestmark = pytest.mark.slow
 
 IMAGES = 8  # in each file
 SIZE = ["--channels", "2", "--cells", "3", "--batch", "4"]
-TINY = [*SIZE, "--images", "24", "--epochs", "1"]
+TINY = [*SIZE, "--num-train-images", "24", "--epochs", "1"]
 # Runs without the environment's data, in another process.
 PROGRAM = """
 import json, sys
@@ -108,9 +108,9 @@ def test_a_search_leaves_its_run_and_says_how_to_go_on(searched):
 
 def test_how_to_go_on_repeats_what_matters():
     folder, data = Path("a"), Path("d")
-    assert next_command("cifar10", folder, False, Where()) == "asng cifar10 retrain a"
+    assert next_command("cifar10", folder, False, DataFlags()) == "asng cifar10 retrain a"
     assert (
-        next_command("cifar10", folder, True, Where(data, "cpu"))
+        next_command("cifar10", folder, True, DataFlags(data, "cpu"))
         == "asng cifar10 retrain a --small --data d --device cpu"
     )
 
@@ -122,12 +122,12 @@ def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(asked):
 
 
 def test_small_changes_defaults_and_flags_still_count(asked):
-    assert asked("search")[0] == Settings()
-    assert asked("search", "--small")[0] == SMALL != Settings()
+    assert asked("search")[0] == Cifar10SearchSettings()
+    assert asked("search", "--small")[0] == SMALL != Cifar10SearchSettings()
     assert asked("search", "--epochs", "3", "--small", "--cells", "4")[0] == replace(SMALL, epochs=3, cells=4)
     random = ["--architecture", "random"]
-    assert asked("retrain", *random)[0] == Retraining()
-    assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAINING, batch=9)
+    assert asked("retrain", *random)[0] == Cifar10RetrainSettings()
+    assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAIN, batch=9)
 
 
 @pytest.mark.long
@@ -144,7 +144,7 @@ def test_sng_is_searched_with_by_the_same_command(plain, tmp_path):
 
 @pytest.mark.long
 def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_path):
-    assert run("cifar10", "search", *TINY, "--method", "uniform", "--candidates", "4", "--out", tmp_path).code == 0
+    assert run("cifar10", "search", *TINY, "--method", "uniform", "--num-random", "4", "--out", tmp_path).code == 0
     assert summary_of(tmp_path)["probability"] is None
     done = run("cifar10", "evaluate", tmp_path)
     assert (done.code, done.out.splitlines()[-1][:14]) == (0, "Test accuracy ")
@@ -155,19 +155,19 @@ def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_
 
 @pytest.mark.long
 def test_an_architecture_is_found_within_the_most_parameters(plain, tmp_path):
-    sizes = sorted(parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
-    assert run("cifar10", "search", *TINY, "--most-parameters", sizes[10], "--out", tmp_path).code == 0
-    assert parameters(summary_of(tmp_path)["values"], 2, 3, affine=False) <= sizes[10]
+    sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
+    assert run("cifar10", "search", *TINY, "--max-params", sizes[10], "--out", tmp_path).code == 0
+    assert num_parameters(summary_of(tmp_path)["values"], 2, 3, affine=False) <= sizes[10]
 
 
 def test_a_limit_that_none_meets_is_wrong_input(tmp_path):
-    error = refused("cifar10", "search", *TINY, "--most-parameters", "1", "--out", tmp_path)
-    assert error == "the smallest architecture has 452 parameters, more than most_parameters=1"
+    error = refused("cifar10", "search", *TINY, "--max-params", "1", "--out", tmp_path)
+    assert error == "the smallest architecture has 452 parameters, more than max_params=1"
 
 
 @pytest.mark.long
 def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, release, tmp_path):
-    words = ["cifar10", "search", *SIZE, "--batch", "2", "--images", "16", "--epochs", "3", "--no-test"]
+    words = ["cifar10", "search", *SIZE, "--batch", "2", "--num-train-images", "16", "--epochs", "3", "--no-test"]
     continued_after_ctrl_c(tmp_path, words, PROGRAM, [json.dumps(asdict(data.RELEASE))])
 
 
@@ -311,7 +311,7 @@ REAL, OFFICIAL = os.environ.get("ASNG_DATA"), data.RELEASE
 @pytest.mark.skipif(REAL is None, reason="ASNG_DATA names no folder of data")
 def test_a_search_on_real_images(plain, tmp_path, monkeypatch):
     monkeypatch.setattr(data, "RELEASE", OFFICIAL)
-    words = ["--small", "--epochs", "1", "--images", "512", "--tested", "200"]
+    words = ["--small", "--epochs", "1", "--num-train-images", "512", "--num-test-images", "200"]
     assert run("cifar10", "search", *words, "--data", REAL, "--out", tmp_path).code == 0
     (record,) = records_of(tmp_path)
     assert math.isfinite(record["train_loss"])

@@ -1,4 +1,4 @@
-"""`asng inpainting search`, `retrain` and `evaluate`, on a folder of small images of one colour each."""
+"""`asng inpainting search`, `retrain` and `evaluate`, on a folder of small images of one color each."""
 
 import json
 import os
@@ -27,15 +27,15 @@ from PIL import Image
 from asng.cli import inpainting as command
 from asng.experiments import curves, training
 from asng.experiments.inpainting import cache
-from asng.experiments.inpainting.encoding import base_values, chain, depth, random_values, variables
-from asng.experiments.inpainting.retraining import SMALL_RETRAINING, Retraining
-from asng.experiments.inpainting.search import SMALL, Settings
+from asng.experiments.inpainting.encoding import base_values, chain, depth, random_values, search_space
+from asng.experiments.inpainting.retraining import SMALL_RETRAIN, InpaintingRetrainSettings
+from asng.experiments.inpainting.search import SMALL, InpaintingSearchSettings
 from asng.nas.architecture import to_json
 
 pytestmark = pytest.mark.slow
 
 SPACE = ["--layers", "3", "--widths", "2", "4"]
-STEPS = ["--iterations", "2", "--stretch", "2", "--batch", "2"]
+STEPS = ["--iterations", "2", "--checkpoint-every", "2", "--batch", "2"]
 TINY = [*SPACE, *STEPS]
 
 
@@ -89,7 +89,7 @@ def test_a_search_leaves_its_run_and_says_what_it_found_and_how_to_go_on(searche
     assert {"config.json", "metrics.jsonl", "architecture.json", "summary.json"} <= {p.name for p in folder.iterdir()}
     lines = done.out.splitlines()
     assert "11 faces to train with, 1 to test with (drawn with seed 0)" in lines
-    (record,) = [line for line in lines if line.startswith("stretch 1, step 2, train loss ")]
+    (record,) = [line for line in lines if line.startswith("checkpoint 1, step 2, train loss ")]
     assert all(word in record for word in ("valid loss", "largest probability", "delta", "test psnr", "test ssim"))
     assert lines[lines.index("Found (the other layers are inactive):") + 1 :] == [
         *summary_of(folder)["chain"],
@@ -106,29 +106,29 @@ def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(asked):
 
 
 def test_small_changes_defaults_and_flags_still_count(asked):
-    assert asked("search")[0] == Settings()
-    assert asked("search", "--small")[0] == SMALL != Settings()
+    assert asked("search")[0] == InpaintingSearchSettings()
+    assert asked("search", "--small")[0] == SMALL != InpaintingSearchSettings()
     assert asked("search", "--batch", "3", "--small")[0] == replace(SMALL, batch=3)
     random = ["--architecture", "random"]
-    assert asked("retrain", *random)[0] == Retraining()
-    assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAINING, batch=9)
+    assert asked("retrain", *random)[0] == InpaintingRetrainSettings()
+    assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAIN, batch=9)
 
 
 def test_without_tests_nothing_is_tested_and_a_limit_holds(plain, tmp_path):
-    done = run("inpainting", "search", *TINY, "--no-test", "--most-parameters", "2000", "--out", tmp_path)
+    done = run("inpainting", "search", *TINY, "--no-test", "--max-params", "2000", "--out", tmp_path)
     assert done.code == 0
     assert "test_psnr" not in records_of(tmp_path)[0]
-    assert 0 < records_of(tmp_path)[0]["inside"] <= 1
-    assert summary_of(tmp_path)["inside"]
+    assert 0 < records_of(tmp_path)[0]["feasible"] <= 1
+    assert summary_of(tmp_path)["feasible"]
 
 
 def test_losses_that_are_never_finite_are_one_line_with_a_cure(plain, tmp_path):
-    error = refused("inpainting", "search", *TINY, "--rate", "1e30", "--iterations", "12", "--out", tmp_path)
+    error = refused("inpainting", "search", *TINY, "--lr", "1e30", "--iterations", "12", "--out", tmp_path)
     assert "were NaN or infinite; lower the learning rate" in error
 
 
 def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_path):
-    done = run("inpainting", "search", *TINY, "--method", "uniform", "--candidates", "2", "--out", tmp_path)
+    done = run("inpainting", "search", *TINY, "--method", "uniform", "--num-random", "2", "--out", tmp_path)
     assert done.code == 0
     assert "delta" not in records_of(tmp_path)[0]
     assert "choosing among 2 architectures" in done.out.splitlines()
@@ -140,7 +140,18 @@ def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_
 
 @pytest.mark.long
 def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, tmp_path):
-    words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "24", "--stretch", "3", "--no-test"]
+    words = [
+        "inpainting",
+        "search",
+        *SPACE,
+        "--batch",
+        "2",
+        "--iterations",
+        "24",
+        "--checkpoint-every",
+        "3",
+        "--no-test",
+    ]
     continued_after_ctrl_c(tmp_path, words)
 
 
@@ -151,7 +162,7 @@ def test_a_folder_in_use_is_refused(searched, tmp_path):
 
 @pytest.mark.long
 def test_beside_a_running_search_others_may_read_but_not_write(plain, tmp_path):
-    words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "80", "--stretch", "2"]
+    words = ["inpainting", "search", *SPACE, "--batch", "2", "--iterations", "80", "--checkpoint-every", "2"]
     whole, folder = tmp_path / "whole", tmp_path / "run"
     assert run(*words, "--out", whole).code == 0
     command = [sys.executable, "-m", "asng", *words, "--out", str(folder)]
@@ -255,27 +266,27 @@ def test_trainings_with_another_mask_lie_beside_those_with_that_of_the_search(as
 @pytest.mark.long
 def test_it_is_said_how_many_of_the_faces_are_used(faces, tmp_path):
     for images, said in (("4", "4 of 11 faces"), ("11", "11 faces"), ("50", "11 faces")):
-        done = run("inpainting", "search", *TINY, "--images", images, "--out", tmp_path / images)
+        done = run("inpainting", "search", *TINY, "--num-train-images", images, "--out", tmp_path / images)
         assert done.out.startswith(f"{said} to train with, 1 to test with")
 
 
 def test_an_architecture_may_come_from_a_file_of_either_encoding_or_from_a_seed(asked, tmp_path):
     for encoding in ("cat", "int"):
-        values = random_values(variables(encoding, 4, widths=(3, 7)), seed=1)
+        values = random_values(search_space(encoding, 4, widths=(3, 7)), seed=1)
         (tmp_path / "network.json").write_text(to_json(values))
         assert asked("retrain", "--architecture", "network.json")[1:3] == (
             values,
             Path("runs/inpainting-network-seed0"),
         )
-    drawn = asked("retrain", "--architecture", "random", "--seed", "3")
-    assert drawn[1:3] == (random_values(variables("cat"), 3), Path("runs/inpainting-random-seed3"))
+    random_split = asked("retrain", "--architecture", "random", "--seed", "3")
+    assert random_split[1:3] == (random_values(search_space("cat"), 3), Path("runs/inpainting-random-seed3"))
 
 
-def test_yardsticks_beside_a_search_are_of_its_space(asked, searched):
+def test_baselines_beside_a_search_are_of_its_space(asked, searched):
     folder, _ = searched
-    space = variables("int", 3, widths=(2, 4))
-    drawn = asked("retrain", folder, "--architecture", "random", "--seed", "5")
-    assert drawn[1:3] == (random_values(space, 5), folder / "random-seed5")
+    space = search_space("int", 3, widths=(2, 4))
+    random_split = asked("retrain", folder, "--architecture", "random", "--seed", "5")
+    assert random_split[1:3] == (random_values(space, 5), folder / "random-seed5")
     found = json.loads((folder / "architecture.json").read_text())["values"]
     _, values, where, *_ = asked("retrain", folder, "--architecture", "base")
     assert where == folder / "base-seed0"
@@ -288,7 +299,7 @@ def test_yardsticks_beside_a_search_are_of_its_space(asked, searched):
 def test_base_has_the_channels_of_the_space_that_are_nearest_to_64(asked, tmp_path, encoding, widths, channels):
     settings = {"experiment": "inpainting", "kind": "search", "encoding": encoding, "layers": 4, "widths": widths}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    (tmp_path / "architecture.json").write_text(to_json(random_values(variables(encoding, 4, widths=widths), 1)))
+    (tmp_path / "architecture.json").write_text(to_json(random_values(search_space(encoding, 4, widths=widths), 1)))
     _, values, *_ = asked("retrain", tmp_path, "--architecture", "base")
     assert {(layer.kernel, layer.skip, layer.channels) for layer in chain(values)} == {(3, True, channels)}
 
@@ -297,7 +308,7 @@ def test_base_is_as_deep_as_what_runs_and_has_64_channels(asked, tmp_path):
     settings = {"experiment": "inpainting", "kind": "search", "encoding": "cat", "layers": 20, "widths": None}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     halving = {f"layer{number}.type": "3x3 down" for number in range(1, 21)}  # from 64x64 to 1x1 takes six of them
-    found = base_values(variables("cat"), 12) | halving
+    found = base_values(search_space("cat"), 12) | halving
     (tmp_path / "architecture.json").write_text(to_json(found))
     _, values, *_ = asked("retrain", tmp_path, "--architecture", "base")
     assert [(layer.kernel, layer.skip, layer.channels) for layer in chain(values)] == [(3, True, 64)] * 6
@@ -311,7 +322,7 @@ def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_
     assert refused("inpainting", "retrain", searched[0], "--architecture", path) == said
     assert refused("inpainting", "retrain", "--architecture", "base").startswith("base has as many layers as")
     assert refused("inpainting", "retrain", "--architecture", path).startswith(f"there is no file {path}; ")
-    values = base_values(variables("cat", 3, widths=(2, 4)), 2, channels=2)
+    values = base_values(search_space("cat", 3, widths=(2, 4)), 2, channels=2)
     for content, message in (
         ("{", "an architecture is JSON"),
         (to_json({"normal0.in1": 1}), "this is no autoencoder: "),
@@ -357,7 +368,7 @@ def test_the_checkpoint_of_another_run_is_refused_in_one_line(searched, plain, t
     ("flags", "message"),
     [
         (["--seed", "1"], "seed: 0 there, 1 here"),
-        (["--rate", "0.5"], "rate: 0.025 there, 0.5 here"),
+        (["--lr", "0.5"], "lr: 0.025 there, 0.5 here"),
         (["--iterations", "4"], "iterations: 2 there, 4 here"),
     ],
 )
@@ -367,7 +378,7 @@ def test_the_checkpoint_of_a_run_with_one_other_setting_is_refused(searched, pla
     ours = tmp_path / training.CHECKPOINT
     ours.write_bytes((searched[0] / training.CHECKPOINT).read_bytes())
     for again in (words, ["inpainting", "evaluate", tmp_path]):
-        assert refused(*again).startswith(f"{ours} is of another run ({message}); put this run's own there, ")
+        assert refused(*again).startswith(f"{ours} is of another run ({message}); replace it by this run's own, ")
 
 
 def test_evaluating_does_not_write_through_links(searched, tmp_path):
@@ -392,7 +403,7 @@ def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
     out = []
     for _ in range(2):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command, "search", lambda *arguments: {"inside": True, "chain": []})
+            patch.setattr(command, "search", lambda *arguments: {"feasible": True, "chain": []})
             out.append(run("inpainting", "search", "--data", folder).out.splitlines())
     assert out[0][:2] == ["reading faces: 0 %", "reading faces: 100 %"]
     assert out[0][2:] == out[1]  # no bar where there is nothing to do
@@ -463,7 +474,7 @@ REAL = os.environ.get("ASNG_DATA")
 @pytest.mark.long
 @pytest.mark.skipif(REAL is None, reason="ASNG_DATA names no folder of data")
 def test_a_search_on_real_faces(plain, tmp_path):
-    words = ["--small", "--iterations", "40", "--stretch", "20", "--images", "400"]
+    words = ["--small", "--iterations", "40", "--checkpoint-every", "20", "--num-train-images", "400"]
     assert run("inpainting", "search", *words, "--data", REAL, "--out", tmp_path).code == 0
     first, second = records_of(tmp_path)
     assert second["train_loss"] < first["train_loss"]

@@ -120,10 +120,10 @@ def test_a_network_is_measured_in_evaluation_without_gradients_on_the_example(me
 
 
 def test_latency_runs_forward_as_often_as_it_says():
-    for repeats, warm_up in [(1, 0), (2, 2)]:
+    for repeats, warmup in [(1, 0), (2, 2)]:
         Watch.seen.clear()
-        Latency(IMAGES, repeats=repeats, warm_up=warm_up)(Watch(), {"act": "relu"})
-        assert len(Watch.seen) == repeats + warm_up
+        Latency(IMAGES, repeats=repeats, warmup=warmup)(Watch(), {"act": "relu"})
+        assert len(Watch.seen) == repeats + warmup
 
 
 def test_latency_is_the_median_of_the_three_fastest_forwards(monkeypatch):
@@ -181,7 +181,7 @@ def test_one_extraction_serves_all_measures():
 
     example = torch.zeros(2, 3)
     limits = [Limit(Flops(example), 100), Limit(Latency(example), 10), Limit(Flops(example, *()), 100)]
-    assert len(Costs(Once(), limits).of({"op": 0})) == 3
+    assert len(Costs(Once(), limits).measure({"op": 0})) == 3
     assert len(built) == 1
 
 
@@ -243,7 +243,7 @@ def test_a_measure_that_uses_the_model_leaves_statistics_and_gradients_alone():
         model[0].register_buffer("extra", torch.zeros(1))
         return norm
 
-    assert Costs(model, [Limit(gradient_norm, 1)]).of({"op": 1})[0] > 0
+    assert Costs(model, [Limit(gradient_norm, 1)]).measure({"op": 1})[0] > 0
     gradients = [parameter.grad for parameter in model.parameters()]
     assert everything(model) == before[0]
     assert all(torch.equal(now, then) for now, then in zip(gradients, before[1], strict=True))
@@ -277,7 +277,7 @@ def test_measuring_leaves_the_model_as_it_was(measure, training, selected):
         measure(model, values)
         assert everything(model) == before
     try:
-        Costs(model, [Limit(measure, 1)]).of(values)
+        Costs(model, [Limit(measure, 1)]).measure(values)
     except RuntimeError:
         assert measure is failing
     assert everything(model) == before
@@ -296,7 +296,7 @@ def test_values_that_do_not_fit_are_the_error_of_select_and_change_nothing(measu
         with pytest.raises(ValueError, match=message):
             measure(model, values)
         with pytest.raises(ValueError, match=message):
-            Costs(model, [Limit(measure, 1)]).of(values)
+            Costs(model, [Limit(measure, 1)]).measure(values)
     assert everything(model) == before
 
 

@@ -144,7 +144,7 @@ def drawn(model: nn.Module, number: int, seed: int = 0) -> list[dict[str, Any]]:
 def counted(costs: Costs, values: dict[str, Any]) -> int:
     """Anew, by the same costs."""
     costs.known.clear()
-    return int(costs.of(values)[0])
+    return int(costs.measure(values)[0])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -234,12 +234,12 @@ def test_a_decision_that_is_new_is_an_error_rather_than_a_wrong_number():
 def test_what_is_known_of_an_architecture_is_measured_no_more_until_it_is_cleared():
     model = CountedNet()
     costs = Costs(model, [Limit(parameters, 1)])
-    (small,), (large,) = costs.of(SMALL), costs.of(LARGE)
+    (small,), (large,) = costs.measure(SMALL), costs.measure(LARGE)
     model.head = nn.Linear(4, 13)
-    assert costs.of(SMALL) == (small,)
+    assert costs.measure(SMALL) == (small,)
     costs.known.clear()
-    assert costs.of(SMALL) == (small + 10 * 5,)
-    assert costs.of(LARGE) == (large + 10 * 5,)
+    assert costs.measure(SMALL) == (small + 10 * 5,)
+    assert costs.measure(LARGE) == (large + 10 * 5,)
 
 
 def test_a_layer_that_cannot_be_extracted_is_an_error_that_names_the_architecture():
@@ -249,7 +249,7 @@ def test_a_layer_that_cannot_be_extracted_is_an_error_that_names_the_architectur
 
     costs = Costs(nn.Sequential(Doubled(3, Width("w", 2, 6))), [Limit(parameters, 1)])
     with pytest.raises(ValueError, match=r"forward\(\) of its own.*give it a build_static\(\) of its own") as raised:
-        costs.of({"w": 4})
+        costs.measure({"w": 4})
     assert raised.value.__notes__ == ["in parameters of the architecture {'w': 4}"]
 
 
@@ -274,7 +274,7 @@ def test_a_rude_build_static_leaves_the_model_as_it_was():
     values = {"other": 2, "op": 1}
     select(model, {"other": 1, "op": 0})
     before = everything(model)
-    assert parameters(model, values) == Costs(model, [Limit(parameters, 1)]).of(values)[0] == 2 + 9 + 9
+    assert parameters(model, values) == Costs(model, [Limit(parameters, 1)]).measure(values)[0] == 2 + 9 + 9
     assert everything(model) == before
 
 

@@ -26,7 +26,7 @@ def lines_of(monkeypatch, runs, folder):
         }
 
     monkeypatch.setattr(curves, "_panel", watched)
-    curves.draw(runs, folder)
+    curves.draw_curves(runs, folder)
     return seen
 
 
@@ -45,7 +45,7 @@ def test_several_runs_are_told_apart_by_their_names(monkeypatch, tmp_path):
 
 @pytest.mark.long
 def test_the_files_are_there_with_their_text_and_equal_when_drawn_again(tmp_path):
-    one, other = (curves.draw({"": RECORDS}, tmp_path / name) for name in ("one", "other"))
+    one, other = (curves.draw_curves({"": RECORDS}, tmp_path / name) for name in ("one", "other"))
     assert [path.name for path in one] == ["curves.svg", "curves.png"]
     assert all(a.read_bytes() == b.read_bytes() for a, b in zip(one, other, strict=True))
     assert re.search(r">\s*accuracy \[%\]\s*<", one[0].read_text())
@@ -54,4 +54,4 @@ def test_the_files_are_there_with_their_text_and_equal_when_drawn_again(tmp_path
 @pytest.mark.parametrize("records", [[], [{"step": 1, "seconds": 2.0}]])
 def test_nothing_to_draw_is_an_error(tmp_path, records):
     with pytest.raises(ValueError, match="nothing to draw"):
-        curves.draw({"": records}, tmp_path)
+        curves.draw_curves({"": records}, tmp_path)

@@ -7,27 +7,27 @@ import pytest
 import torch
 from torch import nn
 
-from asng.experiments.descent import Descent, rehearsal
+from asng.experiments.descent import TrainStep, preserve_buffers_and_rng
 
 
 def squared_error(model, batch):
     return (model(batch[0]) - batch[1]).square().mean()
 
 
-@pytest.mark.parametrize("clip_norm", [0.01, 1e9])
-def test_descent_is_torchs_own_loop(clip_norm):
+@pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
+def test_descent_is_torchs_own_loop(max_grad_norm):
     torch.manual_seed(1)
     model, batches = nn.Linear(3, 1), [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
     twin = nn.Linear(3, 1)
     twin.load_state_dict(model.state_dict())
-    weights, twins = (torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, twin))
-    descent = Descent(model, weights, squared_error, clip_norm=clip_norm)
+    optimizer, twins = (torch.optim.Adam(m.parameters(), lr=0.1) for m in (model, twin))
+    train_step = TrainStep(model, optimizer, squared_error, max_grad_norm=max_grad_norm)
     for batch in batches:
-        loss = descent(batch)
+        loss = train_step(batch)
         twins.zero_grad()
         expected = squared_error(twin, batch)
         expected.backward()
-        nn.utils.clip_grad_norm_(twin.parameters(), clip_norm)
+        nn.utils.clip_grad_norm_(twin.parameters(), max_grad_norm)
         twins.step()
         assert torch.equal(loss, expected)
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
@@ -37,11 +37,11 @@ def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32()
     torch.manual_seed(1)
     model, seen = nn.Linear(3, 1), []
     model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
-    weights = torch.optim.SGD(model.parameters(), lr=0.1)
-    descent = Descent(model, weights, squared_error, clip_norm=1.0, amp=torch.bfloat16)
-    before = descent((torch.ones(8, 3), torch.ones(8, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train_step = TrainStep(model, optimizer, squared_error, max_grad_norm=1.0, amp_dtype=torch.bfloat16)
+    before = train_step((torch.ones(8, 3), torch.ones(8, 1)))
     for _ in range(20):
-        after = descent((torch.ones(8, 3), torch.ones(8, 1)))
+        after = train_step((torch.ones(8, 3), torch.ones(8, 1)))
     assert set(seen) == {torch.bfloat16}
     assert model.weight.dtype is torch.float32
     assert after < 0.1 * before
@@ -51,24 +51,24 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
-@pytest.mark.parametrize("amp", [None, torch.bfloat16, torch.float16])
-def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp, device):
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16])
+def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp_dtype, device):
     def trained(batches):
         torch.manual_seed(1)
         model = nn.Linear(3, 1).to(device)
-        weights = torch.optim.Adam(model.parameters(), lr=0.1, fused=device == "cuda")
-        descent = Descent(model, weights, squared_error, clip_norm=1.0, amp=amp)
-        losses = [descent((x.to(device), torch.ones(8, 1, device=device))).item() for x in batches]
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=device == "cuda")
+        train_step = TrainStep(model, optimizer, squared_error, max_grad_norm=1.0, amp_dtype=amp_dtype)
+        losses = [train_step((x.to(device), torch.ones(8, 1, device=device))).item() for x in batches]
         return losses, [parameter.detach().cpu() for parameter in model.parameters()]
 
     good = [torch.randn(8, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     bad = [torch.full((8, 3), value) for value in (torch.nan, torch.inf)]
-    losses, weights = trained(good)
+    losses, optimizer = trained(good)
     with_bad, untouched = trained([*good[:2], *bad, *good[2:]])
     assert not any(map(math.isfinite, with_bad[2:4]))
     assert with_bad[:2] + with_bad[4:] == losses
     assert len(set(losses)) == 4
-    assert all(torch.equal(*pair) for pair in zip(weights, untouched, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(optimizer, untouched, strict=True))
 
 
 @GPU
@@ -78,12 +78,12 @@ def test_replayed_on_a_gpu_it_computes_what_it_computes_without():
     on_gpu = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1)).cuda()
     on_gpu.load_state_dict(model.state_dict())
     descents = [
-        Descent(m, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), squared_error, clip_norm=1.0)
+        TrainStep(m, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), squared_error, max_grad_norm=1.0)
         for m in (model, on_gpu)
     ]
     for number in range(20):
         if number == 10:
-            descents[1].forget()
+            descents[1].reset_graph()
         batch = torch.randn(8, 3), torch.randn(8, 1)
         losses = descents[0](batch), descents[1](tuple(tensor.cuda() for tensor in batch))
         assert torch.allclose(losses[0], losses[1].cpu(), rtol=1e-3, atol=1e-5)
@@ -101,7 +101,7 @@ def noisy_batches(n=8):
 
 
 def descent_of(model):
-    return Descent(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), squared_error, clip_norm=1.0)
+    return TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), squared_error, max_grad_norm=1.0)
 
 
 def all_equal(one, other):
@@ -112,13 +112,13 @@ def test_passes_that_leave_all_untouched_change_nothing_of_the_steps_after_them(
     losses, models = [], []
     for extra in (0, 3):
         model = noisy_net()
-        descent = descent_of(model)
+        train_step = descent_of(model)
         torch.manual_seed(4)
         for batch in noisy_batches():
-            with rehearsal(model):
+            with preserve_buffers_and_rng(model):
                 for _ in range(extra):
                     squared_error(model, batch).backward()
-            losses.append(descent(batch).item())
+            losses.append(train_step(batch).item())
         models.append(model)
     assert losses[:8] == losses[8:]
     assert len(set(losses)) == 8
@@ -134,7 +134,7 @@ def test_a_pass_that_fails_leaves_all_untouched_too():
         model(torch.randn(8, 3))
         raise OSError("the power is gone")
 
-    with pytest.raises(OSError, match="power"), rehearsal(model):
+    with pytest.raises(OSError, match="power"), preserve_buffers_and_rng(model):
         failing()
     assert torch.equal(torch.get_rng_state(), random)
     assert all_equal(model, twin)
@@ -154,7 +154,7 @@ def test_a_buffer_that_a_pass_puts_in_the_place_of_another_is_untouched_too():
 
     model = Counting()
     buffer = model.passes
-    with rehearsal(model):
+    with preserve_buffers_and_rng(model):
         model(torch.zeros(1))
     assert model.passes is buffer
     assert model.passes == 0
@@ -165,20 +165,20 @@ def test_a_buffer_that_a_pass_puts_in_the_place_of_another_is_untouched_too():
 def test_on_a_gpu_it_is_the_same_bit_for_bit_when_it_is_recorded_anew(again):
     def trained(until):
         model = noisy_net().cuda()
-        descent = descent_of(model)
+        train_step = descent_of(model)
         torch.cuda.manual_seed(4)
         losses = []
         for number, batch in enumerate(noisy_batches()):
             if number == until and again == "recorded again":
-                descent.forget()
+                train_step.reset_graph()
             elif number == until:
-                state, random = copy.deepcopy(descent.state_dict()), torch.cuda.get_rng_state()
+                state, random = copy.deepcopy(train_step.state_dict()), torch.cuda.get_rng_state()
                 model = noisy_net().cuda()
-                descent = descent_of(model)
-                descent.load_state_dict(state)
+                train_step = descent_of(model)
+                train_step.load_state_dict(state)
                 torch.cuda.manual_seed(99)
                 torch.cuda.set_rng_state(random)
-            losses.append(descent(tuple(tensor.cuda() for tensor in batch)).item())
+            losses.append(train_step(tuple(tensor.cuda() for tensor in batch)).item())
         return losses, model
 
     (whole, one), (parts, other) = trained(until=None), trained(until=5)

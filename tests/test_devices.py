@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng.nas.devices import device_of, moved
+from asng.nas.devices import device_of, to_device
 
 META = torch.device("meta")
 
@@ -31,7 +31,7 @@ def test_a_model_without_parameters_is_where_its_buffers_are_and_else_on_the_cpu
 def test_tensors_are_moved_out_of_whatever_holds_them_and_the_rest_stays():
     x = torch.zeros(2)
     batch: dict[str, Any] = {"images": [x, (x, "name")], "pair": Pair(x, 3), "none": None}
-    there = moved(batch, META)
+    there = to_device(batch, META)
     assert there["images"][0].device == META
     assert there["images"][1][0].device == META
     assert there["images"][1][1] == "name"
@@ -47,9 +47,9 @@ def test_tensors_are_moved_out_of_whatever_holds_them_and_the_rest_stays():
 
 @pytest.mark.parametrize("value", [3, "text", None, 1.5, {1, 2}])
 def test_what_holds_no_tensors_is_the_same_afterwards(value):
-    assert moved(value, META) is value
+    assert to_device(value, META) is value
 
 
 def test_a_tensor_that_is_there_already_is_not_copied():
     x = torch.zeros(2)
-    assert moved(x, torch.device("cpu")) is x
+    assert to_device(x, torch.device("cpu")) is x

@@ -1,4 +1,4 @@
-"""The default job: search, training from scratch and yardsticks, small enough for a test."""
+"""The default job: search, training from scratch and baselines, small enough for a test."""
 
 import json
 
@@ -9,7 +9,7 @@ from asng import ASNG, nas
 from asng.experiments import digits
 from asng.nas.architecture import from_dict
 
-SMALL = digits.Settings(epochs=2, training_epochs=2)
+SMALL = digits.DigitsSettings(epochs=2, training_epochs=2)
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def _one_thread():
 
 
 def test_the_three_parts_of_the_data_are_all_of_it_and_follow_the_seed():
-    data, again, other = digits.load(0), digits.load(0), digits.load(1)
+    data, again, other = digits.load_split(0), digits.load_split(0), digits.load_split(1)
     assert [len(labels) for _, labels in (data.train, data.valid, data.test)] == [600, 600, 597]
     images = torch.cat([data.train[0], data.valid[0], data.test[0]])
     everything = torch.cat([other.train[0], other.valid[0], other.test[0]])
@@ -34,7 +34,7 @@ def test_the_three_parts_of_the_data_are_all_of_it_and_follow_the_seed():
 
 def test_every_architecture_of_the_space_runs_and_extracts_to_the_same():
     model = digits.Net().eval()
-    images = digits.load(0).test[0][:4]
+    images = digits.load_split(0).test[0][:4]
     space = nas.space_of(model)
     assert len(space) == 15
     for candidate in ASNG(space, seed=0).ask(40):
@@ -44,14 +44,14 @@ def test_every_architecture_of_the_space_runs_and_extracts_to_the_same():
 
 
 def test_the_network_made_by_hand_is_an_architecture_of_the_space_with_known_parameters():
-    model = nas.extract(digits.Net(), digits.BY_HAND)
+    model = nas.extract(digits.Net(), digits.HANDCRAFTED)
     stem, block, head = 9 * 24 + 24, 9 * 24 * 24 + 2 * 24, 24 * 10 + 10
     assert sum(parameter.numel() for parameter in model.parameters()) == stem + 4 * block + head
 
 
 @pytest.mark.long
 def test_a_seed_gives_the_same_search_and_the_same_training_again():
-    data = digits.load(3)
+    data = digits.load_split(3)
     first, second = (digits.search(SMALL, 3, data) for _ in range(2))
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
     trained = [digits.train(SMALL, 3, data, first["values"]) for _ in range(2)]
@@ -60,8 +60,8 @@ def test_a_seed_gives_the_same_search_and_the_same_training_again():
 
 @pytest.mark.long
 def test_training_learns_the_digits():
-    settings = digits.Settings(training_epochs=5)
-    assert digits.train(settings, 0, digits.load(0), digits.BY_HAND)["accuracy"] > 0.9
+    settings = digits.DigitsSettings(training_epochs=5)
+    assert digits.train(settings, 0, digits.load_split(0), digits.HANDCRAFTED)["accuracy"] > 0.9
 
 
 @pytest.mark.long
@@ -99,7 +99,7 @@ def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
 def test_more_seeds_continue_a_run(tmp_path):
     digits.run(SMALL, tmp_path)
     first = (tmp_path / "results.jsonl").read_text()
-    summary = digits.run(digits.Settings(epochs=2, training_epochs=2, seeds=2), tmp_path)
+    summary = digits.run(digits.DigitsSettings(epochs=2, training_epochs=2, seeds=2), tmp_path)
     assert (tmp_path / "results.jsonl").read_text().startswith(first)
     assert [row["seed"] for row in summary["rows"]] == [0, 1]
     assert summary["accuracy"]["found"]["standard_error"] >= 0
@@ -107,8 +107,8 @@ def test_more_seeds_continue_a_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"epochs": 0}, "epochs.*got 0"), ({"rate": -1.0}, "rate.*got -1"), ({"seed": -1}, "seed.*got -1")],
+    [({"epochs": 0}, "epochs.*got 0"), ({"lr": -1.0}, "rate.*got -1"), ({"seed": -1}, "seed.*got -1")],
 )
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        digits.Settings(**wrong)
+        digits.DigitsSettings(**wrong)

@@ -110,9 +110,9 @@ AT_THE_BOUNDS = {
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-@pytest.mark.parametrize("samples", [2, 8])
-def test_a_distribution_at_its_bounds_is_taken_without_a_warning(samples, sign):
-    optimizer = ASNG(AT_THE_BOUNDS, samples=samples, seed=0)
+@pytest.mark.parametrize("population_size", [2, 8])
+def test_a_distribution_at_its_bounds_is_taken_without_a_warning(population_size, sign):
+    optimizer = ASNG(AT_THE_BOUNDS, population_size=population_size, seed=0)
     for _ in range(300):
         candidates = optimizer.ask()
         optimizer.tell(candidates, [sign * sum(c.x) for c in candidates])

@@ -118,7 +118,7 @@ def test_a_batch_norm_may_do_without_a_bias():
     assert equal(frozen(x), nn.functional.batch_norm(x, None, None, layer.weight[:3], None, training=True))
 
 
-def test_a_parametrised_weight_is_frozen_as_it_is():
+def test_a_parametrized_weight_is_frozen_as_it_is():
     layer = nn.utils.parametrizations.weight_norm(nas.Linear(width(), width("b")))
     nas.select(layer, {"a": 3, "b": 4})
     frozen = extract(layer, {"a": 3, "b": 4})
@@ -164,7 +164,7 @@ def test_plain_numbers_make_torchs_layer(make, shape):
     assert type(extract(nn.Sequential(layer), {})[0]) is type(plain)
 
 
-def test_the_largest_size_is_initialised_as_torch_does():
+def test_the_largest_size_is_initialized_as_torch_does():
     torch.manual_seed(0)
     layer = nas.Conv2d(width("a"), width("b"), odd(), padding=2)
     torch.manual_seed(0)
@@ -218,7 +218,7 @@ def test_copies_and_pickles_keep_their_decisions_together(make, values, shape):
             p.numel() for p in layer.build_static().parameters()
         )
         assert equal(layer(x), layer.build_static()(x))  # the original has its own values
-        assert twin.given is not layer.given
+        assert twin.producers is not layer.producers
 
 
 @pytest.mark.parametrize(("make", "values", "shape"), EVERY)

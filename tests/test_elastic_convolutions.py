@@ -17,9 +17,9 @@ from asng.space import Integer
 # A convolution by hand, from the definition of each part.
 
 
-def of_groups(weight: torch.Tensor, most: int, groups: int, first: int, second: int) -> torch.Tensor:
+def of_groups(weight: torch.Tensor, largest_sizes: int, groups: int, first: int, second: int) -> torch.Tensor:
     """The first channels of each of the first groups, group by group."""
-    per_group = len(weight) // most
+    per_group = len(weight) // largest_sizes
     return torch.cat([weight[g * per_group : g * per_group + first, :second] for g in range(groups)])
 
 
@@ -37,7 +37,7 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize(("declared", "most", "small"), CONVOLUTIONS)
+@pytest.mark.parametrize(("declared", "largest_sizes", "small"), CONVOLUTIONS)
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     a=st.integers(1, 8),
@@ -47,25 +47,34 @@ CONVOLUTIONS = [
     dilation=st.sampled_from([1, 2, (1, 2)]),
     bias=st.booleans(),
 )
-def test_a_convolution_is_torchs_of_the_small_size(transposed, declared, most, small, a, b, k, stride, dilation, bias):
+def test_a_convolution_is_torchs_of_the_small_size(
+    transposed, declared, largest_sizes, small, a, b, k, stride, dilation, bias
+):
     down, across = dilation if isinstance(dilation, tuple) else (dilation, dilation)
     kind, plain_kind = (nas.ConvTranspose2d, nn.ConvTranspose2d) if transposed else (nas.Conv2d, nn.Conv2d)
-    takes, gives, groups = declared()
+    in_channels, out_channels, groups = declared()
     layer = kind(
-        takes, gives, odd(), stride, padding=(2 * down, 2 * across + 1), groups=groups, bias=bias, dilation=dilation
+        in_channels,
+        out_channels,
+        odd(),
+        stride,
+        padding=(2 * down, 2 * across + 1),
+        groups=groups,
+        bias=bias,
+        dilation=dilation,
     )
-    most_in, most_out, most_groups = most
-    largest = plain_kind(most_in, most_out, 5, groups=most_groups, bias=bias)
+    max_in, max_out, max_groups = largest_sizes
+    largest = plain_kind(max_in, max_out, 5, groups=max_groups, bias=bias)
     assert {n: t.shape for n, t in layer.state_dict().items()} == {n: t.shape for n, t in largest.state_dict().items()}
 
     values = {name: value for name, value in {"a": a, "b": b, "k": k}.items() if name in nas.space_of(layer)}
     select(layer, values)
     kernel = 2 * k - 1
     less = (5 - kernel) // 2
-    takes, gives, groups = small(a, b)
+    in_channels, out_channels, groups = small(a, b)
     plain = plain_kind(
-        takes,
-        gives,
+        in_channels,
+        out_channels,
         kernel,
         stride,
         padding=(2 * down - less * down, 2 * across + 1 - less * across),
@@ -73,14 +82,14 @@ def test_a_convolution_is_torchs_of_the_small_size(transposed, declared, most, s
         bias=bias,
         dilation=dilation,
     )
-    first, second = (takes, gives) if transposed else (gives, takes)
+    first, second = (in_channels, out_channels) if transposed else (out_channels, in_channels)
     with torch.no_grad():
-        centre = layer.weight[..., less : less + kernel, less : less + kernel]
-        plain.weight.copy_(of_groups(centre, most_groups, groups, first // groups, second // groups))
+        center = layer.weight[..., less : less + kernel, less : less + kernel]
+        plain.weight.copy_(of_groups(center, max_groups, groups, first // groups, second // groups))
         if bias:
-            shape = (most_out, 1)
-            plain.bias.copy_(of_groups(layer.bias.view(shape), most_groups, groups, gives // groups, 1).flatten())
-    x = torch.randn(2, takes, 12, 9)
+            shape = (max_out, 1)
+            plain.bias.copy_(of_groups(layer.bias.view(shape), max_groups, groups, out_channels // groups, 1).flatten())
+    x = torch.randn(2, in_channels, 12, 9)
     expected = plain(x)
     assert equal(layer(x), expected)
     assert equal(layer(x[0]), expected[0])  # without a batch, as torch allows
@@ -94,7 +103,7 @@ def test_a_convolution_is_torchs_of_the_small_size(transposed, declared, most, s
 @pytest.mark.parametrize("kind", [nas.Conv2d, nas.ConvTranspose2d])
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize("dilation", [1, 2])
-def test_a_smaller_kernel_is_the_largest_with_zeros_around_its_centre(kind, k, dilation):
+def test_a_smaller_kernel_is_the_largest_with_zeros_around_its_center(kind, k, dilation):
     layer = kind(3, 4, odd(), stride=2, padding=2 * dilation, dilation=dilation)
     largest = kind(3, 4, 5, stride=2, padding=2 * dilation, dilation=dilation)
     select(layer, {"k": k})
@@ -115,11 +124,11 @@ def test_a_smaller_kernel_is_the_largest_with_zeros_around_its_centre(kind, k, d
 def test_padding_of_every_kind_shrinks_with_the_kernel(mode, padding, kernel, sizes):
     layer = nas.Conv2d(2, 3, kernel(), padding=padding, padding_mode=mode)
     x = torch.randn(2, 2, 9, 8)
-    most = max(sizes)
+    largest_sizes = max(sizes)
     for k, size in enumerate(sizes, start=1):
         select(layer, {"k": k})
-        plain = nn.Conv2d(2, 3, most, padding=padding, padding_mode=mode)
-        less = (most - size) // 2
+        plain = nn.Conv2d(2, 3, largest_sizes, padding=padding, padding_mode=mode)
+        less = (largest_sizes - size) // 2
         inside = slice(less, less + size)
         with torch.no_grad():
             plain.weight.zero_()[..., inside, inside] = layer.weight[..., inside, inside]

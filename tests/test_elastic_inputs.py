@@ -17,27 +17,28 @@ from torch.nn import functional as F
 import asng
 from asng import nas
 from asng.nas import Pick, Value, Width, extract, select
+from asng.nas.selection import Supernet
 from asng.space import Categorical, Integer, Real
 
 # Inputs that are themselves a choice: an encoder whose layers take one of the earlier ones, and its decoder.
 
 
 class Layer(nn.Module):
-    """A convolution and its opposite; what they take depends on their neighbours on the way."""
+    """A convolution and its opposite; what they take depends on their neighbors on the way."""
 
     def __init__(self, name: str, sources: int) -> None:
         super().__init__()
         self.width, self.source = Width(f"{name}.width", 2, 6), Pick(f"{name}.source", sources)
         kernel = Value(f"{name}.k", Integer(1, 3)) * 2 - 1
-        self.conv = nas.Conv2d(nas.UpTo(6), self.width, kernel, stride=2, padding=2, bias=False)
-        self.back = nas.ConvTranspose2d(nas.UpTo(6), self.width, kernel, 2, padding=2, output_padding=1, bias=False)
+        self.conv = nas.Conv2d(nas.AnySize(6), self.width, kernel, stride=2, padding=2, bias=False)
+        self.back = nas.ConvTranspose2d(nas.AnySize(6), self.width, kernel, 2, padding=2, output_padding=1, bias=False)
 
 
 class Hourglass(nas.Searchable):
     def __init__(self, layers: int = 4) -> None:
         super().__init__()
         self.layers = nn.ModuleList(Layer(f"layer{n}", n + 1) for n in range(layers))
-        self.last = nas.Conv2d(nas.UpTo(6), 3, 3, padding=1)
+        self.last = nas.Conv2d(nas.AnySize(6), 3, 3, padding=1)
 
     def way(self) -> list[Any]:
         """The layers from the last one back to the input, the first one first."""
@@ -62,12 +63,12 @@ class Hourglass(nas.Searchable):
         plain: list[nn.Module] = []
         channels = 3
         for layer in self.way():
-            plain += [layer.conv.build_static(takes=channels), nn.ReLU()]
+            plain += [layer.conv.build_static(in_channels=channels), nn.ReLU()]
             channels = layer.width.value
         for layer in self.way()[::-1]:
-            plain += [layer.back.build_static(takes=channels), nn.ReLU()]
+            plain += [layer.back.build_static(in_channels=channels), nn.ReLU()]
             channels = layer.width.value
-        return nn.Sequential(*plain, self.last.build_static(takes=channels))
+        return nn.Sequential(*plain, self.last.build_static(in_channels=channels))
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)
@@ -91,29 +92,29 @@ def test_inputs_that_are_a_choice_are_taken_as_they_come(seed):
     back = sum(a * b * area for a, b, area in zip([widths[-1], *widths[::-1]], widths[::-1], areas[::-1], strict=False))
     assert sum(p.numel() for p in extracted.parameters()) == there + back + widths[0] * 3 * 9 + 3
     active = {f"layer{n}.{what}" for n in way for what in ("width", "source", "k")}
-    assert nas.Decisions(model).active(values) == active
+    assert Supernet(model).active(values) == active
 
 
-def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
-    linear = nas.Linear(nas.UpTo(4), 2)
+def test_inputs_of_any_size_have_a_maximum_and_are_told_when_frozen():
+    linear = nas.Linear(nas.AnySize(4), 2)
     assert linear.weight.shape == (2, 4)
     x = torch.randn(3, 3)
     assert equal(linear(x), F.linear(x, linear.weight[:, :3], linear.bias))
     with pytest.raises(RuntimeError, match=r"Linear takes up to 4 features, but got 5$"):
         linear(torch.zeros(1, 5))
-    for takes in (None, 0, 5):
+    for in_channels in (None, 0, 5):
         with pytest.raises(
-            ValueError, match=rf"any number of channels up to 4, got takes={takes}; say how many by layer"
+            ValueError, match=rf"any number of channels up to 4, got in_channels={in_channels}; say how many by layer"
         ):
-            linear.build_static(takes)
+            linear.build_static(in_channels)
     with pytest.raises(ValueError, match="any number of channels up to 4"):
         extract(nn.Sequential(linear, Width("w", 2, 3)), {"w": 2})
     with pytest.raises(ValueError, match="told by its decisions"):
-        nas.Linear(3, 2).build_static(takes=2)
-    with pytest.raises(ValueError, match=r"UpTo\(8\), cannot be dealt out to groups=2"):
-        nas.Conv2d(nas.UpTo(8), 4, 3, groups=2)
-    with pytest.raises(ValueError, match=r"whole number or follows a decision, got UpTo\(8\)"):
-        nas.Linear(4, nas.UpTo(8))
+        nas.Linear(3, 2).build_static(in_channels=2)
+    with pytest.raises(ValueError, match=r"AnySize\(8\), cannot be split into groups=2"):
+        nas.Conv2d(nas.AnySize(8), 4, 3, groups=2)
+    with pytest.raises(ValueError, match=r"an integer or follows a decision, got AnySize\(8\)"):
+        nas.Linear(4, nas.AnySize(8))
 
 
 # What does not fit.
@@ -150,11 +151,11 @@ def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
         (lambda: nas.ConvTranspose2d(3, 4, odd(), padding=1), "padding=1 is too small"),
         (lambda: nas.Conv2d(3, width() - 1, 3), "out_channels must be at least 1, but 'a' - 1 can be 0"),
         (lambda: nas.Conv2d(3, 4, Value("k", Integer(1, 3)) * 2 - 3, padding=2), "kernel_size must be at least 1"),
-        (lambda: nas.Linear(3, Value("v", Real(1, 2))), r"a size follows whole numbers, but 'v' is Real"),
-        (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "a size follows whole numbers, but 'v'"),
-        (lambda: nas.Linear(width() * 0.5, 3), r"whole multiple of a decision, not 'a' \* 0.5; .* the smaller size"),  # type: ignore[operator]
-        (lambda: nas.Linear((width() * 4) // 3, 3), r"whole multiple of a decision, not 4 \* 'a' / 3; "),
-        (lambda: nas.Linear(width() / 2, 3), "whole multiple of a decision, not 'a' / 2; "),
+        (lambda: nas.Linear(3, Value("v", Real(1, 2))), r"a size follows integers, but 'v' is Real"),
+        (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "a size follows integers, but 'v'"),
+        (lambda: nas.Linear(width() * 0.5, 3), r"integer multiple of a decision, not 'a' \* 0.5; .* the smaller size"),  # type: ignore[operator]
+        (lambda: nas.Linear((width() * 4) // 3, 3), r"integer multiple of a decision, not 4 \* 'a' / 3; "),
+        (lambda: nas.Linear(width() / 2, 3), "integer multiple of a decision, not 'a' / 2; "),
         (
             lambda: nas.Linear(width() * odd(), 3),
             r"a product of two decisions \('a' and 2 \* 'k' - 1\) is not supported",
@@ -173,7 +174,7 @@ def test_inputs_as_they_come_have_a_most_and_are_told_when_frozen():
         (lambda: nas.ConvTranspose2d(3, 4, 3, stride=width()), "^stride cannot be a decision"),
         (lambda: nas.ConvTranspose2d(3, 4, 3, output_padding=width()), "^output_padding cannot be a decision"),
         (lambda: nas.Linear(3, 4, bias=Value("b", Categorical([True, False]))), "^bias cannot be a decision"),
-        (lambda: nas.Linear("3", 3), "whole number or follows a decision, got '3'"),
+        (lambda: nas.Linear("3", 3), "an integer or follows a decision, got '3'"),
         (lambda: Width("a", 0, 4), "a width must be at least 1, but 'a' can be 0"),
         (lambda: Width("a", [4, -1]), "a width must be at least 1"),
         (lambda: nas.Conv2d(3, 4, 3, groups=2), "in_channels must be divisible by groups"),
@@ -202,8 +203,8 @@ class Two(nn.Module):
 @pytest.mark.parametrize("twin", [lambda m: m, copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
 def test_a_mismatch_names_both_layers_by_their_paths(twin):
     model = Two()
-    decisions = nas.Decisions(model)
-    decisions.select({"a": 48, "b": 16})
+    supernet = Supernet(model)
+    supernet.select({"a": 48, "b": 16})
     model = twin(model)
     x = torch.randn(1, 3, 8, 8)
     with pytest.raises(RuntimeError) as error:
@@ -219,13 +220,13 @@ def test_a_mismatch_names_both_layers_by_their_paths(twin):
 
 def test_what_layers_gave_is_forgotten_with_the_next_selection():
     model = Two()
-    decisions = nas.Decisions(model)
-    decisions.select({"a": 32, "b": 16})
+    supernet = Supernet(model)
+    supernet.select({"a": 32, "b": 16})
     model(torch.randn(1, 3, 8, 8))
-    assert model.conv1.given is model.norm.given
-    assert model.norm.given == {32: "conv1", 8: "norm"}
-    decisions.select({"a": 33, "b": 16})
-    assert model.conv1.given == {}
+    assert model.conv1.producers is model.norm.producers
+    assert model.norm.producers == {32: "conv1", 8: "norm"}
+    supernet.select({"a": 33, "b": 16})
+    assert model.conv1.producers == {}
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asng.experiments.data import Order, halves, place
+from asng.experiments.data import BatchOrder, data_folder, halves
 
 
 def test_data_lies_where_the_caller_says_then_the_environment_then_in_the_cache(monkeypatch):
     monkeypatch.setenv("ASNG_DATA", "/from/environment")
-    assert place(Path("given")) == Path("given")
-    assert place(None) == Path("/from/environment")
+    assert data_folder(Path("given")) == Path("given")
+    assert data_folder(None) == Path("/from/environment")
     monkeypatch.setenv("ASNG_DATA", "~/pictures")
-    assert place(None) == Path.home() / "pictures"
+    assert data_folder(None) == Path.home() / "pictures"
     monkeypatch.setenv("ASNG_DATA", "")
-    assert place(None) == Path(pooch.os_cache("asng"))
+    assert data_folder(None) == Path(pooch.os_cache("asng"))
     monkeypatch.delenv("ASNG_DATA")
-    assert place(None) == Path(pooch.os_cache("asng"))
+    assert data_folder(None) == Path(pooch.os_cache("asng"))
 
 
 @given(n=st.integers(2, 300), seed=st.integers(0, 2**64))
@@ -42,7 +42,7 @@ def test_each_image_is_as_often_in_the_first_half_as_in_the_second():
 def test_an_epoch_shows_every_image_at_most_once_and_leaves_out_less_than_a_batch(n, size, seeds):
     size = min(size, n)
     indices = torch.arange(1000, 1000 + 3 * n, 3)
-    order = Order(indices, size, *seeds)
+    order = BatchOrder(indices, size, *seeds)
     assert order.steps == n // size
     for epoch in range(3):
         batches = [order(epoch * order.steps + step)[0] for step in range(order.steps)]
@@ -53,27 +53,27 @@ def test_an_epoch_shows_every_image_at_most_once_and_leaves_out_less_than_a_batc
 
 
 def test_every_epoch_has_an_order_of_its_own_and_leaves_out_other_images():
-    order = Order(torch.arange(103), 10, 0)
+    order = BatchOrder(torch.arange(103), 10, 0)
     epochs = [torch.cat([order(10 * epoch + step)[0] for step in range(10)]) for epoch in range(20)]
     assert len({tuple(epoch.tolist()) for epoch in epochs}) == 20
     assert len({frozenset(epoch.tolist()) for epoch in epochs}) == 20
 
 
-def drawn(order: Order, number: int) -> tuple[list[int], list[float]]:
+def drawn(order: BatchOrder, number: int) -> tuple[list[int], list[float]]:
     indices, generator = order(number)
     return indices.tolist(), torch.rand(4, generator=generator).tolist()
 
 
 @given(numbers=st.lists(st.integers(0, 10**9), min_size=1, max_size=10))
 def test_a_number_gives_the_same_mini_batch_whatever_came_before(numbers):
-    order = Order(torch.arange(50), 7, 3, 1)
+    order = BatchOrder(torch.arange(50), 7, 3, 1)
     before = {number: drawn(order, number) for number in numbers}
     for number, batch in before.items():
-        assert drawn(Order(torch.arange(50), 7, 3, 1), number) == batch == drawn(order, number)
+        assert drawn(BatchOrder(torch.arange(50), 7, 3, 1), number) == batch == drawn(order, number)
 
 
 def test_random_numbers_differ_between_mini_batches_seeds_and_streams():
-    orders = [Order(torch.arange(100), 10, seed, stream) for seed in range(5) for stream in range(4)]
+    orders = [BatchOrder(torch.arange(100), 10, seed, stream) for seed in range(5) for stream in range(4)]
     numbers = {tuple(drawn(order, number)[1]) for order in orders for number in range(30)}
     assert len(numbers) == 5 * 4 * 30
     assert len({tuple(order(0)[0].tolist()) for order in orders}) == 20
@@ -81,7 +81,7 @@ def test_random_numbers_differ_between_mini_batches_seeds_and_streams():
 
 def test_drawing_from_a_generator_changes_no_other_mini_batch_and_no_global_state():
     state = torch.get_rng_state()
-    order = Order(torch.arange(20), 4, 0)
+    order = BatchOrder(torch.arange(20), 4, 0)
     second = drawn(order, 1)
     torch.rand(1000, generator=order(0)[1])
     assert drawn(order, 1) == second
@@ -91,13 +91,16 @@ def test_drawing_from_a_generator_changes_no_other_mini_batch_and_no_global_stat
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Order(torch.arange(5), 6, 0), "mini-batches of 6 cannot be made of 5 images; choose a smaller"),
-        (lambda: Order(torch.arange(5), 0, 0), "at least 1 image, got size 0"),
-        (lambda: Order(torch.rand(5), 2, 0), r"int64, such as torch.arange\(n\), got torch.float32 of shape \(5,\)"),
-        (lambda: Order(torch.ones(5, 2, dtype=torch.int64), 2, 0), r"got torch.int64 of shape \(5, 2\)"),
-        (lambda: Order(torch.arange(5), 2), r"at least one seed.*got \(\)"),
-        (lambda: Order(torch.arange(5), 2, 0, -1), r"none below 0, got \(0, -1\)"),
-        (lambda: Order(torch.arange(5), 2, 0)(-1), "counted from 0, got number -1"),
+        (lambda: BatchOrder(torch.arange(5), 6, 0), "mini-batches of 6 cannot be made of 5 images; choose a smaller"),
+        (lambda: BatchOrder(torch.arange(5), 0, 0), "at least 1 image, got size 0"),
+        (
+            lambda: BatchOrder(torch.rand(5), 2, 0),
+            r"int64, such as torch.arange\(n\), got torch.float32 of shape \(5,\)",
+        ),
+        (lambda: BatchOrder(torch.ones(5, 2, dtype=torch.int64), 2, 0), r"got torch.int64 of shape \(5, 2\)"),
+        (lambda: BatchOrder(torch.arange(5), 2), r"at least one seed.*got \(\)"),
+        (lambda: BatchOrder(torch.arange(5), 2, 0, -1), r"none below 0, got \(0, -1\)"),
+        (lambda: BatchOrder(torch.arange(5), 2, 0)(-1), "counted from 0, got number -1"),
         (lambda: halves(1, 0), "at least 2 images, got 1"),
         (lambda: halves(5, -1), "not below 0, got -1"),
     ],

@@ -21,7 +21,7 @@ pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning"),
 ]
 
-# Runs an artefact on saved inputs, with nothing of asng in reach, and saves what comes out.
+# Runs an artifact on saved inputs, with nothing of asng in reach, and saves what comes out.
 ELSEWHERE = """
 import importlib, importlib.util, sys
 

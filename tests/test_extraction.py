@@ -19,8 +19,9 @@ from torch import nn
 
 import asng
 from asng import nas
-from asng.nas import Decisions, OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
+from asng.nas import OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
 from asng.nas import plain as plain_modules
+from asng.nas.selection import Supernet
 from asng.space import Integer, Real
 
 # Joint decisions: a cell whose loose ends are joined by a 1x1 convolution with columns for every node.
@@ -251,7 +252,7 @@ def test_methods_of_modules_that_are_not_searchable_are_never_called():
     assert [parameters(model, {"w": w}) for w in (8, 16)] == [16 + 8 * 9 + 9, 16 + 16 * 9 + 17]
     nas.Flops(torch.zeros(2, 8))(model, {"w": 8})
     nas.Latency(torch.zeros(2, 8), repeats=1)(model, {"w": 8})
-    assert nas.Decisions(model).active({"w": 8}) == {"w"}
+    assert Supernet(model).active({"w": 8}) == {"w"}
     extracted = extract(model, {"w": 16})
     assert type(extracted[0]) is Backbone
     assert all(parameter.requires_grad for parameter in extracted.parameters())
@@ -400,7 +401,7 @@ def test_a_train_of_ones_own_that_freezes_is_not_felt_by_what_is_measured():
     model = Frozen()
     before = everything_of(model)
     limits = [nas.Limit(nas.Flops(torch.zeros(2, 8)), 1e9), nas.Limit(nas.Latency(torch.zeros(2, 8)), 10)]
-    assert len(nas.Costs(model, limits).of({"w": 8})) == 2
+    assert len(nas.Costs(model, limits).measure({"w": 8})) == 2
     nas.recalibrate(model, [torch.randn(4, 8)], lambda model, x: model.body[1](x))
     assert [flags for _, _, flags, _ in everything_of(model)[2]] == [flags for _, _, flags, _ in before[2]]
 
@@ -425,7 +426,7 @@ def test_a_decision_that_active_modules_forgets_still_counts():
 
     model = nn.Sequential(Forgetful(Value("depth", Integer(1, 3)), [nn.Linear(2, 2) for _ in range(3)]))
     costs = nas.Costs(model, [nas.Limit(parameters, 12)])
-    assert [costs.of({"depth": depth}) for depth in (1, 2, 3)] == [(6.0,), (12.0,), (18.0,)]
+    assert [costs.measure({"depth": depth}) for depth in (1, 2, 3)] == [(6.0,), (12.0,), (18.0,)]
 
 
 def test_active_modules_must_be_modules():
@@ -435,7 +436,7 @@ def test_active_modules_must_be_modules():
 
     model = nn.Sequential(Named(Value("depth", Integer(1, 3)), [nn.Linear(4, 4)]))
     with pytest.raises(TypeError, match=r"active_modules\(\) of Named must return modules, got 'depth' among them"):
-        Decisions(model).active({"depth": 1})
+        Supernet(model).active({"depth": 1})
 
 
 def test_a_build_static_that_returns_what_holds_it_is_an_error():
@@ -465,8 +466,8 @@ def test_a_layer_with_a_forward_of_its_own_needs_a_build_static_too():
             return 2 * super().forward(input)
 
     class Finished(Scaled):
-        def build_static(self, takes: int | None = None) -> nn.Module:
-            weight = self.weight[: self.gives.value].detach()
+        def build_static(self, in_channels: int | None = None) -> nn.Module:
+            weight = self.weight[: self.output_decision.value].detach()
             plain = nn.Linear(3, len(weight))
             plain.weight, plain.bias = nn.Parameter(2 * weight), nn.Parameter(torch.zeros(len(weight)))
             return plain
@@ -496,8 +497,8 @@ def test_a_selected_model_is_copied_and_pickled_with_its_selection(net):
 
 def test_selected_values_come_back_after_an_error(net):
     values = drawn(net, 8)
-    decisions = Decisions(net)
-    decisions.select(values)
-    with pytest.raises(KeyError), decisions.selected(drawn(net, 9)):
+    supernet = Supernet(net)
+    supernet.select(values)
+    with pytest.raises(KeyError), supernet.selecting(drawn(net, 9)):
         raise KeyError
     assert net.scale.value == values["scale"]

@@ -19,10 +19,10 @@ from searches import (
     batches,
     cross_entropy,
     data,
-    made,
+    make_oneshot,
     outcome,
+    run_search,
     same,
-    searched,
     small_search,
 )
 from torch import nn
@@ -61,10 +61,10 @@ class Sum(nn.Module):
 
 def scripted(model, train, judged, **settings):
     """One step in which these choices are trained and judged."""
-    optimizer = Scripted(space_of(model), samples=len(train), seed=0)
-    optimizer.script = [*train, *judged]
-    weights = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
-    oneshot = OneShot(model, optimizer, weights, lambda model, x: model(x), **settings)
+    arch_optimizer = Scripted(space_of(model), population_size=len(train), seed=0)
+    arch_optimizer.script = [*train, *judged]
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, lambda model, x: model(x), **settings)
     return oneshot, oneshot.step(torch.full((3,), 0.5), torch.full((3,), 0.5))
 
 
@@ -95,12 +95,12 @@ def test_a_judged_candidate_that_fails_is_worst_and_named_in_a_warning(kind):
 def test_where_all_fail_in_training_the_weights_and_their_momentum_rest():
     model = Sum("backward", MemoryError)
     oneshot, _ = scripted(model, [0, 2], [0, 2])
-    before = copy.deepcopy([model.state_dict(), oneshot.weights.state_dict()])
-    oneshot.optimizer.script = [1, 1, 0, 2]
+    before = copy.deepcopy([model.state_dict(), oneshot.weight_optimizer.state_dict()])
+    oneshot.arch_optimizer.script = [1, 1, 0, 2]
     step = oneshot.step(torch.ones(3), torch.ones(3))
     assert step.train_losses == (math.inf, math.inf)
     assert math.isnan(step.train_loss)
-    assert str([model.state_dict(), oneshot.weights.state_dict()]) == str(before)
+    assert str([model.state_dict(), oneshot.weight_optimizer.state_dict()]) == str(before)
     assert np.isfinite(step.valid_losses).all()
 
 
@@ -110,14 +110,14 @@ def test_an_architecture_is_warned_of_once():
             raise MemoryError
         return model(x)
 
-    oneshot = made(Switch(3), samples=4, loss=loss)
+    oneshot = make_oneshot(Switch(3), population_size=4, loss_fn=loss)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for _ in range(40):
             oneshot.step(torch.ones(3), torch.ones(3))
     architectures = sorted(str(warning.message).split(" ran out")[0] for warning in caught)
     assert architectures == [f"the architecture {{'which': {which}}}" for which in (1, 2)]
-    assert oneshot.optimizer.mode() == {"which": 0}
+    assert oneshot.arch_optimizer.mode() == {"which": 0}
 
 
 @ignore_warnings
@@ -129,7 +129,7 @@ def test_after_five_steps_in_a_row_in_which_all_fail_there_is_an_error():
             raise torch.OutOfMemoryError
         return model(x)
 
-    oneshot, x = made(Switch(), loss=loss), torch.ones(3)
+    oneshot, x = make_oneshot(Switch(), loss_fn=loss), torch.ones(3)
     for _ in range(8):
         oneshot.step(x, x)
     with pytest.raises(
@@ -146,7 +146,7 @@ def test_a_half_that_always_fails_ends_in_the_error_too(half):
             raise torch.OutOfMemoryError
         return model(x)
 
-    oneshot, x = made(Switch(), loss=loss), torch.ones(3)
+    oneshot, x = make_oneshot(Switch(), loss_fn=loss), torch.ones(3)
     for _ in range(4):
         oneshot.step(x, x)
     with pytest.raises(RuntimeError, match="every candidate of 5 steps in a row"):
@@ -166,7 +166,7 @@ def test_a_search_goes_on_without_what_does_not_fit_and_resumes_to_the_bit(tmp_p
             return cross_entropy(model, batch)
 
         model = Net()
-        return outcome(model, searched(model, batches(20, 1), batches(20, 2), loss, epochs=4, checkpoint=path))
+        return outcome(model, run_search(model, batches(20, 1), batches(20, 2), loss, epochs=4, checkpoint=path))
 
     torch.manual_seed(0)
     expected = run(None)
@@ -224,7 +224,7 @@ def test_an_error_in_training_is_raised_after_a_save_and_the_step_repeated(tmp_p
     path = tmp_path / "checkpoint.pt"
     epoch, step = divmod((call - 1) // 4, 5)
     with pytest.raises(ArithmeticError) as caught:
-        small_search(path, epochs=3, own_generator=own_generator, loss=failing_at(call))
+        small_search(path, epochs=3, own_generator=own_generator, loss_fn=failing_at(call))
     assert caught.value.__notes__[1:] == [
         f"stopped in epoch {epoch + 1} of 3 after step {step}; saved in {path}: the same call continues from there"
     ]
@@ -239,10 +239,10 @@ def test_after_an_error_in_judging_the_step_is_repeated_with_the_same_candidates
         return lambda model, batch: (seen.append((selected(model), batch[0].tolist())), loss(model, batch))[1]
 
     with pytest.raises(ArithmeticError):
-        small_search(path, epochs=3, loss=watched(failing_at(call)))
+        small_search(path, epochs=3, loss_fn=watched(failing_at(call)))
     failed, step = seen[call - 1 - (call - 1) % 4 :], (call - 1) // 4
     seen.clear()
-    result = small_search(path, epochs=3, loss=watched(cross_entropy))
+    result = small_search(path, epochs=3, loss_fn=watched(cross_entropy))
     assert seen[: len(failed)] == failed
     assert len(seen) == 4 * (15 - step)
     assert [record["epoch"] for record in result["history"]] == [1, 2, 3]
@@ -270,7 +270,7 @@ def test_an_error_in_loading_is_repeated_to_the_bit(tmp_path, read):
         torch.manual_seed(1)
         model = Net()
         loader = DataLoader(Flaky(when), batch_size=8, shuffle=True)
-        return outcome(model, searched(model, loader, batches(7), checkpoint=path, epochs=3))
+        return outcome(model, run_search(model, loader, batches(7), checkpoint=path, epochs=3))
 
     expected = run(None)
     with pytest.raises(OSError, match="connection reset") as caught:
@@ -282,7 +282,7 @@ def test_an_error_in_loading_is_repeated_to_the_bit(tmp_path, read):
 def test_an_error_in_the_first_step_leaves_no_checkpoint_in_the_way(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(ArithmeticError) as caught:
-        searched(loss=failing_at(1), checkpoint=path)
+        run_search(loss_fn=failing_at(1), checkpoint=path)
     assert not path.exists()
     assert not any("saved" in note for note in caught.value.__notes__)
 
@@ -290,10 +290,10 @@ def test_an_error_in_the_first_step_leaves_no_checkpoint_in_the_way(tmp_path):
 def test_an_error_right_after_a_save_keeps_what_was_saved(tmp_path):
     path = tmp_path / "checkpoint.pt"
     for _ in range(2):
-        with pytest.raises(ArithmeticError):
-            searched(loss=failing_at(23), checkpoint=path)  # the judging half of the sixth step, the first of an epoch
-        assert checkpoints.load(path)["run"]["done"] == []
-        assert not checkpoints.previous(path).exists()
+        with pytest.raises(ArithmeticError):  # in the judging half of the sixth step, the first of an epoch
+            run_search(loss_fn=failing_at(23), checkpoint=path)
+        assert checkpoints.load(path)["run"]["records"] == []
+        assert not checkpoints.previous_path(path).exists()
         path.unlink()
 
 
@@ -309,9 +309,12 @@ def test_an_error_of_the_schedule_keeps_the_steps_of_its_epoch(tmp_path):
     def run(path):
         torch.manual_seed(0)
         model = Net()
-        weights = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = Wrong(weights, 1)
-        return outcome(model, searched(model, weights=weights, schedule=schedule, checkpoint=path, epochs=3))
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        lr_scheduler = Wrong(weight_optimizer, 1)
+        return outcome(
+            model,
+            run_search(model, weight_optimizer=weight_optimizer, lr_scheduler=lr_scheduler, checkpoint=path, epochs=3),
+        )
 
     with pytest.raises(ArithmeticError) as caught:
         run(tmp_path / "c.pt")
@@ -330,7 +333,7 @@ def test_a_state_that_cannot_be_saved_does_not_hide_the_error(tmp_path):
         return loss(model, batch)
 
     with pytest.raises(ArithmeticError, match="of the user's") as caught:
-        searched(loss=blocked, checkpoint=path)
+        run_search(loss_fn=blocked, checkpoint=path)
     assert caught.value.__notes__[-1].startswith("the state could not be saved (")
 
 
@@ -344,9 +347,9 @@ def test_memory_that_never_suffices_ends_a_search_that_can_be_continued(tmp_path
         return cross_entropy(model, batch)
 
     with pytest.raises(RuntimeError, match="ran out of memory") as caught:
-        searched(loss=loss, checkpoint=path, epochs=3)
+        run_search(loss_fn=loss, checkpoint=path, epochs=3)
     assert "after step 1; saved in" in caught.value.__notes__[-1]  # steps that failed altogether are done, too
-    assert len(searched(checkpoint=path, epochs=3).history) == 3
+    assert len(run_search(checkpoint=path, epochs=3).history) == 3
 
 
 @ignore_warnings
@@ -355,5 +358,5 @@ def test_memory_that_never_suffices_is_named_also_where_epochs_are_short(tmp_pat
         raise MemoryError
 
     with pytest.raises(RuntimeError, match="every candidate of 5 steps in a row ran out of memory") as caught:
-        searched(train=batches(3, 1), loss=loss, checkpoint=tmp_path / "checkpoint.pt", epochs=3)
+        run_search(train_loader=batches(3, 1), loss_fn=loss, checkpoint=tmp_path / "checkpoint.pt", epochs=3)
     assert "saved in" in caught.value.__notes__[-1]

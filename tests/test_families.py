@@ -218,7 +218,7 @@ class UnitNormal(Family):
 def test_a_family_may_return_its_arguments_where_nothing_is_to_be_done(method):
     states = []
     for copy in (True, False):
-        optimizer = method({"x": Custom(UnitNormal(copy=copy))}, samples=3, seed=0)
+        optimizer = method({"x": Custom(UnitNormal(copy=copy))}, population_size=3, seed=0)
         for _ in range(20):
             candidates = optimizer.ask()
             optimizer.tell(candidates, [abs(c.values["x"] - 3) for c in candidates])
@@ -246,7 +246,7 @@ class Spoiling(UnitNormal):
         return self._result("project", super().project(theta))
 
 
-@pytest.mark.parametrize("samples", [2, 3])
+@pytest.mark.parametrize("population_size", [2, 3])
 @pytest.mark.parametrize("method", [ASNG, SNG, Adam])
 @pytest.mark.parametrize(
     ("spoilt", "result", "message"),
@@ -261,9 +261,9 @@ class Spoiling(UnitNormal):
         ("project", lambda right: np.zeros(2), r"theta would be \[0. 0.\], and has to be 1 finite"),
     ],
 )
-def test_an_update_that_ones_own_family_spoils_is_refused(spoilt, result, message, method, samples):
+def test_an_update_that_ones_own_family_spoils_is_refused(spoilt, result, message, method, population_size):
     family = Spoiling()
-    optimizer = method({"x": Custom(family)}, samples=samples, seed=0)
+    optimizer = method({"x": Custom(family)}, population_size=population_size, seed=0)
     candidates = optimizer.ask()
     losses = [abs(c.values["x"] - 3) for c in candidates]
     optimizer.tell(candidates, losses)

@@ -7,7 +7,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from asng.experiments.figures import BLUE, COLOURS, canvas, save, tint
+from asng.experiments.figures import BLUE, COLORS, canvas, save_figure, tint
 
 
 def drawn():
@@ -27,20 +27,20 @@ def test_a_canvas_is_measured_in_inches_from_its_upper_left_corner():
     assert not axes.axison
 
 
-@pytest.mark.parametrize("colour", [*COLOURS, "black", "white"])
-def test_a_tint_keeps_its_part_of_the_colour_and_is_white_for_the_rest(colour):
-    assert to_rgb(tint(colour, 1.0)) == to_rgb(colour)
-    assert tint(colour, 0.0) == "#ffffff"
-    half = [(1 + value) / 2 for value in to_rgb(colour)]
-    assert to_rgb(tint(colour, 0.5)) == pytest.approx(half, abs=1 / 255)
+@pytest.mark.parametrize("color", [*COLORS, "black", "white"])
+def test_a_tint_keeps_its_part_of_the_color_and_is_white_for_the_rest(color):
+    assert to_rgb(tint(color, 1.0)) == to_rgb(color)
+    assert tint(color, 0.0) == "#ffffff"
+    half = [(1 + value) / 2 for value in to_rgb(color)]
+    assert to_rgb(tint(color, 0.5)) == pytest.approx(half, abs=1 / 255)
 
 
-def test_the_colours_are_all_different():
-    assert len(set(COLOURS)) == len(COLOURS)
+def test_the_colors_are_all_different():
+    assert len(set(COLORS)) == len(COLORS)
 
 
 def test_a_figure_is_written_as_svg_and_png_into_a_folder_that_need_not_be_there(tmp_path):
-    paths = save(drawn(), tmp_path / "new" / "folder", "figure", dpi=200)
+    paths = save_figure(drawn(), tmp_path / "new" / "folder", "figure", dpi=200)
     assert paths == [tmp_path / "new" / "folder" / name for name in ("figure.svg", "figure.png")]
     assert ElementTree.parse(paths[0]).getroot().attrib["width"] == "144pt"  # 2 inches
     with Image.open(paths[1]) as image:
@@ -48,16 +48,16 @@ def test_a_figure_is_written_as_svg_and_png_into_a_folder_that_need_not_be_there
 
 
 def test_the_same_figure_gives_the_same_bytes_and_another_one_others(tmp_path):
-    one, other = (save(drawn(), tmp_path / name, "figure", dpi=100) for name in ("one", "other"))
+    one, other = (save_figure(drawn(), tmp_path / name, "figure", dpi=100) for name in ("one", "other"))
     changed = drawn()
     changed.axes[0].plot([0.0, 1.0], [-1.0, 0.0])
-    different = save(changed, tmp_path / "different", "figure", dpi=100)
+    different = save_figure(changed, tmp_path / "different", "figure", dpi=100)
     for a, b, c in zip(one, other, different, strict=True):
         assert a.read_bytes() == b.read_bytes() != c.read_bytes()
 
 
 def test_files_know_neither_the_day_nor_the_program(tmp_path):
-    svg, png = save(drawn(), tmp_path, "figure", dpi=100)
+    svg, png = save_figure(drawn(), tmp_path, "figure", dpi=100)
     assert "<dc:date>" not in svg.read_text()
     with Image.open(png) as image:
         assert "Software" not in image.info
@@ -66,7 +66,7 @@ def test_files_know_neither_the_day_nor_the_program(tmp_path):
 def test_words_stay_words_and_the_settings_of_others_stay_as_they_were(tmp_path):
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "theirs"}):
         before = dict(rcParams)
-        svg, _ = save(drawn(), tmp_path, "figure", dpi=100)
+        svg, _ = save_figure(drawn(), tmp_path, "figure", dpi=100)
         assert dict(rcParams) == before
     words = [element.text for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
     assert words == ["a word"]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from asng._files import Lock, remove_leftovers, replacing
+from asng._files import Lock, atomic_write, remove_leftovers
 
 pytestmark = pytest.mark.slow
 
@@ -248,7 +248,7 @@ def test_a_lock_file_that_cannot_be_opened_is_a_warning():
 def test_a_write_that_fails_leaves_what_was_there(tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
-    with pytest.raises(ZeroDivisionError), replacing(path) as file:
+    with pytest.raises(ZeroDivisionError), atomic_write(path) as file:
         file.write(bytes(1 // (file.write(b"half") - 4)))
     assert path.read_text() == "before"
     assert os.listdir(tmp_path) == ["file"]
@@ -257,7 +257,7 @@ def test_a_write_that_fails_leaves_what_was_there(tmp_path):
 def test_until_the_end_of_a_write_the_file_is_as_before(tmp_path):
     path = tmp_path / "file"
     path.write_text("before")
-    with replacing(path) as file:
+    with atomic_write(path) as file:
         file.write(b"after")
         file.flush()
         assert path.read_text() == "before"
@@ -268,7 +268,7 @@ def test_until_the_end_of_a_write_the_file_is_as_before(tmp_path):
 def test_a_new_file_has_the_permissions_that_others_have(tmp_path):
     before = os.umask(0o027)
     try:
-        with replacing(tmp_path / "file"):
+        with atomic_write(tmp_path / "file"):
             pass
     finally:
         os.umask(before)
@@ -278,7 +278,7 @@ def test_a_new_file_has_the_permissions_that_others_have(tmp_path):
 def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     (tmp_path / "precious").write_text("precious")
     (tmp_path / "file").symlink_to("precious")
-    with replacing(tmp_path / "file") as file:
+    with atomic_write(tmp_path / "file") as file:
         file.write(b"new")
     assert (tmp_path / "precious").read_text() == "precious"
     assert not (tmp_path / "file").is_symlink()
@@ -292,7 +292,7 @@ def test_the_replaced_file_is_kept_also_if_its_names_are_one_file(tmp_path, link
         os.link(path, kept)
     for text in ("two", "three"):
         before = path.read_text()
-        with replacing(path, keep=kept) as file:
+        with atomic_write(path, keep=kept) as file:
             file.write(text.encode())
         assert (path.read_text(), kept.read_text()) == (text, before)
     assert sorted(os.listdir(tmp_path)) == ["file", "kept"]

@@ -8,7 +8,7 @@ from torch import nn
 
 from asng import nas
 from asng.nas import Decision, OneOf, Pick, Width, extract, select, space_of
-from asng.nas.decision import Sized
+from asng.nas.decision import ElasticLayer
 
 
 class Holder(nn.Module):
@@ -124,7 +124,7 @@ def test_a_list_of_modules_has_what_became_of_them_and_none_for_those_left_out()
     assert extracted.options == [extracted.op, None]
     assert type(extracted.op) is nn.Linear
     reached = everything_in(extracted).values()
-    assert not any(isinstance(thing, (Decision, Sized)) for thing in reached)
+    assert not any(isinstance(thing, (Decision, ElasticLayer)) for thing in reached)
     weights = {id(thing) for thing in reached if isinstance(thing, nn.Parameter)}
     assert weights == {id(parameter) for parameter in extracted.parameters()}
     assert model.options[0] is model.op.options[0]

@@ -9,7 +9,7 @@ import pytest
 from small_faces import BLUE, RED, save, texture, write_boxes
 
 from asng.experiments.inpainting import cache
-from asng.experiments.inpainting.cache import faces
+from asng.experiments.inpainting.cache import read_faces
 
 
 @pytest.fixture(autouse=True)
@@ -22,7 +22,7 @@ def cached(tmp_path_factory, monkeypatch):
 
 def test_all_good_images_are_kept_with_their_names_in_order(tmp_path):
     pixels = {name: texture(tmp_path / name, (64, 64), seed) for seed, name in enumerate(("b.png", "c/a.png", "a.png"))}
-    kept = faces(tmp_path)
+    kept = read_faces(tmp_path)
     assert kept.names == ("a.png", "b.png", "c/a.png")
     assert kept.images.shape == (3, 3, 64, 64)
     assert kept.images.dtype == np.uint8
@@ -34,8 +34,8 @@ def test_all_good_images_are_kept_with_their_names_in_order(tmp_path):
 
 def test_other_sizes_are_kept_beside_each_other(tmp_path, cached):
     save(tmp_path / "a.png")
-    assert faces(tmp_path, size=8).images.shape == (1, 3, 8, 8)
-    assert faces(tmp_path).images.shape == (1, 3, 64, 64)
+    assert read_faces(tmp_path, size=8).images.shape == (1, 3, 8, 8)
+    assert read_faces(tmp_path).images.shape == (1, 3, 64, 64)
     assert len(cached()) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]  # nothing is written beside the images
 
@@ -53,31 +53,31 @@ def test_damaged_images_are_listed_and_left_out(tmp_path):
     (tmp_path / "changed.png").write_bytes(content)
     (tmp_path / "empty.webp").touch()
     (tmp_path / "text.bmp").write_text("this is not an image")
-    kept = faces(tmp_path)
+    kept = read_faces(tmp_path)
     assert kept.names == ("whole.jpg",)
     assert len(kept.images) == 1
     assert list(kept.damaged) == ["changed.png", "cut.jpg", "cut.png", "empty.webp", "text.bmp"]
     assert "truncated" in kept.damaged["cut.jpg"]
     assert all(str(tmp_path) not in reason for reason in kept.damaged.values())
-    assert faces(tmp_path).damaged == kept.damaged  # from the cache too
+    assert read_faces(tmp_path).damaged == kept.damaged  # from the cache too
 
 
 def test_a_folder_without_good_images_is_an_error_with_the_cure(tmp_path, cached):
     with pytest.raises(ValueError, match=r"nowhere; name the one.*--data, ASNG_DATA or"):
-        faces(tmp_path / "nowhere")
+        read_faces(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("no image")
     with pytest.raises(ValueError, match=r"holds no images \(\.jpg.*--data, ASNG_DATA or"):
-        faces(tmp_path)
+        read_faces(tmp_path)
     (tmp_path / "a.png").write_text("no image either")
     with pytest.raises(ValueError, match=rf"all 1 images in {tmp_path} are damaged, such as a\.png \(cannot identify"):
-        faces(tmp_path)
+        read_faces(tmp_path)
     assert cached() == []
 
 
 def built(folder, **options):
     """Whether faces() had to build the cache."""
     heard: list[float] = []
-    faces(folder, progress=heard.append, **options)
+    read_faces(folder, progress=heard.append, **options)
     assert heard == sorted(heard)
     assert heard == [] or (heard[0] == 0 and heard[-1] == 1)
     return bool(heard)
@@ -96,7 +96,7 @@ def test_the_cache_is_built_again_when_files_or_boxes_change_and_the_old_one_goe
     assert not built(tmp_path)
     save(folder / "3.jpg", color=BLUE)  # one more
     assert built(tmp_path)
-    assert faces(tmp_path).images.shape[0] == 4
+    assert read_faces(tmp_path).images.shape[0] == 4
     os.rename(folder / "3.jpg", folder / "4.jpg")  # another name
     assert built(tmp_path)
     os.utime(folder / "0.jpg", ns=(1, 1))  # written again
@@ -113,7 +113,7 @@ def test_the_cache_is_built_again_when_files_or_boxes_change_and_the_old_one_goe
 def test_the_cache_of_another_version_is_built_again(tmp_path, monkeypatch):
     save(tmp_path / "a.png")
     assert built(tmp_path)
-    monkeypatch.setattr(cache, "VERSION", cache.VERSION + 1)
+    monkeypatch.setattr(cache, "CACHE_VERSION", cache.CACHE_VERSION + 1)
     assert built(tmp_path)
 
 
@@ -136,17 +136,17 @@ HARM = {
 @pytest.mark.parametrize("harm", HARM)
 def test_a_damaged_cache_is_built_again(tmp_path, cached, harm):
     pixels = texture(tmp_path / "a.png", (64, 64))
-    faces(tmp_path)
+    read_faces(tmp_path)
     (file,) = cached()
     file.write_bytes(HARM[harm](file.read_bytes()))
     assert built(tmp_path)
-    assert np.array_equal(faces(tmp_path).images[0], pixels.transpose(2, 0, 1))
+    assert np.array_equal(read_faces(tmp_path).images[0], pixels.transpose(2, 0, 1))
 
 
 def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cached):
     for number in range(cache.CHUNK + 1):
         save(tmp_path / f"{number:03}.png", (4, 4))
-    faces(tmp_path, size=4)
+    read_faces(tmp_path, size=4)
     before = {path: path.read_bytes() for path in cached()}
     save(tmp_path / "more.png", (4, 4))
 
@@ -156,10 +156,10 @@ def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cached)
 
     threads = threading.active_count()
     with pytest.raises(KeyboardInterrupt):
-        faces(tmp_path, 4, interrupt)
+        read_faces(tmp_path, 4, interrupt)
     assert threading.active_count() == threads
     assert {path: path.read_bytes() for path in cached()} == before
-    assert len(faces(tmp_path, size=4).names) == cache.CHUNK + 2
+    assert len(read_faces(tmp_path, size=4).names) == cache.CHUNK + 2
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_with_the_cure(tmp_path, monkeypatch):
@@ -169,9 +169,9 @@ def test_a_cache_that_cannot_be_written_is_an_error_with_the_cure(tmp_path, monk
     with pytest.raises(
         ValueError, match=r"cannot be written \(Not a directory\); name another folder by XDG_CACHE_HOME"
     ):
-        faces(tmp_path / "faces")
+        read_faces(tmp_path / "faces")
 
 
 def test_what_is_not_a_size_is_refused(tmp_path):
     with pytest.raises(ValueError, match="got size 0"):
-        faces(tmp_path, size=0)
+        read_faces(tmp_path, size=0)

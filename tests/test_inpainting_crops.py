@@ -50,28 +50,28 @@ def test_of_any_image_the_largest_central_square_is_resized(tmp_path):
     assert np.array_equal(fine, np.asarray(small).transpose(2, 0, 1))
 
 
-def test_grey_transparent_and_sideways_images_become_upright_colour_images(tmp_path):
-    Image.new("L", (9, 9), 77).save(tmp_path / "grey.png")
+def test_gray_transparent_and_sideways_images_become_upright_color_images(tmp_path):
+    Image.new("L", (9, 9), 77).save(tmp_path / "gray.png")
     Image.new("RGBA", (9, 9), (*BLUE, 255)).save(tmp_path / "transparent.png")
     sideways = Image.new("RGB", (20, 20), RED)
     sideways.paste(GREEN, (0, 0, 10, 20))
     turned = Image.Exif()
     turned[0x0112] = 6  # to be turned clockwise: what is left comes to the top
     sideways.save(tmp_path / "upright.png", exif=turned)
-    grey, transparent, upright = faces_in(tmp_path, size=16).values()
-    assert is_all(grey, (77, 77, 77))
+    gray, transparent, upright = faces_in(tmp_path, size=16).values()
+    assert is_all(gray, (77, 77, 77))
     assert is_all(transparent, BLUE)
     assert is_all(upright[:, :5], GREEN)
     assert is_all(upright[:, -5:], RED)
 
 
-def test_grey_of_16_bits_and_palettes_with_transparency_become_colour_images(tmp_path):
-    Image.fromarray(np.full((9, 9), 300 * 77, np.uint16)).save(tmp_path / "grey.png")
+def test_gray_of_16_bits_and_palettes_with_transparency_become_color_images(tmp_path):
+    Image.fromarray(np.full((9, 9), 300 * 77, np.uint16)).save(tmp_path / "gray.png")
     palette = Image.new("P", (9, 9), 1)
     palette.putpalette([*RED, *BLUE])
     palette.save(tmp_path / "palette.png", transparency=b"\x00\xff")
     found = faces_in(tmp_path, size=16)
-    assert is_all(found["grey.png"], (300 * 77 // 256,) * 3)
+    assert is_all(found["gray.png"], (300 * 77 // 256,) * 3)
     assert is_all(found["palette.png"], BLUE)
 
 
@@ -82,7 +82,7 @@ def test_celeba_in_the_wild_is_cropped_by_its_boxes(tmp_path, place, folder):
     save(tmp_path / folder / "000002.jpg", (100, 300), RED, (32, 216, 104, 288), BLUE, quality=95)
     write_boxes(tmp_path / place, {"000001.jpg": (60, 30, 60, 80), "000002.jpg": (40, 220, 60, 60)})
     first, second = faces_in(tmp_path).values()
-    # The squares (50, 30) to (130, 110) and (40, 220) to (100, 280); JPEG smears the border of the colours.
+    # The squares (50, 30) to (130, 110) and (40, 220) to (100, 280); JPEG smears the border of the colors.
     assert is_all(first, GREEN, tolerance=6)
     assert is_all(second, BLUE, tolerance=6)
 
@@ -153,7 +153,7 @@ def test_the_crop_is_a_square_in_the_image_around_the_box(width, height, box, ex
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("2\nimage_id x_1 y_1 width height\n000001.jpg 1 2 3 4\n", "speaks of 2 boxes and has 1"),
+        ("2\nimage_id x_1 y_1 width height\n000001.jpg 1 2 3 4\n", "announces 2 boxes and has 1"),
         ("1\nimage_id x_1 y_1 width height\n000001.jpg 1 2 3\n", "000001.jpg 1 2 3"),
         ("", "its first line"),
         ("image_id,x_1\n", "its first line"),

@@ -6,8 +6,16 @@ import torch
 from PIL import Image
 
 from asng.experiments.data import halves
-from asng.experiments.inpainting.data import Batches, Faces, described, drawn, folder_of, load, pick
-from asng.experiments.inpainting.masks import fixed
+from asng.experiments.inpainting.data import (
+    FaceBatches,
+    Faces,
+    describe_faces,
+    faces_folder,
+    load_faces,
+    pick,
+    random_split,
+)
+from asng.experiments.inpainting.masks import fixed_masks
 
 
 def save(path, shade=0):
@@ -25,7 +33,7 @@ def test_subfolders_train_and_test_are_the_split(tmp_path):
     for number in range(6):
         save(tmp_path / ("train" if number % 3 else "test") / "img" / f"{number}.png", shade=number)
     save(tmp_path / "val" / "9.png")
-    data = load(tmp_path, size=8)
+    data = load_faces(tmp_path, size=8)
     assert data.split == "folders train and test"
     assert data.train.names == tuple(f"train/img/{number}.png" for number in (1, 2, 4, 5))
     assert data.test.names == tuple(f"test/img/{number}.png" for number in (0, 3))
@@ -37,7 +45,11 @@ def test_subfolders_train_and_test_are_the_split(tmp_path):
 def test_other_folders_are_split_by_a_seed(tmp_path):
     for number in range(60):
         save(tmp_path / f"{number:02}.png", shade=number)
-    data, again, other = load(tmp_path, size=8, seed=5), load(tmp_path, size=8, seed=5), load(tmp_path, size=8)
+    data, again, other = (
+        load_faces(tmp_path, size=8, seed=5),
+        load_faces(tmp_path, size=8, seed=5),
+        load_faces(tmp_path, size=8),
+    )
     assert (len(data.train), len(data.test), data.split) == (57, 3, "drawn with seed 5")
     assert set(data.train.names) | set(data.test.names) == {f"{number:02}.png" for number in range(60)}
     assert data.test.names == again.test.names != other.test.names
@@ -50,7 +62,7 @@ def test_other_folders_are_split_by_a_seed(tmp_path):
     [(2, 1, 1), (19, 18, 1), (100, 95, 5), (39_999, 38_000, 1_999), (50_000, 48_000, 2_000), (202_599, 101_000, 2_000)],
 )
 def test_2000_or_a_twentieth_are_drawn_for_the_test_and_at_most_101000_to_train(n, train, test):
-    parts = drawn(n, seed=0)
+    parts = random_split(n, seed=0)
     assert [len(part) for part in parts] == [train, test]
     assert len(np.unique(np.concatenate(parts))) == train + test
     assert max(int(part.max()) for part in parts) < n
@@ -59,7 +71,7 @@ def test_2000_or_a_twentieth_are_drawn_for_the_test_and_at_most_101000_to_train(
 def test_every_image_is_as_likely_to_be_drawn():
     times = np.zeros(40)
     for seed in range(2000):
-        times[drawn(40, seed)[1]] += 1
+        times[random_split(40, seed)[1]] += 1
     assert abs(times / 2000 - 0.05).max() < 5 * np.sqrt(0.05 * 0.95 / 2000)
 
 
@@ -76,7 +88,7 @@ def test_lists_are_the_split_and_their_order_is_kept(tmp_path):
         save(folder / f"deep/{number}.png", shade=number)
     (folder / "deep/broken.png").write_text("no image")
     named = lists(tmp_path, ["3.png", "", "broken.png", "deep/1.png "], ["deep/4.png"])
-    data = load(folder, size=8, lists=named)
+    data = load_faces(folder, size=8, lists=named)
     assert data.train.names == ("deep/3.png", "deep/1.png")
     assert data.train.images[:, 0, 0, 0].tolist() == [3, 1]
     assert data.test.names == ("deep/4.png",)
@@ -103,7 +115,7 @@ def test_wrong_lists_are_refused_with_the_names(tmp_path, train, test, message):
     for name in ("a.png", "b.png", "1/same.png", "2/same.png"):
         save(tmp_path / "images" / name)
     with pytest.raises(ValueError, match=message):
-        load(tmp_path / "images", size=8, lists=lists(tmp_path, train, test))
+        load_faces(tmp_path / "images", size=8, lists=lists(tmp_path, train, test))
 
 
 def test_a_list_that_is_not_there_is_refused(tmp_path):
@@ -111,26 +123,28 @@ def test_a_list_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"there is no file .*train\.txt; give one with the name of an image in each line"
     ):
-        load(tmp_path / "images", size=8, lists=(tmp_path / "train.txt", tmp_path / "test.txt"))
+        load_faces(tmp_path / "images", size=8, lists=(tmp_path / "train.txt", tmp_path / "test.txt"))
 
 
 def test_the_folder_is_the_one_given_or_the_faces_in_it(tmp_path, monkeypatch):
     monkeypatch.setenv("ASNG_DATA", str(tmp_path))
     (tmp_path / "cifar-10-batches-bin").mkdir()
     (tmp_path / "celeba.zip").touch()
-    assert folder_of() == tmp_path
+    assert faces_folder() == tmp_path
     (tmp_path / "CelebA64").mkdir()
-    assert folder_of() == folder_of(tmp_path / "CelebA64") == tmp_path / "CelebA64"
+    assert faces_folder() == faces_folder(tmp_path / "CelebA64") == tmp_path / "CelebA64"
     (tmp_path / "faces").mkdir()
     with pytest.raises(ValueError, match=r"CelebA64.*faces\? Name one by --data"):
-        folder_of()
+        faces_folder()
     with pytest.raises(ValueError, match=r"no folder .*nowhere.*--data or ASNG_DATA.*CelebA\.html"):
-        load(tmp_path / "nowhere")
+        load_faces(tmp_path / "nowhere")
 
 
 def test_faces_are_told_apart_by_their_numbers_and_all_their_names():
     def named(train, test):
-        return described(*(Faces(torch.zeros(len(n), 3, 4, 4, dtype=torch.uint8), tuple(n)) for n in (train, test)))
+        return describe_faces(
+            *(Faces(torch.zeros(len(n), 3, 4, 4, dtype=torch.uint8), tuple(n)) for n in (train, test))
+        )
 
     assert named("abc", "d") == named("abc", "d") == "3 to train with, 1 to test with, named 25b0e498c1ac"
     assert len({named("abc", "d"), named("abx", "d"), named("abc", "x"), named("ab", "cd")}) == 4
@@ -138,7 +152,7 @@ def test_faces_are_told_apart_by_their_numbers_and_all_their_names():
 
 def test_a_part_of_the_faces_is_in_the_order_of_its_numbers():
     faces = some()
-    part = faces.part(torch.tensor([7, 2]))
+    part = faces.subset(torch.tensor([7, 2]))
     assert part.names == ("7.png", "2.png")
     assert torch.equal(part.images, torch.stack([faces.images[7], faces.images[2]]))
 
@@ -160,7 +174,7 @@ def test_picking_mirrors_what_is_to_be_mirrored():
 @pytest.mark.parametrize("mask", ["center", "pixel", "half"])
 def test_a_mini_batch_holds_originals_and_the_same_with_holes(mask):
     faces = some()
-    batches = Batches(faces, torch.arange(20), 8, mask, 0, 1)
+    batches = FaceBatches(faces, torch.arange(20), 8, mask, 0, 1)
     assert batches.steps == 2
     seen = []
     for number in range(3):
@@ -173,7 +187,7 @@ def test_a_mini_batch_holds_originals_and_the_same_with_holes(mask):
         assert torch.equal(corrupted[known], original[known])
         assert torch.equal(known[:, :1].expand_as(known), known)
         if mask == "center":
-            assert torch.equal(known[:, :1], fixed("center", 8, (8, 8), 0))
+            assert torch.equal(known[:, :1], fixed_masks("center", 8, (8, 8), 0))
         else:
             assert 0 < known.float().mean() < 0.6
             assert len({tuple(one.flatten().tolist()) for one in known}) > 2  # each image has its own
@@ -184,7 +198,7 @@ def test_a_mini_batch_holds_originals_and_the_same_with_holes(mask):
 
 def test_an_epoch_sees_every_face_once_and_half_of_them_mirrored():
     faces = some(64)
-    batches = Batches(faces, torch.arange(64), 16, "half", 3, 0)
+    batches = FaceBatches(faces, torch.arange(64), 16, "half", 3, 0)
     flips, total = 0, 0
     for epoch in range(25):
         seen = set()
@@ -202,19 +216,19 @@ def test_an_epoch_sees_every_face_once_and_half_of_them_mirrored():
 @pytest.mark.parametrize("mask", ["pixel", "half"])
 def test_a_mini_batch_follows_from_seeds_and_number_alone(mask):
     faces, indices = some(), halves(20, seed=0)[0]
-    one, other = Batches(faces, indices, 4, mask, 7, 1), Batches(faces, indices, 4, mask, 7, 1)
+    one, other = FaceBatches(faces, indices, 4, mask, 7, 1), FaceBatches(faces, indices, 4, mask, 7, 1)
     for number in range(5):
         one(number)
     for first, second in zip(one(9), other(9), strict=True):
         assert torch.equal(first, second)
     for seed, stream in ((8, 1), (7, 2)):
-        assert not torch.equal(Batches(faces, indices, 4, mask, seed, stream)(9)[1], one(9)[1])
+        assert not torch.equal(FaceBatches(faces, indices, 4, mask, seed, stream)(9)[1], one(9)[1])
 
 
 def test_mini_batches_come_from_the_faces_named():
     faces = some()
-    batches = Batches(faces, torch.tensor([4, 9]), 2, "half", 0, 0)
+    batches = FaceBatches(faces, torch.tensor([4, 9]), 2, "half", 0, 0)
     means = {round(float(image.mean()), 4) for image in batches(0)[0]}
     assert means == {round(float((faces.images[index] / 255).mean()), 4) for index in (4, 9)}
     with pytest.raises(ValueError, match="between 0 and 19, the last face; got 4 to 20"):
-        Batches(faces, torch.tensor([4, 20]), 2, "half", 0, 0)
+        FaceBatches(faces, torch.tensor([4, 20]), 2, "half", 0, 0)

@@ -10,24 +10,24 @@ from hypothesis import strategies as st
 
 from asng import Categorical, Integer, nas
 from asng.experiments.inpainting.encoding import (
-    KINDS,
+    LAYER_KINDS,
     Encoding,
     Layer,
     base_values,
     chain,
     depth,
-    describe,
-    fitting,
+    describe_chain,
     layers_in,
     random_values,
     read_values,
-    variables,
+    runnable_layers,
+    search_space,
 )
 from asng.space import family_of
 
 ENCODINGS: tuple[Encoding, ...] = ("cat", "int")
 SPACES = st.builds(
-    variables,
+    search_space,
     encoding=st.sampled_from(ENCODINGS),
     layers=st.integers(2, 25),
     levels=st.integers(2, 7),
@@ -37,7 +37,7 @@ SPACES = st.builds(
 
 @pytest.mark.parametrize(("encoding", "choices", "integers", "parameters"), [("cat", 60, 0, 214), ("int", 40, 40, 174)])
 def test_the_spaces_have_the_dimensions_of_the_paper(encoding, choices, integers, parameters):
-    space = variables(encoding)
+    space = search_space(encoding)
     categoricals = [variable for variable in space.values() if isinstance(variable, Categorical)]
     assert len(categoricals) == choices
     assert len(space) - choices == integers
@@ -48,7 +48,7 @@ def test_the_spaces_have_the_dimensions_of_the_paper(encoding, choices, integers
 
 def test_connections_are_the_numbers_of_the_five_nodes_before():
     for encoding in ENCODINGS:
-        space = variables(encoding)
+        space = search_space(encoding)
         assert "layer1.connection" not in space
         for node in range(2, 21):
             expected = [n for n in range(21) if node - 5 <= n < node]
@@ -58,9 +58,9 @@ def test_connections_are_the_numbers_of_the_five_nodes_before():
 
 
 def test_layers_choose_kernel_and_skip_in_both_encodings():
-    cat, integer = variables("cat"), variables("int")
-    assert cat["layer3.type"] == Categorical(tuple(KINDS))
-    assert sorted(KINDS.values()) == [(k, skip) for k in (1, 3, 5) for skip in (False, True)]
+    cat, integer = search_space("cat"), search_space("int")
+    assert cat["layer3.type"] == Categorical(tuple(LAYER_KINDS))
+    assert sorted(LAYER_KINDS.values()) == [(k, skip) for k in (1, 3, 5) for skip in (False, True)]
     assert cat["layer3.channels"] == Categorical((64, 128, 256))
     assert integer["layer3.skip"] == Categorical((True, False))
     assert (integer["layer3.kernel"], integer["layer3.channels"]) == (Integer(1, 3), Integer(64, 256))
@@ -107,16 +107,16 @@ def test_layers_are_left_out_where_torch_says_that_a_side_is_1(space, seed, size
         expected.append(layer)
         weight = torch.empty(1, 1, layer.kernel, layer.kernel, device="meta")
         x = torch.nn.functional.conv2d(x, weight, stride=1 if layer.skip else 2, padding=layer.kernel // 2)
-    assert fitting(layers, size) == expected
+    assert runnable_layers(layers, size) == expected
 
 
 def test_an_output_never_continues_the_image_itself():
-    assert variables("cat", layers=3, levels=5)["output.connection"] == Categorical((1, 2, 3))
+    assert search_space("cat", layers=3, levels=5)["output.connection"] == Categorical((1, 2, 3))
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_architectures_are_readable_json_and_come_back(encoding):
-    space = variables(encoding)
+    space = search_space(encoding)
     values = random_values(space, 7)
     text = nas.to_json(values)
     assert nas.from_json(text, space) == values
@@ -126,12 +126,12 @@ def test_architectures_are_readable_json_and_come_back(encoding):
 @settings(max_examples=100, deadline=None)
 @given(encoding=st.sampled_from(ENCODINGS), layers=st.integers(2, 25), seed=st.integers(0, 2**32))
 def test_architectures_are_read_without_knowing_their_space(encoding, layers, seed):
-    values = random_values(variables(encoding, layers, widths=(4, 8)), seed)
+    values = random_values(search_space(encoding, layers, widths=(4, 8)), seed)
     assert read_values(nas.to_json(values)) == values
 
 
 def test_random_architectures_follow_the_seed_and_differ():
-    space = variables("int")
+    space = search_space("int")
     assert random_values(space, 3) == random_values(space, 3)
     assert random_values(space, 3) != random_values(space, 4)
     depths = [depth(random_values(space, seed)) for seed in range(200)]
@@ -143,7 +143,7 @@ def test_random_architectures_follow_the_seed_and_differ():
 @pytest.mark.parametrize("encoding", ENCODINGS)
 @pytest.mark.parametrize("wanted", range(4, 21))
 def test_base_has_the_wanted_depth_and_layers_that_are_all_alike(encoding, wanted):
-    space = variables(encoding)
+    space = search_space(encoding)
     values = base_values(space, wanted)
     layers = chain(values)
     assert len(layers) == wanted == depth(values)
@@ -161,9 +161,9 @@ def test_base_exists_at_the_depth_of_any_architecture(space, seed):
 
 
 def test_a_description_names_what_runs_and_what_is_left_out():
-    values = base_values(variables(), 20) | {f"layer{n}.type": "5x5 down" for n in range(3, 11)}
+    values = base_values(search_space(), 20) | {f"layer{n}.type": "5x5 down" for n in range(3, 11)}
     values |= {"layer10.channels": 128, "layer11.connection": 10}
-    lines = describe(values, (64, 60)).splitlines()
+    lines = describe_chain(values, (64, 60)).splitlines()
     assert len(lines) == 20
     assert lines[1] == " 2  3x3 skip   64 channels  64x60"
     assert lines[2] == " 3  5x5 down   64 channels  32x30"
@@ -187,22 +187,22 @@ def test_a_description_names_what_runs_and_what_is_left_out():
 )
 def test_spaces_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
-        variables(**wrong)
+        search_space(**wrong)
 
 
 def test_baselines_outside_of_the_space_are_refused():
-    space = variables(layers=20, levels=5)
+    space = search_space(layers=20, levels=5)
     for wanted in (0, 3, 21, -1):
         with pytest.raises(ValueError, match=f"4 to 20 layers, got depth={wanted}"):
             base_values(space, wanted)
     with pytest.raises(ValueError, match="got channels=65"):
         base_values(space, 8, channels=65)
     with pytest.raises(ValueError, match="got channels=300"):
-        base_values(variables("int"), 8, channels=300)
+        base_values(search_space("int"), 8, channels=300)
 
 
 def test_a_missing_value_is_named():
-    values = base_values(variables("int"), 20)
+    values = base_values(search_space("int"), 20)
     del values["layer7.skip"]
     with pytest.raises(ValueError, match=r"no value for 'layer7\.skip'"):
         chain(values)

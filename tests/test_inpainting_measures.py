@@ -12,8 +12,8 @@ from skimage.filters import gaussian
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import nn
 
-from asng.experiments.inpainting.masks import fixed
-from asng.experiments.inpainting.measures import Scores, evaluate, psnr, quantise, restore, ssim
+from asng.experiments.inpainting.masks import fixed_masks
+from asng.experiments.inpainting.measures import Scores, evaluate, psnr, quantize, restore, ssim
 
 
 def smooth(n, seed, size=(64, 64)):
@@ -84,7 +84,7 @@ def test_measures_see_images_as_a_file_would_hold_them():
 
 def test_what_is_not_a_number_is_black():
     strange = torch.tensor([math.nan, math.inf, -math.inf, 0.5 / 255, 1.5 / 255, 254.5 / 255])
-    assert quantise(strange).tolist() == [0, 255, 0, 0, 2, 254]
+    assert quantize(strange).tolist() == [0, 255, 0, 0, 2, 254]
 
 
 def test_images_of_different_or_too_small_shapes_are_refused():
@@ -94,8 +94,8 @@ def test_images_of_different_or_too_small_shapes_are_refused():
         ssim(torch.zeros(1, 3, 64, 10), torch.zeros(1, 3, 64, 10))
 
 
-class Grey(nn.Module):
-    """Fills holes with grey, and says in which mode it ran."""
+class Gray(nn.Module):
+    """Fills holes with gray, and says in which mode it ran."""
 
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ class Grey(nn.Module):
 
 
 def test_evaluation_is_that_of_every_image_by_itself():
-    images, masks, model = smooth(7, 0).clamp(min=1), fixed("half", 7, (64, 64), seed=0), Grey()
+    images, masks, model = smooth(7, 0).clamp(min=1), fixed_masks("half", 7, (64, 64), seed=0), Gray()
     heard: list[float] = []
     scores = evaluate(model, images, masks, batch=3, progress=heard.append)
     assert model.seen == [3, 3, 1]
@@ -122,8 +122,8 @@ def test_evaluation_is_that_of_every_image_by_itself():
 
 
 def test_restoring_shows_what_was_left_and_what_came_of_it():
-    images, masks = smooth(2, 0).clamp(min=1), fixed("pixel", 2, (64, 64), seed=0)
-    corrupted, restored = restore(Grey(), images, masks)
+    images, masks = smooth(2, 0).clamp(min=1), fixed_masks("pixel", 2, (64, 64), seed=0)
+    corrupted, restored = restore(Gray(), images, masks)
     assert corrupted.dtype == restored.dtype == torch.uint8
     assert torch.equal(corrupted, torch.where(masks, images, 0))
     assert torch.equal(restored, torch.where(masks, images, 128))
@@ -131,7 +131,7 @@ def test_restoring_shows_what_was_left_and_what_came_of_it():
 
 def test_images_without_masks_are_refused():
     with pytest.raises(ValueError, match="got 7 images and 6 masks"):
-        evaluate(Grey(), smooth(7, 0), fixed("half", 6, (64, 64), seed=0))
+        evaluate(Gray(), smooth(7, 0), fixed_masks("half", 6, (64, 64), seed=0))
 
 
 def test_the_report_is_json_and_its_mean_leaves_out_perfect_images():

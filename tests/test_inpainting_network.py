@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from asng import ASNG, nas
-from asng.experiments.inpainting.encoding import base_values, chain, depth, fitting, random_values, variables
-from asng.experiments.inpainting.network import Autoencoder, Net, fresh, reset
+from asng.experiments.inpainting.encoding import base_values, chain, depth, random_values, runnable_layers, search_space
+from asng.experiments.inpainting.network import Autoencoder, Net, new_autoencoder, reset
+from asng.nas.selection import Supernet
 
 pytestmark = pytest.mark.slow
 
@@ -65,7 +66,7 @@ def padded(net: Any, values: dict[str, Any], x: Tensor) -> Tensor:
         return kept
 
     x = F.pad(x, (0, 0, 0, 0, 0, 8 - 3))
-    layers = fitting(chain(values), (x.shape[-2], x.shape[-1]))
+    layers = runnable_layers(chain(values), (x.shape[-2], x.shape[-1]))
     sizes, outputs = [], []
     for layer in layers:
         sizes.append(x.shape[-2:])
@@ -121,7 +122,7 @@ def test_an_extracted_network_has_exactly_the_parameters_of_its_layers(nets):
     for encoding, net in nets.items():
         for values in architectures(net, 20):
             count, came = 0, 3
-            layers = fitting(chain(values), SIZE)
+            layers = runnable_layers(chain(values), SIZE)
             for layer in layers:
                 count += came * layer.channels * layer.kernel**2
                 came = layer.channels
@@ -145,7 +146,7 @@ def test_the_decoder_comes_back_to_the_sizes_of_the_encoder(nets, size):
     for values in architectures(net, 30):
         seen.clear()
         assert out_of(net, values, images(*size)).shape == (2, 3, *size)
-        layers = fitting(chain(values), size)
+        layers = runnable_layers(chain(values), size)
         assert len(seen) == 2 * len(layers) + 1
         for layer in layers:
             before, after = seen[net.encoder[layer.number - 1][layer.kind]]
@@ -192,7 +193,7 @@ def test_only_the_active_chain_and_the_used_channels_have_a_gradient(nets, encod
         net.zero_grad()
         nas.select(net, values)
         net(images(*SIZE)).square().mean().backward()
-        layers = fitting(chain(values), SIZE)
+        layers = runnable_layers(chain(values), SIZE)
         ran = [part[layer.number - 1][layer.kind].weight for layer in layers for part in (net.encoder, net.decoder)]
         touched = {id(p) for p in net.parameters() if p.grad is not None}
         assert touched == {id(weight) for weight in [*ran, net.last.weight]}
@@ -205,8 +206,8 @@ def test_only_the_active_chain_and_the_used_channels_have_a_gradient(nets, encod
 def test_the_full_supernet_computes_no_more_than_the_extracted_network(encoding):
     with torch.device("meta"):
         net, x = Net(encoding), torch.empty(16, 3, 64, 64)
-    assert nas.space_of(net) == variables(encoding)
-    assert list(nas.space_of(net)) == list(variables(encoding))
+    assert nas.space_of(net) == search_space(encoding)
+    assert list(nas.space_of(net)) == list(search_space(encoding))
     assert sum(p.numel() for p in net.parameters()) == 20 * 2 * 2 * (1 + 9 + 25) * 256 * 256 + 256 * 3 * 9
     for values in architectures(net, 3):
         nas.select(net, values)
@@ -224,16 +225,16 @@ def flops(model: nn.Module, x: Tensor) -> int:
 @pytest.mark.parametrize("size", [(16, 16), (2, 2)])
 def test_variables_that_are_not_active_have_no_effect_and_the_others_have(encoding, size):
     net, x = alive(small(encoding, size)), images(*size)
-    decisions, space = nas.Decisions(net), nas.space_of(net)
+    supernet, space = Supernet(net), nas.space_of(net)
     for values, other in zip(architectures(net, 12), architectures(net, 12, first=1000), strict=True):
-        active = decisions.active(values)
+        active = supernet.active(values)
         names = {f"layer{layer.number}" for layer in chain(values)} | {"output"}
         assert {name.partition(".")[0] for name in active} == names
         inactive = {name: other[name] for name in space if name not in active}
         assert inactive
         before = out_of(net, values, x)
         assert torch.equal(before, out_of(net, values | inactive, x))
-        kept = fitting(chain(values), size)
+        kept = runnable_layers(chain(values), size)
         for layer in kept:
             wider = values | {f"layer{layer.number}.channels": 2 if layer.channels > 2 else 8}
             assert not torch.equal(before, out_of(net, wider, x))
@@ -255,7 +256,7 @@ def test_weights_begin_within_the_bound_of_their_largest_input(encoding):
 def test_a_fresh_network_is_the_extracted_one_with_weights_of_its_own_bounds(nets, encoding):
     net = nets[encoding]
     for values in architectures(net, 20):
-        model = fresh(values, SIZE)
+        model = new_autoencoder(values, SIZE)
         assert str(model) == str(nas.extract(net, values))
         assert model(images(*SIZE)).shape == (2, 3, *SIZE)
         for layer in model.modules():
@@ -265,7 +266,7 @@ def test_a_fresh_network_is_the_extracted_one_with_weights_of_its_own_bounds(net
 
 
 def test_base_of_the_paper_has_64_channels_and_known_parameters():
-    model = fresh(base_values(variables("int"), 10))
+    model = new_autoencoder(base_values(search_space("int"), 10))
     assert sum(p.numel() for p in model.parameters()) == 9 * (3 * 64 + 9 * 64 * 64 + 10 * 64 * 64 + 64 * 3)
 
 
@@ -275,7 +276,7 @@ def test_the_same_seed_gives_the_same_weights_again(nets):
     def weights(model: nn.Module) -> list[Tensor]:
         return [weight.detach().clone() for weight in model.parameters()]
 
-    first, second, other = (fresh(values, SIZE, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    first, second, other = (new_autoencoder(values, SIZE, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert all(map(torch.equal, weights(first), weights(second)))
     assert not any(map(torch.equal, weights(first), weights(other)))
     reset(other, torch.Generator().manual_seed(1))
@@ -296,11 +297,11 @@ def test_a_search_follows_its_seed_and_lowers_the_loss(encoding):
     def run() -> tuple[list[tuple[float, ...]], dict[str, Any]]:
         torch.manual_seed(1)
         net = small(encoding)
-        optimizer = ASNG(nas.space_of(net), seed=1)
-        weights = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
-        oneshot = nas.OneShot(net, optimizer, weights, mse, clip_norm=5.0)
+        arch_optimizer = ASNG(nas.space_of(net), seed=1)
+        weight_optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        oneshot = nas.OneShot(net, arch_optimizer, weight_optimizer, mse, max_grad_norm=5.0)
         steps = [oneshot.step(images(8, 8, seed=2 * n), images(8, 8, seed=2 * n + 1)) for n in range(20)]
-        return [step.train_losses for step in steps], optimizer.mode()
+        return [step.train_losses for step in steps], arch_optimizer.mode()
 
     (losses, found), again = run(), run()
     assert (losses, found) == again

@@ -9,28 +9,28 @@ from PIL import Image
 from torch import nn
 
 from asng.experiments.inpainting import pictures
-from asng.experiments.inpainting.masks import fixed
+from asng.experiments.inpainting.masks import fixed_masks
 from asng.experiments.inpainting.measures import Scores, evaluate
-from asng.experiments.inpainting.pictures import chosen, picture
+from asng.experiments.inpainting.pictures import choose_images, picture
 
 
 def test_the_best_the_middle_and_the_worst_are_chosen():
     psnr = torch.tensor([25.0, math.inf, 22.0, 28.0, 21.0, 24.0, 22.0, 27.0])
-    assert chosen(psnr, 2) == {"best": [1, 3], "median": [0, 5], "worst": [4, 2]}
+    assert choose_images(psnr, 2) == {"best": [1, 3], "median": [0, 5], "worst": [4, 2]}
 
 
 def test_no_image_is_shown_twice_where_there_are_few():
     psnr = torch.tensor([25.0, math.inf, 22.0, 28.0, 21.0, 24.0, 22.0, 27.0])
-    assert chosen(psnr, 4) == {"best": [1, 3], "median": [0, 5], "worst": [4, 2]}
-    assert chosen(psnr[:5], 3) == {"best": [1], "median": [0], "worst": [4]}
-    assert chosen(psnr[:2], 4) == {"best": [1], "worst": [0]}
-    assert chosen(psnr[:1], 4) == {"best": [0]}
+    assert choose_images(psnr, 4) == {"best": [1, 3], "median": [0, 5], "worst": [4, 2]}
+    assert choose_images(psnr[:5], 3) == {"best": [1], "median": [0], "worst": [4]}
+    assert choose_images(psnr[:2], 4) == {"best": [1], "worst": [0]}
+    assert choose_images(psnr[:1], 4) == {"best": [0]}
 
 
 @pytest.mark.parametrize(("n", "each"), [(0, 1), (3, 0)])
 def test_a_picture_of_nothing_is_refused(n, each):
     with pytest.raises(ValueError, match=f"got {each} of {n} images"):
-        chosen(torch.zeros(n), each)
+        choose_images(torch.zeros(n), each)
 
 
 class Brighter(nn.Module):
@@ -41,10 +41,10 @@ class Brighter(nn.Module):
 @pytest.mark.parametrize(("size", "scale"), [(64, 2), (16, 8), (140, 1)])
 def test_every_image_stands_in_its_place_pixel_by_pixel(tmp_path, size, scale):
     images = torch.randint(256, (9, 3, size, size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    masks = fixed("center", 9, (size, size), seed=0)
+    masks = fixed_masks("center", 9, (size, size), seed=0)
     scores = evaluate(Brighter(), images, masks)
     image, groups = picture(Brighter(), images, masks, scores, each=2)
-    assert groups == chosen(scores.psnr, 2)
+    assert groups == choose_images(scores.psnr, 2)
     image.save(tmp_path / "grid.png")
     canvas = torch.from_numpy(np.array(Image.open(tmp_path / "grid.png"))).permute(2, 0, 1)
     side = size * scale
@@ -68,7 +68,7 @@ def test_every_image_stands_in_its_place_pixel_by_pixel(tmp_path, size, scale):
 def test_words_stand_beside_above_and_below():
     images = torch.full((3, 3, 32, 32), 9, dtype=torch.uint8)
     scores = Scores(torch.tensor([20.0, math.inf, 10.0]), torch.tensor([0.5, 1.0, 0.2]))
-    image, _ = picture(Brighter(), images, fixed("half", 3, (32, 32), seed=0), scores, each=1)
+    image, _ = picture(Brighter(), images, fixed_masks("half", 3, (32, 32), seed=0), scores, each=1)
     dark = np.array(image.convert("L")) < 100
     tops = pictures.CAPTION, image.height - pictures.CAPTION
     assert dark[: tops[0], pictures.LABELS :].any()

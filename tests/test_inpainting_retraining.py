@@ -12,18 +12,31 @@ from PIL import Image
 from asng import ASNG, checkpoints, nas
 from asng.experiments import training
 from asng.experiments.inpainting import measures
-from asng.experiments.inpainting.data import Batches, Faces
-from asng.experiments.inpainting.encoding import base_values, variables
-from asng.experiments.inpainting.masks import fixed
-from asng.experiments.inpainting.network import fresh
-from asng.experiments.inpainting.retraining import Retrain, Retraining, evaluate, rate_at, retrain
-from asng.experiments.inpainting.search import MASKS, TESTED, Search, Settings, loss_of, search
+from asng.experiments.inpainting.data import FaceBatches, Faces
+from asng.experiments.inpainting.encoding import base_values, search_space
+from asng.experiments.inpainting.masks import fixed_masks
+from asng.experiments.inpainting.network import new_autoencoder
+from asng.experiments.inpainting.retraining import (
+    InpaintingRetrainJob,
+    InpaintingRetrainSettings,
+    evaluate,
+    retrain,
+    step_lr,
+)
+from asng.experiments.inpainting.search import (
+    MASK_SEED,
+    NUM_TEST_FACES,
+    InpaintingSearchJob,
+    InpaintingSearchSettings,
+    reconstruction_loss,
+    search,
+)
 from asng.experiments.searching import TRAIN
 
 pytestmark = pytest.mark.long
 
-TINY = Retraining(iterations=10, stretch=5, batch=2, mask="half")
-VALUES = ASNG(variables("cat", layers=3, widths=(2, 4)), seed=4).ask(1)[0].values
+TINY = InpaintingRetrainSettings(iterations=10, checkpoint_every=5, batch=2, mask="half")
+VALUES = ASNG(search_space("cat", layers=3, widths=(2, 4)), seed=4).ask(1)[0].values
 
 
 @pytest.fixture(scope="module")
@@ -31,53 +44,53 @@ def faces():
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (9, 3, 16, 16), generator=generator, dtype=torch.uint8)
     some = Faces(pixels, tuple("abcdefghi"))
-    return some, some.part(torch.arange(4))
+    return some, some.subset(torch.arange(4))
 
 
 def test_the_defaults_are_the_papers():
-    settings = Retraining()
-    assert (settings.iterations, settings.batch, settings.rate, settings.mask) == (500_000, 16, 1e-3, "center")
+    settings = InpaintingRetrainSettings()
+    assert (settings.iterations, settings.batch, settings.lr, settings.mask) == (500_000, 16, 1e-3, "center")
 
 
 def test_the_learning_rate_falls_to_a_tenth_at_two_and_at_four_fifths(faces):
-    job = Retrain(TINY, VALUES, *faces)
+    job = InpaintingRetrainJob(TINY, VALUES, *faces)
     rates = []
     for number in range(10):
         job.step(number)
-        rates.append(job._descent.weights.param_groups[0]["lr"])
+        rates.append(job._train_step.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([1e-3] * 4 + [1e-4] * 4 + [1e-5] * 2)
-    assert rate_at(1.0, 0.399) == 1.0
+    assert step_lr(1.0, 0.399) == 1.0
 
 
 def test_a_step_is_adam_on_the_squared_error_with_clipping(faces):
-    job = Retrain(replace(TINY, seed=6), VALUES, *faces)
+    job = InpaintingRetrainJob(replace(TINY, seed=6), VALUES, *faces)
     torch.manual_seed(6)
-    twin = fresh(VALUES, (16, 16))
-    weights = torch.optim.Adam(twin.parameters(), lr=1e-3)
-    batches = Batches(faces[0], torch.arange(9), 2, "half", 6, TRAIN)
+    twin = new_autoencoder(VALUES, (16, 16))
+    optimizer = torch.optim.Adam(twin.parameters(), lr=1e-3)
+    batches = FaceBatches(faces[0], torch.arange(9), 2, "half", 6, TRAIN)
     for number in range(3):
         loss = job.step(number)["train_loss"]
         original, corrupted = batches(number)
-        weights.zero_grad()
+        optimizer.zero_grad()
         expected = F.mse_loss(twin(corrupted), original)
         expected.backward()
         torch.nn.utils.clip_grad_norm_(twin.parameters(), 5.0)
-        weights.step()
+        optimizer.step()
         assert float(loss) == expected.item()
     assert all(torch.equal(a, b) for a, b in zip(job.model.parameters(), twin.parameters(), strict=True))
 
 
 def test_a_gradient_longer_than_5_is_shortened(faces):
-    job = Retrain(TINY, VALUES, *faces)
-    job._descent._loss = lambda model, batch: 1e6 * loss_of(model, batch)
+    job = InpaintingRetrainJob(TINY, VALUES, *faces)
+    job._train_step._loss_fn = lambda model, batch: 1e6 * reconstruction_loss(model, batch)
     job.step(0)
-    means = [state["exp_avg"] for state in job._descent.weights.state.values()]  # a tenth of the first gradient
+    means = [state["exp_avg"] for state in job._train_step.optimizer.state.values()]  # a tenth of the first gradient
     assert torch.stack([mean.norm() for mean in means]).norm().item() == pytest.approx(0.5, rel=1e-4)
 
 
-@pytest.mark.parametrize(("amp", "expected"), [("off", torch.float32), ("bfloat16", torch.bfloat16)])
-def test_mixed_precision_is_that_of_the_settings(faces, amp, expected):
-    job = Retrain(replace(TINY, amp=amp), VALUES, *faces)
+@pytest.mark.parametrize(("amp_dtype", "expected"), [("off", torch.float32), ("bfloat16", torch.bfloat16)])
+def test_mixed_precision_is_that_of_the_settings(faces, amp_dtype, expected):
+    job = InpaintingRetrainJob(replace(TINY, amp_dtype=amp_dtype), VALUES, *faces)
     seen: list[torch.dtype] = []
     job.model.get_submodule("last").register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     job.step(0)
@@ -96,7 +109,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("number", [2, 7])
 def test_a_training_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
-    step = Retrain.step
+    step = InpaintingRetrainJob.step
 
     def until(self, at):
         if at == number:
@@ -104,7 +117,7 @@ def test_a_training_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path
         return step(self, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Retrain, "step", until)
+        patch.setattr(InpaintingRetrainJob, "step", until)
         with pytest.raises(Killed):
             retrain(TINY, VALUES, tmp_path, *faces)
     torch.manual_seed(77)
@@ -115,7 +128,7 @@ def test_a_training_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path
 
 
 def test_a_run_does_not_go_on_with_other_faces(faces, whole):
-    fewer = faces[0].part(torch.arange(8))
+    fewer = faces[0].subset(torch.arange(8))
     with pytest.raises(ValueError, match=r"faces.*8 to train with.*another folder"):
         retrain(TINY, VALUES, whole[0], fewer, faces[1])
 
@@ -123,9 +136,9 @@ def test_a_run_does_not_go_on_with_other_faces(faces, whole):
 def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
     folder, summary = whole
     report = evaluate(folder, faces[1])
-    model = fresh(VALUES, (16, 16))
+    model = new_autoencoder(VALUES, (16, 16))
     model.load_state_dict(checkpoints.load(folder / training.CHECKPOINT)["job"]["model"])
-    scores = measures.evaluate(model, faces[1].images, fixed("half", 4, (16, 16), MASKS))
+    scores = measures.evaluate(model, faces[1].images, fixed_masks("half", 4, (16, 16), MASK_SEED))
     assert report["psnr"] == pytest.approx(float(scores.psnr.mean()))
     assert report["ssim"] == pytest.approx(float(scores.ssim.mean()))
     assert summary["last"]["test_psnr"] == pytest.approx(report["psnr"])
@@ -138,30 +151,39 @@ def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
 
 
 def test_fewer_faces_are_used_from_all_over_their_order(faces):
-    job = Retrain(replace(TINY, images=3), VALUES, *faces)
-    expected = Batches(faces[0], torch.tensor([0, 3, 6]), 2, "half", 0, TRAIN)
+    job = InpaintingRetrainJob(replace(TINY, num_train_images=3), VALUES, *faces)
+    expected = FaceBatches(faces[0], torch.tensor([0, 3, 6]), 2, "half", 0, TRAIN)
     for number in range(4):
         assert all(map(torch.equal, job._batches(number), expected(number)))
 
 
 def test_evaluating_a_search_tests_what_it_found_on_all_faces(faces, tmp_path):
-    many = faces[0].part(torch.arange(TESTED + 5) % 9)
-    settings = Settings(iterations=2, stretch=2, layers=3, widths=(2, 4), batch=2, encoding="int", mask="pixel")
+    many = faces[0].subset(torch.arange(NUM_TEST_FACES + 5) % 9)
+    settings = InpaintingSearchSettings(
+        iterations=2, checkpoint_every=2, layers=3, widths=(2, 4), batch=2, encoding="int", mask="pixel"
+    )
     summary = search(settings, tmp_path, faces[0], many)
     report = evaluate(tmp_path, many)
-    assert (report["kind"], report["images"]) == ("search", TESTED + 5)
-    spread = [report["per_image"][number * (TESTED + 5) // TESTED]["psnr"] for number in range(TESTED)]
+    assert (report["kind"], report["images"]) == ("search", NUM_TEST_FACES + 5)
+    evenly_spaced = [
+        report["per_image"][number * (NUM_TEST_FACES + 5) // NUM_TEST_FACES]["psnr"] for number in range(NUM_TEST_FACES)
+    ]
     # On the way fewer are enough, each behind the mask that it has among all.
-    assert sum(spread) / TESTED == pytest.approx(summary["last"]["test_psnr"])
-    assert nas.space_of(Search(settings, *faces).model).keys() == summary["values"].keys()
+    assert sum(evenly_spaced) / NUM_TEST_FACES == pytest.approx(summary["last"]["test_psnr"])
+    assert nas.space_of(InpaintingSearchJob(settings, *faces).model).keys() == summary["values"].keys()
 
 
 def test_training_learns_to_fill_holes(faces):
-    """Faces of one colour each: what is missing follows from what is there."""
+    """Faces of one color each: what is missing follows from what is there."""
     pixels = torch.randint(256, (9, 3, 1, 1), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
     plain = Faces(pixels.expand(9, 3, 16, 16).contiguous(), faces[0].names)
-    values = base_values(variables("cat", layers=3, widths=(8, 16)), depth=2, channels=16)
-    job = Retrain(Retraining(iterations=400, stretch=400, batch=8, mask="pixel", rate=0.01), values, plain, plain)
+    values = base_values(search_space("cat", layers=3, widths=(8, 16)), depth=2, channels=16)
+    job = InpaintingRetrainJob(
+        InpaintingRetrainSettings(iterations=400, checkpoint_every=400, batch=8, mask="pixel", lr=0.01),
+        values,
+        plain,
+        plain,
+    )
     before = job.finish_epoch(0)["test_psnr"]
     for number in range(400):
         job.step(number)

@@ -15,18 +15,25 @@ from asng import ASNG, Integer, checkpoints, nas
 from asng.experiments import training
 from asng.experiments.data import halves
 from asng.experiments.inpainting import measures
-from asng.experiments.inpainting.data import Batches, Faces
-from asng.experiments.inpainting.encoding import describe, least_values, variables
-from asng.experiments.inpainting.masks import fixed
+from asng.experiments.inpainting.data import FaceBatches, Faces
+from asng.experiments.inpainting.encoding import describe_chain, search_space, smallest_values
+from asng.experiments.inpainting.masks import fixed_masks
 from asng.experiments.inpainting.network import Net
-from asng.experiments.inpainting.search import MASKS, Search, Settings, loss_of, search, spread
+from asng.experiments.inpainting.search import (
+    MASK_SEED,
+    InpaintingSearchJob,
+    InpaintingSearchSettings,
+    evenly_spaced,
+    reconstruction_loss,
+    search,
+)
 from asng.experiments.searching import TRAIN, VALID
 from asng.nas.architecture import from_json
 from asng.runs import METRICS
 
 pytestmark = pytest.mark.long
 
-TINY = Settings(iterations=6, stretch=2, layers=3, widths=(2, 4), batch=2)
+TINY = InpaintingSearchSettings(iterations=6, checkpoint_every=2, layers=3, widths=(2, 4), batch=2)
 
 
 @pytest.fixture(scope="module")
@@ -40,32 +47,32 @@ def faces():
 
 
 def changed(**settings):
-    return Settings(**{**vars(TINY), **settings})
+    return InpaintingSearchSettings(**{**vars(TINY), **settings})
 
 
 def test_the_defaults_are_the_papers():
-    settings = Settings()
-    assert (settings.iterations, settings.batch, settings.layers, settings.rate) == (50_000, 16, 20, 0.025)
-    assert (settings.samples, settings.method, settings.encoding, settings.mask) == (2, "asng", "cat", "center")
+    settings = InpaintingSearchSettings()
+    assert (settings.iterations, settings.batch, settings.layers, settings.lr) == (50_000, 16, 20, 0.025)
+    assert (settings.population_size, settings.method, settings.encoding, settings.mask) == (2, "asng", "cat", "center")
 
 
 def test_an_iteration_is_the_papers(faces):
     """Both halves see their own faces; all architectures of a half see the same faces and holes; no decay."""
-    job = Search(changed(mask="pixel", seed=5), *faces)
-    group = job.searching.oneshot.weights.param_groups[0]
-    assert isinstance(job.searching.optimizer, ASNG)
+    job = InpaintingSearchJob(changed(mask="pixel", seed=5), *faces)
+    group = job.search_job.oneshot.weight_optimizer.param_groups[0]
+    assert isinstance(job.search_job.arch_optimizer, ASNG)
     assert (group["momentum"], group["weight_decay"]) == (0.9, 0.0)
     seen = []
-    inner = job.searching.oneshot._loss
+    inner = job.search_job.oneshot._loss_fn
 
     def watched(model, batch):
         seen.append(batch)
         return inner(model, batch)
 
-    job.searching.oneshot._loss = watched
+    job.search_job.oneshot._loss_fn = watched
     job.step(4)
     batches = [
-        Batches(faces[0], half, 2, "pixel", 5, stream)(4)
+        FaceBatches(faces[0], half, 2, "pixel", 5, stream)(4)
         for half, stream in zip(halves(12, 5), (TRAIN, VALID), strict=True)
     ]
     for batch, expected in zip(seen, (batches[0], batches[0], batches[1], batches[1]), strict=True):
@@ -73,25 +80,25 @@ def test_an_iteration_is_the_papers(faces):
 
 
 def test_weights_and_candidates_follow_from_the_seed(faces):
-    job = Search(changed(seed=5), *faces)
+    job = InpaintingSearchJob(changed(seed=5), *faces)
     torch.manual_seed(5)
     twin = Net("cat", 3, widths=(2, 4), size=(16, 16))
     assert all(map(torch.equal, job.model.parameters(), twin.parameters()))
-    twins = ASNG(variables("cat", 3, widths=(2, 4)), seed=np.random.SeedSequence(5).spawn(2)[0])
-    assert [one.values for one in job.searching.optimizer.ask(9)] == [one.values for one in twins.ask(9)]
+    twins = ASNG(search_space("cat", 3, widths=(2, 4)), seed=np.random.SeedSequence(5).spawn(2)[0])
+    assert [one.values for one in job.search_job.arch_optimizer.ask(9)] == [one.values for one in twins.ask(9)]
 
 
 def test_a_gradient_longer_than_5_is_shortened(faces):
-    job = Search(TINY, *faces)
-    job.searching.oneshot._loss = lambda model, batch: 1e6 * loss_of(model, batch)
+    job = InpaintingSearchJob(TINY, *faces)
+    job.search_job.oneshot._loss_fn = lambda model, batch: 1e6 * reconstruction_loss(model, batch)
     job.step(0)
-    moved = [state["momentum_buffer"] for state in job.searching.oneshot.weights.state.values()]
+    moved = [state["momentum_buffer"] for state in job.search_job.oneshot.weight_optimizer.state.values()]
     assert torch.stack([momentum.norm() for momentum in moved]).norm().item() == pytest.approx(5, rel=1e-4)
 
 
 def test_mixed_precision_is_that_of_the_settings(faces):
-    for amp, expected in (("off", torch.float32), ("bfloat16", torch.bfloat16)):
-        job = Search(changed(amp=amp), *faces)
+    for amp_dtype, expected in (("off", torch.float32), ("bfloat16", torch.bfloat16)):
+        job = InpaintingSearchJob(changed(amp_dtype=amp_dtype), *faces)
         seen: list[torch.dtype] = []
         hook = job.model.last.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output.dtype))
         job.step(0)
@@ -100,19 +107,19 @@ def test_mixed_precision_is_that_of_the_settings(faces):
 
 
 def test_the_loss_is_the_squared_error_over_the_whole_image(faces):
-    job = Search(TINY, *faces)
-    original, corrupted = Batches(faces[0], torch.arange(12), 2, "center", 0, TRAIN)(0)
-    nas.select(job.model, job.searching.optimizer.mode())
+    job = InpaintingSearchJob(TINY, *faces)
+    original, corrupted = FaceBatches(faces[0], torch.arange(12), 2, "center", 0, TRAIN)(0)
+    nas.select(job.model, job.search_job.arch_optimizer.mode())
     restored = job.model(corrupted)
-    assert torch.equal(job.searching._loss(job.model, (original, corrupted)), F.mse_loss(restored, original))
+    assert torch.equal(job.search_job._loss_fn(job.model, (original, corrupted)), F.mse_loss(restored, original))
     assert restored.shape == original.shape
 
 
 def test_the_learning_rate_falls_in_every_iteration_on_a_cosine(faces):
-    job = Search(TINY, *faces)
+    job = InpaintingSearchJob(TINY, *faces)
     for number in range(6):
         job.step(number)
-        rate = job.searching.oneshot.weights.param_groups[0]["lr"]
+        rate = job.search_job.oneshot.weight_optimizer.param_groups[0]["lr"]
         assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * number / 6)) / 2)
 
 
@@ -126,16 +133,16 @@ def whole(request, faces, tmp_path_factory):
 def test_a_run_leaves_metrics_architecture_and_a_summary(whole):
     settings, folder, summary = whole
     records = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    assert [(record["stretch"], record["step"]) for record in records] == [(1, 2), (2, 4), (3, 6)]
+    assert [(record["checkpoint"], record["step"]) for record in records] == [(1, 2), (2, 4), (3, 6)]
     for record in records:
         assert {"train_loss", "valid_loss", "largest_probability", "delta", "test_psnr", "test_ssim"} <= set(record)
         assert record["images_per_second"] * record["seconds"] == pytest.approx(2 * 2 * 2)  # of both halves
-    space = nas.space_of(Search(settings, *small()).model)
-    assert space == variables(settings.encoding, 3, widths=(2, 4))
+    space = nas.space_of(InpaintingSearchJob(settings, *small()).model)
+    assert space == search_space(settings.encoding, 3, widths=(2, 4))
     assert any(isinstance(variable, Integer) for variable in space.values()) == (settings.encoding == "int")
     values = from_json((folder / "architecture.json").read_text(), space)
     assert values == summary["values"]
-    assert summary["chain"] == describe(values, (16, 16)).splitlines()
+    assert summary["chain"] == describe_chain(values, (16, 16)).splitlines()
     assert json.loads((folder / "summary.json").read_text())["values"] == json.loads(json.dumps(values))
 
 
@@ -151,7 +158,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("number", [0, 3, 5])
 def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
     settings, folder, summary = whole
-    step = Search.step
+    step = InpaintingSearchJob.step
 
     def until(self, at):
         if at == number:
@@ -159,7 +166,7 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, 
         return step(self, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Search, "step", until)
+        patch.setattr(InpaintingSearchJob, "step", until)
         with pytest.raises(Killed):
             search(settings, tmp_path, *faces)
     torch.manual_seed(1234)
@@ -171,33 +178,40 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, 
 
 
 def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_change(faces):
-    job = Search(changed(mask="half", seed=3), *faces)
+    job = InpaintingSearchJob(changed(mask="half", seed=3), *faces)
     record = job.finish_epoch(1)
-    model = nas.extract(job.model, job.searching.optimizer.mode())
-    scores = measures.evaluate(model, faces[1].images, fixed("half", 5, (16, 16), MASKS))
+    model = nas.extract(job.model, job.search_job.arch_optimizer.mode())
+    scores = measures.evaluate(model, faces[1].images, fixed_masks("half", 5, (16, 16), MASK_SEED))
     assert record["test_psnr"] == pytest.approx(float(scores.psnr.mean()))
     assert record["test_ssim"] == pytest.approx(float(scores.ssim.mean()))
-    assert "test_psnr" not in Search(changed(test=False), *faces).finish_epoch(1)
+    assert "test_psnr" not in InpaintingSearchJob(changed(test=False), *faces).finish_epoch(1)
 
 
 def test_random_search_and_limits_work_here_too(faces, tmp_path):
-    uniform = search(changed(method="uniform", candidates=4), tmp_path / "uniform", *faces)
+    uniform = search(changed(method="uniform", num_random=4), tmp_path / "uniform", *faces)
     assert uniform["probability"] is None
-    assert Search(changed(method="uniform"), *faces).valid.steps == 3  # all mini-batches of a half
-    sizes = [nas.parameters(Search(TINY, *faces).model, ASNG(SPACE, seed=seed).ask(1)[0].values) for seed in range(20)]
+    assert InpaintingSearchJob(changed(method="uniform"), *faces).valid.steps == 3  # all mini-batches of a half
+    sizes = [
+        nas.parameters(InpaintingSearchJob(TINY, *faces).model, ASNG(SPACE, seed=seed).ask(1)[0].values)
+        for seed in range(20)
+    ]
     limit = int(np.median(sizes))
-    limited = search(changed(most_parameters=limit), tmp_path / "limited", *faces)
-    assert limited["inside"]
-    assert nas.parameters(Search(TINY, *faces).model, limited["values"]) <= limit
+    limited = search(changed(max_params=limit), tmp_path / "limited", *faces)
+    assert limited["feasible"]
+    assert nas.parameters(InpaintingSearchJob(TINY, *faces).model, limited["values"]) <= limit
 
 
 def test_the_masks_of_test_faces_are_the_same_for_all_runs_and_machines():
-    known = [mask.flatten().int().tolist() for mask in fixed("pixel", 3, (4, 4), MASKS)]
+    known = [mask.flatten().int().tolist() for mask in fixed_masks("pixel", 3, (4, 4), MASK_SEED)]
     assert ["".join(map(str, row)) for row in known] == ["1101001000010001", "0110000100000000", "0010000000000011"]
-    assert fixed("half", 3, (4, 4), MASKS)[:, 0, 0].int().tolist() == [[0, 0, 1, 1], [1, 1, 1, 1], [1, 1, 0, 0]]
+    assert fixed_masks("half", 3, (4, 4), MASK_SEED)[:, 0, 0].int().tolist() == [
+        [0, 0, 1, 1],
+        [1, 1, 1, 1],
+        [1, 1, 0, 0],
+    ]
 
 
-SPACE = nas.space_of(Search(TINY, *small()).model)
+SPACE = nas.space_of(InpaintingSearchJob(TINY, *small()).model)
 
 
 @pytest.mark.parametrize("size", [(2, 2), (2, 3), (16, 16)])
@@ -206,23 +220,23 @@ def test_none_of_all_architectures_has_fewer_parameters_than_the_least(size):
     space: dict[str, Any] = nas.space_of(net)
     every = [dict(zip(space, choices, strict=True)) for choices in product(*(v.choices for v in space.values()))]
     assert len(every) == 576
-    assert nas.parameters(net, least_values(space)) == min(nas.parameters(net, values) for values in every)
+    assert nas.parameters(net, smallest_values(space)) == min(nas.parameters(net, values) for values in every)
 
 
 def test_a_limit_below_the_smallest_architecture_is_refused_before_anything_runs(faces, tmp_path):
-    least = nas.parameters(Search(TINY, *faces).model, least_values(SPACE))
+    least = nas.parameters(InpaintingSearchJob(TINY, *faces).model, smallest_values(SPACE))
     with pytest.raises(
-        ValueError, match=f"smallest architecture has {least} parameters, more than most_parameters={least - 1}"
+        ValueError, match=f"smallest architecture has {least} parameters, more than max_params={least - 1}"
     ):
-        search(changed(most_parameters=least - 1), tmp_path / "run", *faces)
+        search(changed(max_params=least - 1), tmp_path / "run", *faces)
     assert not (tmp_path / "run").exists()
-    Search(changed(most_parameters=least), *faces)
+    InpaintingSearchJob(changed(max_params=least), *faces)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"iterations": 5}, "iterations must be a multiple of stretch, 2, got 5"),
+        ({"iterations": 5}, "iterations must be a multiple of checkpoint_every, 2, got 5"),
         ({"layers": 1}, "layers must be at least 2, got 1"),
         ({"batch": 0}, "batch must be at least 1, got 0"),
     ],
@@ -235,15 +249,15 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 @pytest.mark.parametrize("images", [0, -3])
 def test_no_faces_at_all_are_an_error(faces, images):
     with pytest.raises(ValueError, match=f"images must be at least 1, got {images}"):
-        Search(changed(images=images), *faces)
+        InpaintingSearchJob(changed(num_train_images=images), *faces)
 
 
 def test_where_there_are_fewer_faces_than_asked_for_all_are_used():
-    assert spread(12, 13).tolist() == list(range(12))
+    assert evenly_spaced(12, 13).tolist() == list(range(12))
 
 
 def test_fewer_faces_are_used_from_all_over_their_order(faces):
-    job = Search(changed(images=4, batch=2), *faces)
+    job = InpaintingSearchJob(changed(num_train_images=4, batch=2), *faces)
     few = {tuple(image.flatten().tolist()) for face in faces[0].images[::3] for image in (face, face.flip(2))}
     for batches in (job._train, job.valid):
         for image in (batches(0)[0] * 255).round().byte():

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from asng.checkpoints import STOPPING, interrupts
+from asng.checkpoints import STOP_SIGNALS, delay_interrupts
 
 pytestmark = [
     pytest.mark.slow,
@@ -68,10 +68,10 @@ def blocked():
 # Here ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_one_signal_waits_and_a_second_one_does_not(number):
     handler = signal.getsignal(number)
-    with contextlib.suppress(KeyboardInterrupt), interrupts() as interrupted:
+    with contextlib.suppress(KeyboardInterrupt), delay_interrupts() as interrupted:
         assert not interrupted()
         signal.raise_signal(number)
         assert interrupted()
@@ -80,16 +80,16 @@ def test_one_signal_waits_and_a_second_one_does_not(number):
     assert signal.getsignal(number) is handler
 
 
-@pytest.mark.parametrize("number", STOPPING)
+@pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_signal_without_an_answer_is_sent_again_on_exit(number):
     received: list[int] = []
     handler = signal.signal(number, lambda number, frame: received.append(number))
     try:
-        with interrupts():
+        with delay_interrupts():
             signal.raise_signal(number)
             assert received == []
         assert received == [number]
-        with contextlib.suppress(KeyboardInterrupt), interrupts():
+        with contextlib.suppress(KeyboardInterrupt), delay_interrupts():
             signal.raise_signal(number)
             raise KeyboardInterrupt("stopped after this step")
         assert received == [number]
@@ -102,7 +102,7 @@ def test_a_handler_that_is_not_of_python_stays(monkeypatch):
     touched = []
     monkeypatch.setattr(signal, "getsignal", got.get)
     monkeypatch.setattr(signal, "signal", lambda number, handler: touched.append(number))
-    with interrupts() as interrupted:
+    with delay_interrupts() as interrupted:
         assert not interrupted()
     assert touched == [signal.SIGINT, signal.SIGINT]
 
@@ -117,14 +117,14 @@ def test_children_end_by_a_sigterm_that_comes_as_they_start(run):
         os.kill(child, signal.SIGTERM)
         return exit_code(child)
 
-    with interrupts() as interrupted:
+    with delay_interrupts() as interrupted:
         assert run(lambda: [start_and_end() for _ in range(CHILDREN)]) == [-signal.SIGTERM] * CHILDREN
         assert not interrupted()
 
 
 @pytest.mark.parametrize("run", [directly, in_a_thread])
 def test_children_note_a_ctrl_c_that_comes_as_they_start(run):
-    with interrupts() as interrupted:
+    with delay_interrupts() as interrupted:
 
         def wait():
             while not interrupted():
@@ -142,7 +142,7 @@ def test_children_note_a_ctrl_c_that_comes_as_they_start(run):
 
 def test_processes_of_multiprocessing_end_when_terminated_as_they_start():
     context = multiprocessing.get_context("fork")
-    with interrupts() as interrupted:
+    with delay_interrupts() as interrupted:
         children = [context.Process(target=time.sleep, args=(60,), daemon=True) for _ in range(CHILDREN)]
         for child in children:
             child.start()
@@ -154,14 +154,14 @@ def test_processes_of_multiprocessing_end_when_terminated_as_they_start():
 
 
 def test_children_of_nested_blocks_end_by_sigterm():
-    with interrupts(), interrupts():
+    with delay_interrupts(), delay_interrupts():
         assert exit_code(fork(lambda: signal.raise_signal(signal.SIGTERM))) == -signal.SIGTERM
 
 
 def test_children_keep_a_sigterm_handler_from_before():
     handler = signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
     try:
-        with interrupts():
+        with delay_interrupts():
             assert exit_code(fork(lambda: signal.raise_signal(signal.SIGTERM))) == 7
     finally:
         signal.signal(signal.SIGTERM, handler)
@@ -172,7 +172,7 @@ def test_a_grandchild_keeps_the_handler_that_its_parent_has_set():
         signal.signal(signal.SIGTERM, lambda number, frame: os._exit(7))
         return exit_code(fork(lambda: signal.raise_signal(signal.SIGTERM)))
 
-    with interrupts():
+    with delay_interrupts():
         assert exit_code(fork(child)) == 7
 
 
@@ -187,7 +187,7 @@ def batches_of_workers_that_get(number):
 
 
 def test_the_workers_of_a_loader_outlive_ctrl_c_but_not_sigterm():
-    with interrupts() as interrupted:
+    with delay_interrupts() as interrupted:
         assert batches_of_workers_that_get(signal.SIGINT) == 8
         with pytest.raises(RuntimeError, match="worker"):
             batches_of_workers_that_get(signal.SIGTERM)
@@ -208,7 +208,7 @@ def test_what_was_blocked_stays_blocked_and_nothing_else(run, before):
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
-    with interrupts():
+    with delay_interrupts():
         assert run(compare) == (3, True)
 
 
@@ -222,9 +222,9 @@ def test_signals_are_blocked_only_while_they_wait(monkeypatch):
     monkeypatch.setattr(signal, "pthread_sigmask", record)
     assert exit_code(fork(lambda: 3)) == 3
     assert calls == []
-    with interrupts():
+    with delay_interrupts():
         assert exit_code(fork(lambda: 3)) == 3
-    assert calls[-2:] == [(signal.SIG_BLOCK, set(STOPPING)), (signal.SIG_UNBLOCK, set(STOPPING))]
+    assert calls[-2:] == [(signal.SIG_BLOCK, set(STOP_SIGNALS)), (signal.SIG_UNBLOCK, set(STOP_SIGNALS))]
 
 
 STARTS: dict[str, dict[str, Any]] = {
@@ -242,5 +242,5 @@ def test_a_program_starts_with_the_signals_that_it_has_outside(how):
         ).stdout
 
     outside = start()
-    with interrupts():
+    with delay_interrupts():
         assert start() == outside

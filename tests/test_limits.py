@@ -27,9 +27,9 @@ def test_an_architecture_is_measured_once_whatever_the_order_of_its_names():
     measure, calls = counting()
     costs = Costs(Net(), [Limit(measure, 2)])
     for _ in range(3):
-        assert costs.of(LARGE) == (4.0,)
+        assert costs.measure(LARGE) == (4.0,)
         assert costs.violation(dict(reversed(LARGE.items()))).relative == 1.0
-        assert costs.of(SMALL) == (1.0,)
+        assert costs.measure(SMALL) == (1.0,)
     assert calls == [LARGE, SMALL]
 
 
@@ -39,7 +39,7 @@ def test_the_model_is_walked_through_once_for_all_architectures(monkeypatch):
     for name in ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters"):
         monkeypatch.setattr(nn.Module, name, lambda *_, **__: pytest.fail("walked through the model"))
     monkeypatch.setattr("asng.nas.selection.paths_of", lambda model: pytest.fail("walked through the model"))
-    assert [costs.of({**LARGE, "depth": depth}) for depth in (1, 2, 3)] == [(2.0,), (3.0,), (4.0,)]
+    assert [costs.measure({**LARGE, "depth": depth}) for depth in (1, 2, 3)] == [(2.0,), (3.0,), (4.0,)]
 
 
 def test_networks_are_measured_not_decisions_without_effect():
@@ -52,9 +52,9 @@ def test_networks_are_measured_not_decisions_without_effect():
     blocks = [OneOf(f"op{n}", [nn.Linear(4, 4), nn.ReLU(), nn.Tanh()]) for n in range(6)]
     costs = Costs(nn.Sequential(Repeat("depth", blocks)), [Limit(measure, 2)])
     first = {f"op{n}": 2 for n in range(6)}
-    assert costs.of({"depth": 2, **first}) == costs.of({"depth": 2, **first, "op2": 0, "op5": 1}) == (2.0,)
+    assert costs.measure({"depth": 2, **first}) == costs.measure({"depth": 2, **first, "op2": 0, "op5": 1}) == (2.0,)
     assert calls == [{"depth": 2, "op0": 2, "op1": 2, "op2": 0, "op3": 0, "op4": 0, "op5": 0}]
-    costs.of({"depth": 2, **first, "op1": 0})
+    costs.measure({"depth": 2, **first, "op1": 0})
     assert len(calls) == 2
 
 
@@ -65,9 +65,9 @@ def test_limits_are_measured_in_order_up_to_the_first_violated():
         return lambda model, values: calls.append(name) or values[name] + 1  # type: ignore[func-returns-value]
 
     costs = Costs(Net(), [Limit(measure("depth"), 2, "depth"), Limit(measure("input"), 1, "input")])
-    assert costs.of({"op": "none", "depth": 3, "input": 1}) == (4.0,)
+    assert costs.measure({"op": "none", "depth": 3, "input": 1}) == (4.0,)
     assert calls == ["depth"]
-    assert costs.of({"op": "none", "depth": 1, "input": 1}) == (2.0, 2.0)
+    assert costs.measure({"op": "none", "depth": 1, "input": 1}) == (2.0, 2.0)
     assert calls == ["depth", "depth", "input"]
 
 
@@ -79,16 +79,16 @@ def test_those_that_fail_at_a_later_limit_are_nearer():
     assert costs.violation(late) == (0, 3.5)
     assert costs.violation(late) < costs.violation(early)
     assert costs.violation({"op": "wide", "depth": 2, "input": 0}) == (0, 0.0)  # at the limit is inside
-    assert all(type(cost) is float for cost in costs.of(late))
+    assert all(type(cost) is float for cost in costs.measure(late))
 
 
 def test_the_memory_of_costs_is_bounded(monkeypatch):
-    monkeypatch.setattr("asng.nas.cost.MEMORY", 3)
+    monkeypatch.setattr("asng.nas.cost.MAX_NETWORKS", 3)
     calls = []
     model = nn.Sequential(Value("n", Integer(1, 9)))
     costs = Costs(model, [Limit(lambda model, values: calls.append(values["n"]) or values["n"], 4)])  # type: ignore[func-returns-value]
     for n in (5, 6, 7, 5, 8, 5, 6):
-        costs.of({"n": n})
+        costs.measure({"n": n})
     assert calls == [5, 6, 7, 8, 6]  # those asked for last are remembered
     assert len(costs.known) == 3
     assert costs.nearest() == {"n": 5}  # also where it is forgotten
@@ -101,7 +101,7 @@ def resumed(limits, after):
     """Costs of one architecture, saved as JSON under some limits and loaded under others."""
     model = Net()
     costs = Costs(model, limits)
-    costs.of(SMALL)
+    costs.measure(SMALL)
     again = Costs(model, after)
     again.load_state_dict(json.loads(json.dumps(costs.state_dict())))
     return again.known
@@ -114,7 +114,11 @@ def test_costs_are_restored_for_the_same_measures():
 
 
 def test_costs_of_another_measure_are_not_restored():
-    count, small, large = Limit(parameters, 10**6), Limit(Flops(IMAGES), 10**9), Limit(Flops(IMAGES[:1]), 10**9)
+    count, small, large = (
+        Limit(parameters, 10**6),
+        Limit(Flops(IMAGES), 10**9),
+        Limit(Flops(IMAGES[:1]), 10**9),
+    )
     assert list(map(len, resumed([count, small], [count, large]).values())) == [1]
     assert resumed([small, count], [large, count]) == {}
     own = Limit(lambda model, values: 1, 2)
@@ -128,7 +132,7 @@ def test_latencies_of_another_machine_are_not_restored(change, monkeypatch):
         there.device = torch.device("cpu", 0)
     model = Net()
     costs = Costs(model, [Limit(parameters, 10**6), Limit(here, 10)])
-    costs.of(SMALL)
+    costs.measure(SMALL)
     state = costs.state_dict()
     if change == "host":
         monkeypatch.setattr("platform.node", lambda: "another")
@@ -151,7 +155,7 @@ def test_the_nearest_is_known_after_a_pause():
     model = Net()
     costs = Costs(model, [Limit(parameters, 1)])
     for values in (LARGE, SMALL, LARGE):
-        costs.of(values)
+        costs.measure(values)
     again = Costs(model, [Limit(parameters, 1)])
     again.load_state_dict(json.loads(json.dumps(costs.state_dict())))
     assert again.nearest() == costs.nearest() == SMALL
@@ -173,7 +177,7 @@ def test_choices_of_any_kind_are_told_apart():
     costs = Costs(net, [Limit(number, 1)])
     for _ in range(2):
         numbers = [
-            costs.of({"thing": thing, "rate": r, "n": n}) for thing in things for r in (0.1, 0.2) for n in (1, 2)
+            costs.measure({"thing": thing, "rate": r, "n": n}) for thing in things for r in (0.1, 0.2) for n in (1, 2)
         ]
         assert len(set(numbers)) == len(numbers) == len(seen) == 36
 
@@ -189,20 +193,20 @@ class Point:
 
 
 @pytest.mark.parametrize("kind", [int, Point])
-def test_the_nearest_is_the_newest_with_the_smallest_excess_whatever_its_values_are(kind):
+def test_the_nearest_is_the_newest_with_the_smallest_violation(kind):
     own = Custom(NormalFamily([0.0], [1.0], [0.1], mirrored=True), value=Point)
     net = nn.Sequential(Value("n", Integer(1, 5) if kind is int else own), nn.Linear(1, 1))
     costs = Costs(net, [Limit(lambda model, values: int(values["n"]), 1)])
     assert costs.nearest() is None
     values = [kind(n) for n in (3, 2, 4, 2, 5)]
     for value in values:
-        costs.of({"n": value})
+        costs.measure({"n": value})
     assert costs.nearest() == {"n": values[3]}
 
 
-def test_without_limits_everything_is_inside():
+def test_without_limits_everything_is_feasible():
     costs = Costs(Net(), [])
-    assert costs.of(LARGE) == ()
+    assert costs.measure(LARGE) == ()
     assert costs.violation(LARGE) == (0, 0.0)
 
 
@@ -220,7 +224,7 @@ def test_an_error_in_a_measure_says_in_which_and_of_which_architecture():
     assert error.value.__notes__ == [f"in Flops of the architecture {SMALL}"]
 
 
-def test_an_infinite_cost_is_infinitely_far_outside():
+def test_an_infinite_cost_is_an_infinite_violation():
     assert Costs(Net(), [Limit(lambda model, values: float("inf"), 1)]).violation(SMALL) == (0, float("inf"))
 
 

@@ -17,31 +17,35 @@ def sphere(values):
 LINE: dict[str, Any] = {"n": Integer(-10, 10)}
 
 
-@pytest.mark.parametrize(("evaluations", "samples"), [(2, None), (3, 2), (7, 2), (9, 4), (5, 4), (4, 10), (100, 3)])
-def test_minimize_evaluates_exactly_as_often_as_asked(evaluations, samples):
+@pytest.mark.parametrize(
+    ("evaluations", "population_size"), [(2, None), (3, 2), (7, 2), (9, 4), (5, 4), (4, 10), (100, 3)]
+)
+def test_minimize_evaluates_exactly_as_often_as_asked(evaluations, population_size):
     seen = []
 
     def recorded(values):
         seen.append(values)
         return sphere(values)
 
-    result = minimize(recorded, LINE, evaluations=evaluations, samples=samples, seed=0)
+    result = minimize(recorded, LINE, evaluations=evaluations, population_size=population_size, seed=0)
     assert len(seen) == result.evaluations == evaluations
     assert result.loss == min(map(sphere, seen)) == sphere(result.values)
     assert result.mode == result.optimizer.mode()
 
 
 def test_minimize_finds_the_answer_and_repeats_itself():
-    results = [minimize(sphere, LINE, evaluations=1200, samples=6, seed=2) for _ in range(2)]
+    results = [minimize(sphere, LINE, evaluations=1200, population_size=6, seed=2) for _ in range(2)]
     assert results[0].mode == results[0].values == {"n": 4}
     assert inner(results[0].optimizer) == inner(results[1].optimizer)
 
 
-@pytest.mark.parametrize(("space", "samples"), [(LETTERS, 2), (LINE, 8), (BLEND, 8)], ids=["choices", "number", "both"])
-def test_minimize_compares_more_at_a_time_where_there_are_numbers(space, samples):
+@pytest.mark.parametrize(
+    ("space", "population_size"), [(LETTERS, 2), (LINE, 8), (BLEND, 8)], ids=["choices", "number", "both"]
+)
+def test_minimize_compares_more_at_a_time_where_there_are_numbers(space, population_size):
     default = minimize(lambda v: len(str(v)), space, evaluations=50, seed=0)
     assert inner(default.optimizer) == inner(
-        minimize(lambda v: len(str(v)), space, evaluations=50, samples=samples, seed=0).optimizer
+        minimize(lambda v: len(str(v)), space, evaluations=50, population_size=population_size, seed=0).optimizer
     )
 
 
@@ -52,8 +56,8 @@ def test_minimize_starts_from_prior_knowledge():
 
 def test_an_executor_changes_nothing_but_the_time():
     with ThreadPoolExecutor(2) as executor:
-        parallel = minimize(sphere, LINE, evaluations=101, samples=4, executor=executor, seed=5)
-    alone = minimize(sphere, LINE, evaluations=101, samples=4, seed=5)
+        parallel = minimize(sphere, LINE, evaluations=101, population_size=4, executor=executor, seed=5)
+    alone = minimize(sphere, LINE, evaluations=101, population_size=4, seed=5)
     assert parallel[:4] == alone[:4]
     assert inner(parallel.optimizer) == inner(alone.optimizer)
 
@@ -68,7 +72,7 @@ def test_interrupt_returns_the_result_so_far():
         return sphere(values)
 
     try:
-        result = minimize(interrupted, LINE, evaluations=100, samples=2, seed=0)
+        result = minimize(interrupted, LINE, evaluations=100, population_size=2, seed=0)
     except KeyboardInterrupt:  # would end the whole test run
         pytest.fail("the result so far is lost")
     assert result.evaluations == 6  # the pairs that were complete
@@ -99,9 +103,9 @@ def test_minimize_without_any_finite_loss_says_so(loss):
     [
         ({"evaluations": 1}, "evaluations must be at least 2, got 1"),
         ({"evaluations": 0}, "got 0"),
-        ({"evaluations": 2.5}, "whole number, got 2.5"),
-        ({"evaluations": 10, "samples": 1}, "samples must be at least 2, got 1"),
-        ({"evaluations": 10, "samples": "4"}, "samples must be a whole number, got '4'"),
+        ({"evaluations": 2.5}, "integer, got 2.5"),
+        ({"evaluations": 10, "population_size": 1}, "population_size must be at least 2, got 1"),
+        ({"evaluations": 10, "population_size": "4"}, "population_size must be an integer, got '4'"),
         ({"evaluations": 10, "initial": {"m": (0, 1)}}, "'m'"),
     ],
 )

@@ -4,14 +4,14 @@ import copy
 
 import pytest
 import torch
-from searches import Net, Switch, cross_entropy, made, pairs
+from searches import Net, Switch, cross_entropy, make_oneshot, pairs
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 
 
-@pytest.mark.parametrize("amp", [torch.bfloat16, torch.float16])
-def test_mixed_precision_computes_in_it_and_keeps_weights_in_float(amp):
+@pytest.mark.parametrize("amp_dtype", [torch.bfloat16, torch.float16])
+def test_mixed_precision_computes_in_it_and_keeps_weights_in_float(amp_dtype):
     kinds = []
 
     def loss(model, batch):
@@ -21,20 +21,23 @@ def test_mixed_precision_computes_in_it_and_keeps_weights_in_float(amp):
 
     mixed, full = Net(dropout=0), Net(dropout=0)
     full.load_state_dict(mixed.state_dict())
-    oneshot, reference = made(mixed, loss=loss, amp=amp, clip_norm=1.0), made(full, clip_norm=1.0)
+    oneshot, reference = (
+        make_oneshot(mixed, loss_fn=loss, amp_dtype=amp_dtype, max_grad_norm=1.0),
+        make_oneshot(full, max_grad_norm=1.0),
+    )
     for train, valid in pairs(3):
         oneshot.step(train, valid)
         reference.step(train, valid)
-    assert set(kinds) == {amp}
+    assert set(kinds) == {amp_dtype}
     for value, expected in zip(mixed.state_dict().values(), full.state_dict().values(), strict=True):
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, expected, rtol=0.05, atol=0.02)
-    assert oneshot.state_dict()["scaler"].get("scale", None) == (65536.0 if amp is torch.float16 else None)
+    assert oneshot.state_dict()["scaler"].get("scale", None) == (65536.0 if amp_dtype is torch.float16 else None)
 
 
 def test_scaled_gradients_that_overflow_are_skipped_and_the_scale_halved():
     model = Switch()
-    oneshot = made(model, loss=lambda model, x: model(x), amp=torch.float16)
+    oneshot = make_oneshot(model, loss_fn=lambda model, x: model(x), amp_dtype=torch.float16)
     x = torch.full((3,), 1e37)  # the loss is finite, its scaled gradient is not
     before = copy.deepcopy(model.state_dict())
     oneshot.step(x, x)
@@ -45,18 +48,23 @@ def test_scaled_gradients_that_overflow_are_skipped_and_the_scale_halved():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("amp", [None, torch.bfloat16, torch.float16])
-def test_mixed_precision_on_cuda_learns(amp):
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16])
+def test_mixed_precision_on_cuda_learns(amp_dtype):
     model = Net(dropout=0).cuda()
-    oneshot = made(
-        model, loss=lambda model, batch: cross_entropy(model, [part.cuda() for part in batch]), amp=amp, clip_norm=5.0
+    oneshot = make_oneshot(
+        model,
+        loss_fn=lambda model, batch: cross_entropy(model, [part.cuda() for part in batch]),
+        amp_dtype=amp_dtype,
+        max_grad_norm=5.0,
     )
     steps = [oneshot.step(train, valid) for train, valid in pairs(150)]
     early, late = (sum(sum(s.train_losses) for s in part) for part in (steps[:20], steps[-20:]))
     assert late < 0.8 * early
     assert all(p.dtype == torch.float32 and p.isfinite().all() for p in model.parameters())
-    again = made(
-        Net(dropout=0).cuda(), loss=lambda model, batch: cross_entropy(model, [part.cuda() for part in batch]), amp=amp
+    again = make_oneshot(
+        Net(dropout=0).cuda(),
+        loss_fn=lambda model, batch: cross_entropy(model, [part.cuda() for part in batch]),
+        amp_dtype=amp_dtype,
     )
     again.load_state_dict(oneshot.state_dict())
     assert again.state_dict()["scaler"] == oneshot.state_dict()["scaler"]

@@ -12,20 +12,25 @@ from asng import ASNG, SNG, Adam, Categorical
 # Nothing to learn -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", [2, 3, 5, 16])
+@pytest.mark.parametrize("population_size", [2, 3, 5, 16])
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-def test_tied_losses_and_identical_candidates_change_nothing(space, samples):
-    optimizer = run(ASNG(space, samples=samples, seed=0), 30)
+def test_tied_losses_and_identical_candidates_change_nothing(space, population_size):
+    optimizer = run(ASNG(space, population_size=population_size, seed=0), 30)
     before, candidates = inner(optimizer), optimizer.ask()
-    for losses in ([0.1] * samples, [0.0] * samples, [math.nan] * samples, [math.inf, -math.inf] * (samples // 2 + 1)):
-        optimizer.tell(candidates, losses[:samples])
+    for losses in (
+        [0.1] * population_size,
+        [0.0] * population_size,
+        [math.nan] * population_size,
+        [math.inf, -math.inf] * (population_size // 2 + 1),
+    ):
+        optimizer.tell(candidates, losses[:population_size])
         assert inner(optimizer) == before
-    optimizer.tell([candidates[0]] * samples, range(samples))
+    optimizer.tell([candidates[0]] * population_size, range(population_size))
     assert inner(optimizer) == before
 
 
 def test_identical_draws_with_rounded_shares_of_ties_change_nothing():
-    optimizer = run(ASNG(MIXED, samples=7, seed=0), 30)
+    optimizer = run(ASNG(MIXED, population_size=7, seed=0), 30)
     before, (candidate,) = inner(optimizer), optimizer.ask(1)
     optimizer.tell([candidate] * 7, [1, 1, 1, 2, 2, 2, 3])
     assert inner(optimizer) == before
@@ -56,7 +61,7 @@ def test_variables_that_agree_in_all_candidates_stay():
 
 
 def test_only_the_order_of_the_losses_matters():
-    plain, transformed = ASNG(MIXED, samples=5, seed=3), ASNG(MIXED, samples=5, seed=3)
+    plain, transformed = ASNG(MIXED, population_size=5, seed=3), ASNG(MIXED, population_size=5, seed=3)
     run(plain, 200)
     run(transformed, 200, loss=lambda x, step: math.exp(moving_loss(x, step)) - 1e3)
     assert inner(plain) == inner(transformed)
@@ -70,15 +75,15 @@ def random_sets(space, n, generator):
     return [{name for name in space if generator.random() < share} for share in generator.choice([0, 0.5, 0.9, 1], n)]
 
 
-@pytest.mark.parametrize("samples", [2, 3, 8])
+@pytest.mark.parametrize("population_size", [2, 3, 8])
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-def test_what_is_not_active_is_left_out_as_in_the_formula(space, samples):
-    optimizer, reference = ASNG(space, samples=samples, seed=1), Reference(space)
+def test_what_is_not_active_is_left_out_as_in_the_formula(space, population_size):
+    optimizer, reference = ASNG(space, population_size=population_size, seed=1), Reference(space)
     generator = np.random.default_rng(2)
     for step in range(200):
         candidates = optimizer.ask()
         losses = [moving_loss(c.x, step) for c in candidates]
-        active = random_sets(space, samples, generator)
+        active = random_sets(space, population_size, generator)
         optimizer.tell(candidates, losses, active=active)
         reference.update(
             [c.x.tolist() for c in candidates], losses, [[name in names for name in space] for names in active]
@@ -89,16 +94,16 @@ def test_what_is_not_active_is_left_out_as_in_the_formula(space, samples):
 
 
 @pytest.mark.parametrize("method", [ASNG, SNG, Adam])
-@pytest.mark.parametrize("samples", [2, 5])
-def test_all_active_is_the_default(method, samples):
-    one, other = (method(MIXED, samples=samples, seed=3) for _ in range(2))
+@pytest.mark.parametrize("population_size", [2, 5])
+def test_all_active_is_the_default(method, population_size):
+    one, other = (method(MIXED, population_size=population_size, seed=3) for _ in range(2))
     for step in range(100):
         candidates = one.ask()
         losses = [moving_loss(c.x, step) for c in candidates]
         one.tell(candidates, losses)
-        other.tell(other.ask(), losses, active=[set(MIXED)] * samples)
+        other.tell(other.ask(), losses, active=[set(MIXED)] * population_size)
     np.testing.assert_allclose(one.theta, other.theta, rtol=1e-7, atol=1e-9)
-    assert not np.array_equal(one.theta, method(MIXED, samples=samples, seed=3).theta)
+    assert not np.array_equal(one.theta, method(MIXED, population_size=population_size, seed=3).theta)
 
 
 @pytest.mark.parametrize("method", [ASNG, SNG, Adam])

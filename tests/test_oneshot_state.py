@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from searches import Net, Switch, batches, made
+from searches import Net, Switch, batches, make_oneshot
 
 from asng.nas import Limit, parameters
 
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.usefixtures("same_numbers")
 
 def test_a_loaded_state_goes_on_with_the_same_bits():
     train, valid = batches(16, seed=1), batches(16, seed=2)
-    whole = made(Net(dropout=0), samples=3)
-    half = made(Net(dropout=0), samples=3)
+    whole = make_oneshot(Net(dropout=0), population_size=3)
+    half = make_oneshot(Net(dropout=0), population_size=3)
     half.model.load_state_dict(whole.model.state_dict())
     for place in range(8):
         whole.step(train[place], valid[place])
         half.step(train[place], valid[place])
-    resumed = made(Net(dropout=0), samples=3, seed=99)
+    resumed = make_oneshot(Net(dropout=0), population_size=3, seed=99)
     resumed.load_state_dict(copy.deepcopy(half.state_dict()))
     for place in range(8, 16):
         assert whole.step(train[place], valid[place]) == resumed.step(train[place], valid[place])
@@ -31,18 +31,20 @@ def test_a_loaded_state_goes_on_with_the_same_bits():
 @pytest.mark.parametrize(
     "other",
     [
-        lambda: made(Net(width=9)),
-        lambda: made(Net(depth=4)),
-        lambda: made(Switch()),
-        lambda: made(amp=torch.float16),
-        lambda: made(limits=[Limit(parameters, 200)]),
-        lambda: (lambda net: made(net, weights=torch.optim.SGD([{"params": [p]} for p in net.parameters()], 0.1)))(
-            Net()
-        ),
+        lambda: make_oneshot(Net(width=9)),
+        lambda: make_oneshot(Net(depth=4)),
+        lambda: make_oneshot(Switch()),
+        lambda: make_oneshot(amp_dtype=torch.float16),
+        lambda: make_oneshot(limits=[Limit(parameters, 200)]),
+        lambda: (
+            lambda net: make_oneshot(
+                net, weight_optimizer=torch.optim.SGD([{"params": [p]} for p in net.parameters()], 0.1)
+            )
+        )(Net()),
     ],
 )
 def test_a_state_of_another_search_changes_nothing(other):
-    oneshot = made()
+    oneshot = make_oneshot()
     oneshot.step(*batches(2))
     mine = copy.deepcopy(oneshot.state_dict())
     foreign = other().state_dict()
@@ -52,10 +54,10 @@ def test_a_state_of_another_search_changes_nothing(other):
     with pytest.raises(ValueError, match="the state does not fit: "):
         oneshot.load_state_dict(foreign)
     after = oneshot.state_dict()
-    assert after["optimizer"] == mine["optimizer"]
+    assert after["arch_optimizer"] == mine["arch_optimizer"]
     assert all(torch.equal(value, mine["model"][name]) for name, value in after["model"].items())
     assert after["touched"] == mine["touched"]
-    assert str(after["weights"]) == str(mine["weights"])
+    assert str(after["weight_optimizer"]) == str(mine["weight_optimizer"])
 
 
 def changes(state, path=()):
@@ -70,11 +72,11 @@ def changes(state, path=()):
 
 
 def test_a_state_of_which_a_part_is_something_else_does_not_fit():
-    oneshot = made()
+    oneshot = make_oneshot()
     oneshot.step(*batches(2))
     whole = oneshot.state_dict()
     messages = []
-    for path, other in changes({key: whole[key] for key in ("model", "optimizer", "touched", "limits", "costs")}):
+    for path, other in changes({key: whole[key] for key in ("model", "arch_optimizer", "touched", "limits", "costs")}):
         state = copy.deepcopy(whole)
         *way, last = path
         part = state
@@ -82,7 +84,7 @@ def test_a_state_of_which_a_part_is_something_else_does_not_fit():
             part = part[key]
         part[last] = other
         try:
-            made().load_state_dict(state)  # numbers of other types may do
+            make_oneshot().load_state_dict(state)  # numbers of other types may do
         except ValueError as error:
             messages.append(str(error))
     assert len(messages) > 40

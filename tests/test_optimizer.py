@@ -12,7 +12,7 @@ from reference import Reference, slow_utilities
 from trajectories import CATEGORICAL, INTEGER, MIXED, REAL, SPACES, moving_loss, run
 
 from asng import ASNG, Categorical, Integer, Real
-from asng.optimizer import AdaptiveState, adaptive_start, adaptive_update, natural_gradient, rank_utilities
+from asng.optimizer import ASNGState, asng_init, asng_update, natural_gradient, rank_utilities
 from asng.space import family_of
 
 # Rank utilities -------------------------------------------------------------------------------------
@@ -109,16 +109,16 @@ def assert_follows_reference(optimizer, reference, steps, loss=moving_loss):
     np.testing.assert_allclose(optimizer.delta, reference.delta_init / reference.divisor, rtol=1e-9)
 
 
-@pytest.mark.parametrize("samples", [2, 3, 16])
+@pytest.mark.parametrize("population_size", [2, 3, 16])
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-def test_trajectory_equals_the_formulas(space, samples):
+def test_trajectory_equals_the_formulas(space, population_size):
     for steps, seed in ((1, 0), (2, 1), (10, 2), (400, 3)):
-        assert_follows_reference(ASNG(space, samples=samples, seed=seed), Reference(space), steps)
+        assert_follows_reference(ASNG(space, population_size=population_size, seed=seed), Reference(space), steps)
 
 
 @pytest.mark.parametrize("space", [INTEGER, REAL, MIXED], ids=["integer", "real", "mixed"])
 def test_trajectory_equals_the_formulas_with_independent_draws(space):
-    assert_follows_reference(ASNG(space, mirrored=False, samples=5, seed=0), Reference(space), 300)
+    assert_follows_reference(ASNG(space, mirrored=False, population_size=5, seed=0), Reference(space), 300)
 
 
 @pytest.mark.parametrize("setting", [{"alpha": 1.1}, {"alpha": 3.0}, {"delta_init": 0.01}, {"delta_init": 30.0}])
@@ -153,28 +153,26 @@ def test_delta_max_is_honoured():
 # Many runs as rows ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("samples", [2, 5])
+@pytest.mark.parametrize("population_size", [2, 5])
 @pytest.mark.parametrize("space", SPACES.values(), ids=SPACES)
-def test_rows_of_one_array_are_single_runs(space, samples):
+def test_rows_of_one_array_are_single_runs(space, population_size):
     family, generator = family_of(space), np.random.default_rng(0)
     delta_init, alpha = np.array([[1.0, 0.1, 1e-3], [0.5, 100.0, 1.0]]), np.array([[1.5, 1.1, 3.0], [1.5, 1.5, 2.0]])
     theta = np.broadcast_to(family.initial(), (2, 3, family.size))
-    stacked = adaptive_start(family, theta, delta_init[..., None])
-    single = {
-        row: adaptive_start(family, family.initial(), float(delta_init[row])) for row in np.ndindex(delta_init.shape)
-    }
+    stacked = asng_init(family, theta, delta_init[..., None])
+    single = {row: asng_init(family, family.initial(), float(delta_init[row])) for row in np.ndindex(delta_init.shape)}
     for step in range(60):
-        x = family.sample(stacked.theta, samples, generator)
+        x = family.sample(stacked.theta, population_size, generator)
         losses = np.abs(x / (1 + np.abs(x)) - math.sin(step / 20)).sum(-1)
         skipped = generator.random((2, 3)) < 0.3
         losses[skipped] = 1.0
         before = stacked
         options: dict[str, Any] = {"delta_max": 50.0}
         per_run: dict[str, Any] = {"alpha": alpha[..., None], "delta_init": delta_init[..., None]}
-        stacked = adaptive_update(family, before, x, losses, **per_run, **options)
+        stacked = asng_update(family, before, x, losses, **per_run, **options)
         for row, state in single.items():
             setting: dict[str, Any] = {"alpha": float(alpha[row]), "delta_init": float(delta_init[row]), **options}
-            single[row] = adaptive_update(family, state, x[row], losses[row], **setting)
+            single[row] = asng_update(family, state, x[row], losses[row], **setting)
             for old, new, alone in zip(before, stacked, single[row], strict=True):
                 np.testing.assert_allclose(new[row], alone, rtol=1e-9, atol=1e-9)
                 if skipped[row]:
@@ -186,12 +184,12 @@ def test_rows_of_one_array_are_single_runs(space, samples):
 def test_a_pair_with_a_loss_that_is_not_finite_learns_from_the_other(bad, position):
     family = family_of(MIXED)
     x = family.sample(family.initial(), 2, np.random.default_rng(0))
-    state = adaptive_start(family, family.initial(), 1.0)
+    state = asng_init(family, family.initial(), 1.0)
     updated = []
     for worse in (bad, 9.0):
         losses = [1.0, 1.0]
         losses[position] = worse
-        updated.append(adaptive_update(family, state, x, losses, alpha=1.5, delta_init=1.0, delta_max=math.inf))
+        updated.append(asng_update(family, state, x, losses, alpha=1.5, delta_init=1.0, delta_max=math.inf))
     for left, right in zip(*updated, strict=True):
         np.testing.assert_array_equal(left, right)
 
@@ -199,10 +197,10 @@ def test_a_pair_with_a_loss_that_is_not_finite_learns_from_the_other(bad, positi
 def test_an_update_leaves_its_arguments_alone():
     family = family_of(MIXED)
     theta = family.initial()
-    state = AdaptiveState(theta, np.zeros_like(theta), 0.0, 1.0)
+    state = ASNGState(theta, np.zeros_like(theta), 0.0, 1.0)
     x, losses = family.sample(theta, 4, np.random.default_rng(0)), np.array([1.0, 2.0, math.nan, 0.0])
     copies = [np.copy(a) for a in (*state, x, losses)]
-    adaptive_update(family, state, x, losses, alpha=1.5, delta_init=1.0, delta_max=math.inf)
+    asng_update(family, state, x, losses, alpha=1.5, delta_init=1.0, delta_max=math.inf)
     for array, copy in zip((*state, x, losses), copies, strict=True):
         np.testing.assert_array_equal(array, copy)
 

@@ -5,14 +5,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asng.ragged import SMALL, Ragged
+from asng.ragged import MAX_DENSE_LENGTH, Ragged
 
 PARTS = 64  # probabilities and draws are multiples of 1 / PARTS, whose sums are exact
 
 some_lengths = st.one_of(
     st.lists(st.integers(1, 6), min_size=1, max_size=5),
     st.builds(lambda length, n: [length] * n, st.integers(1, 6), st.integers(1, 5)),  # all alike
-    st.sampled_from([[SMALL] * 2, [SMALL + 1] * 2, [SMALL], [SMALL + 1], [1, SMALL + 1], [SMALL, SMALL + 1]]),
+    st.sampled_from(
+        [
+            [MAX_DENSE_LENGTH] * 2,
+            [MAX_DENSE_LENGTH + 1] * 2,
+            [MAX_DENSE_LENGTH],
+            [MAX_DENSE_LENGTH + 1],
+            [1, MAX_DENSE_LENGTH + 1],
+            [MAX_DENSE_LENGTH, MAX_DENSE_LENGTH + 1],
+        ]
+    ),
 )
 some_batches = st.sampled_from([(), (1,), (2,), (3,), (2, 1), (2, 2), (2, 3, 2)])
 seeds = st.integers(0, 2**32 - 1)
@@ -51,10 +60,10 @@ def probabilities(generator, batch, lengths):
 
 @every
 @given(some_lengths)
-def test_every_entry_knows_its_row_its_place_and_the_last_of_its_row(lengths):
+def test_every_entry_knows_its_row_its_position_and_the_last_of_its_row(lengths):
     rows = ragged(lengths)
-    where = [(row, place) for row, length in enumerate(lengths) for place in range(length)]
-    assert list(zip(rows.owner.tolist(), rows.place.tolist(), strict=True)) == where
+    where = [(row, position) for row, length in enumerate(lengths) for position in range(length)]
+    assert list(zip(rows.owner.tolist(), rows.position.tolist(), strict=True)) == where
     assert rows.last.tolist() == [where.index((row, lengths[row] - 1)) for row, _ in where]
     assert rows.starts.tolist() == [where.index((row, 0)) for row in range(len(lengths))]
 
@@ -74,30 +83,30 @@ def test_totals_are_the_sums_of_the_rows(lengths, batch, seed):
 def test_the_largest_is_the_first_of_equal_ones(lengths, batch, seed):
     entries = whole_numbers(seed, (*batch, sum(lengths)))
     expected = row_by_row(lambda row: [row.index(max(row))], entries, lengths)
-    np.testing.assert_array_equal(ragged(lengths).largest(entries), expected)
+    np.testing.assert_array_equal(ragged(lengths).argmax(entries), expected)
 
 
 @every
 @given(some_lengths, some_batches, seeds)
-def test_marked_is_1_at_the_place_of_each_row_and_0_elsewhere(lengths, batch, seed):
-    places = np.random.default_rng(seed).integers(0, lengths, (*batch, len(lengths))).astype(float)
+def test_one_hot_is_1_at_the_position_of_each_row_and_0_elsewhere(lengths, batch, seed):
+    positions = np.random.default_rng(seed).integers(0, lengths, (*batch, len(lengths))).astype(float)
     expected = [
-        [float(place == there) for length, there in zip(lengths, one, strict=True) for place in range(length)]
-        for one in places.reshape(-1, len(lengths))
+        [float(position == there) for length, there in zip(lengths, one, strict=True) for position in range(length)]
+        for one in positions.reshape(-1, len(lengths))
     ]
-    marked = ragged(lengths).marked(places)
-    assert marked.shape == (*batch, sum(lengths))
-    assert marked.reshape(-1, sum(lengths)).tolist() == expected
+    one_hot = ragged(lengths).one_hot(positions)
+    assert one_hot.shape == (*batch, sum(lengths))
+    assert one_hot.reshape(-1, sum(lengths)).tolist() == expected
 
 
-@pytest.mark.parametrize("place", [-1.0, 0.5, 2.0, 1e300, np.inf, np.nan])
+@pytest.mark.parametrize("position", [-1.0, 0.5, 2.0, 1e300, np.inf, np.nan])
 @pytest.mark.parametrize("batch", [(), (2,), (3, 2)], ids=str)
 @pytest.mark.parametrize("lengths", [[2, 2], [3, 2]], ids=["alike", "different"])
-def test_a_place_that_its_row_does_not_have_is_refused(lengths, batch, place):
-    places = np.zeros((*batch, 2))
-    places[..., -1].flat[0] = place
-    with pytest.raises(ValueError, match=r"no such place in rows of lengths \[[23] 2\]"):
-        ragged(lengths).marked(places)
+def test_a_position_that_its_row_does_not_have_is_refused(lengths, batch, position):
+    positions = np.zeros((*batch, 2))
+    positions[..., -1].flat[0] = position
+    with pytest.raises(ValueError, match=r"no such position in rows of lengths \[[23] 2\]"):
+        ragged(lengths).one_hot(positions)
 
 
 @every
@@ -107,23 +116,23 @@ def test_drawn_counts_the_cumulative_sums_up_to_the_draw_without_the_last(length
     entries = probabilities(generator, batch, lengths)
     uniform = generator.integers(0, PARTS, (*batch, n, len(lengths))) / PARTS  # often equal to a sum
     before = entries.copy(), uniform.copy()
-    places = ragged(lengths).drawn(entries, uniform)
-    assert places.shape == uniform.shape
+    positions = ragged(lengths).draw(entries, uniform)
+    assert positions.shape == uniform.shape
     for run in np.ndindex(batch):
         rows = cut(entries[run], lengths)
         for draw in range(n):
-            for place, row, number in zip(places[run][draw], rows, uniform[run][draw], strict=True):
-                assert place == sum(sum(row[: end + 1]) <= number for end in range(len(row) - 1))
+            for position, row, number in zip(positions[run][draw], rows, uniform[run][draw], strict=True):
+                assert position == sum(sum(row[: end + 1]) <= number for end in range(len(row) - 1))
     np.testing.assert_array_equal(entries, before[0])
     np.testing.assert_array_equal(uniform, before[1])
 
 
-@pytest.mark.parametrize("lengths", [[3, 3], [3, 2], [SMALL + 1] * 2], ids=["alike", "different", "long"])
+@pytest.mark.parametrize("lengths", [[3, 3], [3, 2], [MAX_DENSE_LENGTH + 1] * 2], ids=["alike", "different", "long"])
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "several"])
 def test_draws_stay_in_their_row_where_rounding_leaves_its_sum_below_the_draw(lengths, batch):
     entries = np.concatenate([np.full(m, (1 - 1e-9) / m) for m in lengths]) * np.ones((*batch, 1))
     uniform = np.full((*batch, 1, len(lengths)), np.nextafter(1.0, 0.0))
-    assert (ragged(lengths).drawn(entries, uniform) == np.array(lengths) - 1).all()
+    assert (ragged(lengths).draw(entries, uniform) == np.array(lengths) - 1).all()
 
 
 @every

@@ -34,12 +34,12 @@ def test_the_first_example_runs_and_finds_the_optimum(examples, capsys):
 def test_the_second_example_finds_a_network_that_fits_within_its_limit(examples, capsys):
     names: dict[str, Any] = {}
     exec(examples[1], names)
-    found = names["found"]
-    assert found.inside
+    found = names["result"]
+    assert found.feasible
     assert sum(parameter.numel() for parameter in found.model.parameters()) <= 1000
     assert not any(isinstance(module, nas.Decision) for module in found.model.modules())
     x = torch.linspace(-1, 1, 201)[:, None]
-    assert names["loss"](found.model, x) < 0.1 * torch.sin(3 * x).var()
+    assert names["loss_fn"](found.model, x) < 0.1 * torch.sin(3 * x).var()
     assert "Sequential" in capsys.readouterr().out
 
 
@@ -56,11 +56,11 @@ def test_the_guide_to_one_shot_search_runs_as_it_stands(tmp_path, monkeypatch):
     names: dict[str, Any] = {}
     exec("\n".join(re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)), names)
     assert list(names["space"]) == ["width", "depth", "activation"]
-    nas.select(names["model"], names["found"].values)
-    assert names["found"].inside
-    assert names["again"].values == names["found"].values
+    nas.select(names["model"], names["result"].values)
+    assert names["result"].feasible
+    assert names["again"].values == names["result"].values
     x = torch.zeros(2, 4)
-    for one, other in zip(names["again"].model.parameters(), names["found"].model.parameters(), strict=True):
+    for one, other in zip(names["again"].model.parameters(), names["result"].model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert names["small"].eval()(x).shape == (2, 1)
     assert not any(isinstance(module, nas.Decision) for module in names["small"].modules())

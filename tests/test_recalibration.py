@@ -79,7 +79,7 @@ def test_recalibration_leaves_weights_and_random_numbers_alone():
     assert all(parameter.grad is None for parameter in net.parameters())
 
 
-def test_a_recalibrated_network_normalises_what_it_is_shown():
+def test_a_recalibrated_network_normalizes_what_it_is_shown():
     net: Any = extract(Net(), LARGE).eval()
     data = batches(5, size=50)
     recalibrate(net, data)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from processes import POINTS, ended, forking, ready, searching, started, waiting
-from searches import Net, batches, cross_entropy, data, outcome, same, searched, small_search
+from searches import Net, batches, cross_entropy, data, outcome, run_search, same, small_search
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
@@ -53,7 +53,7 @@ def test_ctrl_c_finishes_the_step_saves_and_the_same_call_goes_on(tmp_path, whol
     message = rf"stopped in epoch {epoch} of 6 after step {within}; saved in {path}: the same call continues from there"
     handler = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt, match=message):
-        small_search(path, own_generator=own_generator, loss=interrupted_at(call))
+        small_search(path, own_generator=own_generator, loss_fn=interrupted_at(call))
     assert signal.getsignal(signal.SIGINT) is handler
     random.random()  # whatever happens in between
     torch.rand(3)
@@ -63,14 +63,14 @@ def test_ctrl_c_finishes_the_step_saves_and_the_same_call_goes_on(tmp_path, whol
 def test_the_end_of_a_batch_job_saves_as_ctrl_c_does(tmp_path, whole):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt, match="the same call continues from there"):
-        small_search(path, loss=interrupted_at(43, signal.SIGTERM))
+        small_search(path, loss_fn=interrupted_at(43, signal.SIGTERM))
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert same(small_search(path), whole[False])
 
 
 def test_ctrl_c_without_a_checkpoint_says_that_nothing_is_saved():
     with pytest.raises(KeyboardInterrupt, match="after step 1; nothing was saved, since no checkpoint was given"):
-        searched(loss=interrupted_at(1))
+        run_search(loss_fn=interrupted_at(1))
 
 
 def test_a_second_ctrl_c_does_not_wait():
@@ -80,12 +80,12 @@ def test_a_second_ctrl_c_does_not_wait():
         raise AssertionError("not reached")
 
     with pytest.raises(KeyboardInterrupt):
-        searched(loss=loss)
+        run_search(loss_fn=loss)
 
 
 def test_a_search_runs_in_a_thread_too():
     results = []
-    thread = threading.Thread(target=lambda: results.append(searched()))
+    thread = threading.Thread(target=lambda: results.append(run_search()))
     thread.start()
     thread.join()
     assert len(results[0].history) == 2
@@ -96,7 +96,7 @@ def test_many_pauses_change_nothing(tmp_path, whole):
     result, pauses = None, 0
     while result is None:
         try:
-            result = small_search(path, loss=interrupted_at(7))
+            result = small_search(path, loss_fn=interrupted_at(7))
         except KeyboardInterrupt:
             pauses += 1
     assert pauses == 15  # two steps at a time, of thirty
@@ -113,15 +113,15 @@ def test_the_seconds_of_an_epoch_count_from_before_the_pause(tmp_path):
         return cross_entropy(model, batch)
 
     with pytest.raises(KeyboardInterrupt):
-        searched(loss=slow, checkpoint=tmp_path / "c.pt")
-    first = searched(checkpoint=tmp_path / "c.pt").history[0]
+        run_search(loss_fn=slow, checkpoint=tmp_path / "c.pt")
+    first = run_search(checkpoint=tmp_path / "c.pt").history[0]
     assert first["seconds"] > 8 * 0.05
 
 
 def test_a_search_that_is_done_is_not_done_again(tmp_path, whole):
     path = tmp_path / "checkpoint.pt"
     small_search(path)
-    assert same(small_search(path, loss=lambda model, batch: pytest.fail("a step")), whole[False])
+    assert same(small_search(path, loss_fn=lambda model, batch: pytest.fail("a step")), whole[False])
 
 
 class Augmented(torch.utils.data.Dataset):
@@ -139,7 +139,7 @@ class Augmented(torch.utils.data.Dataset):
 @pytest.mark.long
 @pytest.mark.parametrize("settings", [{}, {"num_workers": 1}, {"sampler": True}], ids=["plain", "workers", "sampler"])
 def test_augmented_data_go_on_the_same(tmp_path, settings):
-    def one(path, loss=cross_entropy):
+    def one(path, loss_fn=cross_entropy):
         random.seed(1)
         np.random.seed(1)  # noqa: NPY002
         torch.manual_seed(1)
@@ -148,7 +148,7 @@ def test_augmented_data_go_on_the_same(tmp_path, settings):
         workers = {"num_workers": settings.get("num_workers", 0)}
         train = DataLoader(dataset, batch_size=8, sampler=sampler, shuffle=sampler is None, **workers)
         model = Net()
-        return outcome(model, searched(model, train, DataLoader(dataset, 8), loss, epochs=3, checkpoint=path))
+        return outcome(model, run_search(model, train, DataLoader(dataset, 8), loss_fn, epochs=3, checkpoint=path))
 
     expected = one(None)
     for call in (27, 42):
@@ -161,9 +161,15 @@ def test_augmented_data_go_on_the_same(tmp_path, settings):
 def test_a_longer_search_on_a_schedule_of_one_s_own_goes_on(tmp_path):
     def one(epochs):
         model = Net()
-        weights = torch.optim.SGD(model.parameters(), lr=0.1)
-        schedule = StepLR(weights, 1)
-        return searched(model, weights=weights, schedule=schedule, epochs=epochs, checkpoint=tmp_path / "c.pt")
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        lr_scheduler = StepLR(weight_optimizer, 1)
+        return run_search(
+            model,
+            weight_optimizer=weight_optimizer,
+            lr_scheduler=lr_scheduler,
+            epochs=epochs,
+            checkpoint=tmp_path / "c.pt",
+        )
 
     one(2)
     assert [record["epoch"] for record in one(4).history] == [1, 2, 3, 4]
@@ -171,10 +177,10 @@ def test_a_longer_search_on_a_schedule_of_one_s_own_goes_on(tmp_path):
 
 def test_an_amp_search_goes_on_with_its_scale(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    expected = small_search(None, amp=torch.float16, epochs=3)
+    expected = small_search(None, amp_dtype=torch.float16, epochs=3)
     with pytest.raises(KeyboardInterrupt):
-        small_search(path, amp=torch.float16, epochs=3, loss=interrupted_at(30))
-    assert same(small_search(path, amp=torch.float16, epochs=3), expected)
+        small_search(path, amp_dtype=torch.float16, epochs=3, loss_fn=interrupted_at(30))
+    assert same(small_search(path, amp_dtype=torch.float16, epochs=3), expected)
 
 
 # Checkpoints that do not fit -----------------------------------------------------------------------
@@ -193,71 +199,73 @@ class Stream:
 def test_fewer_batches_than_before_the_pause_are_noticed(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
-        searched(train=Stream(5), checkpoint=path, loss=interrupted_at(16))
-    with pytest.raises(ValueError, match="train gives only 2 batches, but was at step 4 when it stopped"):
-        searched(train=Stream(2), checkpoint=path)
+        run_search(train_loader=Stream(5), checkpoint=path, loss_fn=interrupted_at(16))
+    with pytest.raises(ValueError, match="train_loader gives only 2 batches, but was at step 4 when it stopped"):
+        run_search(train_loader=Stream(2), checkpoint=path)
 
 
 def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(checkpoint=path)
+    run_search(checkpoint=path)
     others: dict[str, Any] = {
         "first.options.0.weight is (8, 4) there, absent here": {
             "model": nn.Sequential(OneOf("first", [nn.Sequential(nn.Linear(4, 3)), nn.Linear(4, 3)]))
         },
         "first.options.0.weight is (8, 4) there, (9, 4) here": {"model": Net(width=9)},
         "blocks.blocks.3": {"model": Net(depth=4)},
-        "(epochs of the default schedule: 2 there, 3 here)": {"epochs": 3},
+        "(epochs of the default lr_scheduler: 2 there, 3 here)": {"epochs": 3},
         "(limits: [] there, ['parameters <= 200.0'] here)": {"limits": [Limit(parameters, 200)]},
-        "(optimizer.alpha: 1.5 there, 2.0 here)": {"optimizer": ASNG(space_of(Net()), alpha=2.0)},
-        "(optimizer.samples: 2 there, 4 here)": {"optimizer": ASNG(space_of(Net()), samples=4)},
-        "(optimizer.method: ASNG there, SNG here; ": {"optimizer": SNG(space_of(Net()))},
-        "(optimizer.seed: None there, 4 here)": {"optimizer": ASNG(space_of(Net()), seed=4)},
+        "(arch_optimizer.alpha: 1.5 there, 2.0 here)": {"arch_optimizer": ASNG(space_of(Net()), alpha=2.0)},
+        "(arch_optimizer.population_size: 2 there, 4 here)": {
+            "arch_optimizer": ASNG(space_of(Net()), population_size=4)
+        },
+        "(arch_optimizer.method: ASNG there, SNG here; ": {"arch_optimizer": SNG(space_of(Net()))},
+        "(arch_optimizer.seed: None there, 4 here)": {"arch_optimizer": ASNG(space_of(Net()), seed=4)},
         "(seed: 0 there, 1 here)": {"seed": 1},
-        "(clip_norm: 5.0 there, None here)": {"clip_norm": None},
-        "(amp: None there, torch.bfloat16 here)": {"amp": torch.bfloat16},
-        "(leave_out: False there, True here)": {"leave_out": True},
-        "(train.batches: 5 there, 6 here)": {"train": batches(6, 1)},
-        "(valid.class: list there, tuple here)": {"valid": tuple(batches(5, 2))},
+        "(max_grad_norm: 5.0 there, None here)": {"max_grad_norm": None},
+        "(amp_dtype: None there, torch.bfloat16 here)": {"amp_dtype": torch.bfloat16},
+        "(mask_inactive: False there, True here)": {"mask_inactive": True},
+        "(train_loader.batches: 5 there, 6 here)": {"train_loader": batches(6, 1)},
+        "(valid_loader.class: list there, tuple here)": {"valid_loader": tuple(batches(5, 2))},
     }
     for reason, settings in others.items():
         with pytest.raises(ValueError) as error:  # noqa: PT011
-            searched(checkpoint=path, **settings)
+            run_search(checkpoint=path, **settings)
         assert str(error.value).startswith(f"{path} is of another search (")
         assert reason in str(error.value)
-        assert "use another path, or delete it to start anew" in str(error.value)
-    assert len(searched(checkpoint=path).history) == 2
+        assert "use another path, or delete it to start over" in str(error.value)
+    assert len(run_search(checkpoint=path).history) == 2
 
 
-def with_weights(path, make, schedule=None, **settings):
+def with_weights(path, make, lr_scheduler=None, **settings):
     """A search with a weight optimizer of one's own."""
     model = Net()
-    weights = make(model.parameters())
-    schedule = None if schedule is None else schedule(weights)
-    return searched(model, weights=weights, schedule=schedule, checkpoint=path, **settings)
+    weight_optimizer = make(model.parameters())
+    lr_scheduler = None if lr_scheduler is None else lr_scheduler(weight_optimizer)
+    return run_search(model, weight_optimizer=weight_optimizer, lr_scheduler=lr_scheduler, checkpoint=path, **settings)
 
 
 def test_another_weight_optimizer_or_schedule_is_refused_by_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with_weights(path, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda w: StepLR(w, 1))
-    for reason, make, schedule in (
-        ("weights.0.lr: 0.1 there, 0.2 here", lambda p: torch.optim.SGD(p, 0.2, momentum=0.9), StepLR),
-        ("weights.0.momentum: 0.9 there, 0 here", lambda p: torch.optim.SGD(p, 0.1), StepLR),
-        ("weights.class: SGD there, Adam here", lambda p: torch.optim.Adam(p, 0.1), StepLR),
-        ("schedule.class: StepLR there, Expo", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), ExponentialLR),
+    for reason, make, lr_scheduler in (
+        ("weight_optimizer.0.lr: 0.1 there, 0.2 here", lambda p: torch.optim.SGD(p, 0.2, momentum=0.9), StepLR),
+        ("weight_optimizer.0.momentum: 0.9 there, 0 here", lambda p: torch.optim.SGD(p, 0.1), StepLR),
+        ("weight_optimizer.class: SGD there, Adam here", lambda p: torch.optim.Adam(p, 0.1), StepLR),
+        ("lr_scheduler.class: StepLR there, Expo", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), ExponentialLR),
     ):
         with pytest.raises(ValueError, match=re.escape(reason)):
-            with_weights(path, make, lambda w, schedule=schedule: schedule(w, 1))
-    with pytest.raises(ValueError, match=re.escape("schedule.gamma: 0.1 there, 0.5 here")):
+            with_weights(path, make, lambda w, lr_scheduler=lr_scheduler: lr_scheduler(w, 1))
+    with pytest.raises(ValueError, match=re.escape("lr_scheduler.gamma: 0.1 there, 0.5 here")):
         with_weights(path, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda w: StepLR(w, 1, gamma=0.5))
 
 
 def test_another_limit_is_another_search(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(checkpoint=path, limits=[Limit(parameters, 200)])
+    run_search(checkpoint=path, limits=[Limit(parameters, 200)])
     message = r"limits: \['parameters <= 200\.0'\] there, \['parameters <= 150\.0'\] here"
     with pytest.raises(ValueError, match=message):
-        searched(checkpoint=path, limits=[Limit(parameters, 150)])
+        run_search(checkpoint=path, limits=[Limit(parameters, 150)])
 
 
 def loader(dataset=None, **settings):
@@ -266,15 +274,15 @@ def loader(dataset=None, **settings):
 
 def test_a_loader_of_other_data_is_refused_by_what_differs(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(train=loader(), checkpoint=path)
+    run_search(train_loader=loader(), checkpoint=path)
     for reason, train in (
-        ("train.batches: 5 there, 10 here; train.batch_size: 8 there, 4 here", loader(batch_size=4)),
-        ("train.sampler: RandomSampler there, SequentialSampler here", loader(shuffle=False)),
-        ("train.examples: 40 there, 39 here", loader(TensorDataset(*data(39)))),
-        ("train.dataset: TensorDataset there, Augmented here", loader(Augmented())),
+        ("train_loader.batches: 5 there, 10 here; train_loader.batch_size: 8 there, 4 here", loader(batch_size=4)),
+        ("train_loader.sampler: RandomSampler there, SequentialSampler here", loader(shuffle=False)),
+        ("train_loader.examples: 40 there, 39 here", loader(TensorDataset(*data(39)))),
+        ("train_loader.dataset: TensorDataset there, Augmented here", loader(Augmented())),
     ):
         with pytest.raises(ValueError, match=re.escape(reason)):
-            searched(train=train, checkpoint=path)
+            run_search(train_loader=train, checkpoint=path)
 
 
 class Longer(torch.utils.data.IterableDataset):
@@ -299,51 +307,56 @@ class Longer(torch.utils.data.IterableDataset):
 def test_data_of_every_kind_are_continued(tmp_path, before, after):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
-        searched(train=before(), checkpoint=path, loss=interrupted_at(5))
-    assert len(searched(train=after(), checkpoint=path).history) == 2
+        run_search(train_loader=before(), checkpoint=path, loss_fn=interrupted_at(5))
+    assert len(run_search(train_loader=after(), checkpoint=path).history) == 2
 
 
-@pytest.mark.parametrize("schedule", [None, lambda w: OneCycleLR(w, 0.1, total_steps=9), lambda w: StepLR(w, 1, 0.1)])
-def test_the_same_objects_are_continued_as_new_ones_are(tmp_path, schedule):
+@pytest.mark.parametrize("make", [None, lambda w: OneCycleLR(w, 0.1, total_steps=9), lambda w: StepLR(w, 1, 0.1)])
+def test_the_same_objects_are_continued_as_new_ones_are(tmp_path, make):
     model = Net()
-    weights = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
-    optimizer = ASNG(space_of(model), seed=0)
-    schedule = None if schedule is None else schedule(weights)
-    settings = {"weights": weights, "optimizer": optimizer, "schedule": schedule, "checkpoint": tmp_path / "c.pt"}
+    weight_optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    arch_optimizer = ASNG(space_of(model), seed=0)
+    lr_scheduler = None if make is None else make(weight_optimizer)
+    settings = {
+        "weight_optimizer": weight_optimizer,
+        "arch_optimizer": arch_optimizer,
+        "lr_scheduler": lr_scheduler,
+        "checkpoint": tmp_path / "c.pt",
+    }
     for call in (29, 23):  # after the second epoch has begun, when rates have moved
         with pytest.raises(KeyboardInterrupt):
-            searched(model, epochs=4, loss=interrupted_at(call), **settings)
-    assert len(searched(model, epochs=4, **settings).history) == 4
+            run_search(model, epochs=4, loss_fn=interrupted_at(call), **settings)
+    assert len(run_search(model, epochs=4, **settings).history) == 4
 
 
 def test_other_implementations_of_the_same_weight_optimizer_continue(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
-        with_weights(path, lambda p: torch.optim.Adam(p, 0.1, fused=True), loss=interrupted_at(25))
+        with_weights(path, lambda p: torch.optim.Adam(p, 0.1, fused=True), loss_fn=interrupted_at(25))
     assert len(with_weights(path, lambda p: torch.optim.Adam(p, 0.1, foreach=True)).history) == 2
 
 
 def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(checkpoint=path)
+    run_search(checkpoint=path)
     whole = checkpoints.load(path)
     for state in (whole, whole["run"], whole["run"]["search"]):
         for part in list(state):
             kept = state.pop(part)
             checkpoints.save(path, whole)
             with pytest.raises(ValueError, match=rf"is of another search \(.*it has no '{part}'\); use another path"):
-                searched(checkpoint=path)
+                run_search(checkpoint=path)
             state[part] = kept
 
 
 def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    searched(checkpoint=path)
+    run_search(checkpoint=path)
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"damaged .*the one before it is .*checkpoint\.previous\.pt: rename it"):
-        searched(checkpoint=path)
-    os.replace(checkpoints.previous(path), path)
-    assert len(searched(checkpoint=path).history) == 2
+        run_search(checkpoint=path)
+    os.replace(checkpoints.previous_path(path), path)
+    assert len(run_search(checkpoint=path).history) == 2
 
 
 # One process at a time -----------------------------------------------------------------------------
@@ -373,10 +386,10 @@ def test_a_search_within_a_search_needs_another_checkpoint(tmp_path):
 
     def loss(model, batch):
         with pytest.raises(ValueError, match=f"is in use by process {os.getpid()} on"):
-            searched(checkpoint=path)
+            run_search(checkpoint=path)
         return cross_entropy(model, batch)
 
-    assert len(searched(checkpoint=path, loss=loss, train=batches(1), epochs=1).history) == 1
+    assert len(run_search(checkpoint=path, loss_fn=loss, train_loader=batches(1), epochs=1).history) == 1
 
 
 def test_a_worker_that_outlives_its_killed_search_does_not_lock_it(tmp_path, whole):
@@ -402,7 +415,7 @@ def test_a_search_whose_checkpoint_another_one_took_over_ends(tmp_path):
 
     locks: list[Any] = []
     with pytest.raises(ValueError, match="is in use by process"):
-        searched(checkpoint=path, loss=loss)
+        run_search(checkpoint=path, loss_fn=loss)
     assert not path.exists()
     locks[0].release()
 
@@ -416,21 +429,21 @@ def test_a_search_whose_folder_was_removed_saves_it_anew(tmp_path):
             shutil.rmtree(path.parent)
         return cross_entropy(model, batch)
 
-    searched(checkpoint=path, loss=loss)
+    run_search(checkpoint=path, loss_fn=loss)
     assert os.listdir(path.parent) == ["checkpoint.pt"]
-    assert len(searched(checkpoint=path).history) == 2
+    assert len(run_search(checkpoint=path).history) == 2
 
 
 def test_a_link_to_a_checkpoint_stays_and_both_names_are_one_checkpoint(tmp_path):
     (tmp_path / "far").mkdir()
     link, path = tmp_path / "link.pt", tmp_path / "far" / "checkpoint.pt"
     link.symlink_to(path)
-    searched(checkpoint=link)
+    run_search(checkpoint=link)
     assert link.is_symlink()
     assert sorted(os.listdir(path.parent)) == ["checkpoint.previous.pt", "checkpoint.pt"]
     held = checkpoints.lock(path)
     with pytest.raises(ValueError, match="is in use by process"):
-        searched(checkpoint=link)
+        run_search(checkpoint=link)
     held.release()
 
 

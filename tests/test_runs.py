@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from asng.runs import METRICS, Run, config_of, write_json
+from asng.runs import METRICS, Run, read_config, write_json
 
 CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
 
@@ -93,7 +93,7 @@ def test_a_folder_in_use_is_refused_by_who_uses_it_and_the_cure(tmp_path):
         ) as refused:
             Run(tmp_path, CONFIG)
         assert str(refused.value).endswith("; wait until it ends, or use another folder (--out)")
-        assert config_of(tmp_path)["seed"] == 1  # reading goes on
+        assert read_config(tmp_path)["seed"] == 1  # reading goes on
         run.append({"a": 1})
     assert kept_in(tmp_path) == [{"a": 1}]
     assert sorted(os.listdir(tmp_path)) == ["config.json", "results.jsonl"]
@@ -156,10 +156,10 @@ def test_json_files_change_completely_or_not_at_all(tmp_path):
 
 def test_lines_behind_a_number_of_them_can_be_dropped(tmp_path):
     with Run(tmp_path, CONFIG, METRICS) as run:
-        run.shorten(3)  # there is none yet
+        run.truncate(3)  # there is none yet
         for number in range(5):
             run.append({"n": number})
-        run.shorten(2)
+        run.truncate(2)
         assert run.results() == [{"n": 0}, {"n": 1}]
         run.append({"n": 7})
     assert (tmp_path / METRICS).read_text() == '{"n": 0}\n{"n": 1}\n{"n": 7}\n'
@@ -167,12 +167,12 @@ def test_lines_behind_a_number_of_them_can_be_dropped(tmp_path):
 
 def test_a_folder_says_which_run_it_is(tmp_path):
     kept_in(tmp_path / "run")
-    assert config_of(tmp_path / "run")["experiment"] == "toy"
+    assert read_config(tmp_path / "run")["experiment"] == "toy"
     with pytest.raises(ValueError, match=r"is no run: it has no config\.json"):
-        config_of(tmp_path)
+        read_config(tmp_path)
     with pytest.raises(ValueError, match=r"there is no folder .*nowhere"):
-        config_of(tmp_path / "nowhere")
+        read_config(tmp_path / "nowhere")
     for damaged in ("{", "[]"):
         (tmp_path / "config.json").write_text(damaged)
         with pytest.raises(ValueError, match="is damaged"):
-            config_of(tmp_path)
+            read_config(tmp_path)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from searches import Net, batches, cross_entropy, made, searched
+from searches import Net, batches, cross_entropy, make_oneshot, run_search
 from torch import nn
 
 from asng import Integer, nas
@@ -43,7 +43,7 @@ def test_the_loss_can_ask_for_the_candidate_that_runs():
             judged.append(selected(model))
         return cross_entropy(model, batch)
 
-    step = made(loss=loss).step(*batches(2))
+    step = make_oneshot(loss_fn=loss).step(*batches(2))
     assert tuple(judged) == step.candidates
 
 
@@ -60,7 +60,7 @@ def failing_at(call):
 
 @pytest.mark.parametrize("call", [None, 1, 2, 3, 4])
 def test_a_step_leaves_the_selection_as_it_was_also_when_it_fails(call):
-    oneshot = made(loss=failing_at(call))
+    oneshot = make_oneshot(loss_fn=failing_at(call))
     values = {"first": 2, "depth": 2}
     select(oneshot.model, values)
     if call is None:
@@ -73,7 +73,7 @@ def test_a_step_leaves_the_selection_as_it_was_also_when_it_fails(call):
 
 @pytest.mark.parametrize("call", [None, 2])
 def test_decisions_without_a_value_have_none_after_a_step(call):
-    oneshot = made(loss=failing_at(call))
+    oneshot = make_oneshot(loss_fn=failing_at(call))
     if call is None:
         oneshot.step(*batches(2))
     else:
@@ -86,13 +86,13 @@ def test_decisions_without_a_value_have_none_after_a_step(call):
 @pytest.mark.parametrize("seed", range(6))
 def test_a_search_leaves_the_model_selected_as_found(seed):
     model = Net()
-    found = searched(model, seed=seed)
+    found = run_search(model, seed=seed)
     assert selected(model) == found.values
     x = torch.randn(8, 4)
     torch.testing.assert_close(model.eval()(x), found.model.eval()(x), rtol=0, atol=0)
 
 
 def test_a_search_that_is_done_selects_what_was_found(tmp_path):
-    searched(checkpoint=tmp_path / "c.pt")
+    run_search(checkpoint=tmp_path / "c.pt")
     model = Net()
-    assert searched(model, checkpoint=tmp_path / "c.pt").values == selected(model)
+    assert run_search(model, checkpoint=tmp_path / "c.pt").values == selected(model)

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 # OneShot -------------------------------------------------------------------------------------------
 
 
-KINDS = [(samples, limited) for samples in (2, 3, 4) for limited in (False, True)]
+KINDS = [(population_size, limited) for population_size in (2, 3, 4) for limited in (False, True)]
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +30,9 @@ def together(tmp_path_factory):
     return [torch.load(path, weights_only=True) for path in (alone / "rank0.pt", both / "rank0.pt", both / "rank1.pt")]
 
 
-@pytest.mark.parametrize(("samples", "limited"), KINDS)
-def test_two_processes_compute_what_one_computes(together, samples, limited):
-    alone, *both = (results[f"{samples} {limited}"] for results in together)
+@pytest.mark.parametrize(("population_size", "limited"), KINDS)
+def test_two_processes_compute_what_one_computes(together, population_size, limited):
+    alone, *both = (results[f"{population_size} {limited}"] for results in together)
     for result in both:
         assert result["optimizer"]["state"] == alone["optimizer"]["state"]  # theta and all else, exactly
         assert result["optimizer"]["generator"] == alone["optimizer"]["generator"]
@@ -146,9 +146,9 @@ def test_a_checkpoint_in_use_ends_all_processes_with_the_same_error(tmp_path):
 
 
 def test_a_checkpoint_of_another_search_ends_all_processes_with_the_same_error(tmp_path):
-    small_search(tmp_path / "checkpoint.pt", epochs=3, clip_norm=1.0)
+    small_search(tmp_path / "checkpoint.pt", epochs=3, max_grad_norm=1.0)
     members = crowd(searching_together, tmp_path, {"epochs": 3})
     assert [ended(member) for member in members] == [1, 1]
     for rank in range(2):
         said = (tmp_path / f"stderr{rank}.txt").read_text()
-        assert "checkpoint.pt is of another search (clip_norm: 1.0 there, 5.0 here)" in said
+        assert "checkpoint.pt is of another search (max_grad_norm: 1.0 there, 5.0 here)" in said

@@ -158,12 +158,17 @@ def test_ties_survive_a_build_static_of_ones_own():
     class Own(nas.Searchable):
         def __init__(self) -> None:
             super().__init__()
-            self.first, self.second = nas.Linear(nas.UpTo(6), 3, bias=False), nas.Linear(nas.UpTo(6), 3, bias=False)
+            self.first, self.second = (
+                nas.Linear(nas.AnySize(6), 3, bias=False),
+                nas.Linear(nas.AnySize(6), 3, bias=False),
+            )
             self.second.weight = self.first.weight
             self.takes = Width("w", 2, 6)
 
         def build_static(self) -> nn.Module:
-            return nn.ModuleList([self.first.build_static(takes=self.takes.value), self.second.build_static(takes=2)])
+            return nn.ModuleList(
+                [self.first.build_static(in_channels=self.takes.value), self.second.build_static(in_channels=2)]
+            )
 
     extracted: Any = extract(Own(), {"w": 2})
     assert extracted[0].weight is extracted[1].weight

@@ -306,8 +306,8 @@ def test_probabilities_are_checked_and_copied():
     probabilities = Categorical(["a", "b"]).to_internal(given_)
     given_[0] = 9
     np.testing.assert_array_equal(probabilities, [0.25, 0.75])
-    readable = Categorical(["a", "b"]).to_external(probabilities)
-    readable[0] = 9
+    to_external = Categorical(["a", "b"]).to_external(probabilities)
+    to_external[0] = 9
     np.testing.assert_array_equal(probabilities, [0.25, 0.75])
 
 

@@ -1,6 +1,6 @@
 """What the paper's section 2.3 promises, on spaces small enough to enumerate, and the invariances of the method.
 
-The paper maximises f; D(a, b) below is its D_theta(a, b). Its proofs fix the order of the arguments:
+The paper maximizes f; D(a, b) below is its D_theta(a, b). Its proofs fix the order of the arguments:
 D(theta', theta) = KL(P_theta || P_theta') = sum of p_theta ln(p_theta / p_theta').
 """
 
@@ -13,7 +13,7 @@ import pytest
 
 import asng
 from asng.families import CategoricalFamily
-from asng.optimizer import adaptive_start, adaptive_update, natural_gradient
+from asng.optimizer import asng_init, asng_update, natural_gradient
 
 pytestmark = pytest.mark.slow
 
@@ -76,9 +76,9 @@ def test_the_natural_gradient_is_the_gradient_times_the_inverse_fisher_informati
             assert exact[start : start + m].sum() == pytest.approx(0, abs=1e-12)
 
 
-@pytest.mark.parametrize("samples", [2, 3])
+@pytest.mark.parametrize("population_size", [2, 3])
 @pytest.mark.parametrize("counts", [[3], [2, 2], [4, 1], [3, 2]], ids=str)
-def test_the_expected_estimate_is_the_natural_gradient_of_the_rank_based_objective(counts, samples):
+def test_the_expected_estimate_is_the_natural_gradient_of_the_rank_based_objective(counts, population_size):
     """Over all pairs (or triples) of draws, weighted by their probability.
 
     The objective is E[W] with W(c) the expected utility of c among draws from the current theta, for
@@ -88,18 +88,18 @@ def test_the_expected_estimate_is_the_natural_gradient_of_the_rank_based_objecti
         losses = rng.integers(0, 3, size=len(f)).astype(float)  # ties too
         p = space.probabilities(theta)
         mean, worth = np.zeros(space.family.size), np.zeros(len(f))
-        for drawn in itertools.product(range(len(f)), repeat=samples):
+        for drawn in itertools.product(range(len(f)), repeat=population_size):
             chosen, weight = list(drawn), p[list(drawn)].prod()
             gradient, *_ = natural_gradient(space.family, theta, space.points[chosen], losses[chosen])
             mean += weight * gradient
             best, worst = losses[chosen] == losses[chosen].min(), losses[chosen] == losses[chosen].max()
             utility = best / best.sum() - worst / worst.sum()  # one best, one worst; ties share
             worth[drawn[0]] += weight / p[drawn[0]] * utility[0]
-        if samples == 2:
+        if population_size == 2:
             expected = [p[losses > loss].sum() - p[losses < loss].sum() for loss in losses]
             np.testing.assert_allclose(worth, expected, atol=1e-12)
         # The factor 1 / lambda of G is left out, so the sum over the draws has lambda times the expectation.
-        np.testing.assert_allclose(mean, samples * space.natural_gradient(theta, worth), atol=1e-12)
+        np.testing.assert_allclose(mean, population_size * space.natural_gradient(theta, worth), atol=1e-12)
 
 
 # Proposition 2
@@ -221,12 +221,12 @@ def stationary(losses_of, *, alpha, counts, runs=64, iterations=2500):
     """
     family, rng = CategoricalFamily(counts), np.random.default_rng(7)
     theta = np.tile(family.initial(), (runs, 1))
-    state = adaptive_start(family, theta, 1.0)
+    state = asng_init(family, theta, 1.0)
     ratios, betas = [], []
     for _ in range(iterations):
         x = family.sample(theta, 2, rng)
         betas.append(1 / state.divisor / math.sqrt(family.dimension))
-        state = adaptive_update(family, state, x, losses_of(x, rng), alpha=alpha, delta_init=1.0, delta_max=math.inf)
+        state = asng_update(family, state, x, losses_of(x, rng), alpha=alpha, delta_init=1.0, delta_max=math.inf)
         ratios.append((state.path**2).sum(-1) / state.gamma)
         state = state._replace(theta=theta)
     half = iterations // 2
@@ -243,7 +243,7 @@ def test_the_path_is_held_at_alpha_on_a_stationary_problem(alpha):
     ratios, betas, _ = stationary(noisy, alpha=alpha, counts=counts)
     error = ratios.std(ddof=1) / math.sqrt(len(ratios))
     assert abs(ratios.mean() - alpha) < 5 * error + 0.01 * alpha
-    # Section 2.3: |s|^2 / gamma = 1 + 2 (1 - beta) / beta |E v|^2 of normalised v; solved for beta.
+    # Section 2.3: |s|^2 / gamma = 1 + 2 (1 - beta) / beta |E v|^2 of normalized v; solved for beta.
     family, rng = CategoricalFamily(counts), np.random.default_rng(8)
     theta = np.tile(family.initial(), (40_000, 1))
     x = family.sample(theta, 2, rng)
@@ -265,9 +265,9 @@ def test_without_signal_the_path_is_a_random_walk_and_the_step_size_shrinks():
 def test_with_nothing_but_signal_the_path_is_held_at_alpha_exactly(alpha):
     """Two choices, always told which is better: |s|^2 / gamma = (2 - beta) / beta, hence beta = 2 / (1 + alpha)."""
     family, settings = CategoricalFamily([2]), {"alpha": alpha, "delta_init": 0.1, "delta_max": math.inf}
-    state = adaptive_start(family, family.initial(), 0.1)
+    state = asng_init(family, family.initial(), 0.1)
     for _ in range(1000):
-        state = adaptive_update(family, state, np.array([[0.0], [1.0]]), np.array([0.0, 1.0]), **settings)
+        state = asng_update(family, state, np.array([[0.0], [1.0]]), np.array([0.0, 1.0]), **settings)
     assert state.gamma == pytest.approx(1)
     assert state.path @ state.path == pytest.approx(alpha)
     assert 0.1 / state.divisor == pytest.approx(2 / (1 + alpha))
@@ -298,11 +298,11 @@ def trajectory(make, loss, iterations=60):
     return states
 
 
-@pytest.mark.parametrize("samples", [2, 5, 16])
+@pytest.mark.parametrize("population_size", [2, 5, 16])
 @pytest.mark.parametrize("method", [asng.ASNG, asng.SNG, asng.Adam])
-def test_strictly_increasing_transformations_change_no_bit_of_the_trajectory(method, samples):
+def test_strictly_increasing_transformations_change_no_bit_of_the_trajectory(method, population_size):
     def make():
-        return method(SPACE, samples=samples, seed=3)
+        return method(SPACE, population_size=population_size, seed=3)
 
     original = trajectory(make, whole_numbers)
     assert original[0]["state"] != original[-1]["state"]
@@ -317,19 +317,19 @@ def test_a_transformation_that_is_not_increasing_does_change_it():
     assert trajectory(make, whole_numbers) != trajectory(make, lambda values: -whole_numbers(values))
 
 
-def relabelled_pair(family, relabel, *, adapt, runs=50, iterations=200):
+def relabeled_pair(family, relabel, *, adapt, runs=50, iterations=200):
     """The same draws and losses told twice, the second time with each label l called relabel[l]."""
     m = len(relabel)
     entries = np.concatenate([start + np.argsort(relabel) for start in range(0, family.size, m)])
     rng, new_name = np.random.default_rng(9), np.array(relabel, dtype=float)
-    start = adaptive_start(family, np.tile(family.initial(), (runs, 1)), 1.0)
+    start = asng_init(family, np.tile(family.initial(), (runs, 1)), 1.0)
     one = other = start
     for _ in range(iterations):
         x = family.sample(one.theta, 2, rng)
         losses = x.sum(-1) + 2 * rng.normal(size=x.shape[:-1])
         settings: dict[str, Any] = {"alpha": 1.5, "delta_init": 1.0, "delta_max": math.inf}
-        one = adaptive_update(family, one, x, losses, **settings)
-        other = adaptive_update(family, other, new_name[x.astype(int)], losses, **settings)
+        one = asng_update(family, one, x, losses, **settings)
+        other = asng_update(family, other, new_name[x.astype(int)], losses, **settings)
         if not adapt:  # constant step size: SNG
             one, other = one._replace(divisor=start.divisor), other._replace(divisor=start.divisor)
     return one.theta[:, entries], other.theta, one.divisor, other.divisor
@@ -345,8 +345,8 @@ def relabelled_pair(family, relabel, *, adapt, runs=50, iterations=200):
     ],
     ids=["two choices", "last label stays", "any, constant step size", "one variable, constant step size"],
 )
-def test_relabelled_draws_give_the_relabelled_trajectory(counts, relabel, adapt):
-    one, other, *divisors = relabelled_pair(CategoricalFamily(counts), relabel, adapt=adapt)
+def test_relabeled_draws_give_the_relabeled_trajectory(counts, relabel, adapt):
+    one, other, *divisors = relabeled_pair(CategoricalFamily(counts), relabel, adapt=adapt)
     np.testing.assert_allclose(other, one, rtol=1e-9, atol=1e-12)
     np.testing.assert_allclose(divisors[1], divisors[0], rtol=1e-9)
 
@@ -365,7 +365,7 @@ def test_the_step_size_depends_a_little_on_which_label_is_last():
     """The factor A of supplement B singles out the last label: |v| does not feel it, but the path adds vectors
     whitened at different thetas, and their angles do. Hence the trajectory is invariant in distribution only
     up to a shift of the step size, here some tenth."""
-    _, _, one, other = relabelled_pair(CategoricalFamily([4] * 3), [3, 0, 1, 2], adapt=True, runs=200)
+    _, _, one, other = relabeled_pair(CategoricalFamily([4] * 3), [3, 0, 1, 2], adapt=True, runs=200)
     shift = np.log(other / one)
     assert 0 < abs(shift.mean()) < 0.25
 
@@ -380,9 +380,9 @@ def test_every_label_is_found_equally_well(best):
 
 def found(best, seed, runs=400, iterations=60):
     family, rng = CategoricalFamily([4] * 5), np.random.default_rng(seed)
-    state = adaptive_start(family, np.tile(family.initial(), (runs, 1)), 1.0)
+    state = asng_init(family, np.tile(family.initial(), (runs, 1)), 1.0)
     for _ in range(iterations):
         x = family.sample(state.theta, 2, rng)
         losses = (x != best).sum(-1) + rng.normal(size=x.shape[:-1])
-        state = adaptive_update(family, state, x, losses, alpha=1.5, delta_init=1.0, delta_max=math.inf)
+        state = asng_update(family, state, x, losses, alpha=1.5, delta_init=1.0, delta_max=math.inf)
     return state.theta[:, best::4].mean(-1)

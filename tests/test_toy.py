@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 
 from asng.experiments import toy, workers
-from asng.experiments.toy import Setting, Settings
+from asng.experiments.toy import Setting, ToySettings
 
 pytestmark = pytest.mark.long
 
-SMALL = Settings(variables=10, choices=4, runs=4, iterations=1500, rates=(0.05,), powers=(0.0, 0.5, 1.5), alphas=(1.5,))
+SMALL = ToySettings(
+    variables=10, choices=4, runs=4, iterations=1500, lrs=(0.05,), powers=(0.0, 0.5, 1.5), alphas=(1.5,)
+)
 
 
 # The reference: one number at a time, written from the formulas and sharing nothing with the package but its draws.
@@ -35,7 +37,7 @@ class Reference:
         self.v = [[0.0] * self.K for _ in range(self.D)]
         self.updates = 0
 
-    def draw(self, uniform):
+    def draw_sweep(self, uniform):
         draws = []
         for i, r in enumerate(uniform):
             category, cumulated = 0, self.theta[i][0]
@@ -53,7 +55,7 @@ class Reference:
 
     def iterate(self, t, uniform, normal):
         """One iteration from uniform (4, D) and normal (2, D) numbers; whether it draws the target."""
-        samples = [self.draw(row) for row in uniform]
+        samples = [self.draw_sweep(row) for row in uniform]
         z_weights, z_theta = normal / self.K
         success = any(self.reaches_target(c) for c in samples[:2])
         self.weight_step(t, samples[:2], z_weights)
@@ -66,11 +68,11 @@ class Reference:
         for c in samples:
             for i in range(self.D):
                 gradient[i][c[i]] += 2 * (self.x[i][c[i]] - z[i]) / len(samples)
-        rate = self.setting.rate * (1 + math.cos(math.pi * t / self.sweep.iterations)) / 2
+        lr = self.setting.lr * (1 + math.cos(math.pi * t / self.sweep.iterations)) / 2
         for i in range(self.D):
             for j in range(self.K):
                 self.momentum[i][j] = 0.9 * self.momentum[i][j] + gradient[i][j]
-                self.x[i][j] -= rate * self.momentum[i][j]
+                self.x[i][j] -= lr * self.momentum[i][j]
 
     def theta_step(self, samples, losses):
         if samples[0] == samples[1] or losses[0] == losses[1]:
@@ -169,7 +171,7 @@ def test_the_comparison_with_the_reference_covers_success_and_failure():
 
 @pytest.mark.parametrize("power", [0.0, 0.5, 1.0, 1.5])
 def test_asng_reaches_the_target_from_any_of_these_step_sizes(power):
-    sweep = Settings(runs=5, iterations=20_000)
+    sweep = ToySettings(runs=5, iterations=20_000)
     reached = toy.simulate(sweep, Setting("ASNG", 0.05, power, 1.5))
     successful = [iteration for iteration in reached if iteration is not None]
     assert len(successful) == sweep.runs
@@ -177,12 +179,12 @@ def test_asng_reaches_the_target_from_any_of_these_step_sizes(power):
 
 
 def test_a_constant_step_size_that_is_too_small_never_gets_there():
-    sweep = Settings(runs=5, iterations=3_000)
+    sweep = ToySettings(runs=5, iterations=3_000)
     assert toy.simulate(sweep, Setting("SNG", 0.05, 2.5, None)) == [None] * 5
 
 
 def test_nan_is_never_a_success():
-    sweep = Settings(runs=3, iterations=400)
+    sweep = ToySettings(runs=3, iterations=400)
     assert toy.simulate(sweep, Setting("ASNG", 1e300, 0.0, 1.5)) == [None] * 3
 
 
@@ -197,7 +199,7 @@ def test_the_same_seed_gives_the_same_numbers_and_another_seed_others():
 
 
 def test_settings_are_independent_of_each_other():
-    first = [toy._generator(SMALL, setting).random() for setting in toy.settings_of(Settings())]
+    first = [toy._generator(SMALL, setting).random() for setting in toy.settings_of(ToySettings())]
     assert len(set(first)) == len(first)
 
 
@@ -265,11 +267,11 @@ def test_the_measure_is_the_median_of_the_successful_over_the_success_rate():
 
 
 def test_ranges_say_where_all_runs_succeed_and_where_any():
-    sweep = Settings(runs=2, rates=(0.05,), powers=(0, 1, 2, 3), alphas=(1.5,))
+    sweep = ToySettings(runs=2, lrs=(0.05,), powers=(0, 1, 2, 3), alphas=(1.5,))
     reached: dict[Setting, list[int | None]] = {setting: [None, None] for setting in toy.settings_of(sweep)}
     for power, iterations in enumerate([(9, 9), (5, 7), (None, 2), (8, 8)]):
         reached[Setting("SNG", 0.05, power, None)] = list(iterations)
-    asng, sng, adam = toy.summarise(sweep, reached)["ranges"]
+    asng, sng, adam = toy.summarize(sweep, reached)["ranges"]
     assert [row["method"] for row in (asng, sng, adam)] == ["ASNG", "SNG", "Adam"]
     assert sng["all"] == [(1, 120.0**-1), (120.0**-3, 120.0**-3)]
     assert sng["any"] == [(1, 120.0**-3)]
@@ -287,8 +289,8 @@ def test_the_summary_is_complete_and_the_pictures_are_there(finished):
 
 
 def test_a_sweep_without_any_success_can_be_drawn(tmp_path):
-    sweep = Settings(runs=1)
-    toy.draw(toy.summarise(sweep, {setting: [None] for setting in toy.settings_of(sweep)}), tmp_path)
+    sweep = ToySettings(runs=1)
+    toy.draw_sweep(toy.summarize(sweep, {setting: [None] for setting in toy.settings_of(sweep)}), tmp_path)
     assert (tmp_path / "toy.png").stat().st_size > 10_000
 
 
@@ -301,22 +303,22 @@ def test_a_sweep_without_any_success_can_be_drawn(tmp_path):
         ({"runs": 0}, "runs must be at least 1, got 0"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"rates": ()}, r"rates must be one or more different finite numbers, got \(\)"),
+        ({"lrs": ()}, r"lrs must be one or more different finite numbers, got \(\)"),
         ({"powers": (1.0, 1.0)}, "powers must be one or more different"),
         ({"powers": (math.nan,)}, "powers must be one or more different finite"),
-        ({"rates": (0.1, 0.0)}, "rates must be above 0"),
+        ({"lrs": (0.1, 0.0)}, "lrs must be above 0"),
         ({"alphas": (1.0,)}, "alphas must be above 1"),
     ],
     ids=str,
 )
 def test_wrong_settings_are_refused_with_their_name_and_value(wrong, message):
     with pytest.raises(ValueError, match=message):
-        Settings(**wrong)
+        ToySettings(**wrong)
 
 
 def test_the_defaults_are_the_papers():
-    sweep = Settings()
+    sweep = ToySettings()
     assert (sweep.variables, sweep.choices, sweep.runs, sweep.iterations) == (30, 5, 100, 100_000)
-    assert sweep.rates == (0.05, 0.0005)
+    assert sweep.lrs == (0.05, 0.0005)
     assert set(sweep.powers) >= {k / 4 for k in range(11)}
     assert sweep.alphas == (1.1, 1.25, 1.5, 2.0, 3.0)

@@ -13,7 +13,7 @@ from torch import nn
 
 from asng import checkpoints
 from asng.experiments import training
-from asng.experiments.descent import Descent
+from asng.experiments.descent import TrainStep
 from asng.runs import METRICS, Run
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ class Noisy:
         torch.manual_seed(0)
         self.model = nn.Linear(3, 1)
         self.weights = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
-        self.descent = Descent(self.model, self.weights, self.loss, clip_norm=1.0)
+        self.descent = TrainStep(self.model, self.weights, self.loss, max_grad_norm=1.0)
         self.interrupt_at, self.fail_at, self.signal = interrupt_at, fail_at, number
         self.tested = []
 
@@ -57,9 +57,9 @@ class Noisy:
         self.descent.load_state_dict(state)
 
 
-def run(job, folder, epochs=EPOCHS, show=training.silent, **more):
+def run(job, folder, epochs=EPOCHS, show=training.show_nothing, **more):
     with Run(folder, {"is": "a test"}, METRICS) as kept:
-        return training.run(job, kept, epochs=epochs, steps=STEPS, images=4, show=show, **more)
+        return training.run_job(job, kept, epochs=epochs, steps=STEPS, images=4, show=show, **more)
 
 
 def without_times(records):
@@ -179,7 +179,7 @@ def test_the_seconds_of_an_epoch_count_what_is_shown_which_waits_for_the_device_
             return {**super().finish_epoch(epoch), **passes(100)}
 
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    records = run(Timed(), tmp_path, glance=lambda: passes(10))
+    records = run(Timed(), tmp_path, status=lambda: passes(10))
     assert [record["seconds"] for record in records] == [STEPS + 10 * (STEPS - 1)] * EPOCHS
 
 
@@ -194,7 +194,9 @@ def test_a_checkpoint_of_another_job_is_an_error_that_says_what_to_do(tmp_path):
     run(Noisy(), tmp_path)
     other = Noisy()
     other.descent.model = nn.Linear(2, 1)
-    with pytest.raises(ValueError, match=r"another run \(.*\); put this run's own there, or delete it to start anew"):
+    with pytest.raises(
+        ValueError, match=r"another run \(.*\); replace it by this run's own, or delete it to start over"
+    ):
         run(other, tmp_path, epochs=EPOCHS + 1)
 
 
@@ -204,7 +206,7 @@ def foreign(tmp_path):
     config = {"seed": 0, "rate": 0.1, "data": {"images": 4}}
     for name, change in (("mine", {}), ("other", {"seed": 1}), ("data", {"data": {"images": 5}})):
         with Run(tmp_path / name, {**config, **change}, METRICS) as kept:
-            training.run(Noisy(), kept, epochs=1, steps=STEPS, images=4)
+            training.run_job(Noisy(), kept, epochs=1, steps=STEPS, images=4)
     return config
 
 
@@ -215,12 +217,12 @@ def test_the_checkpoint_of_another_run_is_refused_by_what_differs(foreign, tmp_p
     path = tmp_path / "mine" / training.CHECKPOINT
     path.write_bytes((tmp_path / name / training.CHECKPOINT).read_bytes())
     before = {file: file.read_bytes() for file in (tmp_path / "mine").iterdir()}
-    cure = "; put this run's own there, or delete it to start anew"
+    cure = "; replace it by this run's own, or delete it to start over"
     with (
         Run(tmp_path / "mine", foreign, METRICS) as kept,
         pytest.raises(ValueError, match=rf"^{path} is of another run {message}{cure}$"),
     ):
-        training.run(Noisy(), kept, epochs=2, steps=STEPS, images=4)
+        training.run_job(Noisy(), kept, epochs=2, steps=STEPS, images=4)
     assert {file: file.read_bytes() for file in (tmp_path / "mine").iterdir()} == before
 
 
@@ -244,7 +246,7 @@ def test_a_checkpoint_without_its_configuration_is_continued_by_its_own_run_alon
         Run(tmp_path, {"is": "another"}, METRICS) as kept,
         pytest.raises(ValueError, match=r"is of another run \(is: a test there, another here"),
     ):
-        training.run(Noisy(), kept, epochs=EPOCHS, steps=STEPS, images=4)
+        training.run_job(Noisy(), kept, epochs=EPOCHS, steps=STEPS, images=4)
     (tmp_path / "config.json").unlink()
     assert without_times(run(Noisy(), tmp_path)) == whole[0]
 
@@ -266,8 +268,8 @@ def test_losses_that_are_never_finite_end_the_run_with_a_cure(tmp_path):
 
     with pytest.raises(ValueError, match=r"train_loss in epoch 1 were NaN.*learning rate"):
         run(Lost(), tmp_path)
-    with pytest.raises(ValueError, match=r"train_loss in stretch 1 were NaN.*learning rate"):
-        run(Lost(), tmp_path, unit="stretch")
+    with pytest.raises(ValueError, match=r"train_loss in checkpoint 1 were NaN.*learning rate"):
+        run(Lost(), tmp_path, unit="checkpoint")
 
 
 def test_a_single_loss_that_is_not_finite_is_left_out_of_the_mean_and_counted(tmp_path):
@@ -289,7 +291,7 @@ def test_the_end_of_every_epoch_is_shown_as_a_line(tmp_path):
 
 
 def test_between_the_lines_it_shows_where_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "SHOWN_EVERY", -1.0)
+    monkeypatch.setattr(training, "STATUS_INTERVAL", -1.0)
     shown = []
     run(Noisy(), tmp_path, show=lambda fraction, text, line=False: shown.append(text) if not line else None)
     assert len(shown) == EPOCHS * (STEPS - 1)
@@ -297,21 +299,21 @@ def test_between_the_lines_it_shows_where_it_is(tmp_path, monkeypatch):
     assert shown[0].endswith(" images/s")
 
 
-def test_a_glance_at_the_job_is_shown_between_the_lines_and_asked_for_only_then(tmp_path, monkeypatch):
+def test_the_status_of_a_job_is_shown_between_lines_and_asked_then_only(tmp_path, monkeypatch):
     glances, shown = [], []
 
     def glance():
         glances.append(1)
         return {"largest_probability": 0.25, "delta": 1.5}
 
-    run(Noisy(), tmp_path / "quick", glance=glance)
+    run(Noisy(), tmp_path / "quick", status=glance)
     assert not glances  # it was over before anything had to be shown
-    monkeypatch.setattr(training, "SHOWN_EVERY", -1.0)
+    monkeypatch.setattr(training, "STATUS_INTERVAL", -1.0)
     records = run(
         Noisy(),
         tmp_path / "shown",
         show=lambda fraction, text, line=False: shown.append((text, line)),
-        glance=glance,
+        status=glance,
     )
     for text, line in shown:
         assert (", largest probability 0.25, delta 1.5, " in text) == (not line)
@@ -328,7 +330,11 @@ def test_a_run_that_goes_on_shows_how_far_it_was(tmp_path):
 
 
 def test_amp_names_a_type():
-    assert [training.dtype_of(amp) for amp in ("off", "bfloat16", "float16")] == [None, torch.bfloat16, torch.float16]
+    assert [training.parse_amp_dtype(amp_dtype) for amp_dtype in ("off", "bfloat16", "float16")] == [
+        None,
+        torch.bfloat16,
+        torch.float16,
+    ]
 
 
 def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
@@ -343,31 +349,31 @@ def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
 
 
 def test_the_learning_rate_follows_a_cosine():
-    assert [training.cosine(0.1, k / 4) for k in range(5)] == pytest.approx(
+    assert [training.cosine_lr(0.1, k / 4) for k in range(5)] == pytest.approx(
         [0.1, 0.05 * (1 + math.sqrt(0.5)), 0.05, 0.05 * (1 - math.sqrt(0.5)), 0.0]
     )
     one, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
-    weights = torch.optim.SGD([{"params": [one]}, {"params": [other]}], lr=1.0)
-    training.set_rate(weights, 0.5)
-    assert [group["lr"] for group in weights.param_groups] == [0.5, 0.5]
+    weight_optimizer = torch.optim.SGD([{"params": [one]}, {"params": [other]}], lr=1.0)
+    training.set_lr(weight_optimizer, 0.5)
+    assert [group["lr"] for group in weight_optimizer.param_groups] == [0.5, 0.5]
 
 
 def test_a_device_that_is_not_there_is_an_error_that_names_those_that_are(monkeypatch):
-    assert training.device_of("cpu") == torch.device("cpu")
-    assert training.device_of("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert training.parse_device("cpu") == torch.device("cpu")
+    assert training.parse_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     for name in ("gpu", "meta", "mps", ""):
         with pytest.raises(ValueError, match=rf"^there is no device '{name}'; give cpu.* or auto$"):
-            training.device_of(name)
+            training.parse_device(name)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match=r"'cuda:0' was asked for.*sees no GPU; give cpu or auto"):
-        training.device_of("cuda:0")
+        training.parse_device("cuda:0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert [str(training.device_of(name)) for name in ("auto", "cuda", "cuda:1", "cpu")] == [
+    assert [str(training.parse_device(name)) for name in ("auto", "cuda", "cuda:1", "cpu")] == [
         "cuda",
         "cuda",
         "cuda:1",
         "cpu",
     ]
     with pytest.raises(ValueError, match=r"no device 'cuda:2'; give cpu, cuda:0, cuda:1 or auto"):
-        training.device_of("cuda:2")
+        training.parse_device("cuda:2")

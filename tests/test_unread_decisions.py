@@ -4,7 +4,7 @@ import warnings
 
 import pytest
 import torch
-from searches import Net, batches, made, pairs
+from searches import Net, batches, make_oneshot, pairs
 from torch import nn
 
 from asng import Integer, nas
@@ -35,33 +35,38 @@ def warned(oneshot, steps=12):
 
 def test_decisions_that_nothing_reads_are_named_once():
     forgotten = [Value("head_dim", Integer(1, 4)), OneOf("op", [nn.ReLU(), nn.Tanh()])]
-    assert warned(made(Forgotten(*forgotten))) == [
+    assert warned(make_oneshot(Forgotten(*forgotten))) == [
         "nothing has read the decisions 'head_dim', 'op' in the first 10 steps, so that no architecture depends on "
         "them; does forward() use them?"
     ]
 
 
 def test_a_layer_that_does_not_run_reads_nothing():
-    (message,) = warned(made(Forgotten(nas.Linear(3, Width("width", 2, 4)))))
+    (message,) = warned(make_oneshot(Forgotten(nas.Linear(3, Width("width", 2, 4)))))
     assert message.startswith("nothing has read the decision 'width' in the first 10 steps, so that no architecture")
 
 
 def test_it_takes_ten_steps():
-    assert warned(made(Forgotten(Value("v", Integer(1, 4)))), steps=9) == []
+    assert warned(make_oneshot(Forgotten(Value("v", Integer(1, 4)))), steps=9) == []
 
 
 def test_one_reader_of_a_shared_name_suffices():
-    assert warned(made(Forgotten(Value("depth", Integer(1, 3))))) == []
+    assert warned(make_oneshot(Forgotten(Value("depth", Integer(1, 3))))) == []
 
 
 def test_a_value_that_only_the_loss_reads_is_read():
     model = Forgotten(Value("v", Integer(1, 4)))
-    assert warned(made(model, loss=lambda model, batch: model(batch[0]).mean() * model.forgotten[0].value)) == []
+    assert (
+        warned(make_oneshot(model, loss_fn=lambda model, batch: model(batch[0]).mean() * model.forgotten[0].value))
+        == []
+    )
 
 
 def test_to_ask_what_is_selected_is_not_to_read_it():
     model = Forgotten(Value("v", Integer(1, 4)))
-    (message,) = warned(made(model, loss=lambda model, batch: model(batch[0]).mean() * len(nas.selected(model))))
+    (message,) = warned(
+        make_oneshot(model, loss_fn=lambda model, batch: model(batch[0]).mean() * len(nas.selected(model)))
+    )
     assert message.startswith("nothing has read the decision 'v' in the first 10 steps")
 
 
@@ -69,27 +74,27 @@ def test_what_is_inactive_may_stay_unread():
     rare = OneOf("rare", [nn.Linear(4, 3), nn.Linear(4, 3)])
     model = nn.Sequential(OneOf("op", [*(nn.Linear(4, 3) for _ in range(50)), rare]))
     depth = Repeat("depth", [nn.Sequential(OneOf(f"op{i}", [nn.Linear(4, 4), nn.Tanh()])) for i in range(6)])
-    assert warned(made(model)) == []
-    assert warned(made(nn.Sequential(depth, nn.Linear(4, 3)))) == []
+    assert warned(make_oneshot(model)) == []
+    assert warned(make_oneshot(nn.Sequential(depth, nn.Linear(4, 3)))) == []
 
 
 def test_measuring_a_limit_is_no_reading():
     limits = [nas.Limit(nas.parameters, 10_000)]
-    assert len(warned(made(Forgotten(nas.Linear(3, Width("width", 2, 4))), limits=limits))) == 1
+    assert len(warned(make_oneshot(Forgotten(nas.Linear(3, Width("width", 2, 4))), limits=limits))) == 1
 
 
 @pytest.mark.filterwarnings("ignore:nothing has read")
 def test_watching_changes_nothing_and_ends():
     torch.manual_seed(1)
     model = Forgotten(Value("v", Integer(1, 4)))
-    oneshot = made(model)
+    oneshot = make_oneshot(model)
     seen = []
 
     def loss(model, batch):
         seen.append({len(module.selected) for module in model.modules() if isinstance(module, Decision)})
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
-    oneshot = made(model, loss=loss)
+    oneshot = make_oneshot(model, loss_fn=loss)
     for pair in pairs(11):
         oneshot.step(*pair)
     assert seen == [{2}] * 40 + [{1}] * 4
@@ -97,5 +102,5 @@ def test_watching_changes_nothing_and_ends():
 
 def test_what_is_compiled_is_not_watched():
     compiled = torch.compile(Forgotten(Value("v", Integer(1, 4))), backend="eager")
-    assert warned(made(compiled)) == []
-    made(Net()).step(*batches(2))
+    assert warned(make_oneshot(compiled)) == []
+    make_oneshot(Net()).step(*batches(2))

@@ -6,7 +6,7 @@ import signal
 
 import pytest
 import torch
-from searches import Net, batches, data, outcome, same, searched
+from searches import Net, batches, data, outcome, run_search, same
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -24,7 +24,7 @@ def test_valid_goes_on_across_epochs_and_starts_over_at_its_end(length):
             judged.append(batch)
         return model(torch.ones(1, 4)).mean()
 
-    searched(train=range(TRAIN), valid=range(length), loss=loss, epochs=EPOCHS)
+    run_search(train_loader=range(TRAIN), valid_loader=range(length), loss_fn=loss, epochs=EPOCHS)
     assert judged[::2] == judged[1::2] == [step % length for step in range(TRAIN * EPOCHS)]
 
 
@@ -67,7 +67,7 @@ def observed(kind, length, path=None, stop=None):
 
     model, result = Net(), None
     try:
-        result = outcome(model, searched(model, train, valid, loss, epochs=EPOCHS, checkpoint=path))
+        result = outcome(model, run_search(model, train, valid, loss, epochs=EPOCHS, checkpoint=path))
     except KeyboardInterrupt:
         assert stop is not None
     return result, judged[::2]
@@ -106,11 +106,11 @@ def test_a_complete_pass_draws_no_more_than_its_batches_do():
 def test_fewer_valid_batches_than_were_used_before_the_pause_are_noticed(tmp_path):
     path = tmp_path / "checkpoint.pt"
     observed("unsized", 12, path, stop=8)  # others are told by their length
-    with pytest.raises(ValueError, match="valid gives only 3 batches, but 5 of them were used when it stopped"):
+    with pytest.raises(ValueError, match="valid_loader gives only 3 batches, but 5 of them were used when it stopped"):
         observed("unsized", 3, path)
 
 
 def test_no_worker_of_an_unfinished_pass_stays_behind():
     valid = DataLoader(TensorDataset(*data(40)), batch_size=8, num_workers=1)
-    searched(train=batches(3, 1), valid=valid, epochs=1)  # three of five
+    run_search(train_loader=batches(3, 1), valid_loader=valid, epochs=1)  # three of five
     assert multiprocessing.active_children() == []

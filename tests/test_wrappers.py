@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from processes import crowd, ended, wrapped_together
-from searches import Net, batches, cross_entropy, made, outcome, pairs, same, searched
+from searches import Net, batches, cross_entropy, make_oneshot, outcome, pairs, run_search, same
 from torch import nn
 
 from asng import nas
@@ -51,21 +51,21 @@ def test_a_wrapped_model_is_searched_as_it_is_and_the_loss_is_given_the_wrapper(
         assert given is wrapped
         return cross_entropy(given, batch)
 
-    one, other = made(wrapped, loss=loss), made(twin)
+    one, other = make_oneshot(wrapped, loss_fn=loss), make_oneshot(twin)
     for pair in pairs(8):
         assert one.step(*pair) == other.step(*pair)
     assert list(one.state_dict()["model"]) == list(twin.state_dict())
-    made(small()).load_state_dict(one.state_dict())  # with the wrapper or without
-    assert str(nas.found(one).model) == str(nas.found(other).model)
+    make_oneshot(small()).load_state_dict(one.state_dict())  # with the wrapper or without
+    assert str(nas.result(one).model) == str(nas.result(other).model)
 
 
 def test_a_search_of_a_wrapped_model_goes_on_without_the_wrapper(tmp_path):
     torch.manual_seed(0)
     model = Net()
-    expected = outcome(model, searched(nn.DataParallel(model), checkpoint=tmp_path / "c.pt"))
+    expected = outcome(model, run_search(nn.DataParallel(model), checkpoint=tmp_path / "c.pt"))
     assert expected["values"] == selected(model)
     again = Net()
-    result = searched(again, checkpoint=tmp_path / "c.pt", loss=lambda *_: pytest.fail("a step"))
+    result = run_search(again, checkpoint=tmp_path / "c.pt", loss_fn=lambda *_: pytest.fail("a step"))
     assert same(outcome(again, result), expected)
 
 
@@ -93,7 +93,7 @@ def test_ddp_is_refused_with_the_cure(told, kind):
     for call in ("OneShot", "search"):
         assert told[f"{kind} {call}"] == (
             f"ValueError: {'1' if 'inside' in kind else 'the model'} is in DistributedDataParallel; pass the model "
-            "itself, and the same batches in all processes: asng deals the candidates out over them, and needs no DDP"
+            "itself, and the same batches in all processes: asng shards the candidates over them, and needs no DDP"
         )
 
 
@@ -107,5 +107,5 @@ def test_fsdp_is_refused_with_the_cure(told, kind):
     for call in ("OneShot", "search", "space_of", "select", "parameters", "extract"):
         assert told[f"{kind} {call}"] == (
             f"ValueError: {'1' if 'inside' in kind else 'the model'} is sharded by FSDP, but candidates share whole "
-            "weights; pass the model itself, not sharded: asng deals the candidates out over the processes"
+            "weights; pass the model itself, not sharded: asng shards the candidates over the processes"
         )

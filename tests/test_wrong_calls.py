@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_space import METHODS, SPACE, Bounded, Stubborn, run
 
-from asng import ASNG, SNG, Adam, Candidate, Categorical, Custom, Integer, Real, Uniform
+from asng import ASNG, SNG, Adam, Candidate, Categorical, Custom, Integer, RandomSearch, Real
 
 WRONG_TELLS: dict[str, Any] = {
     "fewer losses": (lambda o: o.tell(o.ask(3), [1, 2]), "3 candidates and 2 losses.*one loss for each"),
@@ -55,7 +55,7 @@ WRONG_TELLS: dict[str, Any] = {
         "no point of this space",
     ),
     "ask for none": (lambda o: o.ask(0), "n must be at least 1, got 0"),
-    "ask for a half": (lambda o: o.ask(0.5), "n must be a whole number, got 0.5"),
+    "ask for a half": (lambda o: o.ask(0.5), "n must be an integer, got 0.5"),
     "ask for fewer than none": (lambda o: o.ask(-2), "got -2"),
     "ask for True": (lambda o: o.ask(True), "got True"),
 }
@@ -100,7 +100,7 @@ OWN = SPACE | {"own": Custom(Bounded(5))}
 
 
 @pytest.mark.parametrize("losses", [[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]], ids=str)
-@pytest.mark.parametrize("method", [*METHODS, Uniform])
+@pytest.mark.parametrize("method", [*METHODS, RandomSearch])
 @pytest.mark.parametrize(("name", "number"), NO_DRAWS.values(), ids=NO_DRAWS)
 def test_an_exchanged_number_in_a_candidate_is_refused_by_name(name, number, method, losses):
     optimizer = method(OWN, seed=0)
@@ -113,7 +113,7 @@ def test_an_exchanged_number_in_a_candidate_is_refused_by_name(name, number, met
 
 
 @pytest.mark.parametrize("number", [10**400, 1j, "5", Stubborn()], ids=["beyond float64", "complex", "text", "object"])
-@pytest.mark.parametrize("method", [*METHODS, Uniform])
+@pytest.mark.parametrize("method", [*METHODS, RandomSearch])
 def test_what_is_no_real_number_in_a_candidate_is_refused(number, method):
     optimizer = method(OWN, seed=0)
     candidates = exchanged(optimizer.ask(), "n", number)
@@ -183,18 +183,18 @@ ONE = Categorical([1, 2])
         (lambda: ASNG(SPACE, delta_max=0), "delta_max must be a number above 0, got 0"),
         (lambda: ASNG(SPACE, delta_max=math.nan), "delta_max.*got nan"),
         (lambda: ASNG(SPACE, delta_max=0.5), "delta_max must be at least 1 .*got 0.5"),
-        (lambda: ASNG(SPACE, samples=1), "samples must be at least 2, got 1"),
-        (lambda: ASNG(SPACE, samples=2.0), "samples must be a whole number, got 2.0"),
-        (lambda: ASNG(SPACE, samples=True), "samples must be a whole number, got True"),
+        (lambda: ASNG(SPACE, population_size=1), "population_size must be at least 2, got 1"),
+        (lambda: ASNG(SPACE, population_size=2.0), "population_size must be an integer, got 2.0"),
+        (lambda: ASNG(SPACE, population_size=True), "population_size must be an integer, got True"),
         (lambda: ASNG(SPACE, seed=-1), "seed.*got -1"),
         (lambda: ASNG(SPACE, seed=1.5), "seed.*got 1.5"),
         (lambda: ASNG(SPACE, seed="x"), "seed.*got 'x'"),
         (lambda: ASNG(SPACE, initial=[0.5, 0.5]), r"initial.*dict.*got \[0.5, 0.5\]"),
         (lambda: SNG(SPACE, delta=0), "delta must be a number above 0 .*got 0"),
         (lambda: SNG(SPACE, delta=math.inf), "delta.*got inf"),
-        (lambda: SNG(SPACE, samples=1), "samples must be at least 2"),
-        (lambda: Adam(SPACE, rate=-0.1), "rate must be a number above 0 .*got -0.1"),
-        (lambda: Adam(SPACE, rate="fast"), "rate must be a number above 0 .*got 'fast'"),
+        (lambda: SNG(SPACE, population_size=1), "population_size must be at least 2"),
+        (lambda: Adam(SPACE, lr=-0.1), "lr must be a number above 0 .*got -0.1"),
+        (lambda: Adam(SPACE, lr="fast"), "lr must be a number above 0 .*got 'fast'"),
     ],
 )
 def test_wrong_settings_are_refused_with_value_and_cure(make, message):

@@ -1,6 +1,6 @@
-"""The command line: `asng EXPERIMENT [VERB] [flags]`. Only this room prints.
+"""The command line: `asng EXPERIMENT [VERB] [flags]`. Only this package prints.
 
-Flags come from the settings of each experiment, so that there is one place where they are written.
+Flags are the fields of each experiment's settings.
 """
 
 import sys
@@ -41,9 +41,9 @@ def overview(experiment: str | None = None) -> str:
 
 
 def function_of(words: Sequence[str]) -> Callable[[Sequence[str]], None]:
-    """What runs a command: of `asng cifar10 search`, `run_search` in asng/cli/cifar10.py.
+    """The function of a command: for `asng cifar10 search`, `run_search` in asng/cli/cifar10.py.
 
-    Imported when it is needed, for torch takes seconds and not every command has to wait for it.
+    Imported on demand, since torch takes seconds to import.
     """
     function: Callable[[Sequence[str]], None] = getattr(import_module(f"asng.cli.{words[0]}"), f"run_{words[-1]}")
     return function
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     words = next((words for words in COMMANDS if tuple(arguments[: len(words)]) == words), None)
     try:
         if words is None:
-            describe(arguments)
+            print_overview(arguments)
         else:
             function_of(words)(arguments[len(words) :])
     except (ValueError, OSError) as error:
@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(INTERRUPTED)
 
 
-def describe(arguments: Sequence[str]) -> None:
-    """Print which commands there are, or the version; raises ValueError for a command that there is not."""
+def print_overview(arguments: Sequence[str]) -> None:
+    """Print the commands, or the version; raises ValueError for an unknown command."""
     if arguments[:1] == ["--version"]:
         print(f"asng {__version__}")
         return

@@ -10,16 +10,16 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from asng.cli.terminal import parsed, progress_bar
+from asng.cli.terminal import parse_command, progress_bar
 from asng.experiments import digits
 
 
 @dataclass(frozen=True)
-class DigitsSearch:
+class DigitsCommand:
     """Search a network for handwritten digits, train it from scratch and test it: a minute or two on the CPU.
 
     Beside it, trained alike: random architectures of the same space, as many as the time of the
-    search buys, and a network made by hand. Writes architecture.json, results.jsonl and
+    search buys, and a handcrafted network. Writes architecture.json, results.jsonl and
     summary.json. Ctrl-C keeps what is finished; the same command continues.
 
     Examples:
@@ -27,14 +27,14 @@ class DigitsSearch:
       asng digits search --seeds 10 --out runs/ten
     """
 
-    settings: Annotated[digits.Settings, tyro.conf.arg(name="")] = field(default_factory=digits.Settings)
+    settings: Annotated[digits.DigitsSettings, tyro.conf.arg(name="")] = field(default_factory=digits.DigitsSettings)
     out: Path = Path("runs/digits")
     """Folder of the run."""
 
 
 def run_search(arguments: Sequence[str]) -> None:
     """`asng digits search`."""
-    command = parsed(DigitsSearch, "digits search", arguments)
+    command = parse_command(DigitsCommand, "digits search", arguments)
     console = Console()
     with progress_bar(console, "digits", command.out) as progress:
         summary = digits.run(command.settings, command.out, progress)
@@ -46,7 +46,7 @@ def run_search(arguments: Sequence[str]) -> None:
 
 
 def digits_table(summary: dict[str, Any]) -> Table:
-    """Test accuracy and parameters of what was found, beside what it is compared with."""
+    """Test accuracy and parameters of the result and its baselines."""
     table = Table(title="Test accuracy, trained from scratch", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("architecture")
     for name in ("accuracy", "standard error", "parameters"):
@@ -58,7 +58,7 @@ def digits_table(summary: dict[str, Any]) -> Table:
         "found": "found by the search",
         "random_mean": f"mean of {several} random ones",
         "random_best": f"best of {several} random ones",
-        "hand": "made by hand",
+        "handcrafted": "handcrafted",
     }
     for kind, name in names.items():
         accuracy = summary["accuracy"][kind]

@@ -1,4 +1,4 @@
-"""What the commands of the experiments on images share: where data lies, which architecture is meant."""
+"""Shared by the commands of the image experiments: data flags, architectures, folders."""
 
 import shlex
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import tyro
 from rich.console import Console
 
-from asng.runs import config_of
+from asng.runs import read_config
 
 # A folder that is named without a flag.
 SomeRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -19,7 +19,7 @@ RunOrNone = Annotated[
 
 
 @dataclass(frozen=True)
-class Where:
+class DataFlags:
     """Flags that every command on images has."""
 
     data: Path | None = None
@@ -28,12 +28,12 @@ class Where:
     """cpu, cuda, cuda:1; auto is the GPU where there is one."""
 
 
-def plain_console() -> Console:
-    """What commands print on; names of files stand there as they are, also those with brackets and colons."""
+def make_console() -> Console:
+    """A console without markup, so that file names with brackets and colons are printed unchanged."""
     return Console(markup=False, emoji=False)
 
 
-def architecture(
+def load_architecture(
     experiment: str,
     run: Path | None,
     given: str | None,
@@ -41,12 +41,12 @@ def architecture(
     random: Callable[[int], dict[str, Any]],
     seed: int,
 ) -> dict[str, Any]:
-    """The architecture that a search found, that a file holds, or that a seed draws."""
+    """Load the architecture of a search or of a file, or draw one from a seed."""
     if (run is None) == (given is None):
         raise ValueError("give either the folder of a search, or --architecture with a JSON file or the word random")
     if given == "random":
         return random(seed)
-    path = Path(given) if given is not None else found_in(Path(str(run)), experiment)
+    path = Path(given) if given is not None else architecture_path(Path(str(run)), experiment)
     if not path.is_file():
         raise ValueError(f"there is no file {path}; give one as architecture.json, or the word random")
     try:
@@ -56,11 +56,11 @@ def architecture(
 
 
 def next_command(
-    experiment: str, folder: Path, small: bool, where: Where, verb: str = "retrain", more: Sequence[str] = ()
+    experiment: str, folder: Path, small: bool, where: DataFlags, verb: str = "retrain", more: Sequence[str] = ()
 ) -> str:
-    """How to go on with what is in a folder, on the same data and at the same size; a shell reads it as it is.
+    """The next command for a run, on the same data and at the same size, quoted for a shell.
 
-    >>> next_command("cifar10", Path("runs/one"), True, Where(data=Path("my images")))
+    >>> next_command("cifar10", Path("runs/one"), True, DataFlags(data=Path("my images")))
     "asng cifar10 retrain runs/one --small --data 'my images'"
     """
     flags = ["--small"] if small else []
@@ -69,26 +69,26 @@ def next_command(
     return shlex.join(["asng", experiment, verb, str(folder), *flags, *more])
 
 
-def found_in(run: Path, experiment: str) -> Path:
-    """The file with what a run found; raises ValueError for a run of another experiment and for one without it."""
+def architecture_path(run: Path, experiment: str) -> Path:
+    """The architecture file of a run; raises ValueError for another experiment, and if there is none yet."""
     if not run.is_dir():
         raise ValueError(f"there is no folder {run}; give that of a search")
-    there, path = config_of(run), run / "architecture.json"
-    if there.get("experiment") != experiment:
-        raise ValueError(f"{run} is a run of {there.get('experiment')}, not of {experiment}")
+    config, path = read_config(run), run / "architecture.json"
+    if config.get("experiment") != experiment:
+        raise ValueError(f"{run} is a run of {config.get('experiment')}, not of {experiment}")
     if not path.is_file():
         raise ValueError(f"there is no {path} yet; let the search finish first: the same command continues it")
     return path
 
 
-def folder_of(
+def run_folder(
     out: Path | None, run: Path | None, given: str | None, experiment: str, seed: int, ending: str = ""
 ) -> Path:
-    """Where a network is trained: inside of the search, where its name may have an ending, or in a folder of its own.
+    """The folder of a retraining: in the folder of the search, with an optional ending, or one of its own.
 
-    >>> folder_of(None, None, "random", "cifar10", 3).as_posix()
+    >>> run_folder(None, None, "random", "cifar10", 3).as_posix()
     'runs/cifar10-random-seed3'
-    >>> folder_of(None, Path("runs/one"), None, "inpainting", 0, "-half").as_posix()
+    >>> run_folder(None, Path("runs/one"), None, "inpainting", 0, "-half").as_posix()
     'runs/one/retrain-half-seed0'
     """
     if out is not None:

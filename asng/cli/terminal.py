@@ -1,4 +1,4 @@
-"""What all commands share: flags from dataclasses, a progress bar."""
+"""Shared by all commands: flags from dataclasses, a progress bar."""
 
 import sys
 import time
@@ -21,11 +21,11 @@ from rich.progress import (
 )
 from rich.text import Text
 
-QUIET = 60.0  # seconds; so long nothing is said of what goes on where there is no terminal
+QUIET = 60.0  # seconds between two lines of progress without a terminal
 
 
-def parsed(command: Any, name: str, arguments: Sequence[str], default: Any = tyro.MISSING_NONPROP) -> Any:
-    """A command, read from its arguments; `--help` says what its docstring says."""
+def parse_command(command: Any, name: str, arguments: Sequence[str], default: Any = tyro.MISSING_NONPROP) -> Any:
+    """Parse a command's arguments; `--help` shows its docstring."""
     return tyro.cli(
         command,
         prog=f"asng {name}",
@@ -37,27 +37,27 @@ def parsed(command: Any, name: str, arguments: Sequence[str], default: Any = tyr
 
 
 class Bar(Protocol):
-    """Hears how far it is and what is to be said of it; `line`: worth a line that stays."""
+    """Called with the fraction done and a text; `line`: print the text as a line that stays."""
 
     def __call__(self, fraction: float, text: str = "", *, line: bool = False) -> None: ...
 
 
 @contextmanager
 def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[Bar]:
-    """A bar with the time left, and below it what was last said; without a terminal, a line now and then.
+    """A bar with the time left and the last text; without a terminal, a line now and then.
 
-    It appears with the first news, so that nothing flashes where there is nothing to do. Ctrl-C says how to
-    continue with what is in the folder, if anything is kept at all.
+    It appears with the first call, so that nothing flashes if there is nothing to do. Ctrl-C prints how to continue
+    from the folder, if there is one.
     """
     columns = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
     bar = Progress(*columns, TimeRemainingColumn(), speed_estimate_period=600)
     task = bar.add_task(title, total=1.0)
     live = Live(bar, console=console)
-    tenths, said = -1, time.monotonic()
+    tenths, last_print = -1, time.monotonic()
 
     def progress(fraction: float, text: str = "", *, line: bool = False) -> None:
-        nonlocal tenths, said
-        if fraction < bar.tasks[task].completed:  # something else begins, with a time of its own
+        nonlocal tenths, last_print
+        if fraction < bar.tasks[task].completed:  # another task begins, with its own time
             bar.reset(task)
             tenths = -1
         bar.update(task, completed=fraction)
@@ -71,19 +71,19 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
         elif console.is_terminal:
             news = ""
         elif text:
-            news = f"{fraction:.1%}: {text}" if now - said > QUIET else ""
+            news = f"{fraction:.1%}: {text}" if now - last_print > QUIET else ""
         else:
             news = f"{title}: {tenth * 10} %" if tenth > tenths else ""
         if news:
             console.print(news, soft_wrap=True, highlight=False)
-            tenths, said = tenth, now
+            tenths, last_print = tenth, now
 
     try:
         yield progress
     except KeyboardInterrupt:
         live.stop()
-        kept = "" if folder is None else f" What is finished is in {folder}; the same command continues."
-        print(f"Interrupted.{kept}", file=sys.stderr)
+        where = "" if folder is None else f" What is finished is in {folder}; the same command continues."
+        print(f"Interrupted.{where}", file=sys.stderr)
         raise
     finally:
         live.stop()

@@ -10,12 +10,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from asng.cli.terminal import parsed, progress_bar
+from asng.cli.terminal import parse_command, progress_bar
 from asng.experiments import toy
 
 
 @dataclass(frozen=True)
-class Toy:
+class ToyCommand:
     """The paper's toy problem: how the initial step size decides over success, for ASNG, SNG and Adam.
 
     Writes results.jsonl, summary.json, toy.png and toy.svg into a folder. Ctrl-C keeps what is
@@ -24,11 +24,11 @@ class Toy:
     Examples:
       asng toy --quick                          a look, in less than a minute
       asng toy                                  the whole sweep of the paper
-      asng toy --runs 20 --rates 0.05 --out runs/small
+      asng toy --runs 20 --lrs 0.05 --out runs/small
       asng toy --quick --alphas 1.1 1.5 3       quick, but with several values of alpha
     """
 
-    settings: Annotated[toy.Settings, tyro.conf.arg(name="")] = field(default_factory=toy.Settings)
+    settings: Annotated[toy.ToySettings, tyro.conf.arg(name="")] = field(default_factory=toy.ToySettings)
     quick: bool = False
     """A coarser sweep: changes the defaults of the other flags, and can be combined with them."""
     out: Path | None = None
@@ -37,8 +37,8 @@ class Toy:
 
 def run_toy(arguments: Sequence[str]) -> None:
     """`asng toy`."""
-    quick = "--quick" in arguments  # seen before parsing, since it decides over the defaults of other flags
-    command = parsed(Toy, "toy", arguments, Toy(toy.QUICK if quick else toy.Settings()))
+    quick = "--quick" in arguments  # before parsing, since it changes the defaults of other flags
+    command = parse_command(ToyCommand, "toy", arguments, ToyCommand(toy.QUICK if quick else toy.ToySettings()))
     folder = command.out or Path("runs/toy-quick" if quick else "runs/toy")
     console = Console()
     with progress_bar(console, "toy problem", folder) as progress:
@@ -51,11 +51,11 @@ def toy_table(summary: dict[str, Any]) -> Table:
     """For each method, the initial step sizes that reach the target, and the best of them."""
     table = Table(
         title=f"Initial step sizes that reach the target within {summary['iterations']:,} iterations",
-        caption="rate: of the weights; best: lowest median iterations / success rate",
+        caption="lr: of the weights; best: lowest median iterations / success rate",
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("rate", justify="right")
+    table.add_column("lr", justify="right")
     for name in ("method", f"all {summary['runs']} runs", "any run"):
         table.add_column(name)
     table.add_column("best", justify="right")
@@ -64,14 +64,14 @@ def toy_table(summary: dict[str, Any]) -> Table:
         method = row["method"] if row["alpha"] in (None, toy.DEFAULT_ALPHA) else f"ASNG alpha {row['alpha']:g}"
         best = row["best"]
         shown = ("", "") if best is None else (f"{best['measure']:,.0f}", f"{best['step']:.2g}")
-        table.add_row(f"{row['rate']:g}", method, stretches(row["all"]), stretches(row["any"]), *shown)
+        table.add_row(f"{row['lr']:g}", method, format_spans(row["all"]), format_spans(row["any"]), *shown)
     return table
 
 
-def stretches(spans: list[tuple[float, float]]) -> str:
-    """Stretches of step sizes as text.
+def format_spans(spans: list[tuple[float, float]]) -> str:
+    """Ranges of step sizes as text.
 
-    >>> stretches([(1.0, 0.01), (1e-5, 1e-5)])
+    >>> format_spans([(1.0, 0.01), (1e-5, 1e-5)])
     '1 to 0.01, 1e-05'
     """
     return ", ".join(f"{a:.2g}" if a == b else f"{a:.2g} to {b:.2g}" for a, b in spans) or "none"

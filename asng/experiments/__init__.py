@@ -2,4 +2,4 @@
 
 from collections.abc import Callable
 
-Progress = Callable[[float], None]  # hears the fraction that is done
+Progress = Callable[[float], None]  # called with the fraction done

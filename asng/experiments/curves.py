@@ -1,4 +1,4 @@
-"""What trainings measured, as curves: losses, accuracies and the like, one panel for each kind."""
+"""Training curves: losses, accuracies and other metrics, one panel for each kind."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,14 +6,14 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from asng.experiments.figures import COLOURS, save
+from asng.experiments.figures import COLORS, save_figure
 
-# A panel for each ending of names; what several runs have in common has the same stroke, a run has its colour.
+# A panel for each ending of names; what several runs have in common has the same stroke, a run has its color.
 PANELS = {"loss": "loss", "accuracy": "accuracy", "psnr": "PSNR [dB]", "ssim": "SSIM", "probability": "certainty"}
 STROKES = ("-", "--", ":")
 
 
-def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
+def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> list[Path]:
     """Write curves.svg and curves.png of the records of some runs, by their names; returns the paths.
 
     Records without anything to draw, or none at all, are an error.
@@ -24,26 +24,26 @@ def draw(runs: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> list[
     if not shown:
         raise ValueError(f"there is nothing to draw in {names}; records have names that end in {', '.join(PANELS)}")
     figure = Figure(figsize=(4 * len(shown), 3.2), layout="constrained")
-    for place, (ending, metrics) in enumerate(shown.items(), start=1):
-        _panel(figure.add_subplot(1, len(shown), place), runs, ending, metrics)
-    return save(figure, folder, "curves", dpi=150)
+    for index, (ending, metrics) in enumerate(shown.items(), start=1):
+        _panel(figure.add_subplot(1, len(shown), index), runs, ending, metrics)
+    return save_figure(figure, folder, "curves", dpi=150)
 
 
 def _panel(axes: Any, runs: Mapping[str, Sequence[Mapping[str, Any]]], ending: str, metrics: Sequence[str]) -> None:
     percent = 100 if ending == "accuracy" else 1
-    for colour, (run, records) in zip(_cycled(COLOURS, len(runs)), runs.items(), strict=True):
-        for stroke, metric in zip(_cycled(STROKES, len(metrics)), metrics, strict=True):
+    for color, (run, records) in zip(_cycle(COLORS, len(runs)), runs.items(), strict=True):
+        for stroke, metric in zip(_cycle(STROKES, len(metrics)), metrics, strict=True):
             points = [
                 (record["step"], percent * record[metric]) for record in records if record.get(metric) is not None
             ]
             label = " ".join(part for part in (run, metric.removesuffix(ending).replace("_", " ").strip()) if part)
             if points:
-                axes.plot(*zip(*points, strict=True), stroke, color=colour, label=label, marker="o"[len(points) > 1 :])
+                axes.plot(*zip(*points, strict=True), stroke, color=color, label=label, marker="o"[len(points) > 1 :])
     axes.set_xlabel("step")
     axes.set_ylabel(PANELS[ending] + (" [%]" if ending == "accuracy" else ""))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, frameon=False)
 
 
-def _cycled(items: Sequence[str], count: int) -> list[str]:
-    return [items[place % len(items)] for place in range(count)]
+def _cycle(items: Sequence[str], count: int) -> list[str]:
+    return [items[index % len(items)] for index in range(count)]

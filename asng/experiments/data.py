@@ -1,4 +1,4 @@
-"""What the experiments on images share: where data lies, its halves, and the order of mini-batches."""
+"""Shared by the image experiments: the data folder, halves, and the order of mini-batches."""
 
 import os
 from pathlib import Path
@@ -11,10 +11,10 @@ from torch import Tensor
 SPLIT, SHUFFLE, NUMBERS = range(3)  # independent streams that follow from the same seeds
 
 
-def place(given: Path | None = None) -> Path:
-    """Where data lies: what is given (`--data`), else the environment variable ASNG_DATA, else the user's cache folder.
+def data_folder(given: Path | None = None) -> Path:
+    """The data folder: the given one (`--data`), else the environment variable ASNG_DATA, else the user's cache folder.
 
-    >>> place(Path("pictures")).name
+    >>> data_folder(Path("pictures")).name
     'pictures'
     """
     if given is not None:
@@ -36,13 +36,13 @@ def halves(n: int, seed: int) -> tuple[Tensor, Tensor]:
     return order[: n // 2], order[n // 2 :]
 
 
-class Order:
+class BatchOrder:
     """Which images make up a mini-batch, and the random numbers for it.
 
     Both depend on the seeds and the number of the mini-batch alone, so that a run continues from any
     step without a state of the data.
 
-    >>> order = Order(torch.arange(100, 106), 2, 7)
+    >>> order = BatchOrder(torch.arange(100, 106), 2, 7)
     >>> [order(number)[0].tolist() for number in range(order.steps)]
     [[102, 101], [105, 104], [103, 100]]
     """

@@ -1,7 +1,7 @@
 """A search that takes a minute or two: scikit-learn's handwritten digits, 8x8 pixels, on the CPU.
 
 The architecture is searched with shared weights, trained again from scratch and tested, beside
-random architectures of the same space and a network made by hand, all trained in the same way.
+random architectures of the same space and a handcrafted network, all trained in the same way.
 """
 
 import math
@@ -25,7 +25,7 @@ from asng.optimizer import ASNG
 from asng.runs import Run, write_json
 
 BLOCKS = 3  # in each of the two stages
-BY_HAND = {
+HANDCRAFTED = {
     "width": 24,
     **{f"depth{stage}": 2 for stage in (1, 2)},
     **{f"op{stage}{block}": "conv3" for stage in (1, 2) for block in range(BLOCKS)},
@@ -34,8 +34,8 @@ BY_HAND = {
 
 
 @dataclass(frozen=True)
-class Settings:
-    """What the default job does; together a minute or two on one core."""
+class DigitsSettings:
+    """Settings of the default job; a minute or two on one core."""
 
     epochs: int = 180
     """Of the search, over half of the training images; the other half judges architectures."""
@@ -43,8 +43,8 @@ class Settings:
     """Of training an architecture from scratch, over all training images."""
     batch: int = 64
     """Images in a mini-batch."""
-    rate: float = 0.05
-    """Learning rate of the weights at the start of its cosine, here and there."""
+    lr: float = 0.05
+    """Learning rate of the weights at the start of its cosine, in search and training."""
     seed: int = 0
     """The first seed; all random numbers follow from it."""
     seeds: int = 1
@@ -54,8 +54,8 @@ class Settings:
         for name in ("epochs", "training_epochs", "batch", "seeds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.rate > 0 or not math.isfinite(self.rate):
-            raise ValueError(f"rate must be above 0, got {self.rate}")
+        if not self.lr > 0 or not math.isfinite(self.lr):
+            raise ValueError(f"lr must be above 0, got {self.lr}")
         if self.seed < 0:
             raise ValueError(f"seed must be at least 0, got {self.seed}")
 
@@ -113,7 +113,7 @@ class Data:
     test: tuple[Tensor, Tensor]
 
 
-def load(seed: int) -> Data:
+def load_split(seed: int) -> Data:
     """1,797 digits: 600 each to train and to judge in the search, 597 to test."""
     from sklearn.datasets import load_digits  # type: ignore[import-untyped]
 
@@ -132,19 +132,19 @@ def batches(data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) 
         yield data[0][chosen], data[1][chosen]
 
 
-def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Cross entropy of a mini-batch."""
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def search(settings: Settings, seed: int, data: Data, progress: Progress = lambda done: None) -> dict[str, Any]:
+def search(settings: DigitsSettings, seed: int, data: Data, progress: Progress = lambda done: None) -> dict[str, Any]:
     """The architecture that ASNG finds, its probability and the seconds it took."""
     torch.manual_seed(seed)
     model = Net()
-    optimizer = ASNG(nas.space_of(model), seed=seed)
-    weights = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(weights, settings.epochs)
-    oneshot = nas.OneShot(model, optimizer, weights, loss_of, clip_norm=5.0)
+    arch_optimizer = ASNG(nas.space_of(model), seed=seed)
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
+    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(weight_optimizer, settings.epochs)
+    oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
     started = time.perf_counter()
     for epoch in range(settings.epochs):
@@ -152,28 +152,28 @@ def search(settings: Settings, seed: int, data: Data, progress: Progress = lambd
         halves = (batches(half, settings.batch, generator) for half in (data.train, data.valid))
         for train_batch, valid_batch in zip(*halves, strict=True):
             oneshot.step(train_batch, valid_batch)
-        schedule.step()
+        lr_scheduler.step()
     seconds = time.perf_counter() - started
-    architecture = nas.found(oneshot)
+    architecture = nas.result(oneshot)
     return {"values": architecture.values, "probability": architecture.probability, "seconds": seconds}
 
 
-def train(settings: Settings, seed: int, data: Data, values: dict[str, Any]) -> dict[str, Any]:
+def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any]) -> dict[str, Any]:
     """An architecture trained from scratch on all training images: test accuracy, parameters, seconds."""
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
-    weights = torch.optim.SGD(model.parameters(), lr=settings.rate, momentum=0.9, weight_decay=3e-4)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(weights, settings.training_epochs)
+    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
+    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
     started = time.perf_counter()
     for _ in range(settings.training_epochs):
         for batch in batches(both, settings.batch, generator):
-            weights.zero_grad()
-            loss_of(model, batch).backward()  # type: ignore[no-untyped-call]
+            optimizer.zero_grad()
+            classification_loss(model, batch).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-            weights.step()
-        schedule.step()
+            optimizer.step()
+        lr_scheduler.step()
     seconds = time.perf_counter() - started
     model.eval()
     with torch.no_grad():
@@ -182,27 +182,27 @@ def train(settings: Settings, seed: int, data: Data, values: dict[str, Any]) -> 
     return {"values": values, "accuracy": accuracy, "parameters": parameters, "seconds": seconds}
 
 
-def run(settings: Settings, folder: Path, progress: Progress = lambda done: None) -> dict[str, Any]:
-    """Do for every seed what the folder does not hold yet; returns the summary, and writes it there.
+def run(settings: DigitsSettings, folder: Path, progress: Progress = lambda done: None) -> dict[str, Any]:
+    """Run every seed that the folder does not hold yet; returns the summary, and writes it there.
 
-    Called again after an interruption, or with more seeds, it goes on with what is finished.
+    Called again after an interruption, or with more seeds, it continues.
     """
     config = {"experiment": "digits", "version": __version__, **asdict(settings)}
     del config["seeds"]
     last = settings.seed + settings.seeds
-    with Run(folder, config) as kept:
+    with Run(folder, config) as run:
         with _one_thread():
             for number, seed in enumerate(range(settings.seed, last)):
-                _one_seed(settings, seed, kept, partial(_within, progress, number, settings.seeds))
-        summary = summarise([record for record in kept.results() if record["seed"] < last])
-        write_json(kept.folder / "summary.json", summary)
-        write_json(kept.folder / "architecture.json", to_dict(summary["rows"][-1]["values"]))
+                _one_seed(settings, seed, run, partial(_within, progress, number, settings.seeds))
+        summary = summarize([record for record in run.results() if record["seed"] < last])
+        write_json(run.folder / "summary.json", summary)
+        write_json(run.folder / "architecture.json", to_dict(summary["rows"][-1]["values"]))
     return summary
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Networks so small gain little from more, lose much where others compute, too, and then differ in rounding."""
+    """Use one thread: so small networks gain little from more, and their rounding depends on the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -215,21 +215,21 @@ def _within(progress: Progress, number: int, of: int, done: float) -> None:
     progress((number + done) / of)
 
 
-def _one_seed(settings: Settings, seed: int, kept: Run, progress: Progress) -> None:
-    """Search; then train the found architecture, one made by hand, and random ones for as long as the search took."""
-    data = load(seed)
-    done = [record for record in kept.results() if record["seed"] == seed]
-    of_kind = {record["kind"]: record for record in done}
+def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress) -> None:
+    """Search; then train the result, the handcrafted network, and random ones for as long as the search took."""
+    data = load_split(seed)
+    done = [record for record in run.results() if record["seed"] == seed]
+    by_kind = {record["kind"]: record for record in done}
 
     def keep(kind: str, record: dict[str, Any]) -> dict[str, Any]:
         record = {"seed": seed, "kind": kind, **record}
-        kept.append(record)
+        run.append(record)
         return record
 
-    result = of_kind.get("search") or keep("search", search(settings, seed, data, lambda part: progress(0.4 * part)))
-    for kind, values, part in (("found", result["values"], 0.4), ("hand", BY_HAND, 0.5)):
+    result = by_kind.get("search") or keep("search", search(settings, seed, data, lambda part: progress(0.4 * part)))
+    for kind, values, part in (("found", result["values"], 0.4), ("handcrafted", HANDCRAFTED, 0.5)):
         progress(part)
-        if kind not in of_kind:
+        if kind not in by_kind:
             keep(kind, train(settings, seed, data, values))
     draws = ASNG(nas.space_of(Net()), seed=np.random.SeedSequence([seed, 2]))
     earlier = [record for record in done if record["kind"] == "random"]
@@ -241,23 +241,23 @@ def _one_seed(settings: Settings, seed: int, kept: Run, progress: Progress) -> N
         spent += record["seconds"]
 
 
-def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
+def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Per seed the accuracies beside each other, and their means with standard errors."""
     seeds = sorted({record["seed"] for record in records})
     rows = []
     for seed in seeds:
-        mine = [record for record in records if record["seed"] == seed]
-        of_kind = {record["kind"]: record for record in mine}
-        random = [record for record in mine if record["kind"] == "random"]
+        of_seed = [record for record in records if record["seed"] == seed]
+        by_kind = {record["kind"]: record for record in of_seed}
+        random = [record for record in of_seed if record["kind"] == "random"]
         best = max(random, key=lambda record: record["accuracy"])
         rows.append(
             {
                 "seed": seed,
-                "values": of_kind["search"]["values"],
-                "probability": of_kind["search"]["probability"],
-                "seconds": of_kind["search"]["seconds"],
-                "found": _short(of_kind["found"]),
-                "hand": _short(of_kind["hand"]),
+                "values": by_kind["search"]["values"],
+                "probability": by_kind["search"]["probability"],
+                "seconds": by_kind["search"]["seconds"],
+                "found": _short(by_kind["found"]),
+                "handcrafted": _short(by_kind["handcrafted"]),
                 "random_mean": {
                     "accuracy": float(np.mean([record["accuracy"] for record in random])),
                     "parameters": float(np.mean([record["parameters"] for record in random])),
@@ -266,7 +266,7 @@ def summarise(records: list[dict[str, Any]]) -> dict[str, Any]:
                 "random_count": len(random),
             }
         )
-    kinds = ("found", "random_mean", "random_best", "hand")
+    kinds = ("found", "random_mean", "random_best", "handcrafted")
     means = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in kinds}
     return {"rows": rows, "accuracy": means}
 

@@ -1,4 +1,4 @@
-"""What the figures of all experiments share: colours, drawings in inches, and how they are written."""
+"""Shared by the figures of all experiments: colors, drawings in inches, and how they are written."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
-from asng._files import replacing
+from asng._files import atomic_write
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
+# Okabe and Ito's colors, which the color-blind can tell apart.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-COLOURS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:
@@ -23,23 +23,23 @@ def canvas(width: float, height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def tint(colour: str, part: float) -> str:
-    """A colour mixed with white, of which it keeps this part.
+def tint(color: str, part: float) -> str:
+    """A color mixed with white, of which it keeps this part.
 
     >>> tint("black", 0.25)
     '#bfbfbf'
     """
-    red, green, blue = (1 - part + part * value for value in to_rgb(colour))
+    red, green, blue = (1 - part + part * value for value in to_rgb(color))
     return to_hex((red, green, blue))
 
 
-def save(figure: Figure, folder: Path, name: str, *, dpi: int) -> list[Path]:
+def save_figure(figure: Figure, folder: Path, name: str, *, dpi: int) -> list[Path]:
     """Write NAME.svg, in which text stays text, and NAME.png; the same figure gives the same files. Returns both."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.svg", folder / f"{name}.png"]
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "asng"}):
-        with replacing(paths[0]) as file:
+        with atomic_write(paths[0]) as file:
             figure.savefig(file, format="svg", metadata={"Date": None})
-        with replacing(paths[1]) as file:
+        with atomic_write(paths[1]) as file:
             figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None})
     return paths

@@ -17,22 +17,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asng import __version__
-from asng.baselines import PlainState, adam_start, adam_update, plain_update
+from asng.baselines import SNGState, adam_init, adam_update, sng_update
 from asng.experiments import Progress
-from asng.experiments.workers import side_by_side
+from asng.experiments.workers import run_parallel
 from asng.families import CategoricalFamily
-from asng.optimizer import adaptive_start, adaptive_update
+from asng.optimizer import asng_init, asng_update
 from asng.ragged import Array
 from asng.runs import Run, write_json
 
 METHODS = ("ASNG", "SNG", "Adam")
-SAMPLES = 2  # lambda, for the weights and for the distribution
+POPULATION_SIZE = 2  # lambda, for the weights and for the distribution
 MOMENTUM = 0.9
 DEFAULT_ALPHA = 1.5
 
 
 @dataclass(frozen=True)
-class Settings:
+class ToySettings:
     """The sweep; the defaults are the paper's, and the grid of step sizes shows where each method breaks."""
 
     variables: int = 30
@@ -43,7 +43,7 @@ class Settings:
     """Independent runs of each setting."""
     iterations: int = 100_000
     """Iterations after which a run has failed; also the length of the cosine schedule."""
-    rates: tuple[float, ...] = (0.05, 0.0005)
+    lrs: tuple[float, ...] = (0.05, 0.0005)
     """Learning rates of the weights (eps_x)."""
     powers: tuple[float, ...] = tuple(k / 4 for k in range(11))
     """The initial step size of the distribution is n_theta^-k for each of these k."""
@@ -55,15 +55,22 @@ class Settings:
     """Processes side by side; the results do not depend on it."""
 
     def __post_init__(self) -> None:
-        for name, least in {"variables": 2, "choices": 2, "runs": 1, "iterations": 1, "seed": 0, "workers": 1}.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} must be at least {least}, got {getattr(self, name)}")
-        for name in ("rates", "powers", "alphas"):
+        for name, minimum in {
+            "variables": 2,
+            "choices": 2,
+            "runs": 1,
+            "iterations": 1,
+            "seed": 0,
+            "workers": 1,
+        }.items():
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+        for name in ("lrs", "powers", "alphas"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values) or not all(map(math.isfinite, values)):
                 raise ValueError(f"{name} must be one or more different finite numbers, got {values}")
-        if min(self.rates) <= 0:
-            raise ValueError(f"rates must be above 0, got {self.rates}")
+        if min(self.lrs) <= 0:
+            raise ValueError(f"lrs must be above 0, got {self.lrs}")
         if max(map(abs, self.powers)) > 50:
             raise ValueError(f"powers must lie between -50 and 50, got {self.powers}")
         if min(self.alphas) <= 1:
@@ -71,28 +78,28 @@ class Settings:
 
 
 # Coarser, for a look in less than a minute: the same problem and methods, fewer runs, a shorter schedule.
-QUICK = Settings(runs=8, iterations=40_000, rates=(0.05,), powers=(0.0, 0.5, 1.0, 1.5, 2.0), alphas=(1.5,))
+QUICK = ToySettings(runs=8, iterations=40_000, lrs=(0.05,), powers=(0.0, 0.5, 1.0, 1.5, 2.0), alphas=(1.5,))
 
 
 class Setting(NamedTuple):
     """One point of the sweep, and the unit of work."""
 
     method: str
-    rate: float
+    lr: float
     power: float
     alpha: float | None  # ASNG only
 
 
-def settings_of(sweep: Settings) -> list[Setting]:
+def settings_of(sweep: ToySettings) -> list[Setting]:
     """All points of a sweep, in the order of the report."""
     alphas = [DEFAULT_ALPHA, *(a for a in sweep.alphas if a != DEFAULT_ALPHA)]
     kinds = [("ASNG", alpha) for alpha in alphas] + [("SNG", None), ("Adam", None)]
-    return [Setting(m, rate, power, alpha) for rate in sweep.rates for m, alpha in kinds for power in sweep.powers]
+    return [Setting(m, lr, power, alpha) for lr in sweep.lrs for m, alpha in kinds for power in sweep.powers]
 
 
 @np.errstate(over="ignore", invalid="ignore")  # weights that diverge fail, quietly
-def simulate(sweep: Settings, setting: Setting, tick: Progress = lambda fraction: None) -> list[int | None]:
-    """Per run, the iteration that first drew the target, or None. `tick` hears how far it is, now and then."""
+def simulate(sweep: ToySettings, setting: Setting, tick: Progress = lambda fraction: None) -> list[int | None]:
+    """Per run, the iteration that first drew the target, or None. `tick` gets the fraction done, now and then."""
     variables, choices, runs = sweep.variables, sweep.choices, sweep.runs
     family = CategoricalFamily([choices] * variables)
     generator = _generator(sweep, setting)
@@ -105,22 +112,22 @@ def simulate(sweep: Settings, setting: Setting, tick: Progress = lambda fraction
     for iteration in range(sweep.iterations):
         if iteration % 64 == 0:
             tick(iteration / sweep.iterations)
-        rate = setting.rate * (1 + math.cos(math.pi * iteration / sweep.iterations)) / 2
+        lr = setting.lr * (1 + math.cos(math.pi * iteration / sweep.iterations)) / 2
         # The samples of both steps come from the same theta.
-        c = family.sample(state.theta, 2 * SAMPLES, generator)
+        c = family.sample(state.theta, 2 * POPULATION_SIZE, generator)
         z = generator.standard_normal((len(x), 2, variables)) * (1 / choices)
         entries = c.astype(np.intp) + first_entry[: len(x)]
         penalties = np.einsum("rsv->rs", c) * (1 / choices)
 
-        chosen = x.take(entries[:, :SAMPLES])
-        values_before = np.vecdot(chosen, chosen) + penalties[:, :SAMPLES]
-        _descend(x, velocity, entries[:, :SAMPLES], chosen - z[:, :1], rate)
+        chosen = x.take(entries[:, :POPULATION_SIZE])
+        values_before = np.vecdot(chosen, chosen) + penalties[:, :POPULATION_SIZE]
+        _descend(x, velocity, entries[:, :POPULATION_SIZE], chosen - z[:, :1], lr)
 
-        chosen = x.take(entries[:, SAMPLES:])
-        values = np.vecdot(chosen, chosen) + penalties[:, SAMPLES:]
+        chosen = x.take(entries[:, POPULATION_SIZE:])
+        values = np.vecdot(chosen, chosen) + penalties[:, POPULATION_SIZE:]
         # f less |z|^2, which the samples share: the ranking is the same.
         losses = values - 2 * np.vecdot(chosen, z[:, 1:])
-        state = update(family, state, c[:, SAMPLES:], losses)
+        state = update(family, state, c[:, POPULATION_SIZE:], losses)
 
         # NaN compares false, so it is never a success, and fmin passes over it.
         found = (np.fmin(values_before, values) < 1 / choices).any(-1)
@@ -134,16 +141,16 @@ def simulate(sweep: Settings, setting: Setting, tick: Progress = lambda fraction
     return [int(i) or None for i in reached]
 
 
-def _descend(x: Array, velocity: Array, entries: Any, errors: Array, rate: float) -> None:
+def _descend(x: Array, velocity: Array, entries: Any, errors: Array, lr: float) -> None:
     """Momentum on all of x; the mean over the samples of the gradient 2 (x - z) reaches the chosen entries."""
     velocity *= MOMENTUM
-    gradient = errors * (2 / SAMPLES)
+    gradient = errors * (2 / POPULATION_SIZE)
     np.add.at(velocity.reshape(-1), entries.reshape(-1), gradient.reshape(-1))  # both samples may choose an entry
-    x -= rate * velocity
+    x -= lr * velocity
 
 
-def _generator(sweep: Settings, setting: Setting) -> np.random.Generator:
-    """Depends on what a setting is, not on its place in the sweep or the worker that it falls to."""
+def _generator(sweep: ToySettings, setting: Setting) -> np.random.Generator:
+    """Depends on what a setting is, not on its position in the sweep or on the worker."""
     seed = np.random.SeedSequence([sweep.seed, *repr(tuple(setting)).encode()])
     return np.random.Generator(np.random.SFC64(seed))  # the fastest of NumPy's
 
@@ -153,46 +160,46 @@ def _method(setting: Setting, step: float) -> tuple[Callable[..., Any], Callable
     match setting.method:
         case "ASNG":
             options: dict[str, Any] = {"alpha": setting.alpha, "delta_init": step, "delta_max": math.inf}
-            return partial(adaptive_start, delta_init=step), partial(adaptive_update, **options)
+            return partial(asng_init, delta_init=step), partial(asng_update, **options)
         case "SNG":
-            return lambda family, theta: PlainState(theta), partial(plain_update, delta=step)
+            return lambda family, theta: SNGState(theta), partial(sng_update, delta=step)
         case "Adam":
-            return lambda family, theta: adam_start(theta), partial(adam_update, rate=step)
+            return lambda family, theta: adam_init(theta), partial(adam_update, lr=step)
     raise ValueError(f"no method {setting.method!r}; there are {', '.join(METHODS)}")
 
 
 # The sweep: settings side by side, finished ones kept in the folder of the run.
 
 
-def run(sweep: Settings, folder: Path, progress: Progress = lambda fraction: None) -> dict[str, Any]:
-    """Do what the folder does not hold yet, then write `summary.json` and the figures; returns the summary.
+def run(sweep: ToySettings, folder: Path, progress: Progress = lambda fraction: None) -> dict[str, Any]:
+    """Run the settings that the folder lacks, then write `summary.json` and the figures; returns the summary.
 
-    `progress` hears the finished fraction of the sweep several times a second. Ctrl-C (KeyboardInterrupt)
+    `progress` is called with the fraction done several times a second. Ctrl-C (KeyboardInterrupt)
     ends it at once; called again, it continues, and ends with the same results.
     """
     config = {"experiment": "toy", "version": __version__, **asdict(sweep)}
     del config["workers"]  # does not change the results
-    with Run(folder, config) as kept:
-        reached = dict(_read(record, sweep) for record in kept.results())
+    with Run(folder, config) as run:
+        reached = dict(_read(record, sweep) for record in run.results())
         settings = settings_of(sweep)
         missing = [setting for setting in settings if setting not in reached]
         # Long and short settings mixed, so that the first ones tell how long the rest will take.
         np.random.default_rng(0).shuffle(missing)
         done = len(settings) - len(missing)
-        work = side_by_side(
+        work = run_parallel(
             partial(simulate, sweep), missing, sweep.workers, lambda n: progress((done + n) / len(settings))
         )
         with closing(work) as finished:
             for setting, iterations in finished:
-                kept.append({"setting": setting, "iterations": iterations})
+                run.append({"setting": setting, "iterations": iterations})
                 reached[setting] = iterations
-        summary = summarise(sweep, reached)
-        write_json(kept.folder / "summary.json", summary)
-        draw(summary, kept.folder)
+        summary = summarize(sweep, reached)
+        write_json(run.folder / "summary.json", summary)
+        draw_sweep(summary, run.folder)
     return summary
 
 
-def _read(record: dict[str, Any], sweep: Settings) -> tuple[Setting, list[int | None]]:
+def _read(record: dict[str, Any], sweep: ToySettings) -> tuple[Setting, list[int | None]]:
     """A finished setting as it was kept."""
     try:
         setting, iterations = Setting(*record["setting"]), list(record["iterations"])
@@ -206,23 +213,23 @@ def _read(record: dict[str, Any], sweep: Settings) -> tuple[Setting, list[int | 
 # The report.
 
 
-def summarise(sweep: Settings, reached: dict[Setting, list[int | None]]) -> dict[str, Any]:
+def summarize(sweep: ToySettings, reached: dict[Setting, list[int | None]]) -> dict[str, Any]:
     """All settings with the paper's measure, and for each method and learning rate how far its step sizes reach."""
     dimension = sweep.variables * (sweep.choices - 1)
     points = [_point(setting, dimension**-setting.power, reached[setting]) for setting in settings_of(sweep)]
     lines: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
     for point in points:
-        lines.setdefault((point["rate"], point["method"], point["alpha"]), []).append(point)
+        lines.setdefault((point["lr"], point["method"], point["alpha"]), []).append(point)
     ranges = [
         {
-            "rate": rate,
+            "lr": lr,
             "method": method,
             "alpha": alpha,
             "all": _spans(line, lambda point: point["successes"] == sweep.runs),
             "any": _spans(line, lambda point: point["successes"] > 0),
             "best": min((p for p in line if p["measure"]), key=lambda point: point["measure"], default=None),
         }
-        for (rate, method, alpha), line in lines.items()
+        for (lr, method, alpha), line in lines.items()
     ]
     return {"runs": sweep.runs, "iterations": sweep.iterations, "ranges": ranges, "points": points}
 
@@ -235,7 +242,7 @@ def _point(setting: Setting, step: float, reached: list[int | None]) -> dict[str
 
 
 def _spans(line: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[tuple[float, float]]:
-    """The step sizes where something holds, as stretches of neighbours on the grid: (largest, smallest)."""
+    """The step sizes where something holds, as ranges of neighbors on the grid: (largest, smallest)."""
     spans: list[tuple[float, float]] = []
     before = False
     for point in sorted(line, key=lambda point: -point["step"]):
@@ -246,29 +253,29 @@ def _spans(line: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) 
     return spans
 
 
-def draw(summary: dict[str, Any], folder: Path) -> None:
+def draw_sweep(summary: dict[str, Any], folder: Path) -> None:
     """`toy.png` and `toy.svg`: the methods above, ASNG's alphas below, one column per learning rate."""
     from matplotlib.figure import Figure  # here, so that workers need not load it
 
-    from asng.experiments.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, save
+    from asng.experiments.figures import BLUE, GREEN, PURPLE, SKY, VERMILION, save_figure
 
     looks = [(BLUE, "o"), (VERMILION, "s"), (GREEN, "^"), (PURPLE, "D"), (SKY, "v")]  # markers say the same again
-    rates = list(dict.fromkeys(point["rate"] for point in summary["points"]))
+    lrs = list(dict.fromkeys(point["lr"] for point in summary["points"]))
     alphas = sorted({point["alpha"] for point in summary["points"] if point["alpha"]})
     methods = [(method, DEFAULT_ALPHA if method == "ASNG" else None, method) for method in METHODS]
     rows = [methods, [("ASNG", alpha, f"ASNG, alpha = {alpha:g}") for alpha in alphas]][: 2 if len(alphas) > 1 else 1]
-    figure = Figure(figsize=(4.6 * len(rates) + 0.4, 3.6 * len(rows) + 0.3), layout="constrained")
-    grid = figure.subplots(len(rows), len(rates), sharex=True, sharey="row", squeeze=False)
+    figure = Figure(figsize=(4.6 * len(lrs) + 0.4, 3.6 * len(rows) + 0.3), layout="constrained")
+    grid = figure.subplots(len(rows), len(lrs), sharex=True, sharey="row", squeeze=False)
     for axes_row, lines in zip(grid, rows, strict=True):
-        for axes, rate in zip(axes_row, rates, strict=True):
-            for (method, alpha, label), (colour, marker) in zip(lines, looks * len(lines), strict=False):
-                line = [p for p in summary["points"] if (p["rate"], p["method"], p["alpha"]) == (rate, method, alpha)]
+        for axes, lr in zip(axes_row, lrs, strict=True):
+            for (method, alpha, label), (color, marker) in zip(lines, looks * len(lines), strict=False):
+                line = [p for p in summary["points"] if (p["lr"], p["method"], p["alpha"]) == (lr, method, alpha)]
                 measures = [math.nan if p["measure"] is None else p["measure"] for p in line]  # a gap: never reached
-                axes.loglog([p["step"] for p in line], measures, color=colour, marker=marker, markersize=4, label=label)
-            axes.set_title(f"learning rate of the weights {rate:g}", fontsize="medium")
+                axes.loglog([p["step"] for p in line], measures, color=color, marker=marker, markersize=4, label=label)
+            axes.set_title(f"learning rate of the weights {lr:g}", fontsize="medium")
             axes.grid(alpha=0.3)
         axes_row[0].set_ylabel("median iterations / success rate")
         axes_row[0].legend(fontsize="small")
     for axes in grid[-1]:
         axes.set_xlabel("initial step size of the distribution")
-    save(figure, folder, "toy", dpi=150)
+    save_figure(figure, folder, "toy", dpi=150)

@@ -23,18 +23,18 @@ ENVIRONMENT = {
 }
 
 
-def side_by_side(
+def run_parallel(
     function: Callable[[Task, Progress], Outcome],
     tasks: Sequence[Task],
     workers: int,
     progress: Callable[[float], None],
 ) -> Generator[tuple[Task, Outcome], None, None]:
-    """Each task with what the function makes of it, as they finish; close the generator to stop the workers.
+    """Yield each task with its outcome, as they finish; close the generator to stop the workers.
 
     Those that finish together come in their order, and with one worker all do.
-    The function tells the fraction that is done of its task to its second argument, now and then;
-    `progress` hears how many tasks are done, with parts of the running ones. Both function and tasks
-    must be fit for pickling.
+    The function reports the fraction done of its task to its second argument, now and then;
+    `progress` is called with the number of tasks done, with fractions of running ones. Function and tasks
+    must be picklable.
     """
     context = get_context("spawn")
     parts = context.RawArray("d", len(tasks))  # how far each task is
@@ -57,7 +57,7 @@ def side_by_side(
 
 @contextmanager
 def _starting_workers() -> Iterator[None]:
-    """Processes started meanwhile get the environment of workers, and leave Ctrl-C to the parent."""
+    """Processes started inside the context get the environment of workers, and leave Ctrl-C to the parent."""
     before = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
     os.environ.update(ENVIRONMENT)
     # Inherited from the first moment on; only the main thread may set it.
@@ -94,7 +94,7 @@ def _die_with_parent() -> None:
 
 
 class Stopped(Exception):
-    """The parent wants its workers back."""
+    """Raised in a worker whose parent has stopped."""
 
 
 def _work(function: Callable[[Task, Progress], Outcome], task: Task, index: int) -> Outcome:

@@ -8,51 +8,51 @@ except ImportError as error:
 from asng.nas.architecture import from_json, to_json
 from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
 from asng.nas.cost import Costs, Limit, Measure
-from asng.nas.decision import Decision, Searchable, UpTo
+from asng.nas.decision import AnySize, Decision, ElasticLayer, Searchable
 from asng.nas.elastic import Conv2d, ConvTranspose2d, Linear
 from asng.nas.extraction import extract
 from asng.nas.measures import Flops, Latency, parameters
 from asng.nas.norms import BatchNorm1d, BatchNorm2d, LayerNorm
 from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
-from asng.nas.result import Found, MostLikely, found, most_likely
+from asng.nas.result import Architecture, SearchResult, result, top
 from asng.nas.search import search
-from asng.nas.selection import Decisions, select, selected, space_of
+from asng.nas.selection import select, selected, space_of
 
 __all__ = [
+    "AnySize",
+    "Architecture",
     "BatchNorm1d",
     "BatchNorm2d",
     "Conv2d",
     "ConvTranspose2d",
     "Costs",
     "Decision",
-    "Decisions",
+    "ElasticLayer",
     "Flops",
-    "Found",
     "Latency",
     "LayerNorm",
     "Limit",
     "Linear",
     "Measure",
-    "MostLikely",
     "OneOf",
     "OneShot",
     "Pick",
     "Repeat",
+    "SearchResult",
     "Searchable",
     "Step",
-    "UpTo",
     "Value",
     "Width",
     "extract",
-    "found",
     "from_json",
-    "most_likely",
     "parameters",
     "recalibrate",
+    "result",
     "search",
     "select",
     "selected",
     "space_of",
     "to_json",
+    "top",
 ]

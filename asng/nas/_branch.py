@@ -29,20 +29,20 @@ class Weights:
     leaves: Mapping[int, Tensor]  # what runs in their place, such as a copy in lower precision
 
     @contextmanager
-    def put_into(self, modules: Iterable[nn.Module]) -> Iterator[None]:
+    def substitute_into(self, modules: Iterable[nn.Module]) -> Iterator[None]:
         """Let modules run with the leaves."""
-        places = [
+        slots = [
             (module._parameters, name, parameter)
             for module in (modules if self.leaves else ())
             for name, parameter in module._parameters.items()
             if id(parameter) in self.leaves
         ]
-        for holder, name, parameter in places:
+        for holder, name, parameter in slots:
             holder[name] = self.leaves[id(parameter)]  # type: ignore[assignment]
         try:
             yield
         finally:
-            for holder, name, parameter in places:
+            for holder, name, parameter in slots:
                 holder[name] = parameter
 
 

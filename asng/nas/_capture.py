@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 from asng.nas import _switch, processes
 from asng.nas._branch import SplitGroups
 from asng.nas._cases import Case, Columns, Refused
-from asng.nas._sgd import FlatSGD, unsupported
+from asng.nas._sgd import FlatSGD, unsupported_reason
 from asng.nas._trace import Switch, Trace, run_all, run_one
-from asng.nas.selection import Decisions
+from asng.nas.selection import Supernet
 
 Values = Mapping[str, Any]
 Fork = Callable[[Sequence[Callable[[], None]]], None]
@@ -39,7 +39,7 @@ class Iteration:
 
     Args:
         decisions: of the model, in training mode.
-        optimizer: of the weights, one that `unsupported` has nothing against.
+        optimizer: of the weights, one that `unsupported_reason` has nothing against.
         loss: (model, batch) -> scalar tensor.
         n: candidates in each half.
         max_norm: of the gradient.
@@ -48,18 +48,18 @@ class Iteration:
 
     def __init__(
         self,
-        decisions: Decisions,
+        supernet: Supernet,
         optimizer: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss_fn: Callable[[nn.Module, Any], Tensor],
         n: int,
         *,
-        max_norm: float,
-        amp: torch.dtype | None,
+        max_grad_norm: float,
+        amp_dtype: torch.dtype | None,
     ) -> None:
-        self._decisions, self._loss, self._n, self._amp = decisions, loss, n, amp
-        self.sgd = FlatSGD(optimizer, max_norm, n)
+        self._supernet, self._loss_fn, self._n, self._amp_dtype = supernet, loss_fn, n, amp_dtype
+        self.sgd = FlatSGD(optimizer, max_grad_norm, n)
         self._device = self.sgd.groups[0].gradient.device
-        self._columns = Columns(decisions)
+        self._columns = Columns(supernet)
         self._passes = {"train": Case(), "valid": Case()}
         self._consumers: dict[int, set[str]] = {}
         self._discovers = False
@@ -70,7 +70,7 @@ class Iteration:
     def prepare(self, train_batch: Any, valid_batch: Any) -> None:
         """Find all switches by a rehearsal on batches of the shapes to come; leaves weights, statistics, RNG alone."""
         self._train, self._valid = _Static(train_batch, self._device), _Static(valid_batch, self._device)
-        self._columns = Columns(self._decisions)
+        self._columns = Columns(self._supernet)
         self._passes = {"train": Case(), "valid": Case()}
         self._allocate(0)
         synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
@@ -79,8 +79,8 @@ class Iteration:
             self._run(run_all, in_turn)
             self._discovers = False
             self._allocate(len(self._columns))
-            if self._amp is not None:
-                self.sgd.keep_low(self._amp, self._only_cast())
+            if self._amp_dtype is not None:
+                self.sgd.keep_low(self._amp_dtype, self._only_cast())
             if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
                 self._run(run_all, in_turn)
         if self._device.type == "cuda":
@@ -90,7 +90,7 @@ class Iteration:
 
     def _only_cast(self) -> set[int]:
         """The weights of which mixed precision uses nothing but copies in lower precision."""
-        layers = [m for m in self._decisions.paths if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear))]
+        layers = [m for m in self._supernet.paths if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear))]
         held = {id(parameter) for layer in layers for parameter in layer._parameters.values()}
         return {key for key, names in self._consumers.items() if key in held and names == {"ToCopyBackward0"}}
 
@@ -109,7 +109,7 @@ class Iteration:
     @contextmanager
     def _preserve(self) -> Iterator[None]:
         """Restore parameters, buffers, momentum and RNG state on exit."""
-        kept = [*self._decisions.model.parameters(), *self._decisions.model.buffers()]
+        kept = [*self._supernet.model.parameters(), *self._supernet.model.buffers()]
         kept += [tensor for group in self.sgd.groups for tensor in (*group.parameters, group.momentum, group.touched)]
         before = [tensor.detach().clone() for tensor in kept]
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
@@ -170,7 +170,7 @@ class Iteration:
     def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
         root, weights = self._passes[kind], self.sgd.weights(number)
         discovers = self._discovers
-        trace = Trace(self._decisions, self._columns, switch, root, self._rows[row], weights, discovers=discovers)
+        trace = Trace(self._supernet, self._columns, switch, root, self._rows[row], weights, discovers=discovers)
         if discovers and kind == "train":
             self._consumers = trace.consumers
         return trace
@@ -178,11 +178,11 @@ class Iteration:
     def _loss_of(self, trace: Trace, batch: Any) -> Tensor:
         # Casts of weights must not be shared: the one that made them may be in a case that does not run.
         precision = torch.autocast(
-            self._device.type, dtype=self._amp, enabled=self._amp is not None, cache_enabled=False
+            self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
         )
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
         with trace.run(), precision, groups:
-            return self._loss(self._decisions.model, batch).reshape(())
+            return self._loss_fn(self._supernet.model, batch).reshape(())
 
 
 class CapturedStep:
@@ -195,16 +195,16 @@ class CapturedStep:
 
     def __init__(
         self,
-        decisions: Decisions,
+        supernet: Supernet,
         optimizer: torch.optim.Optimizer,
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss_fn: Callable[[nn.Module, Any], Tensor],
         *,
-        max_norm: float,
-        amp: torch.dtype | None,
+        max_grad_norm: float,
+        amp_dtype: torch.dtype | None,
         wrapper: str | None = None,
     ) -> None:
-        self._arguments, self._wrapper = (decisions, optimizer, loss), wrapper
-        self._max_norm, self._amp = max_norm, amp
+        self._arguments, self._wrapper = (supernet, optimizer, loss_fn), wrapper
+        self._max_grad_norm, self._amp_dtype = max_grad_norm, amp_dtype
         self._iteration: Iteration | None = None
         self._refused = False
         self._is_current = False  # the iteration knows which weights are touched, and their momentum
@@ -234,7 +234,7 @@ class CapturedStep:
             return None
         if self._iteration is None or not self._iteration.sgd.is_as_captured():
             self.store()
-            self._iteration = self._captured(n, train_batch, valid_batch)
+            self._iteration = self._capture_iteration(n, train_batch, valid_batch)
         if self._iteration is None or not self._iteration.fits(train_batch, valid_batch):
             return None
         return self._iteration
@@ -248,11 +248,13 @@ class CapturedStep:
         """Take over gradients and momentum before the next step: they were loaded."""
         self._is_current = False
 
-    def _captured(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
-        decisions, optimizer, loss = self._arguments
+    def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
+        supernet, optimizer, loss_fn = self._arguments
         if (reason := self._obstacle()) is None:
             try:
-                iteration = Iteration(decisions, optimizer, loss, n, max_norm=self._max_norm, amp=self._amp)
+                iteration = Iteration(
+                    supernet, optimizer, loss_fn, n, max_grad_norm=self._max_grad_norm, amp_dtype=self._amp_dtype
+                )
                 iteration.prepare(train_batch, valid_batch)
                 iteration.capture()
                 self._is_current = False
@@ -271,11 +273,11 @@ class CapturedStep:
             return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"
         if self._wrapper is not None:
             return f"the model is wrapped in {self._wrapper}"
-        if processes.is_one_of_several():
+        if processes.is_distributed():
             return "there are several processes"
-        if self._amp is torch.float16:
+        if self._amp_dtype is torch.float16:
             return "gradients are scaled, as float16 needs it"
-        return unsupported(optimizer) or _switch.unavailable()
+        return unsupported_reason(optimizer) or _switch.unavailable_reason()
 
 
 class _Static:

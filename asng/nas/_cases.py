@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from asng.nas.selection import Decisions
+from asng.nas.selection import Supernet
 from asng.space import Variable
 
 Assignment = tuple[tuple[str, int], ...]  # names of decisions and the positions of their values, in reading order
@@ -62,8 +62,8 @@ class Site:
 class Columns:
     """The integers that tell switches their case, one column for each set of cases."""
 
-    def __init__(self, decisions: Decisions) -> None:
-        self._space = decisions.space
+    def __init__(self, supernet: Supernet) -> None:
+        self._space = supernet.space
         self._columns: dict[tuple[Assignment, ...], int] = {}
         self._trees: list[Tree] = []
 

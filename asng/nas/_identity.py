@@ -1,4 +1,4 @@
-"""What tells a search from others, so that a checkpoint is continued by its own search alone."""
+"""The identity of a search, so that only the same search continues from its checkpoint."""
 
 import inspect
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,74 +8,80 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from asng.asktell import AskTell
+from asng.asktell import Optimizer
 from asng.nas.cost import Limit
 
-MOVED = {"params", "lr", "initial_lr"}  # by the search and its schedule
-CYCLED = {"momentum", "betas"}  # by a schedule that cycles them, which leaves max_momentum as its mark
+CHANGED_BY_SEARCH = {"params", "lr", "initial_lr"}  # by the search and its schedule
+CHANGED_BY_CYCLES = {"momentum", "betas"}  # by a schedule that cycles them, which leaves max_momentum as its mark
 IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may differ from machine to machine
 
 
 def describe_search(
-    optimizer: AskTell,
-    weights: torch.optim.Optimizer,
-    schedule: LRScheduler,
-    train: Iterable[Any],
-    valid: Iterable[Any],
+    arch_optimizer: Optimizer,
+    weight_optimizer: torch.optim.Optimizer,
+    lr_scheduler: LRScheduler,
+    train_loader: Iterable[Any],
+    valid_loader: Iterable[Any],
     *,
     epochs: int | None,
     limits: Sequence[Limit],
-    clip_norm: float | None,
-    amp: torch.dtype | None,
-    leave_out: bool,
+    max_grad_norm: float | None,
+    amp_dtype: torch.dtype | None,
+    mask_inactive: bool,
     seed: int,
 ) -> dict[str, Any]:
-    """What a checkpoint of `nas.search` says of its search, as plain values; `epochs`: of the default schedule."""
+    """The identity of a `nas.search`, as JSON-safe values; `epochs`: of the default lr_scheduler, else None."""
     return {
         "seed": int(seed),
-        "epochs of the default schedule": epochs,
-        "schedule": describe_schedule(schedule) if epochs is None else {"class": type(schedule).__name__},
-        "optimizer": {**optimizer.state_dict()["settings"], "samples": optimizer._samples, "seed": optimizer.seed},
-        "weights": describe_weights(weights),
+        "epochs of the default lr_scheduler": epochs,
+        "lr_scheduler": describe_lr_scheduler(lr_scheduler)
+        if epochs is None
+        else {"class": type(lr_scheduler).__name__},
+        "arch_optimizer": {
+            **arch_optimizer.state_dict()["settings"],
+            "population_size": arch_optimizer._population_size,
+            "seed": arch_optimizer.seed,
+        },
+        "weight_optimizer": describe_weight_optimizer(weight_optimizer),
         "limits": [f"{limit.name} <= {float(limit.at_most)}" for limit in limits],
-        "clip_norm": None if clip_norm is None else float(clip_norm),
-        "amp": None if amp is None else str(amp),
-        "leave_out": bool(leave_out),
-        "train": describe_batches(train),
-        "valid": describe_batches(valid),
+        "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
+        "amp_dtype": None if amp_dtype is None else str(amp_dtype),
+        "mask_inactive": bool(mask_inactive),
+        "train_loader": describe_batches(train_loader),
+        "valid_loader": describe_batches(valid_loader),
     }
 
 
-def describe_weights(weights: torch.optim.Optimizer) -> dict[str, Any]:
+def describe_weight_optimizer(weight_optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Class and hyper-parameters as they were before the first step, also of an optimizer that is used again."""
-    groups = {str(index): _hyper_parameters(group) for index, group in enumerate(weights.param_groups)}
-    return {"class": type(weights).__name__, **groups}
+    groups = {str(index): _hyper_parameters(group) for index, group in enumerate(weight_optimizer.param_groups)}
+    return {"class": type(weight_optimizer).__name__, **groups}
 
 
 def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = MOVED | IMPLEMENTATION | (CYCLED if "max_momentum" in group else set())
-    kept = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in left_out}}
+    ignored = CHANGED_BY_SEARCH | IMPLEMENTATION | (CHANGED_BY_CYCLES if "max_momentum" in group else set())
+    settings = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in ignored}}
     # Other versions of torch have other options, which are off by default.
-    return {name: _plain(value) for name, value in kept.items() if value is not None and value is not False}
+    return {name: _to_plain(value) for name, value in settings.items() if value is not None and value is not False}
 
 
-def describe_schedule(schedule: LRScheduler) -> dict[str, Any]:
-    """Class and numbers that it was made with, as far as it keeps them under the names of its arguments."""
-    arguments = inspect.signature(type(schedule).__init__).parameters.keys() - {"optimizer", "last_epoch"}
-    kept = {name: _plain(value) for name, value in vars(schedule).items() if name in arguments}
-    return {"class": type(schedule).__name__, **kept}
+def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
+    """Class and constructor arguments, as far as they are kept as attributes of the same names."""
+    arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
+    settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in arguments}
+    return {"class": type(lr_scheduler).__name__, **settings}
 
 
 def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
-    """What is known of data without reading it: kinds and lengths; a loader may have other workers."""
+    """Classes and lengths of data, without reading them; the number of workers is not compared."""
     dataset, sampler = getattr(batches, "dataset", None), getattr(batches, "sampler", None)
     # Of a loader the sampler's: a loader that was asked for its own may complain later that a stream is longer.
     counted = next(c for c in (getattr(batches, "batch_sampler", None), sampler, batches) if c is not None)
     return {
         "class": type(batches).__name__,
         "batches": length_of(counted),
-        "batch_size": _plain(getattr(batches, "batch_size", None)),
-        "drop_last": _plain(getattr(batches, "drop_last", None)),
+        "batch_size": _to_plain(getattr(batches, "batch_size", None)),
+        "drop_last": _to_plain(getattr(batches, "drop_last", None)),
         "sampler": None if sampler is None else type(sampler).__name__,
         "dataset": None if dataset is None else type(dataset).__name__,
         "examples": None if dataset is None else length_of(dataset),
@@ -83,17 +89,17 @@ def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
 
 
 def length_of(data: Any) -> int | None:
-    """How many batches or examples there are, where that is known."""
+    """The number of batches or examples, or None if unknown."""
     try:
         return len(data)
     except Exception:  # streams have none, and each says so in its own way
         return None
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """A value that loads with `weights_only=True`; of what has no such form, its class."""
     if isinstance(value, Tensor):
         return value.tolist()
     if isinstance(value, (tuple, list)):
-        return [_plain(part) for part in value]
+        return [_to_plain(part) for part in value]
     return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__

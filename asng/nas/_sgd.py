@@ -16,7 +16,7 @@ ALIGNMENT = 64  # numbers
 SETTINGS = ("momentum", "weight_decay", "nesterov", "dampening", "maximize", "differentiable")
 
 
-def unsupported(optimizer: torch.optim.Optimizer) -> str | None:
+def unsupported_reason(optimizer: torch.optim.Optimizer) -> str | None:
     """Return why an optimizer's step cannot be captured, or None if it can."""
     if type(optimizer) is not torch.optim.SGD:
         return f"the weight optimizer is {type(optimizer).__name__}, and only SGD is captured"
@@ -136,10 +136,10 @@ class FlatGroup:
 
 
 class FlatSGD:
-    """The weight update of an iteration; `unsupported` says for which optimizers."""
+    """The weight update of an iteration; `unsupported_reason` says for which optimizers."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, max_norm: float, n: int) -> None:
-        self._max_norm = max_norm
+    def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float, n: int) -> None:
+        self._max_grad_norm = max_grad_norm
         self.groups = [FlatGroup(optimizer, group, n) for group in optimizer.param_groups if group["params"]]
 
     def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
@@ -170,7 +170,7 @@ class FlatSGD:
         for group, norm in zip(self.groups, norms, strict=True):
             group.touched.logical_or_(norm != 0)
         total = torch.linalg.vector_norm(torch.cat(norms))
-        scale = torch.clamp(self._max_norm / (total + 1e-6), max=1.0)
+        scale = torch.clamp(self._max_grad_norm / (total + 1e-6), max=1.0)
         for group, lr in zip(self.groups, lrs, strict=True):
             group.step(lr, scale, total.isfinite())
 

@@ -4,7 +4,7 @@ Torch captures the graph; the nodes come from `cuda.bindings`. A switch holds on
 side stream. One kernel at the start of the graph hands every switch the integer that it reads. That kernel needs
 CUDA's device runtime, so NVRTC compiles it and nvJitLink links it, both from torch's own wheels: no compiler is needed.
 
-`cuda.bindings` is imported by the first use: `unavailable` tells why a machine cannot do this.
+`cuda.bindings` is imported by the first use: `unavailable_reason` tells why a machine cannot do this.
 """
 
 import ctypes
@@ -34,7 +34,7 @@ extern "C" __global__ void set_switches(const unsigned long long *table) {
 """
 
 
-def unavailable() -> str | None:
+def unavailable_reason() -> str | None:
     """Return why graphs cannot branch on this machine, or None if they can."""
     cuda = _cuda()
     if not cuda.is_available():

@@ -20,7 +20,7 @@ from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
 from asng.nas._cases import Assignment, Case, Columns, Mode, Refused, Site, common_layouts, describe
 from asng.nas.choices import Value, Width
 from asng.nas.decision import Decision, Searchable
-from asng.nas.selection import Decisions
+from asng.nas.selection import Supernet
 
 MAX_CASES = 64  # of one switch
 Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]
@@ -94,7 +94,7 @@ class Trace:
 
     def __init__(
         self,
-        decisions: Decisions,
+        supernet: Supernet,
         columns: Columns,
         switch: Switch,
         root: Case,
@@ -104,7 +104,7 @@ class Trace:
         discovers: bool = False,
     ) -> None:
         self.columns, self.by_default = columns, False
-        self._decisions, self.switch, self.row, self._weights = decisions, switch, row, weights
+        self._supernet, self.switch, self.row, self._weights = supernet, switch, row, weights
         self.discovers = discovers
         self.scope = Scope(root)
         self._depths: dict[int, int] = {}  # of parameters, in a rehearsal
@@ -114,9 +114,9 @@ class Trace:
     def run(self) -> Iterator[None]:
         """Leave all decisions of the model open inside."""
         global _current  # noqa: PLW0603
-        kinds = [m for m in self._decisions.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
-        with self._decisions.kept(), self._weights.put_into(self._decisions.paths):
-            self._open(self._decisions.space)
+        kinds = [m for m in self._supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
+        with self._supernet.preserve_selection(), self._weights.substitute_into(self._supernet.paths):
+            self._open(self._supernet.space)
             for module in kinds:  # in front of the method of the class
                 module.__dict__["forward"] = partial(self._forward, module, module.forward)
             _current = self
@@ -156,7 +156,7 @@ class Trace:
         )
 
     def _label(self, module: Searchable) -> str:
-        path = self._decisions.paths[module] or "the model"
+        path = self._supernet.paths[module] or "the model"
         return f"{module.name!r} ({path})" if isinstance(module, Decision) else path
 
     def switch_on(
@@ -225,10 +225,10 @@ class Trace:
     def fix(self, assignment: Assignment) -> Iterator[None]:
         """Decide what a case decides."""
         for name, position in assignment:
-            values = self._decisions.space[name].values()
+            values = self._supernet.space[name].values()
             assert values is not None, f"{name!r} has no cases"
             value = values[position]
-            for decision in self._decisions._of_name[name]:
+            for decision in self._supernet._by_name[name]:
                 decision.choose(value)
         try:
             yield
@@ -237,7 +237,7 @@ class Trace:
 
     def _open(self, names: Any) -> None:
         for name in names:
-            for decision in self._decisions._of_name[name]:
+            for decision in self._supernet._by_name[name]:
                 decision.__dict__["selected"] = _Open(self, decision)
 
     @contextmanager
@@ -273,7 +273,7 @@ class Trace:
         for parameter in found:
             self.consumers.setdefault(id(parameter), set()).update(nodes[id(parameter)][1])
             if self._depths.setdefault(id(parameter), self.scope.depth) != self.scope.depth:
-                names = [n for n, p in self._decisions.model.named_parameters() if p is parameter]
+                names = [n for n, p in self._supernet.model.named_parameters() if p is parameter]
                 raise Refused(f"parameter {names[0]} is used inside and outside of a choice")
         return found
 

@@ -1,4 +1,4 @@
-"""An architecture as JSON: a version, names and values. Files are the caller's affair."""
+"""An architecture as JSON: a version, names and values. The caller reads and writes files."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -23,7 +23,7 @@ def to_dict(values: Values) -> dict[str, Any]:
 def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[str, Any]:
     """The values that `to_dict` was given; with a space they are checked, and are its own choices again."""
     if not isinstance(data, Mapping) or not isinstance(data.get("values"), Mapping) or "version" not in data:
-        raise ValueError(f'an architecture is {{"version": {VERSION}, "values": {{...}}}}, got {_shown(data)}')
+        raise ValueError(f'an architecture is {{"version": {VERSION}, "values": {{...}}}}, got {_shorten(data)}')
     if data["version"] != VERSION:
         raise ValueError(
             f"the architecture is of version {data['version']!r}, but this asng reads version {VERSION}; "
@@ -56,7 +56,7 @@ def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[st
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"an architecture is JSON, got {_shown(text)} ({error})") from None
+        raise ValueError(f"an architecture is JSON, got {_shorten(text)} ({error})") from None
     return from_dict(data, space)
 
 
@@ -74,6 +74,6 @@ def _convert(convert: Callable[[Any], Any], value: Any, name: str) -> Any:
         raise ValueError(f"{error}, which is {name!r}") from None
 
 
-def _shown(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 80 else text[:77] + "..."

@@ -1,8 +1,7 @@
 """The five kinds of decision: a layer among several, an input, how many blocks, a width, any value.
 
-A decision knows its name and its variable. Names identify decisions: equal names share one variable,
-wherever they stand, and an architecture is a plain dict of names and values. Only what is selected
-runs.
+A decision has a name and a variable. Names identify decisions: equal names share one variable anywhere in the
+model, and an architecture is a dict of names and values. Only what is selected runs.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -11,8 +10,8 @@ from typing import Any
 
 from torch import nn
 
-from asng.checks import count
-from asng.nas.decision import Decision, largest
+from asng.checks import check_int
+from asng.nas.decision import Decision, size_and_max
 from asng.nas.plain import Constant, Item
 from asng.space import Categorical, Integer
 
@@ -34,21 +33,21 @@ class OneOf(Decision):
             if not isinstance(module, nn.Module):
                 raise ValueError(f"OneOf {name!r} chooses among modules, got {module!r} for {key!r}")
         self.options = nn.ModuleList(named.values())
-        self.places = {key: place for place, key in enumerate(named)}
+        self.positions = {key: index for index, key in enumerate(named)}
 
-    def _chosen(self) -> nn.Module:
+    def _selected_module(self) -> nn.Module:
         options: Any = self._modules["options"]  # past torch's own ways, which are slow
-        chosen: nn.Module = options._modules[str(self.places[self.value])]
+        chosen: nn.Module = options._modules[str(self.positions[self.value])]
         return chosen
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        return self._chosen()(*inputs, **named)
+        return self._selected_module()(*inputs, **named)
 
     def active_modules(self) -> list[nn.Module]:
-        return [self._chosen()]
+        return [self._selected_module()]
 
     def build_static(self) -> nn.Module:
-        return self._chosen()
+        return self._selected_module()
 
 
 class Pick(Decision):
@@ -62,7 +61,7 @@ class Pick(Decision):
     """
 
     def __init__(self, name: str, n: int) -> None:
-        inputs = count(n, f"the number of inputs of Pick {name!r}", least=1)
+        inputs = check_int(n, f"the number of inputs of Pick {name!r}", min=1)
         super().__init__(name, Categorical(range(inputs)))
         self.n = inputs
 
@@ -110,7 +109,7 @@ class Repeat(Decision):
 class Value(Decision):
     """Any variable, read as `.value` in a module's own code or given to a layer as a kernel size.
 
-    Arithmetic with whole numbers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
+    Arithmetic with integers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
     a kernel of 1, 3 or 5.
 
     >>> from asng.nas.selection import select
@@ -142,7 +141,7 @@ class Width(Decision):
             raise ValueError(f"Width {name!r} needs low < high, or a list of widths, got low={low!r} and high={high!r}")
         else:
             super().__init__(name, Integer(low, high))
-        largest(self, "a width")
+        size_and_max(self, "a width")
 
     def active_modules(self) -> tuple[()]:
         return ()

@@ -1,4 +1,4 @@
-"""Limits on what an architecture may cost, and how far it is outside of them; each network is measured once."""
+"""Limits on the costs of architectures, and their violations; each network is measured once."""
 
 import math
 import numbers
@@ -10,18 +10,18 @@ import torch
 from torch import nn
 
 from asng.nas import processes
-from asng.nas.counting import count
+from asng.nas.counting import count_parameters
 from asng.nas.devices import device_of
 from asng.nas.extraction import borrow
 from asng.nas.measures import NetworkMeasure, device_name, parameters
-from asng.nas.selection import Decisions, Values
-from asng.nas.untouched import is_ours, preserve_rng, untouched
+from asng.nas.selection import Supernet, Values
+from asng.nas.untouched import is_from_asng, preserve_rng, preserve_state
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
 
 Nearest = tuple[dict[str, Any], str, tuple[float, ...]]  # values, their network, its costs
 
-MEMORY = 10_000  # networks whose costs are remembered, those asked for last
+MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for last
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Costs:
             raise ValueError(f"limits must be a list of limits, such as [Limit(parameters, 100_000)], got {limits!r}")
         self.model = model
         self.limits = tuple(limits)
-        self.decisions = Decisions(model)
+        self.supernet = Supernet(model)
         self.known: dict[str, tuple[float, ...]] = {}  # by network, those asked for last at the end
         self._nearest: Nearest | None = None
 
@@ -82,21 +82,21 @@ class Costs:
 
     def key(self, values: Values) -> str:
         """The network of an architecture, as one line of text; raises ValueError for values that do not fit."""
-        return self.decisions.key(self.decisions.canonical(values))
+        return self.supernet.key(self.supernet.canonical(values))
 
-    def of(self, values: Values) -> tuple[float, ...]:
+    def measure(self, values: Values) -> tuple[float, ...]:
         """What an architecture costs, in the order of the limits, up to the first that it violates."""
-        network = self.decisions.canonical(values)
-        key = self.decisions.key(network)
+        network = self.supernet.canonical(values)
+        key = self.supernet.key(network)
         costs = self.known.pop(key, ())
-        if not self.is_whole(costs):
-            costs = self._measure(network, costs)
+        if not self.is_complete(costs):
+            costs = self._measure_missing(network, costs)
         self.remember(key, costs)
         if self._nearest is None or self._violation(costs) <= self._violation(self._nearest[2]):
             self._nearest = (dict(values), key, costs)
         return costs
 
-    def is_whole(self, costs: Sequence[float]) -> bool:
+    def is_complete(self, costs: Sequence[float]) -> bool:
         """Whether these costs decide if the limits are met."""
         pairs = zip(self.limits, costs, strict=False)
         return len(costs) == len(self.limits) or any(limit.violation(cost) for limit, cost in pairs)
@@ -104,41 +104,45 @@ class Costs:
     def remember(self, key: str, costs: tuple[float, ...]) -> None:
         """Keep the costs of a network; that of those asked for longest ago may be forgotten for it."""
         self.known[key] = costs
-        if len(self.known) > MEMORY:
+        if len(self.known) > MAX_NETWORKS:
             del self.known[next(iter(self.known))]
 
     def violation(self, values: Values) -> Violation:
         """How an architecture misses the limits; compare them to say which of two is nearer."""
-        return self._violation(self.of(values))
+        return self._violation(self.measure(values))
 
     def _violation(self, costs: Sequence[float]) -> Violation:
-        for place, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):
+        for index, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):
             if relative := limit.violation(cost):
-                return Violation(len(self.limits) - place - 1, relative)
+                return Violation(len(self.limits) - index - 1, relative)
         return FEASIBLE
 
     def nearest(self) -> dict[str, Any] | None:
         """Of all architectures asked for so far, the newest with the smallest violation."""
         return None if self._nearest is None else self._nearest[0]
 
-    def _measure(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
+    def _measure_missing(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
         """All costs of a network of which some are known, the violated limits' last."""
         network: nn.Module | None = None
         for limit in self.limits[len(costs) :]:
             try:
                 if limit.measure is parameters:
-                    cost: Any = count(self.decisions, values)
+                    cost: Any = count_parameters(self.supernet, values)
                 elif isinstance(limit.measure, NetworkMeasure):
-                    with preserve_rng(self.decisions, limit.measure.device), torch.no_grad():
-                        network = network or borrow(self.decisions, values)
+                    with preserve_rng(self.supernet, limit.measure.device), torch.no_grad():
+                        network = network or borrow(self.supernet, values)
                         cost = limit.measure.measure(network, device_of(self.model))
                 else:
-                    with self.decisions.kept() if is_ours(limit.measure) else untouched(self.decisions):
+                    with (
+                        self.supernet.preserve_selection()
+                        if is_from_asng(limit.measure)
+                        else preserve_state(self.supernet)
+                    ):
                         cost = limit.measure(self.model, values)
             except Exception as error:
                 error.add_note(f"in {limit.name} of the architecture {dict(values)}")
                 raise
-            costs = (*costs, _number(cost, limit, values))
+            costs = (*costs, _as_cost(cost, limit, values))
             if limit.violation(costs[-1]):
                 break
         return costs
@@ -160,7 +164,7 @@ class Costs:
             return None
         values, key, costs = self._nearest
         try:
-            return {name: v.to_json(values[name]) for name, v in self.decisions.space.items()}, key, costs
+            return {name: v.to_json(values[name]) for name, v in self.supernet.space.items()}, key, costs
         except ValueError:  # JSON cannot hold them
             return None
 
@@ -169,19 +173,19 @@ class Costs:
 
         All processes take over what the first one may use: hosts and devices differ, but all have to know the same.
         """
-        self.known, self._nearest = processes.first_ones(self.read(state))
+        self.known, self._nearest = processes.broadcast_object(self.parse_state(state))
 
-    def read(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
+    def parse_state(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
         """What of a state may be used here; raises where it is none."""
-        mine = self.state_dict()
-        pairs = zip(state["measures"], mine["measures"], strict=True)
+        current = self.state_dict()
+        pairs = zip(state["measures"], current["measures"], strict=True)
         same = [there is not None and there == here for there, here in pairs]
-        usable = (*same, False).index(False) if state["device"] == mine["device"] else 0
+        usable = (*same, False).index(False) if state["device"] == current["device"] else 0
         known = {str(key): tuple(map(float, costs))[:usable] for key, costs in state["known"].items()}
         nearest = None
         if all(same) and usable and state["nearest"] is not None:
             data, key, costs = state["nearest"]
-            values = {name: v.from_json(data[name]) for name, v in self.decisions.space.items()}
+            values = {name: v.from_json(data[name]) for name, v in self.supernet.space.items()}
             nearest = (values, str(key), tuple(map(float, costs)))
         return {key: costs for key, costs in known.items() if costs}, nearest
 
@@ -189,7 +193,7 @@ class Costs:
         return device_name(device_of(self.model))
 
 
-def _number(cost: Any, limit: Limit, values: Values) -> float:
+def _as_cost(cost: Any, limit: Limit, values: Values) -> float:
     try:
         number = float(cost)
     except (TypeError, ValueError, RuntimeError):

@@ -11,80 +11,80 @@ import torch
 from torch import nn
 
 from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
-from asng.nas.decision import Searchable, Sized
+from asng.nas.decision import ElasticLayer, Searchable
 from asng.nas.extraction import StaticBuild
-from asng.nas.selection import Decisions, Values
+from asng.nas.selection import Supernet, Values
 from asng.nas.untouched import preserve_rng
 
-KINDS = frozenset({OneOf, Pick, Repeat, Value, Width})  # of which only that stays which runs inside
+BUILT_IN_DECISIONS = frozenset({OneOf, Pick, Repeat, Value, Width})  # of which only that stays which runs inside
 
 
-def count(decisions: Decisions, values: Values) -> int:
-    """The number of parameters under values that are known to fit; what is shared counts once."""
-    build = StaticBuild(decisions)
-    with decisions.kept(), torch.no_grad():
-        decisions.choose(values)
-        with build.ties.noted(decisions.sized):
-            modules = _staying(decisions, build)
-        build.ties.restore((type(module).__name__, module) for module in modules)
+def count_parameters(supernet: Supernet, values: Values) -> int:
+    """The number of parameters under values that are not checked; shared ones count once."""
+    build = StaticBuild(supernet)
+    with supernet.preserve_selection(), torch.no_grad():
+        supernet.choose(values)
+        with build.ties.record_slices(supernet.elastic_layers):
+            modules = _static_modules(supernet, build)
+        build.ties.retie((type(module).__name__, module) for module in modules)
     held = {id(parameter): parameter for module in modules for parameter in module._parameters.values()}
     return sum(parameter.numel() for parameter in held.values() if parameter is not None)
 
 
-def _staying(decisions: Decisions, build: StaticBuild) -> list[nn.Module]:
-    """All modules of the extracted network that may hold parameters."""
-    walk = _Walk(decisions, build)
-    walk.through([decisions.model])
-    if walk.own:
-        with preserve_rng(decisions):
-            for module in walk.own:  # which grows by those inside
+def _static_modules(supernet: Supernet, build: StaticBuild) -> list[nn.Module]:
+    """The modules of the extracted network that may hold parameters."""
+    walk = _Walk(supernet, build)
+    walk.visit([supernet.model])
+    if walk.user_built:
+        with preserve_rng(supernet):
+            for module in walk.user_built:  # which grows by those inside
                 walk.replace(module)
-    return walk.staying
+    return walk.modules
 
 
 class _Walk:
-    """From the outside in, as `StaticBuild` goes; modules with a `build_static()` of their own are set aside."""
+    """Visits modules from the outside in, as `StaticBuild` does; user modules with a `build_static()` are set aside."""
 
-    def __init__(self, decisions: Decisions, build: StaticBuild) -> None:
-        self.staying: list[nn.Module] = []
-        self.own: list[nn.Module] = []
-        self._decisions, self._build = decisions, build
+    def __init__(self, supernet: Supernet, build: StaticBuild) -> None:
+        self.modules: list[nn.Module] = []
+        self.user_built: list[nn.Module] = []
+        self._supernet, self._build = supernet, build
         self._seen: set[nn.Module] = set()
 
-    def through(self, waiting: list[nn.Module | None]) -> None:
-        """What stays of modules, and of all inside, which the list is made to hold, too."""
-        seen, staying = self._seen, self.staying
-        known, opened = self._decisions.paths, self._decisions.open
+    def visit(self, waiting: list[nn.Module | None]) -> None:
+        """Visit modules and all inside; `waiting` grows by them."""
+        seen, modules = self._seen, self.modules
+        known, searchable = self._supernet.paths, self._supernet.searchable
         for module in waiting:
             if module is None or module in seen:
                 continue
             seen.add(module)
-            static = module not in opened and (module in known or not self._build.is_open(module))
-            if not static and type(module) in KINDS:
+            static = module not in searchable and (module in known or not self._build.holds_decisions(module))
+            if not static and type(module) in BUILT_IN_DECISIONS:
                 waiting.extend(module.active_modules())  # type: ignore[operator]
             elif static or not isinstance(module, Searchable):
                 if module._parameters:
-                    staying.append(module)
+                    modules.append(module)
                 if module._modules:
                     waiting.extend(module._modules.values())
-            elif isinstance(module, Sized) and type(module).build_static is Sized.build_static:
-                staying.append(_in_use(module))
+            elif isinstance(module, ElasticLayer) and type(module).build_static is ElasticLayer.build_static:
+                modules.append(_active_part(module))
             else:
-                self.own.append(module)
+                self.user_built.append(module)
 
     def replace(self, module: nn.Module) -> None:
-        """What stays of a module that was set aside."""
-        replaced = self._build.replaced(module)
-        if replaced is not module:
-            self.through([replaced])
+        """Visit the replacement of a module that was set aside."""
+        replacement = self._build.replacement(module)
+        if replacement is not module:
+            self.visit([replacement])
         else:
-            self.staying.append(module)
-            self.through(list(module._modules.values()))
+            self.modules.append(module)
+            self.visit(list(module._modules.values()))
 
 
-def _in_use(layer: Sized) -> nn.Module:
-    """In the place of an elastic layer, a module that holds the parts of its weights that are in use."""
-    place = nn.Module()
-    parts: Any = layer.parts(copied=False)
-    place._parameters = {name: part for name, part in parts.items() if name not in layer._buffers}
-    return place
+def _active_part(layer: ElasticLayer) -> nn.Module:
+    """A module that holds the slices of an elastic layer's weights in use."""
+    module = nn.Module()
+    tensors: Any = layer.static_tensors(copy=False)
+    module._parameters = {name: tensor for name, tensor in tensors.items() if name not in layer._buffers}
+    return module

@@ -1,4 +1,4 @@
-"""What can be searched: the hooks of modules, decisions, whole numbers that follow one, layers of such sizes."""
+"""Searchable modules: decisions, sizes that follow decisions, and elastic layers of such sizes."""
 
 import operator
 from abc import ABC, abstractmethod
@@ -14,11 +14,10 @@ from asng.space import Variable
 
 
 class Searchable(nn.Module, ABC):
-    """A module that says itself what runs inside of it, and what it is without decisions.
+    """A module that defines which of its children run, and its static equivalent.
 
-    Decisions and elastic layers are such modules. Derive from it a module of your own that holds decisions
-    and does not simply run all its children; every other module is taken apart child by child, whatever
-    its methods are called.
+    Decisions and elastic layers are such modules. Derive your own module from it if it holds decisions and does
+    not simply run all its children. Other modules are extracted child by child; none of their methods is called.
 
     >>> from asng import Integer, nas
     >>> class Body(nas.Searchable):
@@ -46,17 +45,17 @@ class Searchable(nn.Module, ABC):
     """
 
     def active_modules(self) -> Iterable[nn.Module]:
-        """The modules inside that run, and the decisions that are read, under the selected values; all by default.
+        """The children that run, and the decisions that are read, under the selected values; by default all children.
 
-        Decisions that are attributes of this module count as read, whether they are returned or not.
+        Decisions that are attributes of this module count as read even if they are not returned.
         """
         return [child for child in self._modules.values() if child is not None]
 
     @abstractmethod
     def build_static(self) -> nn.Module:
-        """A module that does the same under the selected values, in place of this one, which stays as it is.
+        """Return the static equivalent of this module under the selected values; this module must stay unchanged.
 
-        It may hold modules of this one, also those with decisions in them: their turn comes next.
+        The result may hold modules of this one, also modules with decisions: they are replaced next.
         """
 
 
@@ -88,7 +87,7 @@ class Decision(Searchable):
                     "that holds it as an attribute or in an nn.ModuleList"
                 )
             if not torch.compiler.is_compiling():
-                selected[1].add(self.name)  # while a search looks whether anything reads it
+                selected[1].add(self.name)  # the search records which decisions are read
         return selected[0]
 
     @property
@@ -131,14 +130,14 @@ class Decision(Searchable):
 
 
 class Size:
-    """A whole number that follows a decision, scale * value + shift; or one that does not.
+    """An integer that follows a decision, scale * value + shift; or a constant.
 
     >>> Size(3) * 2 + 1
     7
     """
 
     def __init__(self, of: "Decision | Size | int", scale: int = 1, shift: int = 0) -> None:
-        scale, shift = _whole(scale), _whole(shift)
+        scale, shift = _as_int(scale), _as_int(shift)
         self.decision: Decision | None = None
         self.scale, self.shift = scale, shift
         if isinstance(of, Size):
@@ -146,9 +145,9 @@ class Size:
         elif isinstance(of, Decision):
             self.decision = of
             if not all(isinstance(value, int) for value in of.variable.values() or (None,)):
-                raise ValueError(f"a size follows whole numbers, but {of.name!r} is {of.variable}")
+                raise ValueError(f"a size follows integers, but {of.name!r} is {of.variable}")
         else:
-            self.scale, self.shift = 0, _whole(of) * scale + shift
+            self.scale, self.shift = 0, _as_int(of) * scale + shift
 
     def __call__(self) -> int:
         """The size under the selected value."""
@@ -160,8 +159,8 @@ class Size:
             return [self.shift]
         return [self.scale * value + self.shift for value in self.decision.variable.values() or ()]
 
-    def follows(self, other: "Size") -> bool:
-        """Whether both follow the same decision, which its name says."""
+    def shares_decision_with(self, other: "Size") -> bool:
+        """True if both sizes are driven by the same decision (compared by name)."""
         return self.decision is not None and other.decision is not None and self.decision.name == other.decision.name
 
     def __mul__(self, factor: int) -> "Size":
@@ -188,12 +187,12 @@ class Size:
                 f"a {what} of two decisions ({self} and {Size(number)}) is not supported as a size; make one decision "
                 f"of it, such as Width(name, [8, 12, 16]) with the {what}s to choose from"
             )
-        return _whole(number)
+        return _as_int(number)
 
     def _no_fraction(self, what: str) -> ValueError:
         return ValueError(
-            f"a size is a whole multiple of a decision, not {what}; let the decision be the smaller size, and multiply "
-            "it where the larger one is wanted"
+            f"a size is an integer multiple of a decision, not {what}; let the decision be the smaller size, and "
+            "multiply it where the larger one is wanted"
         )
 
     def __repr__(self) -> str:
@@ -204,43 +203,44 @@ class Size:
         return f"{factor}{self.decision.name!r}{shift}"
 
 
-class UpTo:
-    """As many channels as the input has, up to a most: where what comes before is itself a choice.
+class AnySize:
+    """As many channels as the input has, up to `max`: for inputs whose size is itself searched.
 
-    A module that holds such a layer says in its own `build_static()` how many: `layer.build_static(takes=64)`.
+    The module that holds such a layer gives the number in its own `build_static()`:
+    `layer.build_static(in_channels=64)`.
 
     >>> from asng.nas import Linear
-    >>> linear = Linear(UpTo(64), 8)
+    >>> linear = Linear(AnySize(64), 8)
     >>> linear(torch.zeros(1, 20)).shape
     torch.Size([1, 8])
-    >>> linear.build_static(takes=20)
+    >>> linear.build_static(in_channels=20)
     Linear(in_features=20, out_features=8, bias=True)
     """
 
     decision = None
 
-    def __init__(self, most: int) -> None:
-        self.most = _whole(most)
-        self.came = self.most  # so many were in the last input
+    def __init__(self, max: int) -> None:
+        self.max = _as_int(max)
+        self.last_seen = self.max  # channels of the last input
 
     def __call__(self) -> int:
-        return self.came
+        return self.last_seen
 
     def __repr__(self) -> str:
-        return f"UpTo({self.most})"
+        return f"AnySize({self.max})"
 
 
-Sizable = Decision | Size | int
-Takable = Sizable | UpTo
+SizeLike = Decision | Size | int
+InputSize = SizeLike | AnySize
 
 
-def most_taken(of: Takable, what: str) -> tuple[Size | UpTo, int]:
-    """As `largest`, for an input, which may also come as it likes."""
-    return (UpTo(of.most), of.most) if isinstance(of, UpTo) else largest(of, what)
+def input_size_and_max(of: InputSize, what: str) -> tuple[Size | AnySize, int]:
+    """`size_and_max` of an input, which may also be `AnySize`."""
+    return (AnySize(of.max), of.max) if isinstance(of, AnySize) else size_and_max(of, what)
 
 
-def largest(of: Sizable, what: str) -> tuple[Size, int]:
-    """A size and the most it can be; raises ValueError where it can be less than 1."""
+def size_and_max(of: SizeLike, what: str) -> tuple[Size, int]:
+    """A size and its maximum; raises ValueError if it can be less than 1."""
     size = Size(of)
     sizes = size.all()
     if size.decision is not None and min(sizes) < 1:
@@ -248,20 +248,20 @@ def largest(of: Sizable, what: str) -> tuple[Size, int]:
     return size, max(sizes)
 
 
-def _whole(number: Any) -> int:
+def _as_int(number: Any) -> int:
     try:
         return operator.index(number)
     except TypeError:
-        raise ValueError(f"a size is a whole number or follows a decision, got {number!r}") from None
+        raise ValueError(f"a size is an integer or follows a decision, got {number!r}") from None
 
 
-Layer = TypeVar("Layer", bound=nn.Module)
+TorchLayer = TypeVar("TorchLayer", bound=nn.Module)
 
 
-def on_meta(kind: type[Layer], *arguments: Any, **settings: Any) -> Layer:
-    """A layer of torch's on its device "meta", without the first values of its weights, which take most of the time."""
+def on_meta(kind: type[TorchLayer], *arguments: Any, **settings: Any) -> TorchLayer:
+    """A torch layer on the device "meta", without initialization, which takes most of the time."""
     bare: Any = _without_first_values(kind)  # type: ignore[arg-type] # mypy takes types of a bound for not hashable
-    layer: Layer = bare(*arguments, **settings, device="meta")
+    layer: TorchLayer = bare(*arguments, **settings, device="meta")
     layer.__class__ = kind
     return layer
 
@@ -271,96 +271,102 @@ def _without_first_values(kind: Any) -> Any:
     return type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
 
 
-class Sized(Searchable):
-    """A layer whose sizes follow decisions: torch's own at its largest, of which it uses a part.
+class ElasticLayer(Searchable):
+    """A torch layer of the largest size that uses the slice of the selected sizes.
 
-    It holds the decisions as submodules, by their roles. Once `asng.nas.select` or `Decisions` has
-    told the layers of a model their paths, they say which of them do not fit together.
+    Its decisions are submodules, named by their roles. `asng.nas.select` tells the layers of a model their paths,
+    so that errors name both layers whose sizes do not fit together.
     """
 
     path: str = ""
-    given: dict[int, str]  # channels -> path of the layer that last gave so many, shared by a model's layers
+    producers: dict[
+        int, str
+    ]  # number of channels -> path of the layer that last returned it, shared by a model's layers
     ties: Ties | None = None  # while a model that shares this layer's weights is extracted
 
     @abstractmethod
-    def needed(self) -> dict[str, Tensor | None]:
-        """The parts of its parameters and buffers that it uses under the selected values."""
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        """The slices of its parameters and buffers in use under the selected values."""
 
     @abstractmethod
-    def small(self) -> nn.Module:
-        """The plain layer of the selected sizes, on torch's device "meta", without numbers."""
+    def build_meta(self) -> nn.Module:
+        """The torch layer of the selected sizes, on the device "meta"."""
 
-    def build_static(self, takes: int | None = None) -> nn.Module:
-        """The plain torch layer that does the same under the selected values, with copies of the numbers.
+    def build_static(self, in_channels: int | None = None) -> nn.Module:
+        """The equivalent torch layer under the selected values, with copies of the weights.
 
-        `takes` is for a layer that takes `UpTo` so many channels, and only for that.
+        `in_channels` is required for a layer with `AnySize` inputs, and allowed only there.
         """
-        parts = self.parts(takes, copied=True)
-        plain = self.small()
-        for name, part in parts.items():
-            setattr(plain, name, part)
-        plain.training = self.training
-        return plain
+        tensors = self.static_tensors(in_channels, copy=True)
+        static = self.build_meta()
+        for name, tensor in tensors.items():
+            setattr(static, name, tensor)
+        static.training = self.training
+        return static
 
-    def parts(self, takes: int | None = None, *, copied: bool) -> dict[str, Tensor | None]:
-        """As `needed`, for another layer: copied, and then parameters of their own, or as they are, for a look."""
+    def static_tensors(self, in_channels: int | None = None, *, copy: bool) -> dict[str, Tensor | None]:
+        """The tensors of `build_static`: copies, with parameters of their own, or views of this layer's, to look at."""
         self._check_forward()
-        self._take_when_frozen(takes)
-        parts: dict[str, Tensor | None] = {}
-        for name, used in self.needed().items():
-            part = used.detach().clone() if copied and used is not None else used
-            if part is not None and name not in self._buffers:
-                if copied:
-                    part = nn.Parameter(part, getattr(self, name).requires_grad)
+        self._set_in_channels(in_channels)
+        tensors: dict[str, Tensor | None] = {}
+        for name, used in self.active_tensors().items():
+            tensor = used.detach().clone() if copy and used is not None else used
+            if tensor is not None and name not in self._buffers:
+                if copy:
+                    tensor = nn.Parameter(tensor, getattr(self, name).requires_grad)
                 if self.ties is not None:
-                    self.ties.note(self, name, part)
-            parts[name] = part
-        return parts
+                    self.ties.record(self, name, tensor)
+            tensors[name] = tensor
+        return tensors
 
     def _check_forward(self) -> None:
-        kind: Any = next(kind for kind in type(self).__mro__ if "small" in vars(kind))
+        kind: Any = next(kind for kind in type(self).__mro__ if "build_meta" in vars(kind))
         if type(self).forward is not kind.forward:
             raise ValueError(
-                f"{self._label()} is a {type(self).__name__} with a forward() of its own, which the plain layer would "
+                f"{self._label()} is a {type(self).__name__} with a forward() of its own, which the static layer would "
                 "not have; give it a build_static() of its own, too"
             )
 
-    def _take_when_frozen(self, takes: int | None) -> None:
-        if self._free is not None:
-            if takes is None or not 1 <= takes <= self._free.most:
+    def _set_in_channels(self, in_channels: int | None) -> None:
+        if self._any_size is not None:
+            if in_channels is None or not 1 <= in_channels <= self._any_size.max:
                 raise ValueError(
-                    f"{self._label()} takes any number of channels up to {self._free.most}, got takes={takes}; say how "
-                    "many by layer.build_static(takes=...) in the build_static() of the module that holds it"
+                    f"{self._label()} takes any number of channels up to {self._any_size.max}, got "
+                    f"in_channels={in_channels}; say how many by layer.build_static(in_channels=...) in the "
+                    "build_static() of the module that holds it"
                 )
-            self._free.came = takes
-        elif takes is not None:
-            raise ValueError(f"{self._label()} is told by its decisions how much it takes, not by takes={takes}")
+            self._any_size.last_seen = in_channels
+        elif in_channels is not None:
+            raise ValueError(
+                f"{self._label()} is told by its decisions how much it takes, not by in_channels={in_channels}"
+            )
 
-    def _follow(self, **roles: Size | UpTo) -> None:
-        self.given = {}
-        self._free = next((size for size in roles.values() if isinstance(size, UpTo)), None)
+    def _register_sizes(self, **roles: Size | AnySize) -> None:
+        self.producers = {}
+        self._any_size = next((size for size in roles.values() if isinstance(size, AnySize)), None)
         for role, size in roles.items():
             if size.decision is not None:
-                self.add_module(role, size.decision)
+                self.add_module(f"{role}_decision", size.decision)
 
-    def _take(self, size: Size | UpTo, x: Tensor, axis: int, unit: str = "channels") -> int:
-        """The size under the selected value, which the input must have on an axis."""
+    def _check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> int:
+        """Return the selected size; RuntimeError if the input has another one on this axis."""
         if x.dim() < -axis:
             return size()  # torch says what is wrong
         got = x.shape[axis]
-        if isinstance(size, UpTo):
-            size.came = min(got, size.most)
-        takes = size()
-        if got != takes:
-            wanted = f"{size} = {takes}" if size.decision is not None else f"up to {takes}" if self._free else takes
-            giver = f", which {self.given[got]} last gave" if got in self.given else ""
-            raise RuntimeError(f"{self._label()} takes {wanted} {unit}, but got {got}{giver}")
-        return takes
+        if isinstance(size, AnySize):
+            size.last_seen = min(got, size.max)
+        in_channels = size()
+        if got != in_channels:
+            at_most = f"up to {in_channels}" if self._any_size else in_channels
+            wanted = at_most if size.decision is None else f"{size} = {in_channels}"
+            producer = f", which {self.producers[got]} last gave" if got in self.producers else ""
+            raise RuntimeError(f"{self._label()} takes {wanted} {unit}, but got {got}{producer}")
+        return in_channels
 
     def _label(self) -> str:
         return self.path or type(self).__name__
 
-    def _give(self, channels: int, y: Tensor) -> Tensor:
+    def _record_output(self, channels: int, y: Tensor) -> Tensor:
         if not torch.compiler.is_compiling():
-            self.given[channels] = self._label()
+            self.producers[channels] = self._label()
         return y

@@ -1,4 +1,4 @@
-"""Where a model is, and what it is given there."""
+"""The device of a model, and tensors moved to it."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,21 +8,21 @@ from torch import nn
 
 
 def device_of(model: nn.Module) -> torch.device:
-    """That of its first tensor; the CPU if it has none."""
+    """The device of its first tensor; the CPU if it has none."""
     for tensor in (*model.parameters(), *model.buffers()):
         return tensor.device
     return torch.device("cpu")
 
 
-def moved(value: Any, device: torch.device) -> Any:
-    """Tensors in tuples, lists and dicts on a device."""
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move tensors in tuples, lists and dicts to a device."""
     match value:
         case torch.Tensor():
             return value.to(device)
         case tuple() | list():
-            items = [moved(item, device) for item in value]
+            items = [to_device(item, device) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         case Mapping():
-            return {key: moved(item, device) for key, item in value.items()}
+            return {key: to_device(item, device) for key, item in value.items()}
         case _:
             return value

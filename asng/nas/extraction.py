@@ -6,13 +6,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from asng.nas.decision import Decision, Searchable
-from asng.nas.hidden import described, hidden_modules
-from asng.nas.selection import Decisions, Values, is_open, paths_of
+from asng.nas.hidden import describe_attribute, unregistered_modules
+from asng.nas.selection import Supernet, Values, holds_decisions, module_paths
 from asng.nas.ties import Ties
-from asng.nas.untouched import Snapshot, is_ours, preserve_rng
+from asng.nas.untouched import Snapshot, is_from_asng, preserve_rng
 from asng.nas.wrappers import unwrap
 
-DEEPEST = 20  # modules that replace each other, one after another
+MAX_REPLACEMENTS = 20  # modules that replace each other, one after another
 
 
 def extract(model: nn.Module, values: Values) -> nn.Module:
@@ -20,9 +20,9 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
 
     The model may be another one with the same decisions, such as a deeper one to train from scratch.
     A `Searchable` module is replaced by what its `build_static()` returns, from the outside in, while its
-    own decisions are still there; whatever decisions are in what it returns are replaced after it. The
-    model stays as it is. Weights that layers share are shared in the result too. What torch.compile,
-    DataParallel or DistributedDataParallel wrapped is extracted without them.
+    own decisions are still there; decisions inside of the result are replaced next. The model is not
+    changed. Weights that layers share are shared in the result too. Wrappers (torch.compile, DataParallel,
+    DistributedDataParallel) are removed.
 
     >>> from asng.nas import OneOf
     >>> extract(nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()])), {"act": 1})
@@ -30,18 +30,18 @@ def extract(model: nn.Module, values: Values) -> nn.Module:
       (0): Tanh()
     )
     """
-    decisions = Decisions(unwrap(model))
-    with decisions.selected(values), preserve_rng(decisions):
-        build = StaticBuild(decisions)
+    supernet = Supernet(unwrap(model))
+    with supernet.selecting(values), preserve_rng(supernet):
+        build = StaticBuild(supernet)
         return copy.deepcopy(build.network(), build.memo())
 
 
-def borrow(decisions: Decisions, values: Values) -> nn.Module:
-    """The same network to look at, quickly: modules and buffers are copies, weights share the memory of the model's."""
-    with decisions.selected(values):
-        build = StaticBuild(decisions)
+def borrow(supernet: Supernet, values: Values) -> nn.Module:
+    """The same network for measurements: modules and buffers are copies, weights share the model's memory."""
+    with supernet.selecting(values):
+        build = StaticBuild(supernet)
         network, memo = build.network(), build.memo()
-        models = {id(parameter): parameter for parameter in decisions.model.parameters()}
+        models = {id(parameter): parameter for parameter in supernet.model.parameters()}
         for key, parameter in models.items():
             if type(parameter) is nn.Parameter:
                 memo[key] = nn.Parameter(parameter.detach(), parameter.requires_grad)
@@ -52,84 +52,84 @@ def borrow(decisions: Decisions, values: Values) -> nn.Module:
 
 
 class StaticBuild:
-    """One passage through a model under its selected values, in which every module is replaced once."""
+    """One traversal of a model under its selected values; every module is replaced once."""
 
-    def __init__(self, decisions: Decisions) -> None:
-        self._model, self._original = decisions.model, decisions.paths
-        self._became: dict[nn.Module, nn.Module] = {}
-        self._begun: set[nn.Module] = set()
+    def __init__(self, supernet: Supernet) -> None:
+        self._model, self._original = supernet.model, supernet.paths
+        self._replacements: dict[nn.Module, nn.Module] = {}
+        self._in_progress: set[nn.Module] = set()
         self._makers: dict[nn.Module, frozenset[type]] = {}  # whose build_static() led to a new module
-        self._decisions = decisions
+        self._supernet = supernet
         self._seen: dict[nn.Module, bool] = {}  # of the new ones, which are open
-        self.ties = Ties(decisions.paths if _may_untie(decisions) else {})
+        self.ties = Ties(supernet.paths if _may_untie(supernet) else {})
 
     def network(self) -> nn.Module:
-        """The model without decisions, made of its own modules where they have none; it stays as it is."""
-        with self.ties.noted(self._decisions.sized):
+        """The static network, made of the model's own modules where they hold no decision; the model is not changed."""
+        with self.ties.record_slices(self._supernet.elastic_layers):
             network = self._static(self._model)
-        self.ties.restore(network.named_modules())
+        self.ties.retie(network.named_modules())
         return network
 
-    def memo(self) -> "_Memo":
+    def memo(self) -> "_SubstituteMemo":
         """deepcopy memo that maps each module that does not stay to its replacement (None if it was dropped)."""
-        staying = paths_of(self._static(self._model))
-        instead: dict[int, nn.Module | None] = {}
+        kept_modules = module_paths(self._static(self._model))
+        substitutes: dict[int, nn.Module | None] = {}
         for module in self._original:
-            if module not in staying:
-                after = self._became.get(module)
+            if module not in kept_modules:
+                after = self._replacements.get(module)
                 if after is None and isinstance(module, Decision) and not module._modules:
-                    after = module.build_static()  # a value, for those who read it elsewhere
-                instead[id(module)] = after
-        memo = _Memo(instead)
-        for module in staying:
+                    after = module.build_static()  # a value that other modules may read
+                substitutes[id(module)] = after
+        memo = _SubstituteMemo(substitutes)
+        for module in kept_modules:
             for value in module.__dict__.values():
                 for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                    if isinstance(tensor, Tensor) and not tensor.is_leaf:  # a result, which torch does not copy
+                    if isinstance(tensor, Tensor) and not tensor.is_leaf:  # not a leaf: torch does not copy it
                         memo[id(tensor)] = tensor.detach().clone()
         return memo
 
     def new_layers(self) -> list[nn.Module]:
-        """The modules without others inside that were made on the way, and are nobody else's."""
+        """The new modules without children, which the model does not hold."""
         return [module for module in self._makers if not module._modules]
 
     def _static(self, module: nn.Module) -> nn.Module:
-        if module not in self._became:
-            if module in self._begun:
+        if module not in self._replacements:
+            if module in self._in_progress:
                 raise ValueError(f"{self._label(module)} is inside of what its own build_static() returned")
-            self._begun.add(module)
+            self._in_progress.add(module)
             result = module
-            if self.is_open(module):
-                replaced = self.replaced(module)
-                if replaced is not module:
-                    result = self._static(replaced)
+            if self.holds_decisions(module):
+                replacement = self.replacement(module)
+                if replacement is not module:
+                    result = self._static(replacement)
                 else:
                     result = copy.copy(module)
                     children = module._modules.items()
                     inside = {name: None if child is None else self._static(child) for name, child in children}
                     result.__dict__["_modules"] = inside  # the original keeps its own
-            self._became[module] = result
-        return self._became[module]
+            self._replacements[module] = result
+        return self._replacements[module]
 
-    def is_open(self, module: nn.Module) -> bool:
-        """Whether a module, of the model or made by `build_static()`, is or holds a decision or an elastic layer."""
-        return module in self._decisions.open if module in self._original else is_open(module, self._seen)
+    def holds_decisions(self, module: nn.Module) -> bool:
+        """True if a module, of the model or made by `build_static()`, is or holds a decision or an elastic layer."""
+        return module in self._supernet.searchable if module in self._original else holds_decisions(module, self._seen)
 
-    def replaced(self, module: nn.Module) -> nn.Module:
-        """What takes the place of a module: the result of its `build_static()`; itself where it is not Searchable."""
+    def replacement(self, module: nn.Module) -> nn.Module:
+        """The replacement of a module: the result of its `build_static()`, or itself if it is not Searchable."""
         if not isinstance(module, Searchable):
             return unwrap(module)
-        if is_ours(type(module).build_static):
+        if is_from_asng(type(module).build_static):
             static = module.build_static()
             self._adopt(module, static)
         else:
-            static = self._watched(module)
+            static = self._build_user_static(module)
         return static
 
-    def _watched(self, module: Searchable) -> nn.Module:
+    def _build_user_static(self, module: Searchable) -> nn.Module:
         """The result of a `build_static()` of the user's; raises ValueError where it changed anything of the model."""
-        snapshot = Snapshot(paths_of(module))
+        snapshot = Snapshot(module_paths(module))
         try:
-            with self._decisions.kept():
+            with self._supernet.preserve_selection():
                 static = module.build_static()
         finally:
             changed = snapshot.restore()
@@ -143,11 +143,11 @@ class StaticBuild:
                 f"build_static() of {self._label(module)} must return a module, which takes its place, got {static!r}"
             )
         self._adopt(module, static)
-        self.ties.note_lost(self._decisions.running(inside=module), static, self._label(module))
+        self.ties.record_lost(self._supernet.active_modules(root=module), static, self._label(module))
         return static
 
     def _adopt(self, module: Searchable, static: nn.Module) -> None:
-        """Check the new modules in what takes a module's place, and give them its mode."""
+        """Check the new modules in the replacement of a module, and set their training mode."""
         makers = self._makers.get(module, frozenset()) | {type(module)}
         waiting = [static]
         while waiting:
@@ -157,18 +157,18 @@ class StaticBuild:
             self._makers[inner] = makers
             inner.training = module.training
             waiting.extend(child for child in inner._modules.values() if child is not None)
-            if (type(inner) in makers or len(makers) > DEEPEST) and self.is_open(inner):
+            if (type(inner) in makers or len(makers) > MAX_REPLACEMENTS) and self.holds_decisions(inner):
                 raise ValueError(
                     f"build_static() of {self._label(module)} returned a {type(inner).__name__} with decisions in it, "
                     "which would have to be replaced again, and so on; return a module of another class, "
                     "which runs what is selected and reads no decision of its own"
                 )
-            for name, value, lost in () if isinstance(module, Decision) else hidden_modules(inner):
-                if lost not in paths_of(static):
+            for name, value, lost in () if isinstance(module, Decision) else unregistered_modules(inner):
+                if lost not in module_paths(static):
                     raise ValueError(
                         f"build_static() of {self._label(module)} returned a {type(inner).__name__} whose "
-                        f"{described('', name, value)} holds {type(lost).__name__}, where torch does not see it; "
-                        "use nn.ModuleList, nn.ModuleDict or an attribute"
+                        f"{describe_attribute('', name, value)} holds {type(lost).__name__}, where torch does not see "
+                        "it; use nn.ModuleList, nn.ModuleDict or an attribute"
                     )
 
     def _label(self, module: nn.Module) -> str:
@@ -176,21 +176,21 @@ class StaticBuild:
         return f"{path} ({type(module).__name__})" if path else type(module).__name__
 
 
-def _may_untie(decisions: Decisions) -> bool:
-    """Whether layers may be replaced by others with parts or copies of their weights."""
-    return bool(decisions.sized) or any(
-        isinstance(module, Searchable) and not is_ours(type(module).build_static) for module in decisions.open
+def _may_untie(supernet: Supernet) -> bool:
+    """True if layers may be replaced by layers with slices or copies of their weights."""
+    return bool(supernet.elastic_layers) or any(
+        isinstance(module, Searchable) and not is_from_asng(type(module).build_static) for module in supernet.searchable
     )
 
 
-class _Memo(dict[int, Any]):
-    """What deepcopy asks before it copies anything: some modules stand for others, by their ids."""
+class _SubstituteMemo(dict[int, Any]):
+    """A deepcopy memo in which some modules, by their ids, are substituted by others."""
 
-    def __init__(self, instead: dict[int, nn.Module | None]) -> None:
+    def __init__(self, substitutes: dict[int, nn.Module | None]) -> None:
         super().__init__()
-        self._instead = instead
+        self._substitutes = substitutes
 
     def get(self, key: int, default: Any = None) -> Any:
-        if key in self._instead:
-            return copy.deepcopy(self._instead[key], self)
+        if key in self._substitutes:
+            return copy.deepcopy(self._substitutes[key], self)
         return super().get(key, default)

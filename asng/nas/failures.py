@@ -9,9 +9,9 @@ import torch
 from asng import checkpoints
 
 FAILURES = (torch.OutOfMemoryError, MemoryError)
-MAX_STEPS = 5  # in a row in which every candidate failed
+MAX_FAILED_STEPS = 5  # in a row in which every candidate failed
 
-Result = TypeVar("Result")
+T = TypeVar("T")
 
 
 class Failures:
@@ -22,12 +22,12 @@ class Failures:
         self._warned: set[str] = set()
         self.steps = 0  # in a row in which every candidate of a half failed
 
-    def attempt(self, values: Mapping[str, Any], run: Callable[..., Result], *arguments: Any) -> Result | None:
-        """What `run(*arguments)` returns for a candidate with these values; None if it ran out of memory."""
+    def attempt(self, values: Mapping[str, Any], run: Callable[..., T], *arguments: Any) -> T | None:
+        """Return `run(*arguments)` for a candidate with these values; None if it ran out of memory."""
         try:
             return run(*arguments)
         except FAILURES as error:
-            reason = checkpoints.reason(error)
+            reason = checkpoints.short_reason(error)
         # Only here is the traceback gone, whose frames hold the activations.
         del arguments
         if self._device.type == "cuda":
@@ -44,9 +44,9 @@ class Failures:
     def end_step(self, every_candidate: bool) -> None:
         """Raise RuntimeError after five steps in a row in which every candidate of a half failed."""
         self.steps = self.steps + 1 if every_candidate else 0
-        if self.steps >= MAX_STEPS:
+        if self.steps >= MAX_FAILED_STEPS:
             self.steps = 0
             raise RuntimeError(
-                f"every candidate of {MAX_STEPS} steps in a row ran out of memory; "
+                f"every candidate of {MAX_FAILED_STEPS} steps in a row ran out of memory; "
                 "use smaller batches, or let the model's decisions go smaller"
             )

@@ -1,4 +1,4 @@
-"""Modules in plain lists, dicts and other objects, where torch does not look for them."""
+"""Unregistered modules: in lists, dicts and other objects, where torch does not look for them."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
@@ -7,27 +7,29 @@ from typing import Any
 
 from torch import nn
 
-DEEP = 3  # how many containers inside each other are looked into
-LONG = 1000  # and how many items of each: data may be kept in lists, too
-TORCHS = frozenset(nn.Module().__dict__)  # what every module has
-PLAIN = frozenset({bool, int, float, str, bytes, type(None), type})
+MAX_DEPTH = 3  # how many containers inside each other are looked into
+MAX_ITEMS = 1000  # and how many items of each: data may be kept in lists, too
+MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)  # what every module has
+SCALAR_TYPES = frozenset({bool, int, float, str, bytes, type(None), type})
 
 
-def hidden_modules(module: nn.Module) -> Iterator[tuple[str, Any, nn.Module]]:
-    """The modules that the plain attributes of a module hold: attribute, its value, module inside."""
+def unregistered_modules(module: nn.Module) -> Iterator[tuple[str, Any, nn.Module]]:
+    """The unregistered modules in the attributes of a module: attribute, its value, module inside."""
     attributes = module.__dict__
-    if len(attributes) == len(TORCHS) or (not module._modules and type(module).__module__.startswith("torch.nn.")):
+    if len(attributes) == len(MODULE_ATTRIBUTES) or (
+        not module._modules and type(module).__module__.startswith("torch.nn.")
+    ):
         return  # nothing of its own, or one of torch's layers
     for name, value in attributes.items():
-        if name not in TORCHS and type(value) not in PLAIN:
-            for inner in _modules_in(value, DEEP):
+        if name not in MODULE_ATTRIBUTES and type(value) not in SCALAR_TYPES:
+            for inner in _modules_in(value, MAX_DEPTH):
                 yield name, value, inner
 
 
-def _modules_in(value: Any, deep: int) -> Iterator[nn.Module]:
+def _modules_in(value: Any, depth: int) -> Iterator[nn.Module]:
     if isinstance(value, nn.Module):
         yield value
-    elif deep:
+    elif depth:
         items: Iterable[Any] = ()
         if isinstance(value, (list, tuple, set, frozenset)):
             items = value
@@ -36,11 +38,11 @@ def _modules_in(value: Any, deep: int) -> Iterator[nn.Module]:
         elif not isinstance(value, ModuleType):
             attributes = getattr(value, "__dict__", None)
             items = attributes.values() if isinstance(attributes, dict) else ()
-        for item in islice(items, LONG):
-            if type(item) not in PLAIN:
-                yield from _modules_in(item, deep - 1)
+        for item in islice(items, MAX_ITEMS):
+            if type(item) not in SCALAR_TYPES:
+                yield from _modules_in(item, depth - 1)
 
 
-def described(path: str, name: str, value: Any) -> str:
-    """An attribute, for messages: where it is, and what."""
+def describe_attribute(path: str, name: str, value: Any) -> str:
+    """Describe an attribute for messages: its path and type."""
     return f"{path}{'.' if path else ''}{name}, a plain {type(value).__name__},"

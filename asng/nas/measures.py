@@ -1,7 +1,7 @@
 """Measures of an architecture: parameters, FLOPs, latency of the network that would be extracted.
 
 A measure is any function `(model, values) -> number` of a model with decisions and an architecture. Those
-here leave the model as it was.
+here leave the model unchanged.
 """
 
 import copy
@@ -18,20 +18,20 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from asng.nas.counting import count
-from asng.nas.devices import device_of, moved
+from asng.nas.counting import count_parameters
+from asng.nas.devices import device_of, to_device
 from asng.nas.extraction import borrow
-from asng.nas.selection import Decisions, Values
+from asng.nas.selection import Supernet, Values
 from asng.nas.untouched import preserve_rng
 
-FASTEST, AGREEMENT = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
+FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
 
 
 def parameters(model: nn.Module, values: Values) -> int:
-    """The number of parameters of the extracted network, what is shared counted once."""
-    decisions = Decisions(model)
-    decisions.check(values)
-    return count(decisions, values)
+    """The number of parameters of the extracted network; shared ones count once."""
+    supernet = Supernet(model)
+    supernet.check(values)
+    return count_parameters(supernet, values)
 
 
 parameters.fingerprint = "parameters"  # type: ignore[attr-defined]
@@ -54,9 +54,9 @@ class NetworkMeasure(ABC):
         self.inputs = inputs
 
     def __call__(self, model: nn.Module, values: Values) -> float:
-        decisions = Decisions(model)
-        with preserve_rng(decisions, self.device), torch.no_grad():
-            return self.measure(borrow(decisions, values), device_of(model))
+        supernet = Supernet(model)
+        with preserve_rng(supernet, self.device), torch.no_grad():
+            return self.measure(borrow(supernet, values), device_of(model))
 
     @abstractmethod
     def measure(self, network: nn.Module, device: torch.device) -> float:
@@ -81,7 +81,7 @@ class Flops(NetworkMeasure):
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         try:
             with counter:
-                network.eval()(*moved(self.inputs, device))
+                network.eval()(*to_device(self.inputs, device))
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
@@ -119,27 +119,27 @@ class Latency(NetworkMeasure):
 
     The device is the one where the network will run, by default the one where it is trained. On the
     CPU torch uses the threads that it is set to (`torch.set_num_threads`). Each new network runs forward
-    `warm_up` times and then at most `repeats` times, until the three fastest runs agree within 10 %: their
+    `warmup` times and then at most `repeats` times, until the three fastest runs agree within 10 %: their
     median is the latency. Other work on the device only makes runs slower, so the fastest ones say most.
     """
 
     def __init__(
-        self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warm_up: int = 3
+        self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warmup: int = 3
     ) -> None:
         super().__init__(*inputs)
         self.device = None if device is None else torch.device(device)
-        if repeats < 1 or warm_up < 0:
-            raise ValueError(f"repeats must be at least 1 and warm_up 0, got {repeats} and {warm_up}")
+        if repeats < 1 or warmup < 0:
+            raise ValueError(f"repeats must be at least 1 and warmup 0, got {repeats} and {warmup}")
         self.repeats = repeats
-        self.warm_up = warm_up
+        self.warmup = warmup
 
     def measure(self, network: nn.Module, device: torch.device) -> float:
         if self.device is not None and self.device != device:
             device = self.device
             network = copy.deepcopy(network).to(device)
         network.eval()
-        inputs = moved(self.inputs, device)
-        for _ in range(self.warm_up):
+        inputs = to_device(self.inputs, device)
+        for _ in range(self.warmup):
             network(*inputs)
         seconds: list[float] = []
         while len(seconds) < self.repeats and not _agree(seconds):
@@ -150,14 +150,14 @@ class Latency(NetworkMeasure):
     def fingerprint(self) -> str:
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
-        runs = f"{self.repeats} + {self.warm_up} runs, torch {torch.__version__}"
+        runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"
         return f"Latency({_describe(self.inputs)}) on {where}, {host}, {runs}"
 
 
 def _agree(seconds: Sequence[float]) -> bool:
     """Whether the three fastest runs lie within 10 %."""
     times = sorted(seconds)[:FASTEST]
-    return len(times) == FASTEST and times[-1] <= (1 + AGREEMENT) * times[0]
+    return len(times) == FASTEST and times[-1] <= (1 + MAX_SPREAD) * times[0]
 
 
 def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:

@@ -1,4 +1,4 @@
-"""Elastic normalisation: torch's layers at their largest, of which the first channels are used."""
+"""Elastic normalization: torch's layers of the largest size, of which the first channels are used."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,11 +6,11 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas.decision import Sizable, Sized, largest, on_meta
+from asng.nas.decision import ElasticLayer, SizeLike, on_meta, size_and_max
 from asng.nas.windows import check_fixed
 
 
-class BatchNorm1d(Sized, nn.BatchNorm1d):
+class BatchNorm1d(ElasticLayer, nn.BatchNorm1d):
     """`nn.BatchNorm1d` whose features may follow a decision: (n, features) or (n, features, length).
 
     >>> import torch
@@ -23,7 +23,7 @@ class BatchNorm1d(Sized, nn.BatchNorm1d):
 
     def __init__(
         self,
-        num_features: Sizable,
+        num_features: SizeLike,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
@@ -34,26 +34,26 @@ class BatchNorm1d(Sized, nn.BatchNorm1d):
         bias: bool = True,
     ) -> None:
         check_fixed(eps=eps, momentum=momentum, affine=affine, track_running_stats=track_running_stats, bias=bias)
-        features, most = largest(num_features, "num_features")
-        super().__init__(most, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        features, max_features = size_and_max(num_features, "num_features")
+        super().__init__(max_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         if not bias:
             self.register_parameter("bias", None)
         self._features = features
-        self._follow(takes=features)
+        self._register_sizes(input=features)
 
-    def needed(self) -> dict[str, Tensor | None]:
-        return _statistics(self, self._features())
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        return _first_features(self, self._features())
 
-    def small(self) -> nn.BatchNorm1d:
+    def build_meta(self) -> nn.BatchNorm1d:
         return on_meta(nn.BatchNorm1d, self._features(), self.eps, self.momentum, self.affine, self.track_running_stats)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        features = self._take(self._features, input, 1)
-        return self._give(features, _normalised(self, input, features))
+        features = self._check_input(self._features, input, 1)
+        return self._record_output(features, _batch_norm(self, input, features))
 
 
-class BatchNorm2d(Sized, nn.BatchNorm2d):
+class BatchNorm2d(ElasticLayer, nn.BatchNorm2d):
     """`nn.BatchNorm2d` whose channels may follow a decision: (n, channels, h, w).
 
     >>> import torch
@@ -66,7 +66,7 @@ class BatchNorm2d(Sized, nn.BatchNorm2d):
 
     def __init__(
         self,
-        num_features: Sizable,
+        num_features: SizeLike,
         eps: float = 1e-5,
         momentum: float | None = 0.1,
         affine: bool = True,
@@ -77,26 +77,26 @@ class BatchNorm2d(Sized, nn.BatchNorm2d):
         bias: bool = True,
     ) -> None:
         check_fixed(eps=eps, momentum=momentum, affine=affine, track_running_stats=track_running_stats, bias=bias)
-        features, most = largest(num_features, "num_features")
-        super().__init__(most, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        features, max_features = size_and_max(num_features, "num_features")
+        super().__init__(max_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         if not bias:
             self.register_parameter("bias", None)
         self._features = features
-        self._follow(takes=features)
+        self._register_sizes(input=features)
 
-    def needed(self) -> dict[str, Tensor | None]:
-        return _statistics(self, self._features())
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        return _first_features(self, self._features())
 
-    def small(self) -> nn.BatchNorm2d:
+    def build_meta(self) -> nn.BatchNorm2d:
         return on_meta(nn.BatchNorm2d, self._features(), self.eps, self.momentum, self.affine, self.track_running_stats)
 
     def forward(self, input: Tensor) -> Tensor:
         self._check_input_dim(input)
-        features = self._take(self._features, input, 1)
-        return self._give(features, _normalised(self, input, features))
+        features = self._check_input(self._features, input, 1)
+        return self._record_output(features, _batch_norm(self, input, features))
 
 
-class LayerNorm(Sized, nn.LayerNorm):
+class LayerNorm(ElasticLayer, nn.LayerNorm):
     """`nn.LayerNorm` over one or several last axes, whose sizes may follow decisions: (..., *normalized_shape).
 
     >>> import torch
@@ -109,7 +109,7 @@ class LayerNorm(Sized, nn.LayerNorm):
 
     def __init__(
         self,
-        normalized_shape: Sizable | Sequence[Sizable],
+        normalized_shape: SizeLike | Sequence[SizeLike],
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
@@ -118,46 +118,46 @@ class LayerNorm(Sized, nn.LayerNorm):
     ) -> None:
         check_fixed(eps=eps, elementwise_affine=elementwise_affine, bias=bias)
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-        sizes = [largest(size, "normalized_shape") for size in shape]
-        super().__init__([most for _, most in sizes], eps, elementwise_affine, bias, device, dtype)
+        sizes = [size_and_max(size, "normalized_shape") for size in shape]
+        super().__init__([max_features for _, max_features in sizes], eps, elementwise_affine, bias, device, dtype)
         self._sizes = [size for size, _ in sizes]
-        self._follow(**{f"takes{axis or ''}": size for axis, size in enumerate(self._sizes)})
+        self._register_sizes(**{f"input{axis or ''}": size for axis, size in enumerate(self._sizes)})
 
     def _shape(self) -> list[int]:
         return [size() for size in self._sizes]
 
-    def needed(self) -> dict[str, Tensor | None]:
+    def active_tensors(self) -> dict[str, Tensor | None]:
         part = tuple(slice(size) for size in self._shape())
         tensors = {"weight": self.weight, "bias": self.bias}
         return {name: None if tensor is None else tensor[part] for name, tensor in tensors.items()}
 
-    def small(self) -> nn.LayerNorm:
+    def build_meta(self) -> nn.LayerNorm:
         return on_meta(nn.LayerNorm, self._shape(), self.eps, self.elementwise_affine, self.bias is not None)
 
     def forward(self, input: Tensor) -> Tensor:
         for axis, size in enumerate(self._sizes, start=-len(self._sizes)):
-            self._take(size, input, axis, "features")
-        shape, part = self._shape(), self.needed()
-        return self._give(shape[-1], F.layer_norm(input, shape, part["weight"], part["bias"], self.eps))
+            self._check_input(size, input, axis, "features")
+        shape, part = self._shape(), self.active_tensors()
+        return self._record_output(shape[-1], F.layer_norm(input, shape, part["weight"], part["bias"], self.eps))
 
 
-def _statistics(norm: nn.BatchNorm1d | nn.BatchNorm2d, features: int) -> dict[str, Tensor | None]:
+def _first_features(norm: nn.BatchNorm1d | nn.BatchNorm2d, features: int) -> dict[str, Tensor | None]:
     """The first features of all that a batch norm holds; views, so that updates reach the layer."""
     whole = {name: getattr(norm, name) for name in ("weight", "bias", "running_mean", "running_var")}
     parts = {name: None if tensor is None else tensor[:features] for name, tensor in whole.items()}
     return {**parts, "num_batches_tracked": norm.num_batches_tracked}
 
 
-def _normalised(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, features: int) -> Tensor:
-    """Torch's batch norm with the first features: batch statistics where it trains or keeps none."""
-    part = _statistics(norm, features)
+def _batch_norm(norm: nn.BatchNorm1d | nn.BatchNorm2d, x: Tensor, features: int) -> Tensor:
+    """Batch norm with the first features; batch statistics in training mode, or without running ones."""
+    part = _first_features(norm, features)
     mean, variance, batches = part["running_mean"], part["running_var"], part["num_batches_tracked"]
     from_batch = norm.training or mean is None
     momentum = norm.momentum
     if norm.training and not norm.track_running_stats:
-        mean = variance = None  # there may be statistics, but they rest
+        mean = variance = None  # not updated
     elif norm.training and batches is not None:
         batches.add_(1)
         if momentum is None:
-            momentum = 1 / float(batches)  # the plain average of all batches
+            momentum = 1 / float(batches)  # the average of all batches
     return F.batch_norm(x, mean, variance, part["weight"], part["bias"], from_batch, momentum or 0.0, norm.eps)

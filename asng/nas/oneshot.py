@@ -1,7 +1,7 @@
 """One iteration of one-shot search (Algorithm 1 of the paper): weights first, then the distribution.
 
-Started by torchrun, the candidates are dealt out over the processes. All of them draw the same
-candidates and are told the same losses, so theta is equal everywhere without being sent.
+Under torchrun the candidates are sharded over the processes. All processes draw the same candidates and are told
+the same losses, so theta is equal everywhere without communication.
 """
 
 import copy
@@ -15,32 +15,34 @@ import torch
 from torch import Tensor, nn
 
 from asng import checkpoints
-from asng.asktell import AskTell, Candidate
+from asng.asktell import Candidate, Optimizer
 from asng.nas import processes
 from asng.nas.cost import FEASIBLE, Costs, Limit, Violation
 from asng.nas.failures import Failures
 from asng.nas.modes import set_training
-from asng.nas.requirements import check, check_one_optimizer
-from asng.nas.selection import paths_of
-from asng.nas.unread import Unread
+from asng.nas.requirements import check_search, check_weight_optimizer
+from asng.nas.selection import module_paths
+from asng.nas.unread import UnreadDecisions
 from asng.nas.wrappers import check_not_ddp, is_compiled, unwrap
 
 Batch = Any
-Loss = Callable[[nn.Module, Batch], Tensor]
+LossFn = Callable[[nn.Module, Batch], Tensor]
 
-TRIES = 16  # draws per candidate in search of one inside the limits
+MAX_DRAWS = 16  # per candidate, in search of a feasible one
 FAILED = torch.tensor(math.inf)  # the loss of a candidate that ran out of memory
-BEHIND = 1e300  # told for candidates behind all with a finite loss; above any loss, and never mistaken for one
+WORST_LOSS = 1e300  # told for candidates that rank behind all finite losses
 
 
 @dataclass(frozen=True)
 class Step:
-    """What one iteration did."""
+    """The record of one iteration."""
 
-    train_losses: tuple[float, ...]  # of the candidates for the weights; inf: out of memory; none if all were outside
-    valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: outside, not run
+    train_losses: tuple[
+        float, ...
+    ]  # of the candidates for the weights; inf: out of memory; none if all were infeasible
+    valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: infeasible, not run
     candidates: tuple[dict[str, Any], ...]  # the values of these candidates
-    excess: tuple[float, ...]  # how far outside of the limits each of them is; 0 inside
+    violations: tuple[float, ...]  # by how much each misses the first limit that it violates, relative; 0: feasible
 
     @property
     def train_loss(self) -> float:
@@ -54,7 +56,7 @@ class Step:
 
 
 def finite_mean(numbers: Iterable[float | None]) -> float:
-    """The mean of those that are there and finite; NaN if there are none.
+    """The mean of the finite numbers; NaN if there are none.
 
     >>> finite_mean([1.0, None, math.inf, 3.0])
     2.0
@@ -66,19 +68,20 @@ def finite_mean(numbers: Iterable[float | None]) -> float:
 class OneShot:
     """Alternates between the weights of a model with decisions and the distribution of its architecture.
 
-    model       any module with decisions, on the device where it is trained; also what torch.compile or
-                DataParallel made of it, which the loss is then given. DDP and FSDP are refused
-    optimizer   ASNG, or a baseline, over `space_of(model)`
-    weights     any torch optimizer of the model's parameters
-    loss        (model, batch) -> scalar tensor; runs the model as it is selected
-    clip_norm   the largest norm of the gradient of the weights
-    limits      hard limits on costs: candidates outside are never run, and ranked behind all inside
-    amp         torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients
-    leave_out   leave variables without effect on a candidate out of its gradient (not the paper's way)
-    capture     run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual
+    Args:
+        model: Any module with decisions, on the device where it is trained; also what torch.compile or DataParallel
+            made of it, which is then what `loss_fn` is called with. DDP and FSDP are refused.
+        arch_optimizer: ASNG, or a baseline, over `space_of(model)`.
+        weight_optimizer: Any torch optimizer of the model's parameters.
+        loss_fn: (model, batch) -> scalar tensor; runs the model as it is selected.
+        max_grad_norm: Largest norm of the gradient of the weights.
+        limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
+        amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
+        mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
+        capture: Run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual.
 
     Both halves run the model in training mode, so batch norm uses the statistics of the batch; parts that
-    were put into evaluation mode by hand, or by the model's own `train()`, stay in it. Running statistics
+    were put into evaluation mode explicitly, or by the model's own `train()`, stay in it. Running statistics
     mix those of all candidates and have no effect on the search: an extracted network needs
     `recalibrate`. A gradient that is not finite leaves the weights as they are; losses that are not
     finite are worst. A candidate that runs out of memory is worst, too, its gradient is dropped from the
@@ -93,38 +96,38 @@ class OneShot:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: AskTell,
-        weights: torch.optim.Optimizer,
-        loss: Loss,
+        arch_optimizer: Optimizer,
+        weight_optimizer: torch.optim.Optimizer,
+        loss_fn: LossFn,
         *,
-        clip_norm: float | None = None,
+        max_grad_norm: float | None = None,
         limits: Sequence[Limit] = (),
-        amp: torch.dtype | None = None,
-        leave_out: bool = False,
+        amp_dtype: torch.dtype | None = None,
+        mask_inactive: bool = False,
         capture: bool = False,
     ) -> None:
-        check_one_optimizer(weights)
-        paths = paths_of(model)
+        check_weight_optimizer(weight_optimizer)
+        paths = module_paths(model)
         check_not_ddp(paths)
-        self.model, self.optimizer, self.weights = unwrap(model), optimizer, weights
-        self._loss, self._leave_out, self._amp = loss, leave_out, amp
-        self._as_given = model  # in a wrapper of torch.compile or DataParallel, perhaps
+        self.model, self.arch_optimizer, self.weight_optimizer = unwrap(model), arch_optimizer, weight_optimizer
+        self._loss_fn, self._mask_inactive, self._amp_dtype = loss_fn, mask_inactive, amp_dtype
+        self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
         self.costs = Costs(self.model, limits)
-        self.decisions = self.costs.decisions
-        self._parameters = [p for group in weights.param_groups for p in group["params"]]
-        check(self.decisions, optimizer, weights)
-        if clip_norm is not None and not clip_norm > 0:
-            raise ValueError(f"clip_norm must be above 0, or None for no clipping, got {clip_norm!r}")
-        if amp not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"amp must be torch.bfloat16, torch.float16 or None, got {amp}")
-        self._clip_norm = math.inf if clip_norm is None else clip_norm
+        self.supernet = self.costs.supernet
+        self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
+        check_search(self.supernet, arch_optimizer, weight_optimizer)
+        if max_grad_norm is not None and not max_grad_norm > 0:
+            raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {max_grad_norm!r}")
+        if amp_dtype not in (None, torch.bfloat16, torch.float16):
+            raise ValueError(f"amp_dtype must be torch.bfloat16, torch.float16 or None, got {amp_dtype}")
+        self._max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
         self.device = self._parameters[0].device
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp is torch.float16)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
         self._failures = Failures(self.device)
-        self._rank, self._ranks = processes.rank_and_ranks()
-        self._begin_alike()
+        self._rank, self._world_size = processes.rank_and_world_size()
+        self._sync_from_rank0()
         watched = self._rank == 0 and not any(map(is_compiled, paths))
-        self._unread = Unread(self.decisions) if watched else None
+        self._unread = UnreadDecisions(self.supernet) if watched else None
         if self.model.training:
             set_training(self.model)
         self._captured = None
@@ -132,12 +135,19 @@ class OneShot:
             from asng.nas._capture import CapturedStep
 
             wrapper = None if model is self.model else type(model).__name__
-            max_norm = self._clip_norm
-            self._captured = CapturedStep(self.decisions, weights, loss, max_norm=max_norm, amp=amp, wrapper=wrapper)
+            max_grad_norm = self._max_grad_norm
+            self._captured = CapturedStep(
+                self.supernet,
+                weight_optimizer,
+                loss_fn,
+                max_grad_norm=max_grad_norm,
+                amp_dtype=amp_dtype,
+                wrapper=wrapper,
+            )
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """One iteration: all candidates of a half see the same batch. The model stays selected as it was."""
-        with self.decisions.kept():
+        with self.supernet.preserve_selection():
             return self._step(train_batch, valid_batch)
 
     @property
@@ -148,34 +158,34 @@ class OneShot:
     def _step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         if not self.model.training:
             self.model.train()
-        drawn, candidates = self._draw_inside(), self.optimizer.ask()
+        drawn, candidates = self._draw_feasible(), self.arch_optimizer.ask()
         violations = [self.violation(candidate.values) for candidate in candidates]
-        excess = [violation.relative for violation in violations]
-        inside = [candidate for candidate, far in zip(candidates, excess, strict=True) if not far]
+        relative = [violation.relative for violation in violations]
+        feasible = [candidate for candidate, violated in zip(candidates, relative, strict=True) if not violated]
         done = None
         if self._captured is not None:
-            train, valid = [c.values for c in drawn], [c.values for c in inside]
+            train, valid = [c.values for c in drawn], [c.values for c in feasible]
             done = self._captured.step(train, train_batch, valid, len(candidates), valid_batch)
-        losses, told = self._plain_step(drawn, train_batch, inside, valid_batch) if done is None else done
+        losses, told = self._plain_step(drawn, train_batch, feasible, valid_batch) if done is None else done
         after = iter(told)
-        every = [None if far else next(after) for far in excess]
-        self._tell(candidates, every, violations)
+        valid_losses = [None if violated else next(after) for violated in relative]
+        self._tell(candidates, valid_losses, violations)
         if done is None and self._unread is not None and self._unread.end_step():
             self._unread = None
-        return Step(tuple(losses), tuple(every), tuple(c.values for c in candidates), tuple(excess))
+        return Step(tuple(losses), tuple(valid_losses), tuple(c.values for c in candidates), tuple(relative))
 
     def _plain_step(
-        self, drawn: list[Candidate], train_batch: Batch, inside: list[Candidate], valid_batch: Batch
+        self, drawn: list[Candidate], train_batch: Batch, feasible: list[Candidate], valid_batch: Batch
     ) -> tuple[list[float], list[float]]:
         """The losses of the candidates drawn for the weights, and of those that are judged."""
         train, none_trained = self._train(drawn, train_batch)
-        valid = self._judge(inside, valid_batch)
-        losses, told, failed = self._gathered(train, valid)
-        self._failures.end_step(none_trained or 0 < failed == len(inside))
+        valid = self._judge(feasible, valid_batch)
+        losses, told, failed = self._gather_losses(train, valid)
+        self._failures.end_step(none_trained or 0 < failed == len(feasible))
         return losses, told
 
     def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Tensor | None], bool]:
-        """Move the weights by the mean gradient of candidates drawn for this alone; whether all of them failed."""
+        """Update the weights by the mean gradient of the candidates; returns their losses and whether all failed."""
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
         before = [parameter.grad for parameter in self._parameters]
@@ -183,41 +193,41 @@ class OneShot:
         try:
             losses = self._add_gradients(candidates, batch, before)
         except BaseException:
-            self._reset_gradients(before)  # a step that fails touches no weights
+            self._reset_gradients(before)  # after an error no weight is touched
             raise
-        failed = processes.sum_gradients(self._parameters, [loss is FAILED for loss in losses])
+        failed = processes.all_reduce_gradients(self._parameters, [loss is FAILED for loss in losses])
         good = len(candidates) - sum(failed)
         if good and any(parameter.grad is not None for parameter in self._parameters):
             if good < len(candidates):  # the mean is over the others
                 gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
                 torch._foreach_mul_(gradients, len(candidates) / good)
-            self._scaler.unscale_(self.weights)
-            norm = nn.utils.clip_grad_norm_(self._parameters, self._clip_norm)
-            if self._scaler.is_enabled():  # it leaves the weights alone by itself
-                self._scaler.step(self.weights)
+            self._scaler.unscale_(self.weight_optimizer)
+            norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+            if self._scaler.is_enabled():  # skips the step if a gradient is not finite
+                self._scaler.step(self.weight_optimizer)
                 self._scaler.update()
             elif norm.isfinite():
-                self.weights.step()
+                self.weight_optimizer.step()
         return losses, bool(candidates) and not good
 
     def _add_gradients(
         self, candidates: list[Candidate], batch: Batch, before: list[Tensor | None]
     ) -> list[Tensor | None]:
-        """The losses of the candidates of this process, the gradients of which are added up."""
+        """Accumulate the gradients of this process's candidates; returns their losses."""
         losses: list[Tensor | None] = [None] * len(candidates)
-        waiting = [place for place, (_, mine) in enumerate(self._dealt(candidates)) if mine]
+        waiting = [index for index, (_, is_mine) in enumerate(self._shard(candidates)) if is_mine]
         added: list[int] = []
         while waiting:
-            place = waiting.pop(0)
-            values = candidates[place].values
-            loss = self._failures.attempt(values, self._run, candidates[place], batch)
-            losses[place] = FAILED if loss is None else loss.detach()
+            index = waiting.pop(0)
+            values = candidates[index].values
+            loss = self._failures.attempt(values, self._run, candidates[index], batch)
+            losses[index] = FAILED if loss is None else loss.detach()
             if loss is None:
                 continue
             if self._failures.attempt(values, self._backward, loss, len(candidates)):
-                added.append(place)
-            else:  # a part of its gradient is in the sum: add up the others again
-                losses[place], loss = FAILED, None
+                added.append(index)
+            else:  # a part of its gradient was accumulated: accumulate the others again
+                losses[index], loss = FAILED, None
                 self._reset_gradients(before)
                 waiting, added = added + waiting, []
         return losses
@@ -237,37 +247,37 @@ class OneShot:
         """The losses of the candidates of this process."""
         losses: list[Tensor | None] = [None] * len(candidates)
         with torch.no_grad():
-            for place, (candidate, mine) in enumerate(self._dealt(candidates)):
-                if mine:
+            for index, (candidate, is_mine) in enumerate(self._shard(candidates)):
+                if is_mine:
                     loss = self._failures.attempt(candidate.values, self._run, candidate, batch)
-                    losses[place] = FAILED if loss is None else loss
+                    losses[index] = FAILED if loss is None else loss
         return losses
 
-    def _draw_inside(self) -> list[Candidate]:
-        candidates = self.optimizer.ask()
+    def _draw_feasible(self) -> list[Candidate]:
+        candidates = self.arch_optimizer.ask()
         if not self.costs.limits:
             return candidates
         wanted = len(candidates)
-        inside = [c for c in candidates if not self.excess(c.values)]
-        for _ in range(TRIES * wanted):
-            if len(inside) == wanted:
+        feasible = [c for c in candidates if self.is_feasible(c.values)]
+        for _ in range(MAX_DRAWS * wanted):
+            if len(feasible) == wanted:
                 break
-            inside += [c for c in self.optimizer.ask(1) if not self.excess(c.values)]
-        return inside
+            feasible += [c for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
+        return feasible
 
-    def _dealt(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, bool]]:
-        """Candidates, and whether this process runs them."""
-        return [(candidate, place % self._ranks == self._rank) for place, candidate in enumerate(candidates)]
+    def _shard(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, bool]]:
+        """Pairs of a candidate and whether this process runs it."""
+        return [(candidate, index % self._world_size == self._rank) for index, candidate in enumerate(candidates)]
 
     def _run(self, candidate: Candidate, batch: Batch) -> Tensor:
         """The loss of a candidate."""
-        self.decisions.choose(candidate.values)
+        self.supernet.choose(candidate.values)
         try:
             with (
-                torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None),
-                nullcontext() if self._unread is None else self._unread.watching(candidate.values),
+                torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None),
+                nullcontext() if self._unread is None else self._unread.watch(candidate.values),
             ):
-                loss = self._loss(self._as_given, batch)
+                loss = self._loss_fn(self._wrapped_model, batch)
         except Exception as error:
             error.add_note(f"in the architecture {candidate.values}")
             if "Expected more than 1 value per channel when training" in str(error):
@@ -284,10 +294,10 @@ class OneShot:
         return loss.reshape(())
 
     def _has_gradient(self, loss: Tensor) -> bool:
-        """False for an architecture without weights, which is fine; an error for a loss that lost its gradient."""
+        """False for an architecture without weights; ValueError for a loss that lost its gradient."""
         if not loss.requires_grad and any(
             parameter.requires_grad
-            for module in self.decisions.running()
+            for module in self.supernet.active_modules()
             for parameter in module.parameters(recurse=False)
         ):
             if not loss.is_floating_point():
@@ -298,69 +308,73 @@ class OneShot:
             raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
         return loss.requires_grad
 
-    def excess(self, values: Mapping[str, Any]) -> float:
-        """How far an architecture is outside of the first limit that it violates; 0 inside of all."""
-        return self.violation(values).relative
+    def is_feasible(self, values: Mapping[str, Any]) -> bool:
+        """Whether an architecture meets all limits."""
+        return self.violation(values) == FEASIBLE
 
     def violation(self, values: Mapping[str, Any]) -> Violation:
-        """How an architecture misses the limits. The first process measures for all."""
+        """The violation of the limits by an architecture; rank 0 measures for all processes."""
         if not self.costs.limits:
             return FEASIBLE
-        if self._ranks > 1:
+        if self._world_size > 1:
             self._share_costs(values)
         return self.costs.violation(values)
 
     def _tell(self, candidates: list[Candidate], losses: list[float | None], violations: list[Violation]) -> None:
-        """Inside by loss, then inside without a finite loss, then outside by violation."""
+        """Feasible by loss, then feasible without a finite loss, then infeasible by violation."""
         told = [math.inf if loss is None else loss for loss in losses]
         if any(violation != FEASIBLE for violation in violations):
             steps = sorted({FEASIBLE, *violations})
             finite = [math.isfinite(number) for number in told]
             told = [
-                number if good else BEHIND * (1 + steps.index(violation))
+                number if good else WORST_LOSS * (1 + steps.index(violation))
                 for number, good, violation in zip(told, finite, violations, strict=True)
             ]
-        active = [self.decisions.active(c.values) for c in candidates] if self._leave_out else None
-        self.optimizer.tell(candidates, told, active=active)
+        active = [self.supernet.active(c.values) for c in candidates] if self._mask_inactive else None
+        self.arch_optimizer.tell(candidates, told, active=active)
 
     # Several processes.
 
-    def _begin_alike(self) -> None:
-        """Weights, buffers and both optimizers' states of the first process for all."""
-        if self._ranks > 1:
-            processes.take_first_ones([*self._parameters, *self.model.parameters(), *self.model.buffers()])
-            optimizer, weights = processes.first_ones((self.optimizer.state_dict(), self.weights.state_dict()))
-            self.optimizer.load_state_dict(optimizer)
-            self.weights.load_state_dict(weights)
+    def _sync_from_rank0(self) -> None:
+        """Broadcast weights, buffers and both optimizers' states from rank 0."""
+        if self._world_size > 1:
+            processes.broadcast_tensors([*self._parameters, *self.model.parameters(), *self.model.buffers()])
+            arch_optimizer, weight_optimizer = processes.broadcast_object(
+                (self.arch_optimizer.state_dict(), self.weight_optimizer.state_dict())
+            )
+            self.arch_optimizer.load_state_dict(arch_optimizer)
+            self.weight_optimizer.load_state_dict(weight_optimizer)
 
     def _share_costs(self, values: Mapping[str, Any]) -> None:
-        """What the first process measured is known to all."""
+        """Broadcast the costs of an architecture from rank 0."""
         key = self.costs.key(values)
-        if not self.costs.is_whole(self.costs.known.get(key, ())):
-            costs = self.costs.of(values) if self._rank == 0 else None
-            self.costs.remember(key, processes.first_ones(costs))
+        if not self.costs.is_complete(self.costs.known.get(key, ())):
+            costs = self.costs.measure(values) if self._rank == 0 else None
+            self.costs.remember(key, processes.broadcast_object(costs))
 
-    def _gathered(self, train: list[Tensor | None], valid: list[Tensor | None]) -> tuple[list[float], list[float], int]:
-        """All losses as numbers, and how many in `valid` failed, with one wait for the device."""
+    def _gather_losses(
+        self, train: list[Tensor | None], valid: list[Tensor | None]
+    ) -> tuple[list[float], list[float], int]:
+        """All losses as floats, and the number of failed ones in `valid`, with one device synchronization."""
         exact = torch.float32 if self.device.type == "mps" else torch.float64
         zero = torch.zeros((), dtype=exact, device=self.device)
         failed = sum(loss is FAILED for loss in valid)
         losses = [zero if loss is None else loss.to(zero) for loss in [*train, *valid]]
         stacked = torch.stack([*losses, zero + failed if failed else zero])
-        processes.sum_over_all(stacked)
+        processes.all_reduce_sum(stacked)
         *numbers, failed_anywhere = stacked.tolist()
         return numbers[: len(train)], numbers[len(train) :], int(failed_anywhere)
 
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later steps depend on but torch's random numbers; loads with `weights_only=True`."""
+        """All that later steps depend on, except torch's RNG state; loads with `weights_only=True`."""
         if self._captured is not None:
             self._captured.store()
         return {
             "model": self.model.state_dict(),
-            "weights": self.weights.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "weight_optimizer": self.weight_optimizer.state_dict(),
+            "arch_optimizer": self.arch_optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "touched": [parameter.grad is not None for parameter in self._parameters],
             "limits": [limit.name for limit in self.costs.limits],
@@ -369,23 +383,23 @@ class OneShot:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict()` of a OneShot made in the same way; raises ValueError, changing nothing."""
-        before = copy.deepcopy(self.weights.state_dict()), self.optimizer.state_dict()
+        before = copy.deepcopy(self.weight_optimizer.state_dict()), self.arch_optimizer.state_dict()
         try:
-            _same_shapes(state["model"], self.model.state_dict())
+            _check_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
             limits = [limit.name for limit in self.costs.limits]
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
-            self.costs.read(state["costs"])  # raises where it is damaged
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.weights.load_state_dict(state["weights"])
+            self.costs.parse_state(state["costs"])  # raises where it is damaged
+            self.arch_optimizer.load_state_dict(state["arch_optimizer"])
+            self.weight_optimizer.load_state_dict(state["weight_optimizer"])
             self._scaler.load_state_dict(state["scaler"])
             self.model.load_state_dict(state["model"])
-        except Exception as error:  # whatever a foreign state makes of its readers
-            self.weights.load_state_dict(before[0])
-            self.optimizer.load_state_dict(before[1])
-            raise ValueError(f"the state does not fit: {checkpoints.reason(error)}") from None
+        except Exception as error:  # a foreign state may raise anything
+            self.weight_optimizer.load_state_dict(before[0])
+            self.arch_optimizer.load_state_dict(before[1])
+            raise ValueError(f"the state does not fit: {checkpoints.short_reason(error)}") from None
         self.costs.load_state_dict(state["costs"])
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
@@ -395,17 +409,17 @@ class OneShot:
 
 
 def _zero(gradients: list[Tensor | None]) -> None:
-    there = [gradient for gradient in gradients if gradient is not None]
-    if there:
-        torch._foreach_zero_(there)
+    present = [gradient for gradient in gradients if gradient is not None]
+    if present:
+        torch._foreach_zero_(present)
 
 
-def _same_shapes(there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    for name in {**there, **here}:
-        size, wanted = (getattr(s[name], "shape", None) if name in s else "absent" for s in (there, here))
+def _check_shapes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    for name in {**saved, **current}:
+        size, wanted = (getattr(s[name], "shape", None) if name in s else "absent" for s in (saved, current))
         if size != wanted:
-            raise ValueError(f"{name} is {_plain(size)} there, {_plain(wanted)} here")
+            raise ValueError(f"{name} is {_as_tuple(size)} there, {_as_tuple(wanted)} here")
 
 
-def _plain(size: Any) -> Any:
+def _as_tuple(size: Any) -> Any:
     return tuple(size) if isinstance(size, torch.Size) else size

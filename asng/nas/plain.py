@@ -1,4 +1,4 @@
-"""What stays in an extracted network where torch has nothing of its own: two modules without decisions."""
+"""Static modules of extracted networks for which torch has no equivalent."""
 
 from collections.abc import Sequence
 from typing import Any

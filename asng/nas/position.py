@@ -1,4 +1,4 @@
-"""Where a search stands: its epoch, its place in the data, its random numbers, and all of that as a state."""
+"""The loop of a search: epochs, position in the data, RNG states, and all of that as a state."""
 
 import math
 import random
@@ -17,93 +17,106 @@ from asng.nas._identity import length_of
 from asng.nas.oneshot import Batch, OneShot, Step, finite_mean
 from asng.nas.result import certainty
 
-Show = Callable[[int, int, Step], None]
+OnStep = Callable[[int, int, Step], None]
 
-EXPLOSION = 1000  # times the loss at the beginning
+EXPLOSION_FACTOR = 1000  # times the loss at the beginning
 
 _END = object()
 
 
 class NoFiniteLoss(RuntimeError):
-    """A whole epoch without a finite loss."""
+    """All losses of an epoch were NaN or infinite."""
 
 
-class Position:
-    """The position of a search in its data, and all that has to be saved to go on from there.
+class SearchLoop:
+    """Epochs of a search, resumable after any step.
 
-    The middle of an epoch is found again by loading its batches anew from where its random numbers
-    began. Those of torch are kept apart from the model's, which depend on the architectures drawn.
-    A pass over `valid` may begin in one epoch and end in another; its start is found in the same way.
+    To resume within an epoch, its batches are loaded again from the RNG states at its start. While batches are
+    loaded, torch's generator is one of their own, since the model's depends on the architectures drawn. A pass
+    over `valid_loader` may begin in one epoch and end in another; it is resumed in the same way.
     """
 
     def __init__(
-        self, oneshot: OneShot, schedule: LRScheduler, train: Iterable[Batch], valid: Iterable[Batch], seed: int
+        self,
+        oneshot: OneShot,
+        lr_scheduler: LRScheduler,
+        train_loader: Iterable[Batch],
+        valid_loader: Iterable[Batch],
+        seed: int,
     ) -> None:
-        self._oneshot, self._schedule, self._train = oneshot, schedule, train
-        self._valid = _Passes(valid, self._random_while_loading)
+        self._oneshot, self._lr_scheduler, self._train_loader = oneshot, lr_scheduler, train_loader
+        self._valid = _RepeatedPasses(valid_loader, self._rng_states_in_loading)
         self.epoch = 0
         self.history: list[dict[str, float]] = []
-        self._done: list[list[float]] = []  # of the running epoch: train loss, valid loss, share inside the limits
+        self._records: list[
+            list[float]
+        ] = []  # of the running epoch: train loss, valid loss, share of feasible candidates
         self._seconds = 0.0  # of the running epoch
-        self._data = torch.Generator().manual_seed(seed).get_state()
-        self._before = self._random()  # the epoch
-        self._before_step: dict[str, Any] | None = None  # what a step under way has drawn from
-        self._valid_before = self._valid.end_epoch()  # the epoch
-        if processes.is_one_of_several():
-            self._set_random({**processes.first_ones(self._before), "torch": self._before["torch"]})
+        self._data_rng_state = torch.Generator().manual_seed(seed).get_state()
+        self._rng_at_epoch_start = self._rng_states()
+        self._rng_before_step: dict[str, Any] | None = None  # to repeat a step that fails
+        self._valid_at_epoch_start = self._valid.end_epoch()
+        if processes.is_distributed():
+            own = self._rng_at_epoch_start["torch"]  # layers draw from it, in other architectures than elsewhere
+            self._set_rng_states({**processes.broadcast_object(self._rng_at_epoch_start), "torch": own})
 
     @property
     def steps(self) -> int:
         """Done in the running epoch."""
-        return len(self._done)
+        return len(self._records)
 
     @property
     def progress(self) -> tuple[int, int]:
         """Epochs done, and steps of the running one."""
         return self.epoch, self.steps
 
-    def one_epoch(self, show: Show, stop: Callable[[], bool]) -> bool:
-        """All batches of `train` once, from where the epoch stands, then the schedule; False if stopped before."""
+    def run_epoch(self, show: OnStep, stop: Callable[[], bool]) -> bool:
+        """Run the rest of an epoch, then step the lr_scheduler; returns False if stopped before its end."""
         started = time.monotonic() - self._seconds
         for train_batch, valid_batch in self._batches():
             step = self._oneshot.step(train_batch, valid_batch)
-            share = sum(not far for far in step.excess) / len(step.excess)
-            self._done.append([step.train_loss, step.valid_loss, share])
-            self._before_step = None
+            feasible = sum(not violated for violated in step.violations) / len(step.violations)
+            self._records.append([step.train_loss, step.valid_loss, feasible])
+            self._rng_before_step = None
             self._seconds = time.monotonic() - started
             show(self.epoch, self.steps, step)
             # A Ctrl-C does not reach all processes in the same step.
-            if processes.any_of_all(stop(), self._oneshot.device):
+            if processes.any_rank(stop(), self._oneshot.device):
                 return False
-        if not self._done:
-            raise ValueError(f"train gave no batches in epoch {self.epoch + 1}; is it empty, or used up?")
+        if not self._records:
+            raise ValueError(f"train_loader gave no batches in epoch {self.epoch + 1}; is it empty, or used up?")
         self._finish()
         return True
 
     def _batches(self) -> Iterator[tuple[Batch, Batch]]:
         """What is left of the epoch."""
-        now = self._random()
-        used, random_before_pass = self._valid_before
+        now = self._rng_states()
+        used, rng_at_pass_start = self._valid_at_epoch_start
         if used != self._valid.used:  # loaded from a checkpoint
-            self._set_random(random_before_pass)
-            with self._loading():
-                self._valid.resume(used, random_before_pass)
-            self._set_random(now)
+            self._set_rng_states(rng_at_pass_start)
+            with self._data_rng():
+                self._valid.resume(used, rng_at_pass_start)
+            self._set_rng_states(now)
         if self.steps:
-            self._set_random(self._before)
+            self._set_rng_states(self._rng_at_epoch_start)
         else:
-            self._before = now
-        with self._loading():
-            pairs = zip(self._train, self._valid, strict=False)
-        for place in range(self.steps):
-            with self._loading():
+            self._rng_at_epoch_start = now
+        with self._data_rng():
+            pairs = zip(self._train_loader, self._valid, strict=False)
+        for step in range(self.steps):
+            with self._data_rng():
                 if next(pairs, None) is None:
-                    raise ValueError(f"train gives only {place} batches, but was at step {self.steps} when it stopped")
+                    raise ValueError(
+                        f"train_loader gives only {step} batches, but was at step {self.steps} when it stopped"
+                    )
         if self.steps:
-            self._set_random(now)
+            self._set_rng_states(now)
         while True:
-            self._before_step = {"random": self._torch_random(), "optimizer": self._oneshot.optimizer.generator_state}
-            with self._loading():
+            self._rng_before_step = {
+                "rng": self._torch_rng_states(),
+                "arch_optimizer": self._oneshot.arch_optimizer.generator_state,
+            }
+            with self._data_rng():
                 pair = next(pairs, None)
             if pair is None:
                 return
@@ -111,32 +124,32 @@ class Position:
 
     def _finish(self) -> None:
         """The end of an epoch."""
-        train, valid, inside = (finite_mean(column) for column in zip(*self._done, strict=True))
-        if math.isnan(train) and math.isnan(valid) and inside and not self._oneshot.out_of_memory:
+        train, valid, feasible = (finite_mean(column) for column in zip(*self._records, strict=True))
+        if math.isnan(train) and math.isnan(valid) and feasible and not self._oneshot.out_of_memory:
             raise NoFiniteLoss(
                 f"all losses of epoch {self.epoch + 1} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
-        if processes.is_first():
+        if processes.is_rank0():
             self._warn_of_explosion(train)
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            if isinstance(self._schedule, ReduceLROnPlateau):
-                self._schedule.step(valid)
+            if isinstance(self._lr_scheduler, ReduceLROnPlateau):
+                self._lr_scheduler.step(valid)
             else:
-                self._schedule.step()
+                self._lr_scheduler.step()
         record = {"epoch": self.epoch + 1, "train_loss": train, "valid_loss": valid, "seconds": self._seconds}
         if self._oneshot.costs.limits:
-            record["inside"] = inside
-        self.history.append({**record, **certainty(self._oneshot.optimizer)})
-        self.epoch, self._done, self._seconds = self.epoch + 1, [], 0.0
-        self._valid_before, self._before_step = self._valid.end_epoch(), None
+            record["feasible"] = feasible
+        self.history.append({**record, **certainty(self._oneshot.arch_optimizer)})
+        self.epoch, self._records, self._seconds = self.epoch + 1, [], 0.0
+        self._valid_at_epoch_start, self._rng_before_step = self._valid.end_epoch(), None
 
     def _warn_of_explosion(self, train: float) -> None:
         """Warn, once, of a mean loss that is finite, but far above that of the first step, or of the first epoch."""
         losses = [record["train_loss"] for record in self.history]
-        before = losses[0] if losses else self._done[0][0]
-        if train > EXPLOSION * (1 + abs(before)) >= max(losses, default=0.0):
+        before = losses[0] if losses else self._records[0][0]
+        if train > EXPLOSION_FACTOR * (1 + abs(before)) >= max(losses, default=0.0):
             since = "epoch" if losses else "step"
             warnings.warn(
                 f"the mean training loss of epoch {self.epoch + 1} is {train:.3g}, after {before:.3g} in the first "
@@ -145,78 +158,78 @@ class Position:
             )
 
     def close(self) -> None:
-        """Let go of the batches, and so of the worker processes of a pass that is not finished."""
+        """Release the batches, and with them the worker processes of an unfinished pass."""
         self._valid.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last complete step, but for what a later one that failed did to the model.
+        """The state after the last complete step, except for what a later failed step did to the model.
 
         If it failed in loading or training, the weights are as before. If in judging, they have moved, and move once
         more when the step is repeated.
         """
         state: dict[str, Any] = {
             "search": self._oneshot.state_dict(),
-            "schedule": self._schedule.state_dict(),
+            "lr_scheduler": self._lr_scheduler.state_dict(),
             "epoch": self.epoch,
             "history": self.history,
-            "done": self._done,
+            "records": self._records,
             "seconds": self._seconds,
-            "random": self._random(),
-            "random_before_epoch": self._before,
-            "valid_before_epoch": self._valid_before,
+            "rng": self._rng_states(),
+            "rng_at_epoch_start": self._rng_at_epoch_start,
+            "valid_at_epoch_start": self._valid_at_epoch_start,
         }
-        if self._before_step is not None:
-            state["random"] |= self._before_step["random"]
-            state["search"]["optimizer"]["generator"] = self._before_step["optimizer"]
+        if self._rng_before_step is not None:
+            state["rng"] |= self._rng_before_step["rng"]
+            state["search"]["arch_optimizer"]["generator"] = self._rng_before_step["arch_optimizer"]
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._set_random(state["random"])
+        self._set_rng_states(state["rng"])
         self._oneshot.load_state_dict(state["search"])
-        self._schedule.load_state_dict(state["schedule"])
-        self.epoch, self.history, self._done = state["epoch"], state["history"], state["done"]
-        self._seconds, self._before = state["seconds"], state["random_before_epoch"]
-        self._valid_before = state["valid_before_epoch"]
+        self._lr_scheduler.load_state_dict(state["lr_scheduler"])
+        self.epoch, self.history, self._records = state["epoch"], state["history"], state["records"]
+        self._seconds, self._rng_at_epoch_start = state["seconds"], state["rng_at_epoch_start"]
+        self._valid_at_epoch_start = state["valid_at_epoch_start"]
 
     # Random numbers.
 
     @contextmanager
-    def _loading(self) -> Iterator[None]:
-        """Torch's random numbers are those of the data."""
+    def _data_rng(self) -> Iterator[None]:
+        """Use the data's RNG state as torch's."""
         model = torch.get_rng_state()
-        torch.set_rng_state(self._data)
+        torch.set_rng_state(self._data_rng_state)
         try:
             yield
         finally:
-            self._data = torch.get_rng_state()
+            self._data_rng_state = torch.get_rng_state()
             torch.set_rng_state(model)
 
-    def _random_while_loading(self) -> dict[str, Any]:
-        return {**self._random(), "data": torch.get_rng_state()}
+    def _rng_states_in_loading(self) -> dict[str, Any]:
+        return {**self._rng_states(), "data": torch.get_rng_state()}
 
-    def _random(self) -> dict[str, Any]:
-        """The generators that batches and layers draw from."""
+    def _rng_states(self) -> dict[str, Any]:
+        """The states of all generators that batches and layers draw from."""
         numpys: Any = np.random.get_state()  # noqa: NPY002 - data sets draw from it
         return {
-            **self._torch_random(),
+            **self._torch_rng_states(),
             "python": random.getstate(),
             "numpy": [numpys[0], numpys[1].tolist(), *numpys[2:]],
         }
 
-    def _torch_random(self) -> dict[str, Any]:
-        """Those of torch, which are quick to save."""
+    def _torch_rng_states(self) -> dict[str, Any]:
+        """The states of torch's generators, which are quick to save."""
         state = {
             "torch": torch.get_rng_state(),
-            "data": self._data,
+            "data": self._data_rng_state,
             "loaders": [generator.get_state() for generator in self._generators()],
         }
         if self._oneshot.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self._oneshot.device)
         return state
 
-    def _set_random(self, state: Mapping[str, Any]) -> None:
+    def _set_rng_states(self, state: Mapping[str, Any]) -> None:
         torch.set_rng_state(state["torch"])
-        self._data = state["data"]
+        self._data_rng_state = state["data"]
         for generator, saved in zip(self._generators(), state["loaders"], strict=True):
             generator.set_state(saved)
         random.setstate(state["python"])
@@ -227,7 +240,7 @@ class Position:
     def _generators(self) -> list[torch.Generator]:
         """Those of data loaders and of their samplers, each once."""
         generators = {}
-        for batches in (self._train, self._valid.batches):
+        for batches in (self._train_loader, self._valid.batches):
             batch_sampler = getattr(batches, "batch_sampler", None)
             for holder in (batches, getattr(batches, "sampler", None), getattr(batch_sampler, "sampler", None)):
                 generator = getattr(holder, "generator", None)
@@ -236,23 +249,23 @@ class Position:
         return list(generators.values())
 
 
-class _Passes(Iterator[Batch]):
-    """The batches of an iterable, one pass after another; `random_state` is called before each pass."""
+class _RepeatedPasses(Iterator[Batch]):
+    """The batches of an iterable, one pass after another; `get_rng_states` is called before each pass."""
 
-    def __init__(self, batches: Iterable[Batch], random_state: Callable[[], dict[str, Any]]) -> None:
-        self.batches, self._random_state = batches, random_state
+    def __init__(self, batches: Iterable[Batch], get_rng_states: Callable[[], dict[str, Any]]) -> None:
+        self.batches, self._get_rng_states = batches, get_rng_states
         self._iterator: Iterator[Batch] = iter(())
         self.used = 0  # in the running pass
-        self._random_before: dict[str, Any] = {}
+        self._rng_at_pass_start: dict[str, Any] = {}
 
     def __next__(self) -> Batch:
         batch = next(self._iterator, _END)
         if batch is _END:
-            self._random_before = self._random_state()
+            self._rng_at_pass_start = self._get_rng_states()
             self._iterator, self.used = iter(self.batches), 0
             batch = next(self._iterator, _END)
             if batch is _END:
-                raise ValueError("valid gave no batches; is it empty, or used up?")
+                raise ValueError("valid_loader gave no batches; is it empty, or used up?")
         self.used += 1
         return batch
 
@@ -264,13 +277,13 @@ class _Passes(Iterator[Batch]):
         # A complete pass is not asked for one more batch: at its end a RandomSampler draws from its generator.
         if self.used == length_of(self.batches):
             self._iterator, self.used = iter(()), 0
-        return self.used, self._random_before if self.used else {}
+        return self.used, self._rng_at_pass_start if self.used else {}
 
-    def resume(self, used: int, random_before: dict[str, Any]) -> None:
+    def resume(self, used: int, rng_at_pass_start: dict[str, Any]) -> None:
         """Begin the pass again, under the RNG states at its start, and drop the batches that were used."""
-        self._iterator, self._random_before = iter(self.batches), random_before
+        self._iterator, self._rng_at_pass_start = iter(self.batches), rng_at_pass_start
         for self.used in range(1, used + 1):
             if next(self._iterator, _END) is _END:
                 raise ValueError(
-                    f"valid gives only {self.used - 1} batches, but {used} of them were used when it stopped"
+                    f"valid_loader gives only {self.used - 1} batches, but {used} of them were used when it stopped"
                 )

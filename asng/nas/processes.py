@@ -1,7 +1,4 @@
-"""Several processes, set up by the caller with torch.distributed: who is who, and what they send each other.
-
-Alone, a process is the first of one, and nothing is sent.
-"""
+"""Helpers for torch.distributed, which the caller sets up; without it they do nothing."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -16,32 +13,32 @@ if dist.is_available():
     import torch.distributed.nn
 
 
-def rank_and_ranks() -> tuple[int, int]:
-    """Which process this is, counted from 0, and how many there are."""
+def rank_and_world_size() -> tuple[int, int]:
+    """The rank of this process and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
 
 
-def is_first() -> bool:
-    return rank_and_ranks()[0] == 0
+def is_rank0() -> bool:
+    return rank_and_world_size()[0] == 0
 
 
-def is_one_of_several() -> bool:
-    return rank_and_ranks()[1] > 1
+def is_distributed() -> bool:
+    return rank_and_world_size()[1] > 1
 
 
-def first_ones(value: Any) -> Any:
-    """The first process's value, in all."""
+def broadcast_object(value: Any) -> Any:
+    """Broadcast a value from rank 0."""
     box = [value]
-    if is_one_of_several():
+    if is_distributed():
         dist.broadcast_object_list(box, 0)
     return box[0]
 
 
-def take_first_ones(tensors: Iterable[Tensor]) -> None:
-    """Overwrite tensors by those of the first process, each once."""
-    if is_one_of_several():
+def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
+    """Broadcast tensors from rank 0, in place, each once."""
+    if is_distributed():
         with torch.no_grad():
             for tensor in {id(tensor): tensor for tensor in tensors}.values():
                 first = tensor.detach().contiguous()
@@ -49,27 +46,27 @@ def take_first_ones(tensors: Iterable[Tensor]) -> None:
                 tensor.copy_(first)
 
 
-def any_of_all(flag: bool, device: torch.device) -> bool:
-    """Whether a flag is set in any process."""
-    if is_one_of_several():
+def any_rank(flag: bool, device: torch.device) -> bool:
+    """True if a flag is set in any process."""
+    if is_distributed():
         votes = torch.tensor([flag], dtype=torch.int32, device=device)
         dist.all_reduce(votes, dist.ReduceOp.MAX)
         return bool(votes.item())
     return flag
 
 
-def sum_over_all(tensor: Tensor) -> None:
+def all_reduce_sum(tensor: Tensor) -> None:
     """Sum a tensor over the processes, in place."""
-    if is_one_of_several():
+    if is_distributed():
         dist.all_reduce(tensor)
 
 
-def sum_gradients(parameters: Sequence[Tensor], flags: Sequence[bool] = ()) -> list[bool]:
+def all_reduce_gradients(parameters: Sequence[Tensor], flags: Sequence[bool] = ()) -> list[bool]:
     """Sum the gradients over the processes; a parameter that has one anywhere has one everywhere.
 
     Returns which of the flags are set in any process.
     """
-    if not is_one_of_several():
+    if not is_distributed():
         return list(flags)
     has = [parameter.grad is not None for parameter in parameters]
     votes = torch.tensor([*has, *flags], dtype=torch.int32, device=parameters[0].device)

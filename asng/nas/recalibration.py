@@ -1,4 +1,4 @@
-"""Batch-norm statistics of a network, estimated anew."""
+"""Re-estimation of a network's batch-norm statistics."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.nas.devices import device_of, moved
+from asng.nas.devices import device_of, to_device
 from asng.nas.modes import set_training
 from asng.nas.wrappers import unwrap
 
@@ -14,10 +14,10 @@ from asng.nas.wrappers import unwrap
 def recalibrate(
     model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any] | None = None
 ) -> None:
-    """Estimate the batch-norm statistics of a network anew, as plain averages over the batches.
+    """Re-estimate the batch-norm statistics of a network, as averages over the batches.
 
     An extracted network has those of the supernet, where they were averaged over many architectures.
-    Everything but the batch norms is in evaluation mode meanwhile. Batch norms that are in evaluation mode
+    During the passes everything but the batch norms is in evaluation mode. Batch norms that are in evaluation mode
     while the model trains are frozen, such as those of a pretrained part, and stay as they are: those that
     are so in a model in training mode, or else after `model.train()`.
 
@@ -31,24 +31,24 @@ def recalibrate(
         raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]  # a train() may set them
     modes = [(module, module.training) for module in model.modules()]
-    kept: list[_Kept] = []
+    backups: list[_StatsBackup] = []
     try:
         set_training(model)
-        kept = [_Kept(norm) for norm in norms if norm.training]
-        if not kept:
+        backups = [_StatsBackup(norm) for norm in norms if norm.training]
+        if not backups:
             raise ValueError(
                 "all batch norms stay in evaluation mode while the model trains: there is none to recalibrate"
             )
         model.eval()
-        for norm in kept:
-            norm.begin()
-        if not _run(model, batches, forward or _forward):
+        for norm in backups:
+            norm.start()
+        if not _run_batches(model, batches, forward or _forward):
             raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")
-        for norm in kept:
-            norm.end()
+        for norm in backups:
+            norm.commit()
     except BaseException:
-        for norm in kept:
-            norm.put_back()
+        for norm in backups:
+            norm.rollback()
         raise
     finally:
         for module, training in modes:
@@ -57,43 +57,43 @@ def recalibrate(
             parameter.requires_grad = requires_grad
 
 
-class _Kept:
-    """A batch norm, and what it was like before."""
+class _StatsBackup:
+    """A batch norm and a backup of its statistics and settings."""
 
     def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
         self._norm, self._momentum, self._counts = norm, norm.momentum, norm.num_batches_tracked is not None
         self._statistics = [buffer.clone() for buffer in norm.buffers(recurse=False)]
 
-    def begin(self) -> None:
-        """Forget the statistics and average from here on."""
+    def start(self) -> None:
+        """Reset the statistics and start to average."""
         norm = self._norm
         if not self._counts:  # as some do to save a kernel; but an average has to count
             assert isinstance(norm.running_mean, Tensor)
             norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
         norm.reset_running_stats()
-        norm.momentum = None  # torch's way to ask for a plain average
+        norm.momentum = None  # a cumulative average
         norm.train()
 
-    def end(self) -> None:
-        """Keep what was averaged, if there was anything."""
+    def commit(self) -> None:
+        """Keep the new statistics, or the old ones if the layer did not run."""
         if self._norm.num_batches_tracked == 0:  # it does not run
-            self.put_back()
-        self._tidy()
+            self.rollback()
+        self._restore_settings()
 
-    def put_back(self) -> None:
-        """All as it was before."""
-        self._tidy()
+    def rollback(self) -> None:
+        """Restore statistics and settings."""
+        self._restore_settings()
         for buffer, old in zip(self._norm.buffers(recurse=False), self._statistics, strict=True):
             buffer.copy_(old)
 
-    def _tidy(self) -> None:
+    def _restore_settings(self) -> None:
         self._norm.momentum = self._momentum
         if not self._counts:
             self._norm.num_batches_tracked = None
 
 
-def _run(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]) -> int:
-    """Run forward on all batches; how many there were."""
+def _run_batches(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]) -> int:
+    """Run forward on all batches; returns their number."""
     count = 0
     with torch.no_grad():
         for batch in batches:
@@ -104,4 +104,4 @@ def _run(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module,
 
 def _forward(model: nn.Module, batch: Any) -> Any:
     inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-    return model(moved(inputs, device_of(model)))
+    return model(to_device(inputs, device_of(model)))

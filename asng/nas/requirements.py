@@ -1,4 +1,4 @@
-"""What a one-shot search needs of a model and of its two optimizers, said before the first step."""
+"""Checks of a model and its two optimizers before the first step."""
 
 import inspect
 from collections.abc import Sized
@@ -7,62 +7,67 @@ from typing import Any
 import torch
 from torch import nn
 
-from asng.asktell import AskTell
-from asng.nas.selection import Decisions
+from asng.asktell import Optimizer
+from asng.nas.selection import Supernet
 
 
-def check(decisions: Decisions, optimizer: AskTell, weights: torch.optim.Optimizer) -> None:
-    """Raise ValueError, with the cure, for what cannot be searched."""
-    if not isinstance(optimizer, AskTell):
+def check_search(supernet: Supernet, arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for a model or optimizers that cannot be searched."""
+    if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
-            f"optimizer moves the architecture, such as ASNG(space_of(model)), got {type(optimizer).__name__}; "
-            "pass the torch optimizer of the weights as weights"
+            "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
+            f"{type(arch_optimizer).__name__}; pass the torch optimizer of the weights as weight_optimizer"
         )
-    if not decisions.space:
+    if not supernet.space:
         raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
-    _check_space(decisions, optimizer)
-    _check_weights(decisions.model, weights)
-    for module, path in decisions.paths.items():
+    _check_space(supernet, arch_optimizer)
+    _check_parameters(supernet.model, weight_optimizer)
+    for module, path in supernet.paths.items():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise ValueError(
                 f"{path or 'the model'} has sparse gradients, whose norm torch cannot take; make it with sparse=False"
             )
 
 
-def check_one_optimizer(weights: Any) -> None:
-    """Raise ValueError for several optimizers, or none, in the place of one."""
-    if not hasattr(weights, "param_groups"):
-        got = f"a {type(weights).__name__} of {len(weights)}" if isinstance(weights, Sized) else repr(weights)
+def check_weight_optimizer(weight_optimizer: Any) -> None:
+    """Raise ValueError unless this is one torch optimizer."""
+    if not hasattr(weight_optimizer, "param_groups"):
+        got = (
+            f"a {type(weight_optimizer).__name__} of {len(weight_optimizer)}"
+            if isinstance(weight_optimizer, Sized)
+            else repr(weight_optimizer)
+        )
         raise ValueError(
-            f"weights must be one torch optimizer, got {got}; give one optimizer several parameter groups, or write a "
-            "torch.optim.Optimizer over all parameters whose step() calls the others'"
+            f"weight_optimizer must be one torch optimizer, got {got}; give one optimizer several parameter groups, or "
+            "write a torch.optim.Optimizer over all parameters whose step() calls the others'"
         )
 
 
-def _check_space(decisions: Decisions, optimizer: AskTell) -> None:
-    mine, theirs = decisions.space, optimizer.space
-    equal = {name for name in mine if name in theirs and mine[name] == theirs[name]}
-    differing = sorted({*mine, *theirs} - equal)
-    if differing or list(mine) != list(theirs):
+def _check_space(supernet: Supernet, arch_optimizer: Optimizer) -> None:
+    model_space, optimizer_space = supernet.space, arch_optimizer.space
+    equal = {name for name in model_space if name in optimizer_space and model_space[name] == optimizer_space[name]}
+    differing = sorted({*model_space, *optimizer_space} - equal)
+    if differing or list(model_space) != list(optimizer_space):
         what = f"they differ in {', '.join(map(repr, differing[:5]))}" if differing else "by its order"
         raise ValueError(
-            f"the optimizer searches another space than the model's ({what}); make it with space_of(model)"
+            f"arch_optimizer searches another space than the model's ({what}); make it with space_of(model)"
         )
 
 
-def _check_weights(model: nn.Module, weights: torch.optim.Optimizer) -> None:
-    held = {id(parameter) for group in weights.param_groups for parameter in group["params"]}
-    left = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in held]
-    if left:
-        more = f" and {len(left) - 3} more" if len(left) > 3 else ""
+def _check_parameters(model: nn.Module, weight_optimizer: torch.optim.Optimizer) -> None:
+    optimized = {id(parameter) for group in weight_optimizer.param_groups for parameter in group["params"]}
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(
-            f"weights does not hold the model's parameters {', '.join(left[:3])}{more}; make it with "
+            f"weight_optimizer does not hold the model's parameters {', '.join(missing[:3])}{more}; make it with "
             "model.parameters(), or call requires_grad_(False) on those that stay as they are"
         )
     try:
-        inspect.signature(type(weights).step).bind(weights)  # of the class: schedules wrap that of the object
+        # Of the class: schedulers wrap that of the object.
+        inspect.signature(type(weight_optimizer).step).bind(weight_optimizer)
     except TypeError:
         raise ValueError(
-            f"{type(weights).__name__} asks for a closure to evaluate the loss again, but every step here has "
+            f"{type(weight_optimizer).__name__} asks for a closure to evaluate the loss again, but every step here has "
             "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
         ) from None

@@ -1,16 +1,17 @@
-"""What a search has found: the most likely architecture that meets all limits, and how likely it is."""
+"""The result of a search: the most likely feasible architectures, and how likely they are."""
 
 import copy
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
-from asng.asktell import AskTell
+from asng.asktell import Optimizer
+from asng.checks import check_int
 from asng.nas import processes
 from asng.nas.extraction import extract
 from asng.nas.oneshot import OneShot
@@ -18,69 +19,80 @@ from asng.nas.selection import Values
 from asng.optimizer import ASNG
 from asng.space import Variable
 
-DRAWS = 1000  # for an architecture inside the limits, where the most likely one is outside
+DRAWS = 1000  # candidates drawn where the most likely values do not suffice
 
 
-class MostLikely(NamedTuple):
+class Architecture(NamedTuple):
     """An architecture, and how sure a search is of it."""
 
     values: dict[str, Any]
-    inside: bool  # whether it meets all limits
     probability: float  # of drawing this network: variables without effect on it, and real ones, do not count
+    feasible: bool  # whether it meets all limits
 
 
 @dataclass(frozen=True)
-class Found:
+class SearchResult:
     """What a search ends with."""
 
-    values: dict[str, Any]  # the architecture: the most likely one that meets all limits
-    inside: bool  # False where none met the limits, and a warning said so: then the nearest one
-    probability: float  # of drawing this network from the final distribution, as in `MostLikely`
+    values: dict[str, Any]  # the architecture: the most likely feasible one
+    probability: float  # of drawing this network from the final distribution, as in `Architecture`
+    feasible: bool  # False where no architecture met the limits, and a warning said so: then the nearest one
     model: nn.Module  # extracted, with the weights of the search; batch norms need `recalibrate`
     history: list[dict[str, float]]  # one record per epoch
-    optimizer: AskTell
+    arch_optimizer: Optimizer
 
 
-def found(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Found:
-    """What a OneShot has found so far: its most likely architecture that meets all limits, extracted.
+def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> SearchResult:
+    """The result of a OneShot so far: its most likely feasible architecture, extracted.
 
-    Where none did that was drawn or met before, it is the nearest one, and a warning says how far outside.
+    Where no architecture that was drawn or measured is feasible, it is the nearest one, and a warning says by how
+    much it misses the limits.
     """
-    likely = most_likely(oneshot)
-    if not likely.inside and processes.is_first():
-        warnings.warn(_too_much(oneshot, likely.values), stacklevel=2)
-    model = extract(oneshot.model, likely.values)
-    return Found(*likely, model=model, history=[dict(record) for record in history], optimizer=oneshot.optimizer)
+    (architecture,) = top(oneshot)
+    if not architecture.feasible and processes.is_rank0():
+        warnings.warn(_describe_violation(oneshot, architecture.values), stacklevel=2)
+    model = extract(oneshot.model, architecture.values)
+    records = [dict(record) for record in history]
+    return SearchResult(*architecture, model=model, history=records, arch_optimizer=oneshot.arch_optimizer)
 
 
-def most_likely(oneshot: OneShot) -> MostLikely:
-    """The most likely architecture that meets all limits, without extracting it; cheap enough for every epoch.
+def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
+    """The k most likely feasible architectures, most likely first, without extracting them.
 
-    Under limits that the most likely values do not meet, others are drawn and measured, up to a thousand.
-    Of several processes all have to call it then, as the first one measures for all.
+    The most likely values come first; with k = 1 and values that meet all limits this is cheap enough for every
+    epoch. Otherwise a thousand candidates are drawn, ordered by the probability of their values, and measured until
+    k networks are feasible. There may be fewer; where there is none, the nearest one of all measured so far is
+    returned, with `feasible` False. Of several processes all have to call it, as the first one measures for all.
     """
-    values = _choice(oneshot)
-    optimizer = oneshot.optimizer
-    active = oneshot.decisions.active(values)
-    space = {name: variable for name, variable in optimizer.space.items() if name in active}  # sums need an order
-    return MostLikely(values, not oneshot.excess(values), probability(optimizer.distribution(), space, values))
+    k = check_int(k, "k", min=1)
+    found: dict[str, dict[str, Any]] = {}  # by network, each once
+    for values in _by_probability(oneshot):
+        if oneshot.is_feasible(values):
+            found.setdefault(oneshot.costs.key(values), values)
+        if len(found) == k:
+            break
+    nearest = oneshot.costs.nearest() or oneshot.arch_optimizer.mode()
+    return [_architecture(oneshot, values) for values in found.values() or [nearest]]
 
 
-def _choice(oneshot: OneShot) -> dict[str, Any]:
-    optimizer = oneshot.optimizer
-    mode = optimizer.mode()
-    if not oneshot.excess(mode):
-        return mode
-    distribution, space = optimizer.distribution(), optimizer.space
-    drawn = {oneshot.decisions.key(c.values): c.values for c in copy.deepcopy(optimizer).ask(DRAWS)}
-    for values in sorted(drawn.values(), key=lambda values: -probability(distribution, space, values)):
-        if not oneshot.excess(values):
-            return values
-    return oneshot.costs.nearest() or mode
+def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
+    """The most likely values, then those of candidates drawn from a copy of the optimizer, likely ones first."""
+    arch_optimizer = oneshot.arch_optimizer
+    yield arch_optimizer.mode()
+    distribution, space = arch_optimizer.distribution(), arch_optimizer.space
+    drawn = {oneshot.supernet.key(c.values): c.values for c in copy.deepcopy(arch_optimizer).ask(DRAWS)}
+    yield from sorted(drawn.values(), key=lambda values: -probability(distribution, space, values))
 
 
-def _too_much(oneshot: OneShot, values: Values) -> str:
-    pairs = zip(oneshot.costs.limits, oneshot.costs.of(values), strict=False)  # up to the first that is violated
+def _architecture(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
+    arch_optimizer = oneshot.arch_optimizer
+    active = oneshot.supernet.active(values)
+    space = {name: variable for name, variable in arch_optimizer.space.items() if name in active}  # sums need an order
+    return Architecture(values, probability(arch_optimizer.distribution(), space, values), oneshot.is_feasible(values))
+
+
+def _describe_violation(oneshot: OneShot, values: Values) -> str:
+    pairs = zip(oneshot.costs.limits, oneshot.costs.measure(values), strict=False)  # up to the first that is violated
     costs = ", ".join(f"{limit.name} {cost:.6g} of at most {limit.at_most:.6g}" for limit, cost in pairs)
     return (
         f"no architecture met all limits; the nearest has {costs}. "
@@ -96,8 +108,8 @@ def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], 
     return math.exp(logarithm)
 
 
-def certainty(optimizer: AskTell) -> dict[str, float]:
-    """How far a search has come: the mean of the largest probabilities of its choices, and ASNG's step size."""
+def certainty(optimizer: Optimizer) -> dict[str, float]:
+    """How certain a search is: the mean of the largest probabilities of its choices, and ASNG's step size."""
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
     return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record

@@ -1,6 +1,6 @@
-"""The loop of a one-shot search, written for the user: epochs, schedule, checkpoints, what was found.
+"""The training loop of a one-shot search: epochs, lr_scheduler, checkpoints, result.
 
-In the background it is only `OneShot`; whoever wants another loop writes one around that.
+For another loop, write one around `OneShot`.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,14 +16,14 @@ from torch.utils.data.distributed import DistributedSampler
 
 from asng import checkpoints
 from asng._files import Lock, differences
-from asng.asktell import AskTell
-from asng.checks import count
+from asng.asktell import Optimizer
+from asng.checks import check_int
 from asng.nas import processes
 from asng.nas._identity import describe_search
 from asng.nas.cost import Limit
-from asng.nas.oneshot import Batch, Loss, OneShot, Step
-from asng.nas.position import NoFiniteLoss, Position, Show
-from asng.nas.result import Found, found
+from asng.nas.oneshot import Batch, LossFn, OneShot, Step
+from asng.nas.position import NoFiniteLoss, OnStep, SearchLoop
+from asng.nas.result import SearchResult, result
 from asng.nas.selection import space_of
 from asng.optimizer import ASNG
 from asng.space import Categorical
@@ -31,30 +31,30 @@ from asng.space import Categorical
 
 def search(
     model: nn.Module,
-    train: Iterable[Batch],
-    valid: Iterable[Batch],
-    loss: Loss,
+    train_loader: Iterable[Batch],
+    valid_loader: Iterable[Batch],
+    loss_fn: LossFn,
     *,
     epochs: int,
-    optimizer: AskTell | None = None,
-    weights: torch.optim.Optimizer | None = None,
-    schedule: LRScheduler | None = None,
-    clip_norm: float | None = 5.0,
+    arch_optimizer: Optimizer | None = None,
+    weight_optimizer: torch.optim.Optimizer | None = None,
+    lr_scheduler: LRScheduler | None = None,
+    max_grad_norm: float | None = 5.0,
     limits: Sequence[Limit] = (),
-    amp: torch.dtype | None = None,
-    leave_out: bool = False,
+    amp_dtype: torch.dtype | None = None,
+    mask_inactive: bool = False,
     capture: bool = False,
     checkpoint: str | Path | None = None,
     progress: bool = True,
     seed: int = 0,
-) -> Found:
+) -> SearchResult:
     """Search the architecture of a model with decisions while training it; the model is left selected as found.
 
-    Every epoch is one pass over `train` (a list, a DataLoader). `valid` goes on where the epoch before
+    Every epoch is one pass over `train_loader` (a list, a DataLoader). `valid_loader` goes on where the epoch before
     stopped and starts over at its end, so that all of its batches are used alike. By default the weights
     follow SGD from 0.025 to 0 on a cosine, with momentum 0.9 and decay 3e-4, as in the paper; that suits
     images, but is slow for small tabular problems, where
-    `weights=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A schedule is stepped
+    `weight_optimizer=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. The lr_scheduler is stepped
     after every epoch.
 
     `capture` runs each step as one CUDA graph, several times as fast where the host's kernel launches are what takes
@@ -63,14 +63,15 @@ def search(
     With a `checkpoint` the state is saved after every epoch and at Ctrl-C or SIGTERM, and the same call
     continues from there; on the CPU it ends with the same bits as without a pause. For that the batches may
     depend on torch's, NumPy's and Python's global random numbers and on a loader's own generator, and
-    on nothing else that changes, such as workers that persist. The order of `valid` may depend on these
-    only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train`.
+    on nothing else that changes, such as workers that persist. The order of `valid_loader` may depend on these
+    only as they are when a pass over it begins, as in DataLoaders, since a pass is resumed without `train_loader`.
 
     A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
-    another search: of a model with other weights (names and shapes), another optimizer (method, settings,
-    samples, seed) or weight optimizer (class, hyper-parameters), schedule (class, numbers) or epochs of the
-    default one, limits, clip_norm, amp, leave_out, seed, or data (class, length and batch size of `train`
-    and `valid`, of a DataLoader also the class of its sampler and the class and length of its data set).
+    another search: of a model with other weights (names and shapes), another arch_optimizer (method, settings,
+    population_size, seed) or weight_optimizer (class, hyper-parameters), lr_scheduler (class, numbers) or epochs
+    of the default one, limits, max_grad_norm, amp_dtype, mask_inactive, seed, or data (class, length and batch size
+    of `train_loader` and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of
+    its data set).
     The loss, the layers without weights and what the data hold are not compared.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
@@ -82,54 +83,62 @@ def search(
     `seed` decides the architectures drawn and the order of the batches: while batches are loaded,
     torch's generator is one of their own. In several processes all see the batches of the first.
     """
-    epochs = count(epochs, "epochs", least=1)
-    for name, batches in (("train", train), ("valid", valid)):
+    epochs = check_int(epochs, "epochs", min=1)
+    for name, batches in (("train_loader", train_loader), ("valid_loader", valid_loader)):
         _check_batches(name, batches, epochs)
-    if schedule is not None and (weights is None or schedule.optimizer is not weights):
-        raise ValueError("the schedule is of another optimizer; pass the one that it was made with as weights")
-    streams = np.random.SeedSequence(count(seed, "seed", least=0)).spawn(2)
-    if optimizer is None:
+    if lr_scheduler is not None and (weight_optimizer is None or lr_scheduler.optimizer is not weight_optimizer):
+        raise ValueError("lr_scheduler belongs to another optimizer; pass the one it was made with as weight_optimizer")
+    streams = np.random.SeedSequence(check_int(seed, "seed", min=0)).spawn(2)
+    if arch_optimizer is None:
         space = space_of(model)
-        optimizer = ASNG(space, seed=streams[0]) if space else ASNG({"none": Categorical([0])})  # OneShot complains
-    if weights is None:
-        weights = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
-    options: dict[str, Any] = {"clip_norm": clip_norm, "limits": limits, "amp": amp, "leave_out": leave_out}
-    oneshot = OneShot(model, optimizer, weights, loss, capture=capture, **options)
-    plan = CosineAnnealingLR(weights, epochs) if schedule is None else schedule
-    position = Position(oneshot, plan, train, valid, int(streams[1].generate_state(1)[0]))
+        # Without decisions OneShot complains.
+        arch_optimizer = ASNG(space, seed=streams[0]) if space else ASNG({"none": Categorical([0])})
+    if weight_optimizer is None:
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    options: dict[str, Any] = {
+        "max_grad_norm": max_grad_norm,
+        "limits": limits,
+        "amp_dtype": amp_dtype,
+        "mask_inactive": mask_inactive,
+    }
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, capture=capture, **options)
+    scheduler = CosineAnnealingLR(weight_optimizer, epochs) if lr_scheduler is None else lr_scheduler
+    loop = SearchLoop(oneshot, scheduler, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
     path = None if checkpoint is None else Path(checkpoint)
     if path is not None and path.is_dir():
         raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / 'search.pt'}")
-    length = epochs if schedule is None else None  # a given schedule may go on for longer than was planned
+    length = epochs if lr_scheduler is None else None  # a given lr_scheduler may be continued for more epochs
     identity: dict[str, Any] = {}
     if path is not None:
-        identity = describe_search(optimizer, weights, plan, train, valid, seed=seed, epochs=length, **options)
+        identity = describe_search(
+            arch_optimizer, weight_optimizer, scheduler, train_loader, valid_loader, seed=seed, epochs=length, **options
+        )
     with (
-        closing(position),
-        checkpoints.interrupts() as interrupted,
-        _resumed(position, path, identity) as save,
-        _bar(progress and processes.is_first(), epochs) as show,
+        closing(loop),
+        checkpoints.delay_interrupts() as interrupted,
+        _resume(loop, path, identity) as save,
+        _bar(progress and processes.is_rank0(), epochs) as show,
     ):
-        saved = position.progress
-        while position.epoch < epochs:
+        saved = loop.progress
+        while loop.epoch < epochs:
             try:
-                finished = position.one_epoch(show, interrupted)
-            except NoFiniteLoss as error:  # no later state is worth keeping than that after the epoch before
-                if path is not None and position.epoch:
-                    error.add_note(f"{path} is as it was after epoch {position.epoch}, before these losses")
+                finished = loop.run_epoch(show, interrupted)
+            except NoFiniteLoss as error:  # the state is not worth saving than that after the epoch before
+                if path is not None and loop.epoch:
+                    error.add_note(f"{path} is as it was after epoch {loop.epoch}, before these losses")
                 raise
             except Exception as error:
-                if path is not None and position.progress != saved:
-                    _save_after(error, save, _how_to_continue(position, epochs, path))
+                if path is not None and loop.progress != saved:
+                    _save_after(error, save, _how_to_continue(loop, epochs, path))
                 raise
             save()
-            saved = position.progress
+            saved = loop.progress
             if not finished:
-                raise KeyboardInterrupt(_how_to_continue(position, epochs, path))
-    processes.take_first_ones(oneshot.model.buffers())  # every process ran other candidates
-    result = found(oneshot, position.history)
-    oneshot.decisions.choose(result.values)
-    return result
+                raise KeyboardInterrupt(_how_to_continue(loop, epochs, path))
+    processes.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
+    outcome = result(oneshot, loop.history)
+    oneshot.supernet.choose(outcome.values)
+    return outcome
 
 
 def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
@@ -138,56 +147,56 @@ def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
     if isinstance(batches, Iterator) and epochs > 1:
         raise ValueError(
             f"{name} is an iterator ({type(batches).__name__}), which ends after one epoch of {epochs}; pass what it "
-            "is made from: a list, a DataLoader or an object whose __iter__ starts anew"
+            "is made from: a list, a DataLoader or an object whose __iter__ starts over"
         )
     if isinstance(getattr(batches, "sampler", None), DistributedSampler):
         raise ValueError(f"{name} has a DistributedSampler, but all processes need the same batches; leave it out")
 
 
-def _how_to_continue(position: Position, epochs: int, path: Path | None) -> str:
-    where = f"stopped in epoch {min(position.epoch + 1, epochs)} of {epochs} after step {position.steps}"
+def _how_to_continue(loop: SearchLoop, epochs: int, path: Path | None) -> str:
+    where = f"stopped in epoch {min(loop.epoch + 1, epochs)} of {epochs} after step {loop.steps}"
     if path is None:
         return f"{where}; nothing was saved, since no checkpoint was given"
     return f"{where}; saved in {path}: the same call continues from there"
 
 
 def _save_after(error: Exception, save: Callable[[], None], where: str) -> None:
-    """Save what an error would lose, and say so in a note on it."""
+    """Save the state after an error, and say so in a note on the error."""
     try:
         save()
     except Exception as another:  # such as a full disk; the first error is the one to show
-        where = f"the state could not be saved ({checkpoints.reason(another)})"
-    if processes.is_first():
+        where = f"the state could not be saved ({checkpoints.short_reason(another)})"
+    if processes.is_rank0():
         error.add_note(where)
 
 
 @contextmanager
-def _resumed(position: Position, path: Path | None, identity: dict[str, Any]) -> Iterator[Callable[[], None]]:
-    """Continue from the checkpoint if there is one, all processes from the first one's; gives what saves it.
+def _resume(loop: SearchLoop, path: Path | None, identity: dict[str, Any]) -> Iterator[Callable[[], None]]:
+    """Load the checkpoint if there is one, and yield a function that saves it.
 
-    The first process locks the checkpoint, and compares its identity; what it is refused is raised in all.
+    Rank 0 locks the checkpoint, compares its identity and broadcasts the state, or the error that all raise.
     """
     lock: Lock | None = None
     loaded: Any = None
     try:
-        if path is not None and processes.is_first():
-            path = path.resolve() if path.is_symlink() else path  # the link stays, and what it leads to is locked
+        if path is not None and processes.is_rank0():
+            path = path.resolve() if path.is_symlink() else path  # the link stays; its target is locked
             try:
                 lock = checkpoints.lock(path)
                 loaded = _load(path, identity) if path.exists() else None
             except (OSError, ValueError) as error:
                 loaded = error
-        loaded = processes.first_ones(loaded)
+        loaded = processes.broadcast_object(loaded)
         if isinstance(loaded, Exception):
             raise loaded
         if loaded is not None:
-            with _naming(path):
-                position.load_state_dict(loaded["run"])
+            with _name_checkpoint(path):
+                loop.load_state_dict(loaded["run"])
 
         def save() -> None:
             if path is not None and lock is not None:
                 lock.renew()
-                checkpoints.save(path, {"identity": identity, "run": position.state_dict()})
+                checkpoints.save(path, {"identity": identity, "run": loop.state_dict()})
 
         yield save
     finally:
@@ -197,25 +206,24 @@ def _resumed(position: Position, path: Path | None, identity: dict[str, Any]) ->
 
 def _load(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
     loaded = checkpoints.load(path)
-    with _naming(path):
+    with _name_checkpoint(path):
         if another := differences(loaded["identity"], identity):
             raise ValueError(another)
     return loaded
 
 
 @contextmanager
-def _naming(path: Path | None) -> Iterator[None]:
-    """Errors of what reads a foreign state, whatever they are, become one that names the checkpoint and the cure."""
+def _name_checkpoint(path: Path | None) -> Iterator[None]:
+    """Turn any error in reading a foreign state into a ValueError that names the checkpoint and the cure."""
     try:
         yield
     except Exception as error:
-        raise ValueError(
-            f"{path} is of another search ({checkpoints.reason(error)}); use another path, or delete it to start anew"
-        ) from None
+        cure = "use another path, or delete it to start over"
+        raise ValueError(f"{path} is of another search ({checkpoints.short_reason(error)}); {cure}") from None
 
 
 @contextmanager
-def _bar(wanted: bool, epochs: int) -> Iterator[Show]:
+def _bar(wanted: bool, epochs: int) -> Iterator[OnStep]:
     """A progress bar on a terminal's stderr, with the newest loss; silent elsewhere."""
     if not wanted:
         yield lambda epoch, step, record: None

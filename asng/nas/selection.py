@@ -1,4 +1,4 @@
-"""All decisions of a model: found by name, selected from outside, and which of them have an effect."""
+"""The index of a model's decisions: space, selection, and which decisions are active."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,45 +9,46 @@ from typing import Any
 from torch import nn
 
 from asng._decoding import Space
-from asng.nas.decision import Decision, Searchable, Sized
-from asng.nas.hidden import described, hidden_modules
+from asng.nas.decision import Decision, ElasticLayer, Searchable
+from asng.nas.hidden import describe_attribute, unregistered_modules
 from asng.nas.wrappers import check_not_sharded
 from asng.space import Variable, family_of
 
 Values = Mapping[str, Any]
 
 
-class Decisions:
-    """All decisions of a model, found once; select as often as wanted.
+class Supernet:
+    """The index of a model's decisions, built once.
 
-    Layers that are given sizes know their path in the model from here on, for messages.
+    Elastic layers learn their paths in the model, for error messages.
 
     >>> from asng.nas import OneOf, Repeat
     >>> model = nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()]), Repeat("depth", [nn.ELU(), nn.ELU()]))
-    >>> decisions = Decisions(model)
-    >>> decisions.space
+    >>> supernet = Supernet(model)
+    >>> supernet.space
     {'act': Categorical(choices=(0, 1)), 'depth': Integer(low=1, high=2)}
-    >>> decisions.select({"act": 1, "depth": 2})
+    >>> supernet.select({"act": 1, "depth": 2})
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.space: dict[str, Variable] = {}
-        self._of_name: dict[str, list[Decision]] = {}
-        self.paths = paths_of(model)
+        self._by_name: dict[str, list[Decision]] = {}
+        self.paths = module_paths(model)
         check_not_sharded(self.paths)
-        self.sized: list[Sized] = []
+        self.elastic_layers: list[ElasticLayer] = []
         declared: dict[str, str] = {}
         for module, path in self.paths.items():
             if isinstance(module, Decision):
                 self._declare(module, path, declared)
-            elif isinstance(module, Sized):
+            elif isinstance(module, ElasticLayer):
                 module.path = path
-                self.sized.append(module)
-        self._given = self.sized[0].given if self.sized else {}  # that of an earlier look at the same model, too
-        for layer in self.sized:
-            layer.given = self._given
-        self._check_none_hidden()
+                self.elastic_layers.append(module)
+        # A Supernet made earlier of the same model uses the same dict.
+        self._producers = self.elastic_layers[0].producers if self.elastic_layers else {}
+        for layer in self.elastic_layers:
+            layer.producers = self._producers
+        self._check_registered()
 
     def _declare(self, decision: Decision, path: str, declared: dict[str, str]) -> None:
         name = decision.name
@@ -58,20 +59,20 @@ class Decisions:
                 f"{decision.variable} at {path}; give one of them another name"
             )
         declared.setdefault(name, path)
-        self._of_name.setdefault(name, []).append(decision)
+        self._by_name.setdefault(name, []).append(decision)
 
-    def _check_none_hidden(self) -> None:
+    def _check_registered(self) -> None:
         """Raise ValueError for decisions and elastic layers that torch does not see."""
         for holder, path in self.paths.items():
-            for name, value, module in hidden_modules(holder):
+            for name, value, module in unregistered_modules(holder):
                 if module in self.paths:
                     continue
-                inside = paths_of(module)
-                lost = [m for m in inside if isinstance(m, (Decision, Sized)) and m not in self.paths]
+                inside = module_paths(module)
+                lost = [m for m in inside if isinstance(m, (Decision, ElasticLayer)) and m not in self.paths]
                 if lost and holder not in inside:  # a reference to what is further out is no part of the model
                     what = type(lost[0]).__name__ + (f" {lost[0].name!r}" if isinstance(lost[0], Decision) else "")
                     raise ValueError(
-                        f"{described(path, name, value)} holds {what}, where torch does not see it; "
+                        f"{describe_attribute(path, name, value)} holds {what}, where torch does not see it; "
                         "use nn.ModuleList, nn.ModuleDict or an attribute, or keep it outside of the model"
                     )
 
@@ -81,11 +82,11 @@ class Decisions:
         self.choose(values)
 
     def check(self, values: Values) -> None:
-        """Raise ValueError for values that do not fit: one for each decision, which it can have."""
+        """Raise ValueError unless there is one possible value for each decision."""
         self._check_names(values)
         for name, variable in self.space.items():
             if not variable.contains(values[name]):
-                raise _outside(name, variable, values[name])
+                raise _not_contained(name, variable, values[name])
 
     def _check_names(self, values: Values) -> None:
         unknown = [name for name in values if name not in self.space]  # first: a misspelled one is missing, too
@@ -98,24 +99,24 @@ class Decisions:
             raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; a model needs one for each decision")
 
     def choose(self, values: Values) -> None:
-        """Select values that are known to fit, as those of `ask` are."""
-        self._given.clear()
-        for name, decisions in self._of_name.items():
+        """Select values without checking them, such as those of `ask`."""
+        self._producers.clear()
+        for name, decisions in self._by_name.items():
             value = values[name]
             for decision in decisions:
                 decision.choose(value)
 
     @contextmanager
-    def selected(self, values: Values) -> Iterator[None]:
-        """Select values for a while; what was selected before comes back."""
-        with self.kept():
+    def selecting(self, values: Values) -> Iterator[None]:
+        """Select values; restore the selection on exit."""
+        with self.preserve_selection():
             self.select(values)
             yield
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
-        """Whatever is selected meanwhile, what was selected before comes back."""
-        decisions = [decision for same in self._of_name.values() for decision in same]
+    def preserve_selection(self) -> Iterator[None]:
+        """Restore the selection on exit."""
+        decisions = [decision for same in self._by_name.values() for decision in same]
         before = [decision.selected for decision in decisions]
         try:
             yield
@@ -124,39 +125,41 @@ class Decisions:
                 decision.__dict__["selected"] = value
 
     def active(self, values: Values) -> set[str]:
-        """The names whose decisions run, or are read, under these values; the others are without effect.
+        """The names of the decisions that run, or are read, under these values; the others have no effect.
 
         A `Searchable` module says in `active_modules()` which of its children run; of others all do.
         """
-        with self.selected(values):
-            running = self.running(self.open.__contains__)
-            return {module.name for module in running if isinstance(module, Decision)}
+        with self.selecting(values):
+            modules = self.active_modules(self.searchable.__contains__)
+            return {module.name for module in modules if isinstance(module, Decision)}
 
-    def running(
-        self, wanted: Callable[[nn.Module], bool] = lambda module: True, inside: nn.Module | None = None
+    def active_modules(
+        self, predicate: Callable[[nn.Module], bool] = lambda module: True, root: nn.Module | None = None
     ) -> Iterator[nn.Module]:
-        """The model, or a part, and all inside that run under the selected values, each once; those that are wanted."""
-        seen, waiting = set(), [self.model if inside is None else inside]
+        """The modules that run under the selected values, each once, from `root` (by default the model) on.
+
+        Modules for which `predicate` is False are skipped, with all inside."""
+        seen, waiting = set(), [self.model if root is None else root]
         while waiting:
             module = waiting.pop()
-            if module not in seen and wanted(module):
+            if module not in seen and predicate(module):
                 seen.add(module)
                 yield module
-                if isinstance(module, Searchable) and module in self.open:
-                    waiting.extend(_checked(module.active_modules(), module))
+                if isinstance(module, Searchable) and module in self.searchable:
+                    waiting.extend(_check_modules(module.active_modules(), module))
                     # Easily forgotten there, and a limit would not see what depends on them.
                     waiting.extend(c for c in module._modules.values() if isinstance(c, Decision) and not c._modules)
                 else:
                     waiting.extend(child for child in module._modules.values() if child is not None)
 
     @cached_property
-    def open(self) -> set[nn.Module]:
-        """The modules that are, or hold, a decision or an elastic layer."""
+    def searchable(self) -> set[nn.Module]:
+        """Modules that are, or hold, a decision or an elastic layer."""
         seen: dict[nn.Module, bool] = {}
-        return {module for module in self.paths if is_open(module, seen)}
+        return {module for module in self.paths if holds_decisions(module, seen)}
 
     def canonical(self, values: Values) -> Values:
-        """The same network, with the values of decisions without effect as they are most likely before a search."""
+        """The same network, with inactive decisions at a canonical value: the mode of the initial distribution."""
         active = self.active(values)
         if len(active) == len(self.space):
             return values
@@ -168,27 +171,27 @@ class Decisions:
         return Space(self.space).decode(family.mode(family.initial())[None])[0]
 
     def key(self, values: Values) -> str:
-        """An architecture as one line of text; choices by their place, since they may be anything.
+        """An architecture as one line of text; choices by their index, since they may be any object.
 
         Raises ValueError for values that do not fit.
 
         >>> from asng.nas import OneOf
-        >>> Decisions(OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})).key({"act": "tanh"})
+        >>> Supernet(OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})).key({"act": "tanh"})
         '[1]'
         """
         if values.keys() != self.space.keys():
             self._check_names(values)
-        return json.dumps([_written(name, v, values[name]) for name, v in self.space.items()], default=repr)
+        return json.dumps([_to_key(name, v, values[name]) for name, v in self.space.items()], default=repr)
 
 
 def space_of(model: nn.Module) -> dict[str, Variable]:
     """The search space of a model: its decisions' names and variables, in the order of the model."""
-    return Decisions(model).space
+    return Supernet(model).space
 
 
 def select(model: nn.Module, values: Values) -> None:
-    """Make a model behave as the architecture with these values, one for each decision."""
-    Decisions(model).select(values)
+    """Select an architecture: the model behaves as this network until the next call."""
+    Supernet(model).select(values)
 
 
 def selected(model: nn.Module) -> dict[str, Any]:
@@ -202,12 +205,12 @@ def selected(model: nn.Module) -> dict[str, Any]:
     >>> selected(model)
     {'act': 'tanh'}
     """
-    decisions = [module for module in paths_of(model) if isinstance(module, Decision)]
+    decisions = [module for module in module_paths(model) if isinstance(module, Decision)]
     # Not by .value, the reads of which are watched; it only says what is wrong where there is none.
     return {decision.name: decision.selected[0] if decision.selected else decision.value for decision in decisions}
 
 
-def paths_of(model: nn.Module) -> dict[nn.Module, str]:
+def module_paths(model: nn.Module) -> dict[nn.Module, str]:
     """All modules of a model with their paths, as torch's named_modules() gives them, but quickly."""
     paths: dict[nn.Module, str] = {}
     waiting = [(model, "")]
@@ -221,7 +224,7 @@ def paths_of(model: nn.Module) -> dict[nn.Module, str]:
     return paths
 
 
-def _checked(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Module]:
+def _check_modules(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Module]:
     """What `active_modules()` of a module returned; raises TypeError where it holds anything else than modules."""
     modules = list(active)
     for inner in modules:
@@ -232,20 +235,20 @@ def _checked(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Module]:
     return modules
 
 
-def is_open(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
-    """Whether a module is, or holds, a decision or an elastic layer; `seen` remembers it."""
+def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
+    """True if a module is, or holds, a decision or an elastic layer; `seen` is a memo."""
     if module not in seen:
-        inside = (is_open(child, seen) for child in module._modules.values() if child is not None)
-        seen[module] = isinstance(module, (Decision, Sized)) or any(inside)
+        inside = (holds_decisions(child, seen) for child in module._modules.values() if child is not None)
+        seen[module] = isinstance(module, (Decision, ElasticLayer)) or any(inside)
     return seen[module]
 
 
-def _written(name: str, variable: Variable, value: Any) -> Any:
+def _to_key(name: str, variable: Variable, value: Any) -> Any:
     """A value of a decision as it stands in a key."""
     if not variable.contains(value):
-        raise _outside(name, variable, value)
+        raise _not_contained(name, variable, value)
     return value if variable.values() is None else variable.index(value)
 
 
-def _outside(name: str, variable: Variable, value: Any) -> ValueError:
+def _not_contained(name: str, variable: Variable, value: Any) -> ValueError:
     return ValueError(f"{value!r} is outside of {variable}, which is decision {name!r}")

@@ -1,4 +1,4 @@
-"""Weights that several layers share: found in a model, and shared again by what is cut out of them."""
+"""Tied weights: found in a model, and tied again in the extracted network."""
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,46 +9,46 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-Place = tuple[int, tuple[int, ...], tuple[int, ...]]
+ViewLocation = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
-class _Cut:
-    """Which part of a shared parameter a layer uses: the place of a view, or else the numbers of its entries."""
+class _Slice:
+    """The slice of a tied parameter that a layer uses: the location of a view, or the numbers of its entries."""
 
-    part: Tensor  # kept, since it is known by its id
+    part: Tensor  # kept alive: it is identified by its id
     whole: nn.Parameter
     path: str
-    place: Place | None
+    location: ViewLocation | None
     entries: Callable[[], Tensor]
 
-    def equals(self, other: "_Cut") -> bool:
-        if self.place is not None and other.place is not None:
-            return self.place == other.place
+    def equals(self, other: "_Slice") -> bool:
+        if self.location is not None and other.location is not None:
+            return self.location == other.location
         return torch.equal(self.entries(), other.entries())
 
 
 @dataclass(frozen=True)
 class _Use:
-    """Where a parameter stands, and which part of the shared one it is; None for all."""
+    """A parameter of the network, and the slice of the tied one that it is; None for all of it."""
 
     module: nn.Module
     name: str
     parameter: nn.Parameter
     path: str
-    cut: _Cut | None
+    slice_: _Slice | None
 
     def equals(self, other: "_Use") -> bool:
-        if self.cut is None or other.cut is None:
+        if self.slice_ is None or other.slice_ is None:
             return self.parameter.numel() == other.parameter.numel()
-        return self.cut.equals(other.cut)
+        return self.slice_.equals(other.slice_)
 
 
 class Ties:
     """The parameters that modules of a model share with others, given the modules with their paths.
 
-    While the model is extracted, elastic layers note what they cut out of shared parameters, and what a
-    module's own `build_static()` returned is searched for those that the module uses.
+    During extraction elastic layers record their slices of tied parameters, and the results of users'
+    `build_static()` are searched for them.
     """
 
     def __init__(self, paths: Mapping[nn.Module, str]) -> None:
@@ -58,12 +58,12 @@ class Ties:
             for parameter in module._parameters.values():
                 uses[id(parameter)] = uses.get(id(parameter), 0) + 1
         self._shared = {key for key, number in uses.items() if number > 1 and key != id(None)}
-        self._cuts: dict[int, _Cut] = {}
+        self._slices: dict[int, _Slice] = {}
         self._lost: dict[int, str] = {}  # shared parameters that a build_static() did not return, and whose
 
     @contextmanager
-    def noted(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Meanwhile these layers call `note` when they cut a part out of a parameter."""
+    def record_slices(self, layers: Iterable[nn.Module]) -> Iterator[None]:
+        """Inside the context these layers call `record` when they slice a parameter."""
         layers = list(layers) if self._shared else []
         for layer in layers:
             layer.__dict__["ties"] = self
@@ -73,29 +73,31 @@ class Ties:
             for layer in layers:
                 layer.__dict__.pop("ties", None)
 
-    def note(self, layer: Any, name: str, part: Tensor) -> None:
-        """A layer has cut this part out of its parameter of this name."""
+    def record(self, layer: Any, name: str, part: Tensor) -> None:
+        """Record that a layer sliced its parameter of this name."""
         whole = layer._parameters.get(name)
         if id(whole) in self._shared:
-            twin = copy.copy(layer)  # as it is selected now
-            place = _place_in(whole, layer.needed()[name])
-            self._cuts[id(part)] = _Cut(
-                part, whole, f"{self._paths[layer]}.{name}", place, lambda: _entries(twin, name)
+            layer_copy = copy.copy(layer)  # as it is selected now
+            location = _view_location(whole, layer.active_tensors()[name])
+            self._slices[id(part)] = _Slice(
+                part, whole, f"{self._paths[layer]}.{name}", location, lambda: _entries(layer_copy, name)
             )
 
-    def note_lost(self, active: Iterable[nn.Module], static: nn.Module, label: str) -> None:
-        """A `build_static()` returned this in place of a module, of which these modules run."""
+    def record_lost(self, active: Iterable[nn.Module], static: nn.Module, label: str) -> None:
+        """Record tied parameters of the active modules that a `build_static()` did not return."""
         if not self._shared:
             return
         used = {id(p) for module in active for p in module._parameters.values()} & self._shared
-        cuts = (self._cuts.get(id(parameter)) for parameter in static.parameters())
-        returned = {id(parameter) for parameter in static.parameters()} | {id(cut.whole) for cut in cuts if cut}
+        slices = (self._slices.get(id(parameter)) for parameter in static.parameters())
+        returned = {id(parameter) for parameter in static.parameters()} | {
+            id(slice_.whole) for slice_ in slices if slice_
+        }
         self._lost |= dict.fromkeys(used - returned, label)
 
-    def restore(self, network: Iterable[tuple[str, nn.Module]]) -> None:
-        """Let those in a network's modules that were cut out of one parameter be one again.
+    def retie(self, network: Iterable[tuple[str, nn.Module]]) -> None:
+        """Tie the slices of one parameter in a network's modules again.
 
-        Raises ValueError where they cannot.
+        Raises ValueError if they differ.
         """
         if not self._shared:
             return
@@ -103,17 +105,17 @@ class Ties:
         for path, module in network:
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    cut = self._cuts.get(id(parameter))
-                    where = f"{self._paths.get(module, path)}.{name}" if cut is None else cut.path
-                    whole = parameter if cut is None else cut.whole
-                    uses.setdefault(id(whole), []).append(_Use(module, name, parameter, where, cut))
+                    slice_ = self._slices.get(id(parameter))
+                    where = f"{self._paths.get(module, path)}.{name}" if slice_ is None else slice_.path
+                    whole = parameter if slice_ is None else slice_.whole
+                    uses.setdefault(id(whole), []).append(_Use(module, name, parameter, where, slice_))
         for key, same in uses.items():
             if key in self._lost:
                 raise ValueError(
                     f"{same[0].path} shares its weight with {self._lost[key]}, whose build_static() does not return "
                     "it, so they would be tied no more; return the parameter itself, or give them weights of their own"
                 )
-            first = min(same, key=lambda use: use.cut is not None)  # the parameter itself, if it stays
+            first = min(same, key=lambda use: use.slice_ is not None)  # the parameter itself, if it stays
             for use in same:
                 if not use.equals(first):
                     raise ValueError(
@@ -125,8 +127,8 @@ class Ties:
                     use.module._parameters[use.name] = first.parameter  # only what was cut out stands elsewhere
 
 
-def _place_in(whole: Tensor, part: Tensor) -> Place | None:
-    """Where a view of a tensor lies in it; None for what is no view."""
+def _view_location(whole: Tensor, part: Tensor) -> ViewLocation | None:
+    """The location of a view in a tensor; None if it is not a view."""
     if part.untyped_storage()._cdata != whole.untyped_storage()._cdata:
         return None
     return int(part.storage_offset()), tuple(part.shape), part.stride()
@@ -138,5 +140,5 @@ def _entries(layer: Any, name: str) -> Tensor:
         key: None if parameter is None else torch.arange(parameter.numel()).view(parameter.shape)
         for key, parameter in layer._parameters.items()
     }
-    entries: Tensor = layer.needed()[name]
+    entries: Tensor = layer.active_tensors()[name]
     return entries

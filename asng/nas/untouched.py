@@ -1,4 +1,4 @@
-"""Foreign code looks at a model (a measure, a module's own `build_static()`), and the model is as before."""
+"""Restore a model after user code (a measure, a module's own `build_static()`) has run on it."""
 
 import copy
 from collections.abc import Iterable, Iterator
@@ -9,22 +9,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.nas.selection import Decisions
+from asng.nas.selection import Supernet
 
-PASSING = frozenset({"training", "selected", "given", "path", "ties"})  # what every look changes, and puts back
+TRANSIENT = frozenset({"training", "selected", "producers", "path", "ties"})  # changed and restored by asng itself
 
 
 class Snapshot:
-    """All that modules hold: put back by `restore`, which says what had changed.
+    """A snapshot of modules; `restore` restores it and says what had changed.
 
-    That is their attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Meanwhile
-    they have no gradients. The contents of weights are not copied, only compared by their version.
+    It holds attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients are
+    set aside. The contents of weights are not copied, only compared by their version.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._held = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
-        parameters = _tensors(m._parameters for m, _, _, _ in self._held)
-        buffers = _tensors(m._buffers for m, _, _, _ in self._held)
+        self._saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
+        parameters = _tensors(m._parameters for m, _, _, _ in self._saved)
+        buffers = _tensors(m._buffers for m, _, _, _ in self._saved)
         self._tensors = [(tensor, tensor.requires_grad, _version(tensor)) for tensor in (*parameters, *buffers)]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
@@ -32,10 +32,10 @@ class Snapshot:
             parameter.grad = None
 
     def restore(self) -> str | None:
-        """Put back what can be; returns what was changed that should not have been, or None."""
+        """Restore the modules; returns what was changed, or None."""
         changed = None
-        for module, kind, attributes, contents in self._held:
-            names = [name for name in {**attributes, **module.__dict__} if name not in PASSING]
+        for module, kind, attributes, contents in self._saved:
+            names = [name for name in {**attributes, **module.__dict__} if name not in TRANSIENT]
             now = module.__dict__
             lost = [
                 name for name in names if name not in now or name not in attributes or now[name] is not attributes[name]
@@ -46,8 +46,8 @@ class Snapshot:
             now.clear()
             now.update(attributes)
             for name, old in contents.items():
-                if not _same(attributes[name], old):
-                    if name not in PASSING:
+                if not _same_objects(attributes[name], old):
+                    if name not in TRANSIENT:
                         changed = changed or f"its {name.removeprefix('_')}"
                     attributes[name].clear()
                     (attributes[name].extend if isinstance(old, list) else attributes[name].update)(old)
@@ -76,15 +76,15 @@ def _contents(module: nn.Module) -> dict[str, Any]:
     return {name: copy.copy(value) for name, value in held if isinstance(value, (dict, list, set))}
 
 
-def _same(now: Any, old: Any) -> bool:
-    """Whether two dicts, lists or sets hold the same objects, in the same order."""
+def _same_objects(now: Any, old: Any) -> bool:
+    """True if two dicts, lists or sets hold the same objects, in the same order."""
     if isinstance(old, dict):
         return [*now] == [*old] and all(map(is_, now.values(), old.values()))
     return len(now) == len(old) and all(map(is_, now, old))
 
 
-def is_ours(function: Any) -> bool:
-    """Whether a function is this package's, whose tests see to it that it leaves models alone."""
+def is_from_asng(function: Any) -> bool:
+    """True if a function is from this package, which is tested to leave models unchanged."""
     return str(getattr(function, "__module__", "")).split(".")[0] == "asng"
 
 
@@ -94,31 +94,31 @@ def _tensors(held: Iterable[dict[str, Any]]) -> list[Tensor]:
 
 
 def _version(tensor: Tensor) -> tuple[int, torch.dtype, int]:
-    """Other numbers where a tensor was changed in place, which inference tensors do not count, or was given others."""
+    """A version that changes when a tensor is modified or replaced; inference tensors count no modifications."""
     return 0 if tensor.is_inference() else tensor._version, tensor.dtype, tensor.data_ptr()
 
 
 @contextmanager
-def untouched(decisions: Decisions, device: torch.device | None = None) -> Iterator[None]:
+def preserve_state(supernet: Supernet, device: torch.device | None = None) -> Iterator[None]:
     """Restore selection, submodules, modes, requires_grad, buffers, gradients and RNG state on exit."""
-    with decisions.kept(), preserve_rng(decisions, device):
-        snapshot = Snapshot(decisions.paths)
+    with supernet.preserve_selection(), preserve_rng(supernet, device):
+        snapshot = Snapshot(supernet.paths)
         try:
             yield
         finally:
             snapshot.restore()
 
 
-def preserve_rng(decisions: Decisions, device: torch.device | None = None) -> AbstractContextManager[None]:
+def preserve_rng(supernet: Supernet, device: torch.device | None = None) -> AbstractContextManager[None]:
     """Restore torch's RNG state on exit, also on the GPUs of a model and of what is measured."""
-    return torch.random.fork_rng(_cuda_devices(decisions, device))
+    return torch.random.fork_rng(_cuda_devices(supernet, device))
 
 
-def _cuda_devices(decisions: Decisions, device: torch.device | None) -> list[int]:
-    """Where a model, and what is measured, may draw random numbers besides the CPU."""
+def _cuda_devices(supernet: Supernet, device: torch.device | None) -> list[int]:
+    """The CUDA devices of a model and of a measurement."""
     cuda: Any = torch.cuda
     devices = set() if device is None else {device}
     if cuda.is_initialized():
-        held = (tensor for module in decisions.paths for tensor in module._parameters.values())
+        held = (tensor for module in supernet.paths for tensor in module._parameters.values())
         devices |= {tensor.device for tensor in held if tensor is not None}
     return sorted({cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"})

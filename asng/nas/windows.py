@@ -1,4 +1,4 @@
-"""Which part of a convolution's largest weight is used: channels, groups and kernels that follow decisions."""
+"""The slice of a convolution's largest weight that is used: channels, groups and kernels that follow decisions."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,113 +8,115 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from asng.nas.decision import Decision, Sizable, Size, Takable, UpTo, largest, most_taken
+from asng.nas.decision import AnySize, Decision, InputSize, Size, SizeLike, input_size_and_max, size_and_max
 
 Pair = int | Sequence[int]
 
-GRAIN = 32  # channels
+CHANNEL_MULTIPLE = 32  # channels
 
 
-class Window:
-    """The sizes of a convolution, checked when it is made, and the part that they cut out of a weight."""
+class ConvSlice:
+    """The sizes of a convolution, validated on construction, and the slice of the weight that they select."""
 
-    def __init__(self, takes: Takable, gives: Sizable, kernel: Sizable | Sequence[Sizable], groups: Sizable) -> None:
+    def __init__(
+        self, in_channels: InputSize, out_channels: SizeLike, kernel: SizeLike | Sequence[SizeLike], groups: SizeLike
+    ) -> None:
         height, width = kernel if isinstance(kernel, Sequence) else (kernel, kernel)
-        self.takes, self.most_in = most_taken(takes, "in_channels")
-        self.gives, self.most_out = largest(gives, "out_channels")
-        self.groups, self.most_groups = largest(groups, "groups")
-        self.height, most_height = largest(height, "kernel_size")
-        self.width, most_width = largest(width, "kernel_size")
-        self.most_kernel = (most_height, most_width)
-        for channels in (self.takes, self.gives):
+        self.in_channels, self.max_in = input_size_and_max(in_channels, "in_channels")
+        self.out_channels, self.max_out = size_and_max(out_channels, "out_channels")
+        self.groups, self.max_groups = size_and_max(groups, "groups")
+        self.height, max_height = size_and_max(height, "kernel_size")
+        self.width, max_width = size_and_max(width, "kernel_size")
+        self.max_kernel = (max_height, max_width)
+        for channels in (self.in_channels, self.out_channels):
             _check_groups(channels, self.groups)
         for side in (self.height, self.width):
             _check_parity(side)
 
-    def roles(self) -> dict[str, Size | UpTo]:
-        """The sizes by what they are to the layer."""
-        kernel: dict[str, Size | UpTo] = {"height": self.height, "width": self.width}
+    def roles(self) -> dict[str, Size | AnySize]:
+        """The sizes by their roles in the layer."""
+        kernel: dict[str, Size | AnySize] = {"height": self.height, "width": self.width}
         if self.height.decision is self.width.decision:
             kernel = {"kernel": self.height}
-        return {"takes": self.takes, "gives": self.gives, "shares": self.groups, **kernel}
+        return {"input": self.in_channels, "output": self.out_channels, "groups": self.groups, **kernel}
 
     def kernel(self) -> tuple[int, int]:
         return self.height(), self.width()
 
-    def shrunk(self, dilation: Pair) -> tuple[int, int]:
-        """By how much the selected kernel reaches less far than the largest, on each side."""
+    def kernel_offset(self, dilation: Pair) -> tuple[int, int]:
+        """The offset of the selected kernel in the largest one, on each side, in pixels."""
         if self.height.decision is None and self.width.decision is None:
             return 0, 0
-        (down, across), (most_height, most_width) = pair(dilation), self.most_kernel
-        return (most_height - self.height()) // 2 * down, (most_width - self.width()) // 2 * across
+        (down, across), (max_height, max_width) = pair(dilation), self.max_kernel
+        return (max_height - self.height()) // 2 * down, (max_width - self.width()) // 2 * across
 
     def padding(self, padding: Pair, dilation: Pair) -> tuple[int, int]:
-        """The padding with which the output is as large as that of the largest kernel with its padding."""
-        (down, across), (less_down, less_across) = pair(padding), self.shrunk(dilation)
+        """The padding that keeps the output size of the largest kernel."""
+        (down, across), (less_down, less_across) = pair(padding), self.kernel_offset(dilation)
         return down - less_down, across - less_across
 
     def check_padding(self, padding: str | Pair, dilation: Pair) -> None:
-        """Raise ValueError where the padding cannot shrink as much as the kernel."""
+        """Raise ValueError if the padding is too small to shrink with the kernel."""
         if padding == "same":
             return
         given = (0, 0) if isinstance(padding, str) else pair(padding)
-        for side, outside, step in zip((self.height, self.width), given, pair(dilation), strict=True):
+        for side, pad, step in zip((self.height, self.width), given, pair(dilation), strict=True):
             sizes = side.all()
-            least = (max(sizes) - min(sizes)) // 2 * step
-            if outside < least:
+            min_padding = (max(sizes) - min(sizes)) // 2 * step
+            if pad < min_padding:
                 raise ValueError(
                     f"padding={padding!r} is too small for kernels from {min(sizes)} to {max(sizes)}: it belongs to "
-                    f"the largest and shrinks with it, so give at least {least}, or {max(sizes) // 2 * step} to keep "
-                    "the size of the input"
+                    f"the largest and shrinks with it, so give at least {min_padding}, or {max(sizes) // 2 * step} to "
+                    "keep the size of the input"
                 )
 
-    def applied(
+    def prepare(
         self, input: Tensor, weight: Tensor, bias: Tensor | None, *, transposed: bool
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """What to convolve: the input and the parts of weight and bias in use, from whose output to `cut`.
+        """The input, weight and bias to convolve; `crop` the output afterwards.
 
-        Where each number of channels is planned for, numbers are rounded up: the input gets channels of zeros, which
-        stay zeros times any finite weights, and channels that come out in excess are cut off. So the result and all
-        gradients are those of the exact part.
+        Where convolutions are autotuned, numbers of channels are rounded up: the input is padded with channels of
+        zeros, and surplus output channels are cropped. The result and all gradients are those of the exact slice.
         """
-        if self.most_groups > 1 or input.dim() < 3 or not planned(input.device):  # torch refuses what has no channels
-            return input, *self.part(weight, bias, transposed=transposed)
-        takes, gives = min(rounded(self.takes()), self.most_in), min(rounded(self.gives()), self.most_out)
-        rows, columns = (takes, gives) if transposed else (gives, takes)
-        more = takes - self.takes()
+        if self.max_groups > 1 or input.dim() < 3 or not autotunes(input.device):  # torch refuses what has no channels
+            return input, *self.slice_weight(weight, bias, transposed=transposed)
+        in_channels = min(round_channels(self.in_channels()), self.max_in)
+        out_channels = min(round_channels(self.out_channels()), self.max_out)
+        rows, columns = (in_channels, out_channels) if transposed else (out_channels, in_channels)
+        more = in_channels - self.in_channels()
         filled = F.pad(input, (0, 0, 0, 0, 0, more)) if more else input
-        return filled, self._centre(weight)[:rows, :columns], None if bias is None else bias[:gives]
+        return filled, self._crop_kernel(weight)[:rows, :columns], None if bias is None else bias[:out_channels]
 
-    def cut(self, output: Tensor) -> Tensor:
-        """The channels of (..., channels, h, w) that were asked for, laid out in memory as if there were no more."""
-        gives = self.gives()
-        return output if output.shape[-3] == gives else output.narrow(-3, 0, gives).clone()
+    def crop(self, output: Tensor) -> Tensor:
+        """The selected channels of (..., channels, h, w), contiguous in memory."""
+        out_channels = self.out_channels()
+        return output if output.shape[-3] == out_channels else output.narrow(-3, 0, out_channels).clone()
 
-    def part(self, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> tuple[Tensor, Tensor | None]:
+    def slice_weight(self, weight: Tensor, bias: Tensor | None, *, transposed: bool) -> tuple[Tensor, Tensor | None]:
         """The weight (out, in / groups, h, w), or transposed (in, out / groups, h, w), and the bias (out,) in use."""
         groups = self.groups()
-        takes, gives = self.takes() // groups, self.gives() // groups
-        weight = self._centre(weight)[:, : takes if not transposed else gives]
-        weight = self._of_each_group(weight, groups, gives if not transposed else takes)
-        return weight, None if bias is None else self._of_each_group(bias, groups, gives)
+        in_channels, out_channels = self.in_channels() // groups, self.out_channels() // groups
+        weight = self._crop_kernel(weight)[:, : in_channels if not transposed else out_channels]
+        weight = self._slice_groups(weight, groups, out_channels if not transposed else in_channels)
+        return weight, None if bias is None else self._slice_groups(bias, groups, out_channels)
 
-    def _centre(self, weight: Tensor) -> Tensor:
-        (height, width), (most_height, most_width) = self.kernel(), self.most_kernel
-        if (height, width) == self.most_kernel:
+    def _crop_kernel(self, weight: Tensor) -> Tensor:
+        (height, width), (max_height, max_width) = self.kernel(), self.max_kernel
+        if (height, width) == self.max_kernel:
             return weight
-        top, left = (most_height - height) // 2, (most_width - width) // 2
+        top, left = (max_height - height) // 2, (max_width - width) // 2
         return weight[:, :, top : top + height, left : left + width]
 
-    def _of_each_group(self, tensor: Tensor, groups: int, channels: int) -> Tensor:
+    def _slice_groups(self, tensor: Tensor, groups: int, channels: int) -> Tensor:
         """The first channels of each of the first groups."""
-        if self.most_groups == 1:
+        if self.max_groups == 1:
             return tensor[:channels]
-        by_group: Tensor = tensor.unflatten(0, (self.most_groups, -1))  # type: ignore[no-untyped-call]
+        by_group: Tensor = tensor.unflatten(0, (self.max_groups, -1))  # type: ignore[no-untyped-call]
         return by_group[:groups, :channels].flatten(0, 1)
 
 
 def check_fixed(**settings: Any) -> None:
-    """Raise ValueError for settings, which may be pairs, that are given a decision."""
+    """Raise ValueError for settings, single or in pairs, that are decisions."""
     for name, setting in settings.items():
         for part in setting if isinstance(setting, (tuple, list)) else (setting,):
             if isinstance(part, (Decision, Size)):
@@ -124,30 +126,32 @@ def check_fixed(**settings: Any) -> None:
                 )
 
 
-def planned(device: torch.device) -> bool:
-    """Whether convolutions on a device are planned anew, in milliseconds, for each number of channels that comes up."""
+def autotunes(device: torch.device) -> bool:
+    """True if convolutions on a device are autotuned, which takes milliseconds for every new number of channels."""
     return device.type == "cuda"
 
 
-def rounded(channels: int) -> int:
-    """The next multiple of 32, or up to there the next power of 2: few numbers to plan for, and little in excess.
+def round_channels(channels: int) -> int:
+    """The next multiple of 32, or below 32 the next power of 2: few numbers to autotune, and little surplus.
 
-    >>> [rounded(channels) for channels in (3, 8, 17, 64, 65, 200)]
+    >>> [round_channels(channels) for channels in (3, 8, 17, 64, 65, 200)]
     [4, 8, 32, 64, 96, 224]
     """
-    return -(-channels // GRAIN) * GRAIN if channels > GRAIN else 1 << (channels - 1).bit_length()
+    if channels > CHANNEL_MULTIPLE:
+        return -(-channels // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
+    return 1 << (channels - 1).bit_length()
 
 
 def pair(sizes: Pair) -> tuple[int, int]:
-    """Torch's shorthand, one number for both axes, written out."""
+    """One number for both axes, as a pair."""
     down, across = sizes if isinstance(sizes, Sequence) else (sizes, sizes)
     return down, across
 
 
-def _check_groups(channels: Size | UpTo, groups: Size) -> None:
-    if isinstance(channels, UpTo):
+def _check_groups(channels: Size | AnySize, groups: Size) -> None:
+    if isinstance(channels, AnySize):
         if max(groups.all()) > 1:
-            raise ValueError(f"channels that come as they like, {channels}, cannot be dealt out to groups={groups}")
+            raise ValueError(f"channels of any size, {channels}, cannot be split into groups={groups}")
     elif groups.decision is None:
         wrong = [size for size in channels.all() if size % groups()]
         if wrong and channels.decision is not None:
@@ -157,7 +161,7 @@ def _check_groups(channels: Size | UpTo, groups: Size) -> None:
             )
     else:
         per_group = {size / n for size, n in zip(channels.all(), groups.all(), strict=False)}
-        if not channels.follows(groups) or len(per_group) != 1 or not per_group.pop().is_integer():
+        if not channels.shares_decision_with(groups) or len(per_group) != 1 or not per_group.pop().is_integer():
             raise ValueError(
                 f"groups follow {groups}, so channels must be a multiple of the same, got {channels}; "
                 "write groups=width with channels of width or width * 2"
@@ -168,6 +172,6 @@ def _check_parity(side: Size) -> None:
     sizes = sorted(side.all())
     if any((b - a) % 2 for a, b in pairwise(sizes)):
         raise ValueError(
-            f"kernels are cut from the centre of the largest, so all must be odd or all even, got {sizes}; "
+            f"kernels are cut from the center of the largest, so all must be odd or all even, got {sizes}; "
             'use Value("k", Integer(1, 3)) * 2 - 1 for 1, 3 and 5'
         )

@@ -1,4 +1,4 @@
-"""Models inside of torch's wrappers: which are looked through, and which are refused."""
+"""torch's wrappers: unwrap torch.compile and DataParallel, refuse DDP and FSDP."""
 
 import sys
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The model inside of what torch.compile, DataParallel or DistributedDataParallel made of it."""
+    """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
     while True:
         compiled = model._modules.get("_orig_mod")  # torch loads the class of such modules only when it is used
         if compiled is not None:
@@ -27,13 +27,13 @@ def is_compiled(module: nn.Module) -> bool:
 
 def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
     """Raise ValueError for modules, given with their paths, whose weights FSDP has sharded."""
-    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # whoever shards has loaded it
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # loaded if anything is sharded
     if fsdp is not None:
         for module, path in paths.items():
             if isinstance(module, (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)):
                 raise ValueError(
                     f"{path or 'the model'} is sharded by FSDP, but candidates share whole weights; pass the model "
-                    "itself, not sharded: asng deals the candidates out over the processes"
+                    "itself, not sharded: asng shards the candidates over the processes"
                 )
 
 
@@ -47,5 +47,5 @@ def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
         if isinstance(module, DistributedDataParallel):
             raise ValueError(
                 f"{path or 'the model'} is in DistributedDataParallel; pass the model itself, and the same batches in "
-                "all processes: asng deals the candidates out over them, and needs no DDP"
+                "all processes: asng shards the candidates over them, and needs no DDP"
             )

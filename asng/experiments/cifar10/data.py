@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asng.experiments import Progress
-from asng.experiments.data import Order, place
+from asng.experiments.data import BatchOrder, data_folder
 
 FOLDER = "cifar-10-batches-bin"
 SIDE = 32
@@ -31,7 +31,7 @@ STD = (62.99321927813691, 62.088707640014164, 66.70489964063096)
 
 @dataclass(frozen=True)
 class Release:
-    """What was published: an archive of files with the same number of images each, the last one for the test."""
+    """A published archive of files with the same number of images each; the last one is the test set."""
 
     url: str
     md5: str
@@ -72,13 +72,13 @@ class Images:
     def __len__(self) -> int:
         return len(self.labels)
 
-    def part(self, indices: Tensor) -> "Images":
+    def subset(self, indices: Tensor) -> "Images":
         """Some of the images, in the order of the indices."""
         indices = indices.to(self.labels.device)
         return Images(self.images[indices], self.labels[indices])
 
 
-def load(
+def load_cifar10(
     given: Path | None, device: torch.device | str, progress: Progress = lambda done: None
 ) -> tuple[Images, Images]:
     """The 50,000 training images and the 10,000 test images; downloaded first where there are none.
@@ -86,7 +86,7 @@ def load(
     `given` is the folder of `asng.experiments.data.place`: the one with the official binary files, or
     the one above it. Every file is checked against the sum published for it.
     """
-    where = place(given)
+    where = data_folder(given)
     if where.is_file():
         raise ValueError(f"{where} is a file; name the folder of CIFAR-10 instead, or the one above it")
     folder = _folder(where)
@@ -95,7 +95,7 @@ def load(
     elif missing:
         raise ValueError(f"{folder} lacks {', '.join(missing)}; {_again(folder)}")
     *train, test = (_read(folder / name, md5) for name, md5 in RELEASE.files.items())
-    return _on(device, np.concatenate(train)), _on(device, test)
+    return _to_images(device, np.concatenate(train)), _to_images(device, test)
 
 
 def _folder(where: Path) -> Path:
@@ -108,12 +108,12 @@ def _missing(folder: Path) -> list[str]:
     return [name for name in RELEASE.files if not (folder / name).exists()]
 
 
-def _by_hand() -> str:
+def _manual_download() -> str:
     return f"download {RELEASE.url}, unpack it, and name its folder with --data or the environment variable ASNG_DATA"
 
 
 def _again(folder: Path) -> str:
-    return f"move {folder} away to have it downloaded again, or {_by_hand()}"
+    return f"move {folder} away to have it downloaded again, or {_manual_download()}"
 
 
 def _read(path: Path, md5: str) -> np.ndarray:
@@ -130,7 +130,7 @@ def _md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def _on(device: torch.device | str, records: np.ndarray) -> Images:
+def _to_images(device: torch.device | str, records: np.ndarray) -> Images:
     pixels = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, SIDE, SIDE)
     return Images(torch.from_numpy(pixels).to(device), torch.from_numpy(records[:, 0].astype(np.int64)).to(device))
 
@@ -151,7 +151,9 @@ def _download(folder: Path, progress: Progress) -> None:
             _rename(unpacked, folder)
     except OSError as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
-        raise OSError(f"CIFAR-10 is not in {folder} and could not be downloaded ({why}); {_by_hand()}") from None
+        raise OSError(
+            f"CIFAR-10 is not in {folder} and could not be downloaded ({why}); {_manual_download()}"
+        ) from None
 
 
 def _fetch(archive: Path, progress: Progress) -> None:
@@ -205,7 +207,7 @@ class _Bar:
         pass
 
 
-def normalise(images: Tensor) -> Tensor:
+def normalize(images: Tensor) -> Tensor:
     """Images, uint8 (n, 3, 32, 32), as float32; the training set then has mean 0 and deviation 1 per channel."""
     mean, deviation = _statistics(images.device)
     return (images - mean).div_(deviation)
@@ -217,40 +219,40 @@ def _statistics(device: torch.device) -> tuple[Tensor, Tensor]:
     return mean, deviation
 
 
-def draws(n: int, generator: torch.Generator) -> tuple[np.ndarray, ...]:
+def draw_augmentations(n: int, generator: torch.Generator) -> tuple[np.ndarray, ...]:
     """What is random in n augmented images, (n,) each: top and left of the crop, flip, row and column of the cutout."""
     sizes = (2 * PADDING + 1, 2 * PADDING + 1, 2, SIDE, SIDE)
     return np.unravel_index(torch.randint(prod(sizes), (n,), generator=generator).numpy(), sizes)
 
 
 def augment(images: Tensor, generator: torch.Generator, *, cutout: int = 16) -> Tensor:
-    """Images, uint8 (n, 3, 32, 32): padded by 4, cropped, flipped or not, normalised, a square of `cutout` set to 0.
+    """Images, uint8 (n, 3, 32, 32): padded by 4, cropped, flipped or not, normalized, a square of `cutout` set to 0.
 
     Random numbers are drawn on the CPU and sent at once; the rest happens where the images are. The
-    padding is black. The square is of the mean colour, lies around any pixel, and is clipped at the border.
+    padding is black. The square is of the mean color, lies around any pixel, and is clipped at the border.
     """
     _check_images(images)
     if cutout < 0:
         raise ValueError(f"the side of the cutout must be at least 0 (none), got {cutout}")
-    top, left, flip, row, column = (numbers[:, None] for numbers in draws(len(images), generator))
+    top, left, flip, row, column = (numbers[:, None] for numbers in draw_augmentations(len(images), generator))
     line = np.arange(SIDE)
     # For each row and column of the result: where it comes from in the padded image, and whether the square meets it.
     down, right = top + line, left + np.where(flip, line[::-1], line)
-    met = [(line >= centre - cutout // 2) & (line < centre - cutout // 2 + cutout) for centre in (row, column)]
+    met = [(line >= center - cutout // 2) & (line < center - cutout // 2 + cutout) for center in (row, column)]
     plan = torch.from_numpy(np.stack([down * (SIDE + 2 * PADDING), right, *met], 1))  # (n, 4, 32)
     rows, columns, rows_met, columns_met = _send(plan, images.device).unbind(1)
     source = (rows[:, :, None] + columns[:, None, :]).flatten(1)
     padded = F.pad(images, [PADDING] * 4).flatten(2)
-    result = normalise(padded.gather(2, source[:, None].expand(-1, 3, -1)).view(images.shape))
+    result = normalize(padded.gather(2, source[:, None].expand(-1, 3, -1)).view(images.shape))
     return result.masked_fill_(torch.logical_and(rows_met[:, None, :, None], columns_met[:, None, None, :]), 0.0)
 
 
-class Batches:
+class Cifar10Batches:
     """Augmented mini-batches of some of the images; each follows from seed, stream and its number alone."""
 
     def __init__(self, images: Images, indices: Tensor, size: int, seed: int, stream: int) -> None:
         """Mini-batches of `size` from the images that `indices` (n,) name; streams of a seed are independent."""
-        self._order = Order(indices, size, seed, stream)
+        self._order = BatchOrder(indices, size, seed, stream)
         if not 0 <= int(indices.min()) <= int(indices.max()) < len(images):
             shown = f"{int(indices.min())} to {int(indices.max())}"
             raise ValueError(f"indices must lie between 0 and {len(images) - 1}, the last image; got {shown}")
@@ -261,11 +263,11 @@ class Batches:
         """Images, float32 (size, 3, 32, 32), and labels, int64 (size,); `number` counts over all epochs, from 0."""
         indices, generator = self._order(number)
         chosen = _send(indices, self._images.labels.device)
-        return laid_out(augment(self._images.images[chosen], generator)), self._images.labels[chosen]
+        return to_channels_last(augment(self._images.images[chosen], generator)), self._images.labels[chosen]
 
 
-def laid_out(images: Tensor) -> Tensor:
-    """Images in the layout with which the network is fastest: on the CPU channels last, about twice as fast.
+def to_channels_last(images: Tensor) -> Tensor:
+    """On the CPU, convert images to channels last, with which the network is about twice as fast.
 
     Not for every network: torch 2.13 writes outside of its memory for 1x1 convolutions of stride 2 in that layout,
     which there are none of here.
@@ -274,7 +276,7 @@ def laid_out(images: Tensor) -> Tensor:
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device; CUDA takes what it needs from ordinary memory at once, so that nobody has to wait."""
+    """To the device; CUDA takes what it needs from ordinary memory at once, without a synchronization."""
     return tensor.to(device, non_blocking=device.type == "cuda")
 
 

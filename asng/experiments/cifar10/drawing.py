@@ -1,7 +1,7 @@
 """Pictures of found cells: inputs, nodes, operations, and how likely they were.
 
-One unit of a drawing is one inch, so that text and boxes fit each other whatever is drawn. Whatever
-colour says is also said in words.
+One unit of a drawing is one inch, so that text and boxes always fit each other. All that colors show
+is also written in words.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,19 +16,19 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatch
 from matplotlib.path import Path as Outline
 
-from asng.experiments.cifar10.layout import Layout, place
+from asng.experiments.cifar10.layout import CellLayout, arrange
 from asng.experiments.cifar10.probabilities import (
-    GREY,
+    GRAY,
     LOOKS,
     MARGIN,
     STATES,
     TITLE,
     Probabilities,
-    checked,
+    check_probabilities,
     probabilities_figure,
 )
-from asng.experiments.cifar10.space import KINDS, NODES, SPACE, Paths, code_of, paths_of
-from asng.experiments.figures import canvas, save, tint
+from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, Paths, cell_paths, code_of
+from asng.experiments.figures import canvas, save_figure, tint
 
 # Inches. A layer is, from its top: arrow heads, operations, the way to the sum, the sum.
 HEAD, BOX, JOIN, RADIUS = 0.24, 0.32, 0.14, 0.11
@@ -39,7 +39,7 @@ LEGEND = 0.6
 
 
 @dataclass(frozen=True)
-class Cell:
+class DrawnCell:
     """One kind of cell, and how likely its choices were."""
 
     kind: str
@@ -52,7 +52,7 @@ class Cell:
         return first == second
 
 
-def draw(values: Mapping[str, Any], folder: Path, probabilities: Probabilities | None = None) -> list[Path]:
+def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabilities | None = None) -> list[Path]:
     """Write `cells.svg` and `cells.png`, both cells of an architecture; returns what was written.
 
     With the probabilities of all choices, as `ASNG.distribution()` gives them, lines and boxes show how
@@ -61,21 +61,21 @@ def draw(values: Mapping[str, Any], folder: Path, probabilities: Probabilities |
     figures = {"cells": cells_figure(cells_of(values, probabilities))}
     if probabilities is not None:
         figures["probabilities"] = probabilities_figure(values, probabilities)
-    return [path for name, figure in figures.items() for path in save(figure, folder, name, dpi=200)]
+    return [path for name, figure in figures.items() for path in save_figure(figure, folder, name, dpi=200)]
 
 
-def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[Cell]:
+def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[DrawnCell]:
     """The two cells of an architecture; raises ValueError if it is none, or if the probabilities are not its."""
     code, likely = code_of(values), None
     if probabilities is not None:
-        arrays = checked(probabilities)
+        arrays = check_probabilities(probabilities)
         likely = {name: float(arrays[name][choice]) for name, choice in zip(SPACE, code, strict=True)}
-    return [Cell(kind, paths_of(values, kind), likely) for kind in KINDS]
+    return [DrawnCell(kind, cell_paths(values, kind), likely) for kind in CELL_KINDS]
 
 
-def cells_figure(cells: Sequence[Cell]) -> Figure:
+def cells_figure(cells: Sequence[DrawnCell]) -> Figure:
     """The cells beside each other, a legend beneath them."""
-    layouts = [place(cell.paths) for cell in cells]
+    layouts = [arrange(cell.paths) for cell in cells]
     spans = [layout.extent() for layout in layouts]
     widths = [max(right - left, 3.0) for left, right in spans]
     tops = [_tops(layout) for layout in layouts]
@@ -86,14 +86,14 @@ def cells_figure(cells: Sequence[Cell]) -> Figure:
         middle = start + width / 2
         axes.text(middle, -0.2, f"{cell.kind.capitalize()} cell", size=10, weight="bold", ha="center", va="center")
         if cell.kind == "reduction":
-            axes.text(middle, -0.4, "stride 2 on its two inputs", size=7, color=GREY, ha="center", va="center")
+            axes.text(middle, -0.4, "stride 2 on its two inputs", size=7, color=GRAY, ha="center", va="center")
         _Sketch(axes, cell, layout, middle - (left + right) / 2, [y - TITLE for y in levels]).draw()
         start += width + MARGIN
     _legend(figure, cells)
     return figure
 
 
-def _tops(layout: Layout) -> list[float]:
+def _tops(layout: CellLayout) -> list[float]:
     """The y of each layer and of the output; bends get more height where lines go far sideways."""
     y = 0.0
     tops = [y]
@@ -110,17 +110,17 @@ class _Sketch:
     """One cell on the canvas: `left` is added to every x; `tops` are the y of its layers and of its output."""
 
     axes: Axes
-    cell: Cell
-    layout: Layout
+    cell: DrawnCell
+    layout: CellLayout
     left: float
     tops: list[float]
 
     def draw(self) -> None:
-        taken = {state for pair in self.cell.paths for state, _ in pair}
+        used = {state for pair in self.cell.paths for state, _ in pair}
         for state in (0, 1):
-            self._input(state, state in taken)
+            self._input(state, state in used)
         slots = [(node, slot) for node in range(NODES) for slot in (0, 1)]
-        for node, slot in sorted(slots, key=lambda place: self._likely(place[0], f"in{place[1] + 1}") or 0):
+        for node, slot in sorted(slots, key=lambda slot: self._likely(slot[0], f"in{slot[1] + 1}") or 0):
             self._line(node, slot)  # the likely ones last: on top where lines share a lane
         for node in range(NODES):
             self._node(node)
@@ -129,13 +129,13 @@ class _Sketch:
     def _likely(self, node: int, part: str) -> float | None:
         return None if self.cell.likely is None else self.cell.likely[f"{self.cell.kind}{node}.{part}"]
 
-    def _input(self, state: int, taken: bool) -> None:
+    def _input(self, state: int, used: bool) -> None:
         x, y = self._x(0, state), self.tops[0]
-        style: dict[str, Any] = {"ec": "black"} if taken else {"ec": GREY, "ls": (0, (3, 2))}
+        style: dict[str, Any] = {"ec": "black"} if used else {"ec": GRAY, "ls": (0, (3, 2))}
         self._box(x, y, 0.8, END, fc="white", gid=f"{self.cell.kind}.state{state}", **style)
-        self._text(x, y - END / 2, STATES[state], color="black" if taken else GREY)
-        if not taken:
-            self._text(x, y + 0.08, "not used", size=6, color=GREY)
+        self._text(x, y - END / 2, STATES[state], color="black" if used else GRAY)
+        if not used:
+            self._text(x, y + 0.08, "not used", size=6, color=GRAY)
 
     def _line(self, node: int, slot: int) -> None:
         """From a state to the operation that takes it."""
@@ -158,14 +158,14 @@ class _Sketch:
             corner = [(middle, y - BOX), (middle, low), (x + side * RADIUS, low)]
             turn = Outline(corner, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3])
             self.axes.add_patch(PathPatch(turn, fc="none", ec="black", lw=0.8))
-            name, colour = LOOKS[operation]
+            name, color = LOOKS[operation]
             gid = f"{self.cell.kind}{node}.op{slot + 1}"
             self._box(
                 middle,
                 y,
                 WIDTH,
                 BOX,
-                fc=tint(colour, _strength(likely)),
+                fc=tint(color, _strength(likely)),
                 ec="black",
                 lw=_thickness(likely) / 2,
                 gid=gid,
@@ -232,7 +232,7 @@ def _shade(likely: float | None) -> str:
     return "0.2" if likely is None else f"{0.75 - 0.75 * likely:.3f}"
 
 
-def _legend(figure: Figure, cells: Sequence[Cell]) -> None:
+def _legend(figure: Figure, cells: Sequence[DrawnCell]) -> None:
     """What signs mean, and in a second row how a probability looks."""
     marks: dict[str, Any] = {"marker": "o", "mfc": "white", "mec": "black", "mew": 0.8, "ms": 9, "lw": 0}
     signs = {
@@ -247,5 +247,5 @@ def _legend(figure: Figure, cells: Sequence[Cell]) -> None:
         rows.append({"probability of the choice, at its arrow or in its box:": Line2D([], [], lw=0), **levels})
     for row, y in zip(rows, (0.45, 0.2), strict=False):
         style = {"ncols": len(row), "fontsize": 7, "frameon": False, "columnspacing": 1.5, "handletextpad": 0.6}
-        place = (0.5, y / figure.get_figheight())
-        figure.legend(list(row.values()), list(row), loc="center", bbox_to_anchor=place, **style)
+        anchor = (0.5, y / figure.get_figheight())
+        figure.legend(list(row.values()), list(row), loc="center", bbox_to_anchor=anchor, **style)

@@ -21,7 +21,7 @@ OPERATION = 0.37  # inches from the middle of a node to that of either operation
 
 
 @dataclass(frozen=True)
-class Layout:
+class CellLayout:
     """Layers from top to bottom, each with the x of the states in it, from left to right, in inches."""
 
     inputs: Inputs
@@ -64,7 +64,7 @@ def depths_of(inputs: Inputs) -> list[int]:
     return depths
 
 
-def place(paths: Paths) -> Layout:
+def arrange(paths: Paths) -> CellLayout:
     """The layout with the fewest crossings and, among those, short lines."""
     inputs = [(first, second) for (first, _), (second, _) in paths]
     depths, loose = depths_of(inputs), [2 + node for node in loose_ends(paths)]
@@ -72,7 +72,7 @@ def place(paths: Paths) -> Layout:
     links = [_links(inputs, depths, layer, states) for layer, states in enumerate(layers) if layer]
     order = _order(layers, links, depths)
     sides = _sides(inputs, depths, order)
-    return Layout(inputs, _positions(inputs, depths, order, sides), depths, sides, loose)
+    return CellLayout(inputs, _positions(inputs, depths, order, sides), depths, sides, loose)
 
 
 def _layers(inputs: Inputs, depths: list[int], loose: list[int]) -> list[list[int]]:
@@ -100,7 +100,7 @@ def half_width(state: int, stands: bool) -> float:
     return HALF_INPUT if state < 2 else HALF_NODE
 
 
-def _packed(order: Sequence[int], layer: int, depths: list[int]) -> list[float]:
+def _pack(order: Sequence[int], layer: int, depths: list[int]) -> list[float]:
     """Positions side by side in this order, around 0."""
     halves = [half_width(state, depths[state] == layer) for state in order]
     right = np.cumsum(halves) * 2
@@ -126,7 +126,7 @@ def _order(layers: list[list[int]], links: list[list[tuple[int, int]]], depths: 
 def _by_state(order: Sequence[int], layer: int, depths: list[int]) -> Array:
     """Positions (states,) of a packed order, nan where a state is absent."""
     row = np.full(len(depths), np.nan)
-    row[list(order)] = _packed(order, layer, depths)
+    row[list(order)] = _pack(order, layer, depths)
     return row
 
 
@@ -156,10 +156,10 @@ def _positions(
 ) -> list[dict[int, float]]:
     """Positions that keep the order and its distances, with lines as straight as they can be.
 
-    Each layer in turn goes where its neighbours pull it; a pull grows little with the distance, so
+    Each layer in turn goes where its neighbors pull it; a pull grows little with the distance, so
     that a few lines bend much and the others not at all.
     """
-    layers = [dict(zip(states, _packed(states, i, depths), strict=True)) for i, states in enumerate(order)]
+    layers = [dict(zip(states, _pack(states, i, depths), strict=True)) for i, states in enumerate(order)]
     pulls: list[tuple[int, int, int, float, float]] = []  # layer, state above, state below, offset below, strength
     for layer, states in enumerate(order[1:], start=1):
         for state in states:
@@ -182,11 +182,11 @@ def _positions(
                     wishes[target].append((layers[below][target] + bend, pull))
                 else:
                     wishes[source].append((layers[below - 1][source] - bend, pull))
-            layers[layer] = _settled(wishes, [half_width(state, depths[state] == layer) for state in wishes])
+            layers[layer] = _settle(wishes, [half_width(state, depths[state] == layer) for state in wishes])
     return layers
 
 
-def _settled(wishes: Mapping[int, list[tuple[float, float]]], halves: list[float]) -> dict[int, float]:
+def _settle(wishes: Mapping[int, list[tuple[float, float]]], halves: list[float]) -> dict[int, float]:
     """Positions nearest to weighted wishes that keep order and distances: isotonic regression by pooling."""
     starts = np.concatenate(([0.0], np.cumsum([a + b for a, b in pairwise(halves)])))
     pools: list[tuple[float, float, int]] = []  # sum of weighted wishes, weight, how many

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import nas
-from asng.experiments.cifar10.space import CLASSES, KINDS, NODES, SPACE, Paths, loose_ends, reductions
+from asng.experiments.cifar10.space import CELL_KINDS, CLASSES, NODES, SPACE, Paths, loose_ends, reduction_indices
 from asng.nas import _trace
 
 Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a source and what it goes through
@@ -22,7 +22,7 @@ Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a
 def norm(channels: int, affine: bool) -> nn.BatchNorm2d:
     """Batch norm in as few kernels as torch has it; small networks spend their time on launching them."""
     result = nn.BatchNorm2d(channels, affine=affine)
-    result.num_batches_tracked = None  # only needed for plain averages
+    result.num_batches_tracked = None  # only needed for cumulative averages
     if not affine:  # without a scale and a shift torch cannot use cuDNN's single kernel, and takes three
         del result.weight, result.bias
         result.register_buffer("weight", torch.ones(channels), persistent=False)
@@ -31,7 +31,7 @@ def norm(channels: int, affine: bool) -> nn.BatchNorm2d:
 
 
 def pointwise(inputs: int, outputs: int, affine: bool) -> nn.Sequential:
-    """A 1x1 convolution, normalised."""
+    """A 1x1 convolution, normalized."""
     return nn.Sequential(nn.Conv2d(inputs, outputs, 1, bias=False), norm(outputs, affine))
 
 
@@ -102,16 +102,16 @@ def run_nodes(
     done: dict[tuple[int, nn.Module], Tensor] = {}
     for node, pair in enumerate(nodes):
         ends = []
-        for place, (source, module) in enumerate(pair):
+        for index, (source, module) in enumerate(pair):
             if (source, module) not in done:
                 done[source, module] = module(states[source])
             end = done[source, module]
-            ends.append(end if masks is None or isinstance(module, nn.Identity) else end * masks[node, place])
+            ends.append(end if masks is None or isinstance(module, nn.Identity) else end * masks[node, index])
         states[2 + node] = ends[0] + ends[1]
     return states
 
 
-def joined(tensors: Sequence[Tensor]) -> Tensor:
+def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     """Along the second axis; a single one as it is."""
     return torch.cat(list(tensors), 1) if len(tensors) > 1 else tensors[0]
 
@@ -134,9 +134,9 @@ class Cell(nn.Module):
         self.drop_path = 0.0
 
     def forward(self, before: Tensor, previous: Tensor) -> Tensor:
-        nodes = [[(source, self.operations[place]) for source, place in pair] for pair in self.paths]
+        nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
         states = run_nodes(self.entries, (before, previous), nodes, self.drop_path if self.training else 0.0)
-        result: Tensor = self.norm(self.join(F.relu(joined([states[2 + end] for end in self.ends]))))
+        result: Tensor = self.norm(self.join(F.relu(concatenate([states[2 + end] for end in self.ends]))))
         return result
 
 
@@ -152,15 +152,15 @@ class Choices(nn.Module):
         nodes = zip(values[0::4], values[1::4], values[2::4], values[3::4], strict=True)
         return [((in1, op1), (in2, op2)) for in1, in2, op1, op2 in nodes]
 
-    def path(self, node: int, place: int) -> tuple[int, str]:
+    def path(self, node: int, index: int) -> tuple[int, str]:
         """The source and the operation of one path."""
         slots: Any = self.slots
-        return slots[4 * node + place].value, slots[4 * node + 2 + place].value
+        return slots[4 * node + index].value, slots[4 * node + 2 + index].value
 
     def loose(self) -> Tensor:
         """1 for nodes that are loose ends, 0 for the others, on the device where a captured step chooses."""
         slots: Any = self.slots
-        sources = torch.stack([slots[4 * node + place].index for node in range(NODES) for place in range(2)])
+        sources = torch.stack([slots[4 * node + index].index for node in range(NODES) for index in range(2)])
         nodes = torch.arange(2, 2 + NODES, device=sources.device, dtype=sources.dtype)
         return (sources[:, None] != nodes).all(0)
 
@@ -206,15 +206,15 @@ class SharedCell(nas.Searchable):
         paths = self.choices.paths()
         states = run_nodes(self.entries, (before, previous), self._nodes(paths))
         ends = loose_ends(paths)
-        weight = joined([self.columns[end] for end in ends])
-        result: Tensor = self.norm(F.conv2d(F.relu(joined([states[2 + end] for end in ends])), weight))
+        weight = concatenate([self.columns[end] for end in ends])
+        result: Tensor = self.norm(F.conv2d(F.relu(concatenate([states[2 + end] for end in ends])), weight))
         return result
 
     def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
         """The same in a captured step: a switch for each path, and columns of ends that are not loose times 0."""
         states = [entry(x) for entry, x in zip(self.entries, (before, previous), strict=True)]
         for node in range(NODES):
-            ends = [_trace.switch_on(f"node {node}", partial(self._path, node, place), *states) for place in range(2)]
+            ends = [_trace.switch_on(f"node {node}", partial(self._path, node, index), *states) for index in range(2)]
             states.append(ends[0] + ends[1])
         weight = torch.cat(list(self.columns), 1) * self.choices.loose().repeat_interleave(
             self.columns[0].shape[1], output_size=NODES * self.columns[0].shape[1]
@@ -222,8 +222,8 @@ class SharedCell(nas.Searchable):
         result: Tensor = self.norm(F.conv2d(F.relu(torch.cat(states[2:], 1)), weight))
         return result
 
-    def _path(self, node: int, place: int, *states: Tensor) -> Tensor:
-        source, name = self.choices.path(node, place)
+    def _path(self, node: int, index: int, *states: Tensor) -> Tensor:
+        source, name = self.choices.path(node, index)
         result: Tensor = self.operations[f"{node}_{source}_{name}"](states[source])
         return result
 
@@ -236,7 +236,7 @@ class SharedCell(nas.Searchable):
     def build_static(self) -> Cell:
         paths = self.choices.paths()
         ends = loose_ends(paths)
-        weight = joined([self.columns[end].detach() for end in ends])
+        weight = concatenate([self.columns[end].detach() for end in ends])
         join = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False, device="meta")
         join.weight = nn.Parameter(weight)
         return Cell(self.entries, self._nodes(paths), ends, join, self.norm)
@@ -275,10 +275,10 @@ class Net(nn.Module):
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
         self.cells = nn.ModuleList()
-        choices = [Choices(kind) for kind in KINDS]
-        self.reductions = reductions(cells)
-        for place in range(cells):
-            reduces, reduced = place in self.reductions, place - 1 in self.reductions
+        choices = [Choices(kind) for kind in CELL_KINDS]
+        self.reduction_indices = reduction_indices(cells)
+        for index in range(cells):
+            reduces, reduced = index in self.reduction_indices, index - 1 in self.reduction_indices
             channels *= 2 if reduces else 1
             self.cells.append(
                 SharedCell(
@@ -293,27 +293,27 @@ class Net(nn.Module):
         if images.shape[-1] % 4 or images.shape[-2] % 4:
             raise ValueError(f"height and width are halved twice, so must be multiples of 4, got {tuple(images.shape)}")
         output, previous, second = self.stem(images), None, None
-        for place, cell in enumerate(self.cells):
+        for index, cell in enumerate(self.cells):
             rectified = F.relu(output)  # once for both cells that take it
             output = cell(rectified if previous is None else previous, rectified)
             previous = rectified
-            if place == self.reductions[1] and self.auxiliary is not None and self.training:
+            if index == self.reduction_indices[1] and self.auxiliary is not None and self.training:
                 second = self.auxiliary(output)
         scores: Tensor = self.classifier(output.mean((2, 3)))
         return scores if second is None else (scores, second)
 
 
-def set_drop_path(model: nn.Module, rate: float) -> None:
+def set_drop_path(model: nn.Module, drop_prob: float) -> None:
     """Set the probability with which an extracted network drops paths in training."""
-    if not 0 <= rate < 1:
-        raise ValueError(f"the probability to drop a path must be at least 0 and below 1, got {rate}")
+    if not 0 <= drop_prob < 1:
+        raise ValueError(f"the probability to drop a path must be at least 0 and below 1, got {drop_prob}")
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     if not cells:
         raise ValueError("only an extracted network drops paths; call asng.nas.extract(model, values) first")
     for cell in cells:
-        cell.drop_path = rate
+        cell.drop_path = drop_prob
 
 
-def size(model: nn.Module) -> int:
+def count_without_auxiliary(model: nn.Module) -> int:
     """The parameters of a network without those of its auxiliary head."""
     return sum(p.numel() for name, p in model.named_parameters() if not name.startswith("auxiliary."))

@@ -12,19 +12,27 @@ from torch import Tensor, nn
 from asng import nas
 from asng.experiments import Progress, curves, training
 from asng.experiments.cifar10 import drawing
-from asng.experiments.cifar10.data import Batches, Images, laid_out, normalise
+from asng.experiments.cifar10.data import Cifar10Batches, Images, normalize, to_channels_last
 from asng.experiments.cifar10.network import Net
-from asng.experiments.cifar10.space import LEAST, parameters
+from asng.experiments.cifar10.space import SMALLEST, num_parameters
 from asng.experiments.data import halves
-from asng.experiments.searching import TRAIN, VALID, Searching, SearchSettings, check, check_limit, config
+from asng.experiments.searching import (
+    TRAIN,
+    VALID,
+    SearchJob,
+    SearchSettings,
+    check_max_params,
+    check_settings,
+    run_config,
+)
 from asng.nas.architecture import to_dict
 from asng.runs import METRICS, Run, write_json
 
-CALIBRATION = 25  # mini-batches from which the batch norms of the most likely architecture are estimated anew
+CALIBRATION = 25  # mini-batches from which the batch norms of the most likely architecture are re-estimated
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(SearchSettings):
+class Cifar10SearchSettings(SearchSettings):
     """The search; the paper's values are the defaults."""
 
     epochs: int = 100
@@ -35,60 +43,68 @@ class Settings(SearchSettings):
     """Of which those at a third and at two thirds reduce."""
     batch: int = 64
     """Images in a mini-batch."""
-    images: int = 50_000
+    num_train_images: int = 50_000
     """How many of the training images are used."""
-    tested: int = 10_000
+    num_test_images: int = 10_000
     """How many of the test images are used after an epoch."""
 
     def __post_init__(self) -> None:
-        check(self, epochs=1, channels=2, cells=3, batch=2, samples=2, candidates=1, tested=1, seed=0)
-        if self.images // 2 < self.batch:
-            raise ValueError(f"images must be at least two mini-batches of {self.batch}, got {self.images}")
+        check_settings(
+            self, epochs=1, channels=2, cells=3, batch=2, population_size=2, num_random=1, num_test_images=1, seed=0
+        )
+        if self.num_train_images // 2 < self.batch:
+            raise ValueError(
+                f"num_train_images must be at least two mini-batches of {self.batch}, got {self.num_train_images}"
+            )
 
 
 # Small enough for two cores: it learns something visible in about five minutes.
-SMALL = Settings(epochs=10, channels=8, cells=3, images=10_000, tested=2000)
+SMALL = Cifar10SearchSettings(epochs=10, channels=8, cells=3, num_train_images=10_000, num_test_images=2000)
 
 
 def search(
-    settings: Settings, folder: Path, train: Images, test: Images, show: training.Show = training.silent
+    settings: Cifar10SearchSettings,
+    folder: Path,
+    train: Images,
+    test: Images,
+    show: training.Show = training.show_nothing,
 ) -> dict[str, Any]:
-    """Search, or go on with a search; leaves architecture, pictures of the cells and a summary in the folder."""
-    job = Search(settings, train, test)  # first: what it refuses leaves no folder behind
-    with Run(folder, config("cifar10", "search", settings), METRICS) as kept:
-        records = training.run(
+    """Search, or continue; leaves architecture, pictures of the cells and a summary in the folder."""
+    job = Cifar10SearchJob(settings, train, test)  # first, so that a refusal leaves no folder behind
+    with Run(folder, run_config("cifar10", "search", settings), METRICS) as run:
+        records = training.run_job(
             job,
-            kept,
+            run,
             epochs=settings.epochs,
             steps=job.steps,
             images=2 * settings.batch,
             show=show,
-            glance=job.searching.certainty,
+            status=job.search_job.certainty,
         )
-        found = job.searching.found(job.valid, job.valid.steps, show)
-        summary = {**found, "machine": training.machine(job.device), "last": records[-1]}
+        found = job.search_job.result(job.valid, job.valid.steps, show)
+        summary = {**found, "machine": training.describe_machine(job.device), "last": records[-1]}
         write_json(folder / "architecture.json", to_dict(found["values"]))
         write_json(folder / "summary.json", summary)
-        drawing.draw(found["values"], folder, found["distribution"])
-        curves.draw({"": records}, folder)
+        drawing.draw_cells(found["values"], folder, found["distribution"])
+        curves.draw_curves({"": records}, folder)
     return summary
 
 
-class Search:
+class Cifar10SearchJob:
     """The search as a job."""
 
-    def __init__(self, settings: Settings, train: Images, test: Images) -> None:
+    def __init__(self, settings: Cifar10SearchSettings, train: Images, test: Images) -> None:
         self._settings, self._test, self.device = settings, test, train.images.device
-        check_limit(settings.most_parameters, self.size(None, LEAST))
+        check_max_params(settings.max_params, self.size(None, SMALLEST))
         torch.manual_seed(settings.seed)
         self.model = Net(settings.channels, settings.cells).to(self.device)
-        first, second = halves(settings.images, settings.seed)
-        self._train = Batches(train, first, settings.batch, settings.seed, TRAIN)
-        self.valid = Batches(train, second, settings.batch, settings.seed, VALID)
+        first, second = halves(settings.num_train_images, settings.seed)
+        self._train = Cifar10Batches(train, first, settings.batch, settings.seed, TRAIN)
+        self.valid = Cifar10Batches(train, second, settings.batch, settings.seed, VALID)
         self.steps = self._train.steps
         self.calibration = min(CALIBRATION, self.steps)
         self._correct: list[Tensor] = []
-        self.searching = Searching(settings, self.model, self.loss, size=self.size, weight_decay=3e-4)
+        self.search_job = SearchJob(settings, self.model, self.loss, size=self.size, weight_decay=3e-4)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Cross entropy; of an architecture that is judged, the accuracy is noted."""
@@ -99,41 +115,43 @@ class Search:
 
     def size(self, model: nn.Module | None, values: Mapping[str, Any]) -> int:
         """The parameters of an architecture in the network of the search."""
-        return parameters(values, self._settings.channels, self._settings.cells, affine=False)
+        return num_parameters(values, self._settings.channels, self._settings.cells, affine=False)
 
     def step(self, number: int) -> dict[str, training.Number]:
         self._correct.clear()
         done = number // self.steps / self._settings.epochs
-        record = self.searching.step(self._train(number), self.valid(number), done)
+        record = self.search_job.step(self._train(number), self.valid(number), done)
         return {**record, "valid_accuracy": torch.stack(self._correct).mean()} if self._correct else record
 
     def finish_epoch(self, epoch: int) -> dict[str, Any]:
-        record: dict[str, Any] = self.searching.certainty()
-        likely = self.searching.most_likely() if self._settings.test else None
+        record: dict[str, Any] = self.search_job.certainty()
+        likely = self.search_job.top_values() if self._settings.test else None
         if likely is None:
             return record
-        tested = self.test_accuracy(likely, self._settings.tested)
-        return {**record, "test_accuracy": tested, "calibration_batches": self.calibration}
+        measured = self.test_accuracy(likely, self._settings.num_test_images)
+        return {**record, "test_accuracy": measured, "calibration_batches": self.calibration}
 
     def test_accuracy(
-        self, values: Mapping[str, Any], tested: int | None = None, progress: Progress = lambda done: None
+        self, values: Mapping[str, Any], num_images: int | None = None, progress: Progress = lambda done: None
     ) -> float:
-        """Of an architecture with the weights of the search, its batch statistics estimated anew."""
+        """Test accuracy of an architecture with the weights of the search and re-estimated batch statistics."""
         network = nas.extract(self.model, values)
         nas.recalibrate(network, (self._train(number)[0] for number in range(self.calibration)))
-        return accuracy(network, Images(self._test.images[:tested], self._test.labels[:tested]), progress=progress)
+        return accuracy(
+            network, Images(self._test.images[:num_images], self._test.labels[:num_images]), progress=progress
+        )
 
     def state_dict(self) -> dict[str, Any]:
-        return self.searching.state_dict()
+        return self.search_job.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.searching.load_state_dict(state)
+        self.search_job.load_state_dict(state)
 
 
 def accuracy(
     network: nn.Module, images: Images, batch: int | None = None, progress: Progress = lambda done: None
 ) -> float:
-    """The share of images that a network tells right, in evaluation mode."""
+    """The accuracy of a network, in evaluation mode."""
     batch = batch or (1000 if images.images.is_cuda else 100)  # small ones stay in a CPU's cache
     mode = network.training
     network.eval()
@@ -142,7 +160,7 @@ def accuracy(
         for first in range(0, len(images), batch):
             progress(first / len(images))
             part, labels = images.images[first : first + batch], images.labels[first : first + batch]
-            correct += (network(laid_out(normalise(part))).argmax(1) == labels).sum()
+            correct += (network(to_channels_last(normalize(part))).argmax(1) == labels).sum()
     progress(1.0)
     network.train(mode)
     return correct.item() / len(images)

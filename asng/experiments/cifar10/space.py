@@ -12,7 +12,7 @@ import numpy as np
 
 from asng.space import Categorical
 
-KINDS = ("normal", "reduction")
+CELL_KINDS = ("normal", "reduction")
 NODES = 5
 OPERATIONS = ("identity", "avg_pool", "max_pool", "sep_conv3", "sep_conv5")
 CLASSES = 10
@@ -23,7 +23,7 @@ Paths = Sequence[tuple[Path, Path]]  # of each node of a cell
 
 def _space() -> dict[str, Categorical]:
     space = {}
-    for kind in KINDS:
+    for kind in CELL_KINDS:
         for node in range(NODES):
             sources, operations = Categorical(range(2 + node)), Categorical(OPERATIONS)
             for slot, variable in (("in1", sources), ("in2", sources), ("op1", operations), ("op2", operations)):
@@ -34,10 +34,10 @@ def _space() -> dict[str, Categorical]:
 SPACE = _space()  # 40 variables; n_theta = 140
 
 
-def paths_of(values: Mapping[str, Any], kind: str) -> Paths:
+def cell_paths(values: Mapping[str, Any], kind: str) -> Paths:
     """The two paths of each node of the normal or of the reduction cell.
 
-    >>> paths_of(values_of([1] * 40), "normal")[4]
+    >>> cell_paths(values_of([1] * 40), "normal")[4]
     ((1, 'avg_pool'), (1, 'avg_pool'))
     """
     names = [f"{kind}{node}." for node in range(NODES)]
@@ -54,8 +54,8 @@ def loose_ends(paths: Paths) -> list[int]:
     return [node for node in range(len(paths)) if 2 + node not in used]
 
 
-def reductions(cells: int) -> tuple[int, int]:
-    """The places of the two reduction cells among so many."""
+def reduction_indices(cells: int) -> tuple[int, int]:
+    """The indices of the two reduction cells."""
     return cells // 3, 2 * cells // 3
 
 
@@ -76,7 +76,7 @@ def values_of(code: Sequence[int]) -> dict[str, Any]:
 
 
 # The architecture with the fewest parameters: pools only, each node on the one before it, so that one end is loose.
-LEAST = values_of([number for node in range(NODES) for number in (1 + node, 1 + node, 1, 1)] * len(KINDS))
+SMALLEST = values_of([number for node in range(NODES) for number in (1 + node, 1 + node, 1, 1)] * len(CELL_KINDS))
 
 
 def code_of(values: Mapping[str, Any]) -> list[int]:
@@ -91,7 +91,7 @@ def random_values(seed: int) -> dict[str, Any]:
     return values_of([int(random.integers(len(variable.choices))) for variable in SPACE.values()])
 
 
-def parameters(values: Mapping[str, Any], channels: int, cells: int, *, affine: bool = True) -> int:
+def num_parameters(values: Mapping[str, Any], channels: int, cells: int, *, affine: bool = True) -> int:
     """The parameters of an extracted network without its auxiliary head, counted without making it.
 
     What is used twice counts once. The way in from a cell that no node looks at counts, though it is
@@ -100,10 +100,10 @@ def parameters(values: Mapping[str, Any], channels: int, cells: int, *, affine: 
     _check(values)
     width, before, previous = channels, 3 * channels, 3 * channels
     total = 27 * previous + 2 * previous  # the stem, always affine
-    for place in range(cells):
-        reduces = place in reductions(cells)
+    for index in range(cells):
+        reduces = index in reduction_indices(cells)
         width *= 2 if reduces else 1
-        paths = paths_of(values, KINDS[reduces])
+        paths = cell_paths(values, CELL_KINDS[reduces])
         norm = 2 * width if affine else 0
         weights = {
             "identity": width**2 + norm,  # with a stride; without it there are none
@@ -120,13 +120,13 @@ def parameters(values: Mapping[str, Any], channels: int, cells: int, *, affine: 
 
 
 def channels_for(values: Mapping[str, Any], cells: int = 20, at_most: int = 4_000_000) -> int:
-    """The largest number of channels with which the retrained network has at most so many parameters."""
+    """The largest number of channels with which the retrained network has `at_most` parameters."""
     channels = 0
-    while parameters(values, channels + 1, cells) <= at_most:
+    while num_parameters(values, channels + 1, cells) <= at_most:
         channels += 1
     if not channels:
-        least = parameters(values, 1, cells)
-        raise ValueError(f"with one channel there are {least:,} parameters already, more than at_most={at_most:,}")
+        minimum = num_parameters(values, 1, cells)
+        raise ValueError(f"with one channel there are {minimum:,} parameters already, more than at_most={at_most:,}")
     return channels
 
 

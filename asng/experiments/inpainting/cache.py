@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 import pooch  # type: ignore[import-untyped]
 
-from asng._files import remove_leftovers, replacing
+from asng._files import atomic_write, remove_leftovers
 from asng.experiments import Progress
 from asng.experiments.inpainting.crops import Bytes, reader, sources
 
-VERSION = 2  # of the cache file; part of the fingerprint
+CACHE_VERSION = 2  # of the cache file; part of the fingerprint
 CHUNK = 128  # images between two reports of progress
 
 
@@ -29,12 +29,12 @@ class Cache:
     damaged: dict[str, str]
 
 
-def faces(folder: Path, size: int = 64, progress: Progress = lambda done: None) -> Cache:
+def read_faces(folder: Path, size: int = 64, progress: Progress = lambda done: None) -> Cache:
     """Crop and resize the images of a folder, or load them from the user's cache folder if none has changed."""
     if size < 1:
         raise ValueError(f"images need at least 1 pixel, got size {size}")
     files, boxes = sources(folder)
-    path = _path(folder, size, json.dumps([VERSION, files, boxes]))
+    path = _path(folder, size, json.dumps([CACHE_VERSION, files, boxes]))
     try:
         return _load(path)
     except Exception:  # missing, or damaged in any way
@@ -43,8 +43,8 @@ def faces(folder: Path, size: int = 64, progress: Progress = lambda done: None) 
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
-        with replacing(path) as file:
-            np.savez(file, images=made.images, about=json.dumps([made.names, made.damaged]))
+        with atomic_write(path) as file:
+            np.savez(file, images=made.images, index=json.dumps([made.names, made.damaged]))
     except OSError as error:
         raise ValueError(
             f"{path} cannot be written ({error.strerror}); name another folder by XDG_CACHE_HOME"
@@ -63,9 +63,9 @@ def _path(folder: Path, size: int, files: str) -> Path:
 
 
 def _load(path: Path) -> Cache:
-    with open(path, "rb") as file, np.load(file) as kept:  # a zip archive, whose checksums are verified
-        names, damaged = json.loads(str(kept["about"]))
-        return Cache(kept["images"], tuple(names), damaged)
+    with open(path, "rb") as file, np.load(file) as cached:  # a zip archive, whose checksums are verified
+        names, damaged = json.loads(str(cached["about"]))
+        return Cache(cached["images"], tuple(names), damaged)
 
 
 def _crop_all(folder: Path, names: list[str], crop: Callable[[str], Bytes | str], progress: Progress) -> Cache:

@@ -95,12 +95,12 @@ def read_boxes(path: Path) -> dict[str, Box]:
         for line in lines[2:]:
             name, left, top, width, height = line.split()
             boxes[name] = int(left), int(top), int(width), int(height)
-        said = int(lines[0])
+        announced = int(lines[0])
     except (ValueError, IndexError):
         wrong = lines[len(boxes) + 2] if len(boxes) + 2 < len(lines) else "its first line"
         raise ValueError(f"{path} is not CelebA's file of boxes ({wrong!r}); download it again") from None
-    if said != len(boxes):
-        raise ValueError(f"{path} is cut off: it speaks of {said} boxes and has {len(boxes)}; download it again")
+    if announced != len(boxes):
+        raise ValueError(f"{path} is cut off: it announces {announced} boxes and has {len(boxes)}; download it again")
     return boxes
 
 
@@ -132,13 +132,13 @@ def face(path: Path, size: int, box: Box | None) -> Bytes:
         if box is None:  # cameras may store images sideways and say so; boxes count the pixels as they are stored
             ImageOps.exif_transpose(image, in_place=True)
         square = image.crop(crop(image.width, image.height, box))
-        small = _coloured(square).resize((size, size), Image.Resampling.LANCZOS)
+        small = _to_rgb(square).resize((size, size), Image.Resampling.LANCZOS)
     return np.asarray(small).transpose(2, 0, 1)
 
 
-def _coloured(image: Image.Image) -> Image.Image:
+def _to_rgb(image: Image.Image) -> Image.Image:
     """Any image with three bytes for a pixel."""
-    if image.mode.startswith("I"):  # grey in 16 bits, which Pillow would cut off at 255
+    if image.mode.startswith("I"):  # gray in 16 bits, which Pillow would cut off at 255
         return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
@@ -156,6 +156,6 @@ def _face_or_fault(folder: Path, boxes: dict[str, Box] | None, size: int, name: 
         if Path(name).name not in boxes:
             return f"{BOXES} has no box for it"
         return face(folder / name, size, boxes[Path(name).name])
-    except Exception as error:  # whatever a damaged file makes of its reader
+    except Exception as error:  # a damaged file may raise anything
         reason = str(error).replace(f" '{folder / name}'", "") or type(error).__name__
         return reason.splitlines()[0].rstrip(":")

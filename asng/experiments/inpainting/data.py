@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asng.experiments import Progress
-from asng.experiments.data import Order, place
+from asng.experiments.data import BatchOrder, data_folder
 from asng.experiments.inpainting import cache
-from asng.experiments.inpainting.masks import Mask, draw
+from asng.experiments.inpainting.masks import Mask, draw_masks
 
-TRAIN, TEST = 101_000, 2_000  # images, as in the paper, where there are as many
+MAX_TRAIN, MAX_TEST = 101_000, 2_000  # images, as in the paper, where there are as many
 
 Lists = tuple[Path, Path]  # two text files with the names of training and test images, one in each line
 Indices = NDArray[np.int64]
@@ -37,7 +37,7 @@ class Faces:
     def __len__(self) -> int:
         return len(self.names)
 
-    def part(self, indices: Tensor) -> "Faces":
+    def subset(self, indices: Tensor) -> "Faces":
         """Some of the faces, in the order of the indices."""
         names = tuple(self.names[index] for index in indices.tolist())
         return Faces(self.images[indices.to(self.images.device)], names)
@@ -53,7 +53,7 @@ class Data:
     damaged: dict[str, str]
 
 
-def load(
+def load_faces(
     given: Path | None = None,
     device: torch.device | str = "cpu",
     *,
@@ -62,38 +62,38 @@ def load(
     seed: int = 0,
     progress: Progress = lambda done: None,
 ) -> Data:
-    """The faces in a folder (see `folder_of`), cropped and resized once, split by lists, by its folders or by a seed.
+    """The faces in a folder (see `faces_folder`), cropped and resized once; split by lists, its folders or a seed.
 
     With lists, those are the split; else, if the folder has images in subfolders train and test, these are; else
     2,000 images, or a twentieth of them if that is less, are drawn to test with and at most 101,000 others to train.
     """
-    folder = folder_of(given)
-    kept = cache.faces(folder, size, progress)
+    folder = faces_folder(given)
+    cached = cache.read_faces(folder, size, progress)
     if lists is not None:
-        (train, test), split = _listed(kept, lists), f"listed in {lists[0]} and {lists[1]}"
-    elif _within(kept.names, "train") and _within(kept.names, "test"):
-        train, test = (np.array(_within(kept.names, part)) for part in ("train", "test"))
+        (train, test), split = _listed_split(cached, lists), f"listed in {lists[0]} and {lists[1]}"
+    elif _in_subfolder(cached.names, "train") and _in_subfolder(cached.names, "test"):
+        train, test = (np.array(_in_subfolder(cached.names, part)) for part in ("train", "test"))
         split = "folders train and test"
     else:
-        (train, test), split = drawn(len(kept.names), seed), f"drawn with seed {seed}"
-    return Data(_faces(kept, train, device), _faces(kept, test, device), split, kept.damaged)
+        (train, test), split = random_split(len(cached.names), seed), f"drawn with seed {seed}"
+    return Data(_faces(cached, train, device), _faces(cached, test, device), split, cached.damaged)
 
 
-def described(train: Faces, test: Faces) -> str:
+def describe_faces(train: Faces, test: Faces) -> str:
     """Which faces a run is made with, in a line: numbers, and what tells their names from others."""
     digest = hashlib.sha256("\n".join([*train.names, "", *test.names]).encode(errors="surrogateescape")).hexdigest()
     return f"{len(train)} to train with, {len(test)} to test with, named {digest[:12]}"
 
 
-def load_all(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[Faces, dict[str, str]]:
+def load_folder(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[Faces, dict[str, str]]:
     """All images of a folder, cropped and resized, and what was wrong with those that were left out."""
-    kept = cache.faces(folder, size)
-    return _faces(kept, np.arange(len(kept.names)), device), kept.damaged
+    cached = cache.read_faces(folder, size)
+    return _faces(cached, np.arange(len(cached.names)), device), cached.damaged
 
 
-def folder_of(given: Path | None = None) -> Path:
+def faces_folder(given: Path | None = None) -> Path:
     """The folder of faces: the place of the data, or the folder in it that is called faces or celeba-something."""
-    folder = place(given)
+    folder = data_folder(given)
     if not folder.is_dir():
         raise ValueError(
             f"there is no folder {folder}; name the one with the face images by --data or ASNG_DATA (CelebA is at "
@@ -109,37 +109,37 @@ def folder_of(given: Path | None = None) -> Path:
     return inside[0] if inside else folder
 
 
-def drawn(n: int, seed: int) -> tuple[Indices, Indices]:
+def random_split(n: int, seed: int) -> tuple[Indices, Indices]:
     """Which of n images train and which test, at random.
 
-    >>> [len(part) for part in drawn(202_599, seed=0)], [len(part) for part in drawn(1_000, seed=0)]
-    ([101000, 2000], [950, 50])
+    >>> [[len(half) for half in random_split(n, seed=0)] for n in (202_599, 1_000)]
+    [[101000, 2000], [950, 50]]
     """
     if n < 2:
         raise ValueError(f"a training and a test set need at least 2 images, got {n}")
-    test = min(TEST, max(1, n // 20))
+    test = min(MAX_TEST, max(1, n // 20))
     order = np.random.default_rng(seed).permutation(n)
-    return np.sort(order[test : test + TRAIN]), np.sort(order[:test])
+    return np.sort(order[test : test + MAX_TRAIN]), np.sort(order[:test])
 
 
-def _listed(kept: cache.Cache, lists: Lists) -> tuple[Indices, Indices]:
+def _listed_split(cached: cache.Cache, lists: Lists) -> tuple[Indices, Indices]:
     """The images named in two files, by their paths in the folder or, where only one has it, by the file's name."""
-    rows = {name: row for row, name in enumerate(kept.names)}
-    files = Counter(_file(name) for name in kept.names)
+    rows = {name: row for row, name in enumerate(cached.names)}
+    files = Counter(_file(name) for name in cached.names)
     rows |= {_file(name): row for name, row in rows.items() if files[_file(name)] == 1}
-    damaged = {short for name in kept.damaged for short in (name, _file(name))}
+    damaged = {short for name in cached.damaged for short in (name, _file(name))}
     chosen: list[list[int]] = []
     for path in lists:
         if not path.is_file():
             raise ValueError(f"there is no file {path}; give one with the name of an image in each line")
         names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         if wrong := [name for name in names if name not in rows and name not in damaged]:
-            raise ValueError(f"{path} names images that are not in the folder, or not only once: {_shown(wrong)}")
+            raise ValueError(f"{path} names images that are not in the folder, or not only once: {_join_names(wrong)}")
         chosen.append([rows[name] for name in names if name in rows])
         if not chosen[-1]:
             raise ValueError(f"{path} names no image that can be read; write one name in each line")
-    if twice := [kept.names[row] for row, count in Counter(chosen[0] + chosen[1]).items() if count > 1]:
-        raise ValueError(f"{lists[0]} and {lists[1]} name images twice: {_shown(twice)}")
+    if twice := [cached.names[row] for row, count in Counter(chosen[0] + chosen[1]).items() if count > 1]:
+        raise ValueError(f"{lists[0]} and {lists[1]} name images twice: {_join_names(twice)}")
     return np.array(chosen[0]), np.array(chosen[1])
 
 
@@ -147,19 +147,19 @@ def _file(name: str) -> str:
     return name.rsplit("/", 1)[-1]
 
 
-def _shown(names: list[str], most: int = 10) -> str:
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+def _join_names(names: list[str], max_shown: int = 10) -> str:
+    return ", ".join(names[:max_shown]) + (f" and {len(names) - max_shown} more" if len(names) > max_shown else "")
 
 
-def _within(names: Sequence[str], part: str) -> list[int]:
+def _in_subfolder(names: Sequence[str], part: str) -> list[int]:
     return [row for row, name in enumerate(names) if name.startswith(f"{part}/")]
 
 
-def _faces(kept: cache.Cache, rows: Indices, device: torch.device | str) -> Faces:
-    return Faces(torch.from_numpy(kept.images[rows]).to(device), tuple(kept.names[row] for row in rows))
+def _faces(cached: cache.Cache, rows: Indices, device: torch.device | str) -> Faces:
+    return Faces(torch.from_numpy(cached.images[rows]).to(device), tuple(cached.names[row] for row in rows))
 
 
-class Batches:
+class FaceBatches:
     """Mini-batches of some of the faces and their corrupted twins; each follows from seed, stream and its number alone.
 
     All random numbers are drawn on the CPU, so that every device sees the same images; what follows is a handful of
@@ -168,7 +168,7 @@ class Batches:
 
     def __init__(self, faces: Faces, indices: Tensor, size: int, mask: Mask, seed: int, stream: int) -> None:
         """Mini-batches of `size` from the faces that `indices` (n,) name; streams of a seed are independent."""
-        self._order = Order(indices, size, seed, stream)
+        self._order = BatchOrder(indices, size, seed, stream)
         if not 0 <= int(indices.min()) <= int(indices.max()) < len(faces):
             shown = f"{int(indices.min())} to {int(indices.max())}"
             raise ValueError(f"indices must lie between 0 and {len(faces) - 1}, the last face; got {shown}")
@@ -181,7 +181,7 @@ class Batches:
         chosen, generator = self._order(number)
         mirrored = torch.randint(2, (len(chosen),), generator=generator) == 1
         height, width = self._images.shape[2:]
-        masks = _send(draw(self._mask, len(chosen), (height, width), generator), self._images.device)
+        masks = _send(draw_masks(self._mask, len(chosen), (height, width), generator), self._images.device)
         original = pick(self._images, chosen, mirrored) / 255
         return original, original * masks
 
@@ -200,5 +200,5 @@ def pick(images: Tensor, chosen: Tensor, mirrored: Tensor) -> Tensor:
 
 
 def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device; CUDA takes what it needs from ordinary memory at once, so that nobody has to wait."""
+    """To the device; CUDA takes what it needs from ordinary memory at once, without a synchronization."""
     return tensor.to(device, non_blocking=device.type == "cuda")

@@ -22,10 +22,10 @@ from asng.space import Categorical, Integer, Variable
 
 Encoding = Literal["cat", "int"]
 Values = Mapping[str, Any]
-Space = Mapping[str, Variable]
+Variables = Mapping[str, Variable]
 
 KERNELS = (1, 3, 5)  # of the integers 1, 2, 3
-KINDS = {f"{kernel}x{kernel} {way}": (kernel, way == "skip") for kernel in KERNELS for way in ("skip", "down")}
+LAYER_KINDS = {f"{kernel}x{kernel} {way}": (kernel, way == "skip") for kernel in KERNELS for way in ("skip", "down")}
 WIDTHS = {"cat": (64, 128, 256), "int": (64, 256)}
 SIZE = (64, 64)  # of the images: height, width
 
@@ -45,14 +45,14 @@ class Layer:
         return f"{self.kernel}x{self.kernel} {'skip' if self.skip else 'down'}"
 
 
-def variables(
+def search_space(
     encoding: Encoding = "cat", layers: int = 20, levels: int = 5, widths: Sequence[int] | None = None
 ) -> dict[str, Variable]:
     """The search space; `widths` lists the channels of "cat", and gives the least and the most of "int".
 
     Connections reach back `levels` nodes. The first layer has no choice and hence no variable for it.
 
-    >>> variables("int", layers=2, widths=(8, 32))["layer2.channels"]
+    >>> search_space("int", layers=2, widths=(8, 32))["layer2.channels"]
     Integer(low=8, high=32)
     """
     if encoding not in WIDTHS:
@@ -62,7 +62,7 @@ def variables(
     widths = WIDTHS[encoding] if widths is None else widths
     space: dict[str, Variable] = {}
     for node in range(1, layers + 1):
-        space |= {f"layer{node}.{name}": variable for name, variable in _of_layer(encoding, widths).items()}
+        space |= {f"layer{node}.{name}": variable for name, variable in _layer_variables(encoding, widths).items()}
         if node > 1:
             space[f"layer{node}.connection"] = Categorical(range(max(0, node - levels), node))
     # An output that continued the image itself would leave nothing to search.
@@ -70,11 +70,11 @@ def variables(
     return space
 
 
-def _of_layer(encoding: Encoding, widths: Sequence[int]) -> dict[str, Variable]:
+def _layer_variables(encoding: Encoding, widths: Sequence[int]) -> dict[str, Variable]:
     if min(widths, default=0) < 1:
         raise ValueError(f"a layer has at least 1 channel, got widths={widths!r}")
     if encoding == "cat":
-        return {"type": Categorical(tuple(KINDS)), "channels": Categorical(widths)}
+        return {"type": Categorical(tuple(LAYER_KINDS)), "channels": Categorical(widths)}
     if len(widths) != 2:
         raise ValueError(f"widths of the encoding 'int' are the least and the most, got {widths!r}")
     kernel = Integer(1, len(KERNELS))
@@ -86,7 +86,7 @@ def layers_in(names: Mapping[str, Any]) -> int:
     return sum(name.endswith(".channels") for name in names)
 
 
-def widths_of(space: Space) -> Sequence[int]:
+def widths_of(space: Variables) -> Sequence[int]:
     """The numbers of channels that a layer can have."""
     widths = space["layer1.channels"].values()
     if widths is None:
@@ -97,7 +97,7 @@ def widths_of(space: Space) -> Sequence[int]:
 def chain(values: Values) -> list[Layer]:
     """The active layers, in the order in which they follow the image.
 
-    >>> space = variables(layers=3, levels=2)
+    >>> space = search_space(layers=3, levels=2)
     >>> [layer.number for layer in chain(base_values(space, 3) | {"layer3.connection": 1})]
     [1, 3]
     """
@@ -111,7 +111,7 @@ def chain(values: Values) -> list[Layer]:
 def _layer(values: Values, number: int) -> Layer:
     name = f"layer{number}"
     if f"{name}.type" in values:
-        kernel, skip = KINDS[values[f"{name}.type"]]
+        kernel, skip = LAYER_KINDS[values[f"{name}.type"]]
     else:
         kernel, skip = KERNELS[_value(values, f"{name}.kernel") - 1], _value(values, f"{name}.skip")
     return Layer(number, kernel, skip, _value(values, f"{name}.channels"))
@@ -123,40 +123,40 @@ def _value(values: Values, name: str) -> Any:
     return values[name]
 
 
-def fitting(layers: Sequence[Layer], size: tuple[int, int] = SIZE) -> list[Layer]:
+def runnable_layers(layers: Sequence[Layer], size: tuple[int, int] = SIZE) -> list[Layer]:
     """The layers of a chain that run on images of this height and width: a side of 1 cannot be halved."""
     run: list[Layer] = []
     for layer in layers:
         if layer.skip or min(size) > 1:
             run.append(layer)
-            size = size if layer.skip else _halved(size)
+            size = size if layer.skip else _halve(size)
     return run
 
 
-def _halved(size: tuple[int, int]) -> tuple[int, int]:
+def _halve(size: tuple[int, int]) -> tuple[int, int]:
     return (size[0] + 1) // 2, (size[1] + 1) // 2
 
 
 def depth(values: Values, size: tuple[int, int] = SIZE) -> int:
     """The number of hidden layers that run on images of this size, those of the decoder not counted."""
-    return len(fitting(chain(values), size))
+    return len(runnable_layers(chain(values), size))
 
 
-def describe(values: Values, size: tuple[int, int] = SIZE) -> str:
+def describe_chain(values: Values, size: tuple[int, int] = SIZE) -> str:
     """The active layers, a line each: number, kind, channels and size of the output.
 
-    >>> values = base_values(variables(layers=3, levels=3), 2) | {"layer2.type": "5x5 down"}
-    >>> print(describe(values, (64, 63)))
+    >>> values = base_values(search_space(layers=3, levels=3), 2) | {"layer2.type": "5x5 down"}
+    >>> print(describe_chain(values, (64, 63)))
     1  3x3 skip   64 channels  64x63
     2  5x5 down   64 channels  32x32
     """
     layers = chain(values)
-    run = fitting(layers, size)
+    run = runnable_layers(layers, size)
     lines = []
     for layer in layers:
         text = f"{layer.number:{len(str(layers[-1].number))}}  {layer.kind}  "
         if layer in run:
-            size = size if layer.skip else _halved(size)
+            size = size if layer.skip else _halve(size)
             lines.append(f"{text}{layer.channels:3} channels  {size[0]}x{size[1]}")
         else:
             lines.append(f"{text}left out at {size[0]}x{size[1]}")
@@ -167,7 +167,7 @@ def read_values(text: str) -> dict[str, Any]:
     """The architecture in a text, of either encoding; its names and channels tell the space that it is checked by.
 
     >>> from asng.nas.architecture import to_json
-    >>> values = base_values(variables("int", layers=3), 2, channels=100)
+    >>> values = base_values(search_space("int", layers=3), 2, channels=100)
     >>> read_values(to_json(values)) == values
     True
     """
@@ -176,7 +176,7 @@ def read_values(text: str) -> dict[str, Any]:
     if len(widths) < 2 or not all(isinstance(width, int) for width in widths):
         raise ValueError("this is no autoencoder: layer1.channels, layer2.channels and so on must be integers")
     integers = "layer1.kernel" in values
-    space = variables(
+    space = search_space(
         "int" if integers else "cat",
         len(widths),
         widths=(min(widths), max(widths) + 1) if integers else sorted(set(widths)),
@@ -184,48 +184,48 @@ def read_values(text: str) -> dict[str, Any]:
     return from_json(text, space)
 
 
-def random_values(space: Space, seed: int) -> dict[str, Any]:
+def random_values(space: Variables, seed: int) -> dict[str, Any]:
     """An architecture drawn from the distribution with which a search begins."""
     return ASNG(space, seed=seed).ask(1)[0].values
 
 
-def base_values(space: Space, depth: int, channels: int = 64) -> dict[str, Any]:
-    """The baseline BASE in a space of either encoding: so many layers, all alike, 3x3 with skip.
+def base_values(space: Variables, depth: int, channels: int = 64) -> dict[str, Any]:
+    """The baseline BASE in a space of either encoding: `depth` equal layers, 3x3 with skip.
 
-    >>> depth(base_values(variables("int"), 12))
+    >>> depth(base_values(search_space("int"), 12))
     12
     """
-    return _alike(space, depth, channels, kernel=3, skip=True)
+    return _equal_layers(space, depth, channels, kernel=3, skip=True)
 
 
-def least_values(space: Space) -> dict[str, Any]:
+def smallest_values(space: Variables) -> dict[str, Any]:
     """An architecture of the fewest parameters on any images but single pixels: the shortest chain, 1x1, narrow.
 
     It halves, since layers that cannot are left out.
 
-    >>> [(layer.kind, layer.channels) for layer in chain(least_values(variables("int", layers=9)))]
+    >>> [(layer.kind, layer.channels) for layer in chain(smallest_values(search_space("int", layers=9)))]
     [('1x1 down', 64)]
     """
-    return _alike(space, _depths(space)[0], min(widths_of(space)), kernel=1, skip=False)
+    return _equal_layers(space, _depths(space)[0], min(widths_of(space)), kernel=1, skip=False)
 
 
-def _alike(space: Space, depth: int, channels: int, *, kernel: int, skip: bool) -> dict[str, Any]:
-    """So many layers, all alike, as evenly spread over the nodes as can be."""
-    least, most = _depths(space)
-    if not least <= depth <= most:
-        raise ValueError(f"the space has chains of {least} to {most} layers, got depth={depth}")
+def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, skip: bool) -> dict[str, Any]:
+    """`depth` equal layers, spread evenly over the nodes."""
+    fewest, deepest = _depths(space)
+    if not fewest <= depth <= deepest:
+        raise ValueError(f"the space has chains of {fewest} to {deepest} layers, got depth={depth}")
     if channels not in widths_of(space):
         raise ValueError(f"the channels of the space are {space['layer1.channels']}, got channels={channels}")
-    last = most + 1
-    nodes = [place * last // (depth + 1) for place in range(depth + 2)]
+    last = deepest + 1
+    nodes = [index * last // (depth + 1) for index in range(depth + 2)]
     before = {f"layer{node}" if node < last else "output": earlier for earlier, node in pairwise(nodes)}
     kind = Layer(0, kernel, skip, channels).kind
-    of_part = {"type": kind, "skip": skip, "kernel": KERNELS.index(kernel) + 1, "channels": channels}
+    parts = {"type": kind, "skip": skip, "kernel": KERNELS.index(kernel) + 1, "channels": channels}
     values = {}
     for name, variable in space.items():
         node, _, part = name.partition(".")
         if part != "connection":
-            values[name] = of_part[part]
+            values[name] = parts[part]
         elif node in before:
             values[name] = before[node]
         else:
@@ -233,7 +233,7 @@ def _alike(space: Space, depth: int, channels: int, *, kernel: int, skip: bool) 
     return values
 
 
-def _depths(space: Space) -> tuple[int, int]:
+def _depths(space: Variables) -> tuple[int, int]:
     """The fewest and the most layers of a chain."""
     reach = max(len(v.values() or ()) for n, v in space.items() if n.endswith("connection"))
     layers = layers_in(space)

@@ -13,13 +13,13 @@ Mask = Literal["center", "pixel", "half"]
 KNOWN = 13_107  # of 65,536 pixels: the chance to be known is 1/5 to within 4e-6
 
 
-def draw(mask: Mask, n: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
+def draw_masks(mask: Mask, n: int, size: tuple[int, int], generator: torch.Generator) -> Tensor:
     """Masks (n, 1, height, width) on the CPU, drawn per image; the first of many are those of few.
 
     The generator is one of the CPU, so that every device gets the same masks. Of the three, only `pixel` needs many
     numbers, and 16 bits each are enough: for 16 images of 64x64 that takes a tenth of a millisecond.
 
-    >>> draw("center", 1, (4, 4), torch.Generator())[0, 0].int()
+    >>> draw_masks("center", 1, (4, 4), torch.Generator())[0, 0].int()
     tensor([[1, 1, 1, 1],
             [1, 0, 0, 1],
             [1, 0, 0, 1],
@@ -39,11 +39,11 @@ def draw(mask: Mask, n: int, size: tuple[int, int], generator: torch.Generator) 
     raise ValueError(f"no mask is called {mask!r}; choose one of {', '.join(get_args(Mask))}")
 
 
-def fixed(mask: Mask, n: int, size: tuple[int, int], seed: int) -> Tensor:
-    """The masks (n, 1, height, width) of a test set: the same for the same seed, whatever is tested."""
+def fixed_masks(mask: Mask, n: int, size: tuple[int, int], seed: int) -> Tensor:
+    """The masks (n, 1, height, width) of a test set: the same for the same seed."""
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
-    return draw(mask, n, size, torch.Generator().manual_seed(seed))
+    return draw_masks(mask, n, size, torch.Generator().manual_seed(seed))
 
 
 def _center(height: int, width: int) -> Tensor:

@@ -17,10 +17,10 @@ WINDOW, SIGMA = 11, 1.5  # of the Gaussian that SSIM looks through
 LUMINANCE, CONTRAST = (0.01 * 255) ** 2, (0.03 * 255) ** 2  # the paper's C1 = (K1 L)^2, C2 = (K2 L)^2
 
 
-def quantise(images: Tensor) -> Tensor:
+def quantize(images: Tensor) -> Tensor:
     """Images in [0, 1] as bytes 0..255; what lies outside is clipped, and what is not a number is black.
 
-    >>> quantise(torch.tensor([-1.0, 0.5, 1.2, math.nan])).tolist()
+    >>> quantize(torch.tensor([-1.0, 0.5, 1.2, math.nan])).tolist()
     [0, 128, 255, 0]
     """
     return (images.float().nan_to_num(0.0).clamp(0, 1) * 255).round().to(torch.uint8)
@@ -67,7 +67,7 @@ def _comparable(restored: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
     if restored.shape != original.shape or restored.ndim != 4:
         shapes = f"{tuple(restored.shape)} and {tuple(original.shape)}"
         raise ValueError(f"images must both be (n, channels, height, width), got {shapes}")
-    both = (image if image.dtype == torch.uint8 else quantise(image) for image in (restored, original))
+    both = (image if image.dtype == torch.uint8 else quantize(image) for image in (restored, original))
     if restored.device.type == "mps":  # which has no float64
         both = (image.cpu() for image in both)
     first, second = (image.double() for image in both)
@@ -131,7 +131,7 @@ def restore(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Te
     """What is left of images (n, 3, height, width) in 0..255 behind masks, and what the model makes of it; as bytes."""
     corrupted = images * masks.to(images.device)
     training = model.training
-    restored = quantise(model.eval()(corrupted / 255))
+    restored = quantize(model.eval()(corrupted / 255))
     model.train(training)
     return corrupted, restored
 

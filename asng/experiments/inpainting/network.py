@@ -14,18 +14,18 @@ from torch import Tensor, nn
 
 from asng import nas
 from asng.experiments.inpainting.encoding import (
-    KINDS,
+    LAYER_KINDS,
     SIZE,
     Encoding,
     Layer,
     Values,
     chain,
-    fitting,
-    variables,
+    runnable_layers,
+    search_space,
     widths_of,
 )
 
-COLOURS = 3
+IMAGE_CHANNELS = 3
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -33,7 +33,7 @@ Model = TypeVar("Model", bound=nn.Module)
 class Net(nas.Searchable):
     """Autoencoders of up to 20 layers and as many in the decoder: images (n, 3, h, w) to images of the same shape.
 
-    `encoding`, `layers`, `levels` and `widths` make the space, as in `variables`. Images may have any
+    `encoding`, `layers`, `levels` and `widths` make the space, as in `search_space`. Images may have any
     size: a layer that halves is left out, on both sides, where it meets a height or width of 1. What
     is extracted, and what counts as active, is for images of `size`.
 
@@ -63,27 +63,31 @@ class Net(nas.Searchable):
     ) -> None:
         super().__init__()
         self.size = size
-        space = variables(encoding, layers, levels, widths)
+        space = search_space(encoding, layers, levels, widths)
         decisions = [nas.Value(name, variable) for name, variable in space.items()]
         channels = [decision for decision in decisions if decision.name.endswith(".channels")]
         self.decisions = nn.ModuleList(decisions)
         # The image may come into any of the first layers: all take as much as comes, and begin alike.
-        takes = nas.UpTo(max(COLOURS, *widths_of(space)))
-        self.encoder = nn.ModuleList([_of_each_kind(_conv, nas.Conv2d, takes, gives) for gives in channels])
-        self.decoder = nn.ModuleList([_of_each_kind(_mirror, nas.ConvTranspose2d, takes, gives) for gives in channels])
-        self.last = nas.ConvTranspose2d(takes, COLOURS, 3, padding=1, bias=False)
+        in_channels = nas.AnySize(max(IMAGE_CHANNELS, *widths_of(space)))
+        self.encoder = nn.ModuleList(
+            [_of_each_kind(_conv, nas.Conv2d, in_channels, out_channels) for out_channels in channels]
+        )
+        self.decoder = nn.ModuleList(
+            [_of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, out_channels) for out_channels in channels]
+        )
+        self.last = nas.ConvTranspose2d(in_channels, IMAGE_CHANNELS, 3, padding=1, bias=False)
         reset(self)
 
     def forward(self, images: Tensor) -> Tensor:
         height, width = images.shape[-2:]
         return autoencode(images, *self._layers(self._chain((height, width))), self.last)
 
-    def _selected(self) -> dict[str, Any]:
+    def _selected_values(self) -> dict[str, Any]:
         decisions: Any = self.decisions
         return {decision.name: decision.value for decision in decisions}
 
     def _chain(self, size: tuple[int, int]) -> list[Layer]:
-        return fitting(chain(self._selected()), size)
+        return runnable_layers(chain(self._selected_values()), size)
 
     def _layers(self, run: Sequence[Layer]) -> tuple[list[Any], list[Any]]:
         """The elastic layers of the encoder and of the decoder, both in the order of the encoder."""
@@ -95,7 +99,7 @@ class Net(nas.Searchable):
         run = self._chain(self.size)
         # A layer that is left out hands its input on, whatever its kernel and channels.
         read = {f"layer{layer.number}.{part}" for layer in run for part in ("kernel", "channels")}
-        for layer in chain(self._selected()):
+        for layer in chain(self._selected_values()):
             read |= {f"layer{layer.number}.{part}" for part in ("type", "skip", "connection")}
         decisions = [decision for decision in self.decisions if decision.name in {*read, "output.connection"}]
         encoder, decoder = self._layers(run)
@@ -104,16 +108,16 @@ class Net(nas.Searchable):
     def build_static(self) -> "Autoencoder":
         run = self._chain(self.size)
         encoder, decoder = self._layers(run)
-        into_encoder, into_decoder, into_last = taken(run)
+        into_encoder, into_decoder, into_last = input_channels(run)
         return Autoencoder(
-            [layer.build_static(takes) for layer, takes in zip(encoder, into_encoder, strict=True)],
-            [layer.build_static(takes) for layer, takes in zip(decoder, into_decoder, strict=True)],
+            [layer.build_static(in_channels) for layer, in_channels in zip(encoder, into_encoder, strict=True)],
+            [layer.build_static(in_channels) for layer, in_channels in zip(decoder, into_decoder, strict=True)],
             self.last.build_static(into_last),
         )
 
 
 class Autoencoder(nn.Module):
-    """A plain symmetric autoencoder; images (n, 3, h, w), best of the size that it was made for.
+    """A static symmetric autoencoder; images (n, 3, h, w), best of the size that it was made for.
 
     Layers with stride 1 have a skip connection to their mirror image. Other sizes run too, but then
     a layer that halves a side of 1, to 1, is not left out.
@@ -147,50 +151,58 @@ def autoencode(images: Tensor, encoder: Sequence[Any], decoder: Sequence[Any], l
     return result
 
 
-def taken(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
+def input_channels(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
     """The channels that come into the layers of the encoder, those of the decoder in the same order, and the last.
 
-    >>> taken([Layer(1, 3, True, 64), Layer(4, 5, False, 128), Layer(9, 1, True, 256)])
+    >>> input_channels([Layer(1, 3, True, 64), Layer(4, 5, False, 128), Layer(9, 1, True, 256)])
     ([3, 64, 128], [128, 256, 256], 64)
     """
-    given = [layer.channels for layer in run]
-    return [COLOURS, *given][: len(given)], [*given[1:], *given[-1:]], given[0] if given else COLOURS
+    channels = [layer.channels for layer in run]
+    return (
+        [IMAGE_CHANNELS, *channels][: len(channels)],
+        [*channels[1:], *channels[-1:]],
+        channels[0] if channels else IMAGE_CHANNELS,
+    )
 
 
-def fresh(values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None) -> Autoencoder:
-    """The autoencoder of an architecture, its own channels exactly, newly initialised for training from scratch."""
-    run = fitting(chain(values), size)
-    into_encoder, into_decoder, into_last = taken(run)
+def new_autoencoder(
+    values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None
+) -> Autoencoder:
+    """The autoencoder of an architecture, its own channels exactly, newly initialized for training from scratch."""
+    run = runnable_layers(chain(values), size)
+    into_encoder, into_decoder, into_last = input_channels(run)
     encoder = [_conv(nn.Conv2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_encoder, run, strict=True)]
     decoder = [
         _mirror(nn.ConvTranspose2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_decoder, run, strict=True)
     ]
-    model = Autoencoder(encoder, decoder, nn.ConvTranspose2d(into_last, COLOURS, 3, padding=1, bias=False))
+    model = Autoencoder(encoder, decoder, nn.ConvTranspose2d(into_last, IMAGE_CHANNELS, 3, padding=1, bias=False))
     reset(model, generator)
     return model
 
 
-def placed(model: Model, device: torch.device) -> Model:
+def to_device_format(model: Model, device: torch.device) -> Model:
     """A model on a device; the kernels of GPUs want the channels of a pixel side by side."""
     moved: Any = model.to(device)  # whose types do not know of formats
     return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved  # type: ignore[no-any-return]
 
 
-def _conv(make: Callable[..., nn.Module], takes: Any, gives: Any, kernel: int, skip: bool) -> nn.Module:
-    return make(takes, gives, kernel, stride=1 if skip else 2, padding=kernel // 2, bias=False)
+def _conv(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
+    return make(in_channels, out_channels, kernel, stride=1 if skip else 2, padding=kernel // 2, bias=False)
 
 
-def _mirror(make: Callable[..., nn.Module], takes: Any, gives: Any, kernel: int, skip: bool) -> nn.Module:
+def _mirror(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
     stride = 1 if skip else 2
-    return make(takes, gives, kernel, stride=stride, padding=kernel // 2, output_padding=stride - 1, bias=False)
+    return make(
+        in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, output_padding=stride - 1, bias=False
+    )
 
 
 def _of_each_kind(layer: Callable[..., nn.Module], *arguments: Any) -> nn.ModuleDict:
-    return nn.ModuleDict({kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in KINDS.items()})
+    return nn.ModuleDict({kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in LAYER_KINDS.items()})
 
 
 def reset(model: nn.Module, generator: torch.Generator | None = None) -> None:
-    """Initialise all convolutions of both sorts, uniformly within 1/sqrt(in_channels k^2).
+    """Initialize all convolutions of both sorts, uniformly within 1/sqrt(in_channels k^2).
 
     The weights of a supernet count the most channels that they can take, also where fewer come.
     Numbers are drawn where the weights are: on the CPU, before a model is moved, they are the same

@@ -13,14 +13,14 @@ LABELS, CAPTION = 92, 28  # width of the words on the left, height of those abov
 ROWS = ("original", "corrupted", "restored")
 
 
-def chosen(psnr: Tensor, each: int) -> dict[str, list[int]]:
+def choose_images(psnr: Tensor, each: int) -> dict[str, list[int]]:
     """The numbers of the images with the highest, the middle and the lowest PSNR: `each` of them, or a third of all.
 
     The best come best first, the worst worst first; images of the same PSNR in the order of their numbers. Of two
     images there is no middle one, and a single one is the best.
 
     >>> import torch
-    >>> chosen(torch.tensor([20.0, 24.0, 21.0, 23.0, 22.0]), 4)
+    >>> choose_images(torch.tensor([20.0, 24.0, 21.0, 23.0, 22.0]), 4)
     {'best': [1], 'median': [4], 'worst': [0]}
     """
     if each < 1 or len(psnr) == 0:
@@ -45,7 +45,7 @@ def picture(
     `images` (n, 3, height, width), `masks` (n, 1, height, width) and `scores` are those of an evaluation. Columns are
     images: the best, then those around the median, then the worst by PSNR, with both measures underneath.
     """
-    groups = chosen(scores.psnr, each)
+    groups = choose_images(scores.psnr, each)
     numbers = [number for group in groups.values() for number in group]
     originals = images[numbers]
     rows = (originals, *restore(model, originals, masks[numbers]))

@@ -9,25 +9,31 @@ import torch
 from torch import nn
 
 from asng import nas
-from asng._files import replacing
+from asng._files import atomic_write
 from asng.experiments import Progress, curves, training
-from asng.experiments.descent import Descent
-from asng.experiments.inpainting.data import Batches, Faces, described
-from asng.experiments.inpainting.encoding import Values, describe
+from asng.experiments.descent import TrainStep
+from asng.experiments.inpainting.data import FaceBatches, Faces, describe_faces
+from asng.experiments.inpainting.encoding import Values, describe_chain
 from asng.experiments.inpainting.masks import Mask
-from asng.experiments.inpainting.network import fresh, placed
+from asng.experiments.inpainting.network import new_autoencoder, to_device_format
 from asng.experiments.inpainting.pictures import picture
 from asng.experiments.inpainting.search import (
-    TESTED,
-    Settings,
-    Tested,
-    check_stretch,
-    loss_of,
-    searching_of,
-    supernet,
-    used_of,
+    NUM_TEST_FACES,
+    InpaintingSearchSettings,
+    MaskedTestSet,
+    build_search,
+    build_supernet,
+    check_checkpoint_every,
+    face_indices,
+    reconstruction_loss,
 )
-from asng.experiments.searching import TRAIN, check, config, config_in, settings_in
+from asng.experiments.searching import (
+    TRAIN,
+    check_settings,
+    read_checkpointed_config,
+    run_config,
+    settings_from_config,
+)
 from asng.nas.architecture import from_dict, to_dict
 from asng.runs import METRICS, Run, write_json
 
@@ -35,104 +41,116 @@ DROPS = (0.4, 0.8)  # shares of the training after which the learning rate is a 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Retraining:
+class InpaintingRetrainSettings:
     """Training an architecture from scratch; the paper's values are the defaults."""
 
     mask: Mask = "center"
     """What is missing: the central square, 80 % of the pixels, or a half of the image; of a RUN, its own."""
     iterations: int = 500_000
     """Steps of Adam."""
-    stretch: int = 5000
+    checkpoint_every: int = 5000
     """Iterations between two checkpoints and lines of metrics."""
     batch: int = 16
     """Faces in a mini-batch."""
-    rate: float = 1e-3
+    lr: float = 1e-3
     """Learning rate at the start; a tenth of it after two fifths, a hundredth after four fifths."""
-    images: int | None = None
+    num_train_images: int | None = None
     """The most training faces to use, from all over their order; all by default."""
-    amp: training.Amp = "off"
+    amp_dtype: training.AmpDtype = "off"
     """Mixed precision."""
     seed: int = 0
     """All random numbers follow from it."""
 
     def __post_init__(self) -> None:
-        check(self, iterations=1, stretch=1, batch=1, seed=0)
-        check_stretch(self.iterations, self.stretch)
+        check_settings(self, iterations=1, checkpoint_every=1, batch=1, seed=0)
+        check_checkpoint_every(self.iterations, self.checkpoint_every)
 
 
-SMALL_RETRAINING = Retraining(mask="pixel", iterations=1500, stretch=250, images=4000)
+SMALL_RETRAIN = InpaintingRetrainSettings(mask="pixel", iterations=1500, checkpoint_every=250, num_train_images=4000)
 
 
-def rate_at(start: float, done: float) -> float:
-    """The learning rate when a share `done` of the training is behind it.
+def step_lr(start: float, done: float) -> float:
+    """The learning rate after the fraction `done` of the training.
 
-    >>> [round(rate_at(1.0, done), 9) for done in (0.0, 0.39, 0.4, 0.79, 0.8)]
+    >>> [round(step_lr(1.0, done), 9) for done in (0.0, 0.39, 0.4, 0.79, 0.8)]
     [1.0, 1.0, 0.1, 0.1, 0.01]
     """
     return start * 0.1 ** sum(done >= drop for drop in DROPS)
 
 
 def retrain(
-    settings: Retraining,
+    settings: InpaintingRetrainSettings,
     values: Mapping[str, Any],
     folder: Path,
     train: Faces,
     test: Faces,
-    show: training.Show = training.silent,
+    show: training.Show = training.show_nothing,
 ) -> dict[str, Any]:
-    """Train an architecture from scratch, or go on with it; leaves the weights and a summary in the folder."""
-    job = Retrain(settings, values, train, test)
-    what = {"architecture": to_dict(values), "faces": described(train, test)}
-    stretches = settings.iterations // settings.stretch
-    with Run(folder, {**config("inpainting", "retrain", settings), **what}, METRICS) as kept:
+    """Train an architecture from scratch, or continue; leaves the weights and a summary in the folder."""
+    job = InpaintingRetrainJob(settings, values, train, test)
+    what = {"architecture": to_dict(values), "faces": describe_faces(train, test)}
+    num_checkpoints = settings.iterations // settings.checkpoint_every
+    with Run(folder, {**run_config("inpainting", "retrain", settings), **what}, METRICS) as run:
         write_json(folder / "architecture.json", to_dict(values))
-        records = training.run(
-            job, kept, epochs=stretches, steps=settings.stretch, images=settings.batch, show=show, unit="stretch"
+        records = training.run_job(
+            job,
+            run,
+            epochs=num_checkpoints,
+            steps=settings.checkpoint_every,
+            images=settings.batch,
+            show=show,
+            unit="checkpoint",
         )
         height, width = train.images.shape[2:]
         summary = {
-            "chain": describe(values, (height, width)).splitlines(),
+            "chain": describe_chain(values, (height, width)).splitlines(),
             "parameters": sum(parameter.numel() for parameter in job.model.parameters()),
-            "machine": training.machine(job.device),
+            "machine": training.describe_machine(job.device),
             "last": records[-1],
         }
         write_json(folder / "summary.json", summary)
-        curves.draw({"": records}, folder)
+        curves.draw_curves({"": records}, folder)
     return summary
 
 
-def descent_of(settings: Retraining, values: Values, size: tuple[int, int], device: torch.device) -> Descent:
-    """An architecture with its first weights, and how they are moved."""
+def build_train_step(
+    settings: InpaintingRetrainSettings, values: Values, size: tuple[int, int], device: torch.device
+) -> TrainStep:
+    """The training step of an architecture with its initial weights."""
     torch.manual_seed(settings.seed)
-    model = placed(fresh(values, size), device)
-    weights = torch.optim.Adam(model.parameters(), lr=settings.rate, fused=device.type == "cuda")
-    return Descent(model, weights, loss_of, clip_norm=5.0, amp=training.dtype_of(settings.amp))
+    model = to_device_format(new_autoencoder(values, size), device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=settings.lr, fused=device.type == "cuda")
+    return TrainStep(
+        model, optimizer, reconstruction_loss, max_grad_norm=5.0, amp_dtype=training.parse_amp_dtype(settings.amp_dtype)
+    )
 
 
-class Retrain:
+class InpaintingRetrainJob:
     """Training from scratch as a job."""
 
-    def __init__(self, settings: Retraining, values: Mapping[str, Any], train: Faces, test: Faces) -> None:
+    def __init__(
+        self, settings: InpaintingRetrainSettings, values: Mapping[str, Any], train: Faces, test: Faces
+    ) -> None:
         self._settings, self.device = settings, train.images.device
         height, width = train.images.shape[2:]
-        self._descent = descent_of(settings, values, (height, width), self.device)
-        self.model = self._descent.model
-        used = used_of(train, settings.images)
-        self._batches = Batches(train, used, settings.batch, settings.mask, settings.seed, TRAIN)
-        self._test = Tested(test, settings.mask, TESTED)
+        self._train_step = build_train_step(settings, values, (height, width), self.device)
+        self.model = self._train_step.model
+        used = face_indices(train, settings.num_train_images)
+        self._batches = FaceBatches(train, used, settings.batch, settings.mask, settings.seed, TRAIN)
+        self._test = MaskedTestSet(test, settings.mask, NUM_TEST_FACES)
 
     def step(self, number: int) -> dict[str, training.Number]:
-        training.set_rate(self._descent.weights, rate_at(self._settings.rate, number / self._settings.iterations))
-        return {"train_loss": self._descent(self._batches(number))}
+        training.set_lr(self._train_step.optimizer, step_lr(self._settings.lr, number / self._settings.iterations))
+        return {"train_loss": self._train_step(self._batches(number))}
 
     def finish_epoch(self, epoch: int) -> dict[str, Any]:
         return self._test.means(self.model)
 
     def state_dict(self) -> dict[str, Any]:
-        return self._descent.state_dict()
+        return self._train_step.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._descent.load_state_dict(state)
+        self._train_step.load_state_dict(state)
 
 
 def evaluate(folder: Path, test: Faces, progress: Progress = lambda done: None, name: str = "") -> dict[str, Any]:
@@ -140,32 +158,34 @@ def evaluate(folder: Path, test: Faces, progress: Progress = lambda done: None, 
 
     With a name of the test faces the files are evaluation-NAME.json and restored-NAME.png.
     """
-    there = config_in(folder, "inpainting")
+    config = read_checkpointed_config(folder, "inpainting")
     height, width = test.images.shape[2:]
-    model, iterations = trained(folder, there, (height, width), test.images.device)
-    tested = Tested(test, there["mask"])
+    model, iterations = load_trained(folder, config, (height, width), test.images.device)
+    tested = MaskedTestSet(test, config["mask"])
     scores = tested.scores(model, progress)
-    report = {"kind": there["kind"], "iterations": iterations, **scores.report(tested.names)}
+    report = {"kind": config["kind"], "iterations": iterations, **scores.report(tested.names)}
     ending = f"-{name}" if name else ""
     report["picture"] = f"restored{ending}.png"
     grid, report["shown"] = picture(model, tested.images, tested.masks, scores)
-    with replacing(folder / report["picture"]) as file:
+    with atomic_write(folder / report["picture"]) as file:
         grid.save(file, "PNG")
     write_json(folder / f"evaluation{ending}.json", report)
     return report
 
 
-def trained(
-    folder: Path, there: Mapping[str, Any], size: tuple[int, int], device: torch.device
+def load_trained(
+    folder: Path, config: Mapping[str, Any], size: tuple[int, int], device: torch.device
 ) -> tuple[nn.Module, int]:
     """The network that a run has trained so far, or found, for images of a size; and after how many iterations."""
     path = folder / training.CHECKPOINT
-    if there["kind"] == "search":
-        settings = settings_in(Settings, there)
-        model = supernet(settings, size, device)
-        searching = searching_of(settings, model)
-        number: int = training.loaded(path, searching, there)["number"]
-        return nas.extract(model, searching.found_in(folder)), number
-    descent = descent_of(settings_in(Retraining, there), from_dict(there["architecture"]), size, device)
-    number = training.loaded(path, descent, there)["number"]
-    return descent.model, number
+    if config["kind"] == "search":
+        settings = settings_from_config(InpaintingSearchSettings, config)
+        model = build_supernet(settings, size, device)
+        search_job = build_search(settings, model)
+        number: int = training.load_checkpoint(path, search_job, config)["number"]
+        return nas.extract(model, search_job.load_result(folder)), number
+    train_step = build_train_step(
+        settings_from_config(InpaintingRetrainSettings, config), from_dict(config["architecture"]), size, device
+    )
+    number = training.load_checkpoint(path, train_step, config)["number"]
+    return train_step.model, number
