@@ -277,7 +277,7 @@ def test_sng_is_the_same_search_without_adaptation(images, tmp_path):
 
 
 def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(searching, "FINALISTS", 3)
+    monkeypatch.setattr(searching, "TOP_K", 3)
     settings = changed(method="uniform", num_random=8)
     job = Cifar10SearchJob(settings, *images)
     assert isinstance(job.search_job.arch_optimizer, RandomSearch)

@@ -69,8 +69,8 @@ def searched(tmp_path_factory):
 @pytest.fixture
 def plain(monkeypatch):
     """No pictures, which take longer than all the rest."""
-    monkeypatch.setattr(curves, "draw", lambda *arguments: None)
-    monkeypatch.setattr(drawing, "draw", lambda *arguments: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *arguments: None)
+    monkeypatch.setattr(drawing, "draw_cells", lambda *arguments: None)
 
 
 @pytest.fixture

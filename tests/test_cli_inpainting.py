@@ -70,7 +70,7 @@ INT = ["--encoding", "int", "--mask", "half"]
 @pytest.fixture
 def plain(monkeypatch):
     """No curves, which take longer than all the rest."""
-    monkeypatch.setattr(curves, "draw", lambda *arguments: None)
+    monkeypatch.setattr(curves, "draw_curves", lambda *arguments: None)
 
 
 @pytest.fixture

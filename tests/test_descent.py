@@ -63,12 +63,12 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp_dtype,
 
     good = [torch.randn(8, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     bad = [torch.full((8, 3), value) for value in (torch.nan, torch.inf)]
-    losses, optimizer = trained(good)
+    losses, weights = trained(good)
     with_bad, untouched = trained([*good[:2], *bad, *good[2:]])
     assert not any(map(math.isfinite, with_bad[2:4]))
     assert with_bad[:2] + with_bad[4:] == losses
     assert len(set(losses)) == 4
-    assert all(torch.equal(*pair) for pair in zip(optimizer, untouched, strict=True))
+    assert all(torch.equal(*pair) for pair in zip(weights, untouched, strict=True))
 
 
 @GPU

@@ -107,7 +107,7 @@ def test_more_seeds_continue_a_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"epochs": 0}, "epochs.*got 0"), ({"lr": -1.0}, "rate.*got -1"), ({"seed": -1}, "seed.*got -1")],
+    [({"epochs": 0}, "epochs.*got 0"), ({"lr": -1.0}, "lr.*got -1")],
 )
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):

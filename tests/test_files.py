@@ -30,7 +30,7 @@ def process(folder, program):
     script = f"""
 import os, sys, time
 from pathlib import Path
-from asng._files import Lock, replacing
+from asng._files import Lock, atomic_write
 folder = Path({str(folder)!r})
 def say(word): print(word, flush=True)
 {program}
@@ -302,7 +302,7 @@ def test_the_replaced_file_is_kept_also_if_its_names_are_one_file(tmp_path, link
 
 
 WRITING = """
-with replacing(folder / "file") as file:
+with atomic_write(folder / "file") as file:
     file.write(b"half")
     say("ready")
     sys.stdin.read()

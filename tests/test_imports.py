@@ -107,7 +107,7 @@ def test_the_check_sees_a_room_that_reaches_upward(room, source):
     ("room", "source"),
     [
         ("cli", "from asng.experiments import toy\nimport tyro"),
-        ("experiments", "from asng.optimizer import adaptive_update\nfrom asng import runs"),
+        ("experiments", "from asng.optimizer import asng_update\nfrom asng import runs"),
         ("nas", "import torch\nimport numpy as np"),
         ("optimizer", "import math\nimport numpy as np\nfrom asng.space import Space"),
     ],

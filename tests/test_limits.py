@@ -38,7 +38,7 @@ def test_the_model_is_walked_through_once_for_all_architectures(monkeypatch):
     costs = Costs(net, [Limit(lambda model, values: values["depth"] + 1, 2)])
     for name in ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters"):
         monkeypatch.setattr(nn.Module, name, lambda *_, **__: pytest.fail("walked through the model"))
-    monkeypatch.setattr("asng.nas.selection.paths_of", lambda model: pytest.fail("walked through the model"))
+    monkeypatch.setattr("asng.nas.selection.module_paths", lambda model: pytest.fail("walked through the model"))
     assert [costs.measure({**LARGE, "depth": depth}) for depth in (1, 2, 3)] == [(2.0,), (3.0,), (4.0,)]
 
 

@@ -208,7 +208,7 @@ def test_numbers_are_checked_and_named():
 
 def test_a_folder_says_what_it_is_and_gives_the_settings_back(tmp_path):
     there = run_config("cifar10", "search", Some(count=7))
-    assert there == {"experiment": "cifar10", "kind": "search", "version": __version__, "count": 7, "rate": 0.1}
+    assert there == {"experiment": "cifar10", "kind": "search", "version": __version__, "count": 7, "lr": 0.1}
     (tmp_path / "config.json").write_text(json.dumps(there))
     (tmp_path / training.CHECKPOINT).touch()
     assert read_checkpointed_config(tmp_path, "cifar10") == there
@@ -232,7 +232,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path, there, message):
 
 def test_settings_of_another_version_are_refused():
     message = (
-        rf"made by asng 0\.0\.7, without the setting 'rate', and this is asng {__version__}; do this with asng 0\.0\.7"
+        rf"made by asng 0\.0\.7, without the setting 'lr', and this is asng {__version__}; do this with asng 0\.0\.7"
     )
     with pytest.raises(ValueError, match=message):
         settings_from_config(Some, {"count": 3, "version": "0.0.7"})

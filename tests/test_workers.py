@@ -22,9 +22,9 @@ ENDLESS = """
 import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from asng.experiments.workers import side_by_side
+from asng.experiments.workers import run_parallel
 from tasks import endless
-for _ in side_by_side(endless, [Path(argument) for argument in sys.argv[2:]], 2, lambda done: None):
+for _ in run_parallel(endless, [Path(argument) for argument in sys.argv[2:]], 2, lambda done: None):
     pass
 """
 
