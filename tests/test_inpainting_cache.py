@@ -129,7 +129,7 @@ HARM = {
     "empty": lambda content: b"",
     "no archive": lambda content: b"an image",
     "no names": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8)),
-    "other names": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8), about="{"),
+    "other names": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8), index="{"),
 }
 
 

@@ -64,7 +64,7 @@ def _path(folder: Path, size: int, files: str) -> Path:
 
 def _load(path: Path) -> Cache:
     with open(path, "rb") as file, np.load(file) as cached:  # a zip archive, whose checksums are verified
-        names, damaged = json.loads(str(cached["about"]))
+        names, damaged = json.loads(str(cached["index"]))
         return Cache(cached["images"], tuple(names), damaged)
 
 
