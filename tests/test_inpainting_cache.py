@@ -26,6 +26,7 @@ def test_all_good_images_are_kept_with_their_names_in_order(tmp_path):
     assert kept.names == ("a.png", "b.png", "c/a.png")
     assert kept.images.shape == (3, 3, 64, 64)
     assert kept.images.dtype == np.uint8
+    assert kept.images.flags.c_contiguous
     assert kept.damaged == {}
     for name, image in zip(kept.names, kept.images, strict=True):
         assert np.array_equal(image, pixels[name].transpose(2, 0, 1))

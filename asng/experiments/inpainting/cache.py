@@ -88,4 +88,5 @@ def _crop_all(folder: Path, names: list[str], crop: Callable[[str], Bytes | str]
         name, reason = next(iter(damaged.items()))
         where = f"{folder} are damaged, such as {name} ({reason})"
         raise ValueError(f"all {len(names)} images in {where}; get them again, or name others by --data or --pictures")
-    return Cache(np.stack(images), tuple(good), damaged)
+    together = np.ascontiguousarray(np.stack(images))  # as it is when loaded: sums depend on the order in memory
+    return Cache(together, tuple(good), damaged)
