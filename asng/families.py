@@ -28,9 +28,10 @@ TINY = 1e-300  # too small to change a sum of probabilities
 class Family(ABC):
     """An exponential family. Bring your own by writing these methods; `Custom` puts it into a space.
 
-    size        length of theta, of statistics and of gradients
-    dimension   free parameters among them (n_theta): smaller where theta is redundant
-    variables   numbers in one draw
+    Attributes:
+        size: Length of theta, of statistics and of gradients.
+        dimension: Free parameters among them (n_theta): smaller where theta is redundant.
+        variables: Numbers in one draw.
     """
 
     size: int
