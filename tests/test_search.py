@@ -185,7 +185,7 @@ def test_the_paper_s_schedule_is_the_default():
     rates = []
     model = Net()
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025)
-    weight_optimizer.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    weight_optimizer.register_step_post_hook(lambda used, *_: rates.append(used.param_groups[0]["lr"]))
     run_search(model, batches(1), batches(1), weight_optimizer=weight_optimizer, epochs=5)
     assert rates == pytest.approx([0.025 * (1 + math.cos(math.pi * epoch / 5)) / 2 for epoch in range(5)])
 
@@ -204,7 +204,7 @@ def test_a_given_schedule_is_used(make, expected):
     rates = []
     model = Net()
     weight_optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    weight_optimizer.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    weight_optimizer.register_step_post_hook(lambda used, *_: rates.append(used.param_groups[0]["lr"]))
     run_search(
         model, batches(1), batches(1), weight_optimizer=weight_optimizer, lr_scheduler=make(weight_optimizer), epochs=4
     )

@@ -54,8 +54,12 @@ class SearchSettings:
 class SearchJob:
     """A one-shot search as the paper does it.
 
-    loss        (model, batch) -> scalar
-    size        (model, values) -> parameters, where they are limited
+    Args:
+        settings: Of the search.
+        model: With decisions, on its device.
+        loss_fn: (model, batch) -> scalar.
+        size: (model, values) -> number of parameters, for `max_params`.
+        weight_decay: Of the weights.
     """
 
     def __init__(

@@ -37,9 +37,7 @@ WORST_LOSS = 1e300  # told for candidates that rank behind all finite losses
 class Step:
     """The record of one iteration."""
 
-    train_losses: tuple[
-        float, ...
-    ]  # of the candidates for the weights; inf: out of memory; none if all were infeasible
+    train_losses: tuple[float, ...]  # of the candidates for the weights; inf: out of memory; empty: none was feasible
     valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: infeasible, not run
     candidates: tuple[dict[str, Any], ...]  # the values of these candidates
     violations: tuple[float, ...]  # by how much each misses the first limit that it violates, relative; 0: feasible
