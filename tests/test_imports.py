@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -133,4 +134,42 @@ def test_without_torch_one_shot_search_says_what_to_install():
     program = "import sys; sys.modules['torch'] = None; import asng; import asng.nas"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert re.search(r"ImportError: asng\.nas needs PyTorch \(.*torch.*\): pip install '\.\[nas\]'", done.stderr)
+    assert re.search(r"ImportError: asng\.nas needs PyTorch \(.*torch.*\): pip install 'asng\[nas\]'", done.stderr)
+
+
+# Extras
+
+
+def packages(extra: str) -> set[str]:
+    """What an extra names, as it is imported."""
+    listed = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
+    names = {re.split("[>=]", requirement)[0] for requirement in listed}
+    return {{"scikit-learn": "sklearn", "pillow": "PIL"}.get(name, name) for name in names}
+
+
+def imported_packages(*rooms: str) -> set[str]:
+    """The packages that these rooms import."""
+    paths = [path for room in rooms for path in (PACKAGE / room).rglob("*.py")]
+    tops = {name.split(".")[0] for path in paths for name in imported(path.read_text())}
+    return tops - set(sys.stdlib_module_names) - {"asng", "numpy"}
+
+
+def test_one_shot_search_needs_torch_alone():
+    assert packages("nas") == {"torch"}
+    assert imported_packages("nas") == {"torch", "rich"}  # rich where it is installed
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({sorted(packages("experiments"))}))  # as if they were not installed
+import torch
+from torch import nn
+from asng import nas
+model = nas.OneOf("op", [nn.Linear(2, 1), nas.Linear(2, 1)])
+batches = [torch.ones(4, 2)]
+print(nas.search(model, batches, batches, lambda model, x: model(x).square().mean(), epochs=1).inside)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_the_experiments_extra_has_what_they_and_their_commands_import():
+    assert packages("experiments") == imported_packages("experiments", "cli") - {"torch"} | {"asng[nas]"}
