@@ -154,21 +154,39 @@ def imported_packages(*rooms: str) -> set[str]:
     return tops - set(sys.stdlib_module_names) - {"asng", "numpy"}
 
 
-def test_one_shot_search_needs_torch_alone():
+def search_in_a_process(before: str, checkpoint: Path) -> subprocess.CompletedProcess[str]:
+    """A small search after these lines, in a process of its own."""
+    pytest.importorskip("torch")
+    program = f"""
+import os, signal, sys, torch
+{before}
+from asng import nas
+model = nas.OneOf("op", [torch.nn.Linear(2, 1), nas.Linear(2, 1)])
+batches = [torch.ones(4, 2)]
+nas.search(model, batches, batches, lambda model, x: model(x).square().mean(), epochs=1, checkpoint={str(checkpoint)!r})
+"""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_one_shot_search_needs_torch_alone(tmp_path):
     assert packages("nas") == {"torch"}
     assert imported_packages("nas") == {"torch", "rich"}  # rich where it is installed
-    program = f"""
-import sys
-sys.modules.update(dict.fromkeys({sorted(packages("experiments"))}))  # as if they were not installed
-import torch
-from torch import nn
-from asng import nas
-model = nas.OneOf("op", [nn.Linear(2, 1), nas.Linear(2, 1)])
-batches = [torch.ones(4, 2)]
-print(nas.search(model, batches, batches, lambda model, x: model(x).square().mean(), epochs=1).inside)
+    without = f"sys.modules.update(dict.fromkeys({sorted(packages('experiments'))}))"  # as if not installed
+    done = search_in_a_process(without, tmp_path / "checkpoint.pt")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_one_shot_search_does_without_what_windows_lacks(tmp_path):
+    lacking = """
+sys.modules["fcntl"] = None
+for module, name in (os, "fork"), (os, "register_at_fork"), (os, "uname"), (signal, "pthread_sigmask"):
+    vars(module).pop(name, None)
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("True\n", "")
+    done = search_in_a_process(lacking, tmp_path / "checkpoint.pt")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
 
 
 def test_the_experiments_extra_has_what_they_and_their_commands_import():

@@ -246,6 +246,7 @@ class Terminal(io.StringIO):
     ("stream", "progress", "shown"), [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)]
 )
 def test_progress_is_shown_on_a_terminal_alone(stream, progress, shown, monkeypatch, capsys):
+    pytest.importorskip("rich")
     monkeypatch.setenv("TERM", "xterm")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS"):
         monkeypatch.delenv(name, raising=False)
