@@ -14,6 +14,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import what they share
 pytest.register_assert_rewrite("family_checks")
 
+
 def pytest_addoption(parser):
     parser.addoption("--layer", choices=["core", "nas"], help="only the tests that need no more than this layer")
 
