@@ -269,7 +269,7 @@ def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):
     monkeypatch.setattr(sys, "stderr", text)
     monkeypatch.setitem(sys.modules, "rich.console", None)  # as if it were not installed
     monkeypatch.setattr("time.monotonic", lambda: now)
-    searched(loss=one_second, progress=True)
+    run_search(loss_fn=one_second, progress=True)
     shown = re.findall(r"^epoch (\d)/2 step (\d) loss [\d.]+$", text.getvalue(), re.MULTILINE)
     assert shown == [("1", "1"), ("1", "4"), ("2", "2"), ("2", "5")]
     assert text.getvalue().count("\n") == len(shown)
@@ -277,5 +277,5 @@ def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):
 
 def test_without_rich_nothing_is_written_where_no_terminal_is(monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "rich.console", None)
-    searched(progress=True)
+    run_search(progress=True)
     assert capsys.readouterr() == ("", "")
