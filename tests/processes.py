@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from searches import FailingBackward, Net, batches, cross_entropy, pairs, small_search
@@ -32,6 +33,9 @@ from asng.nas import (
     selected,
     space_of,
 )
+
+if not hasattr(os, "fork"):
+    pytest.skip("these processes are forked", allow_module_level=True)
 
 # One process imports torch once and every other is a quick fork of it, in which no thread runs yet.
 context = multiprocessing.get_context("forkserver")
