@@ -17,7 +17,7 @@ import torch
 
 from asng._files import Lock, atomic_write
 
-FORMAT = "asng checkpoint 2"
+FORMAT = "asng checkpoint 3"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
 
 

@@ -21,18 +21,20 @@ MAY_IMPORT["integrations"] = {"integrations", *CORE}
 MAY_IMPORT["report"] = {"report", "runs"}
 MAY_IMPORT["_files"] = {"_files"}
 MAY_IMPORT["runs"] = {"runs", "_files"}
-MAY_IMPORT["nas"] |= {"checkpoints", "_files"}
-MAY_IMPORT["experiments"] |= {"checkpoints", "_files"}
+for room in ("cli", "experiments", "nas"):
+    MAY_IMPORT[room] |= {"checkpoints", "_files", "_progress"}
+MAY_IMPORT["_progress"] = {"_progress"}
 MAY_IMPORT["checkpoints"] = {"checkpoints", "_files"}
 MAY_IMPORT["asng"] = {"asng", *CORE}  # the package itself: the public names of the core
 MAY_IMPORT["__main__"] = {"cli"}
 
 THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
-    "nas": {"numpy", "torch", "rich"},
+    "nas": {"numpy", "torch"},
     "checkpoints": {"torch"},
     "experiments": {"numpy", "torch", "matplotlib", "sklearn", "PIL", "pooch"},  # and no command-line parsing
     "runs": set(),
     "_files": set(),
+    "_progress": {"rich"},
     "report": {"numpy", "matplotlib", "jinja2"},
 }
 
@@ -171,7 +173,7 @@ nas.search(model, batches, batches, lambda model, x: model(x).square().mean(), e
 @pytest.mark.slow
 def test_one_shot_search_needs_torch_alone(tmp_path):
     assert packages("nas") == {"torch"}
-    assert imported_packages("nas") == {"torch", "rich"}  # rich where it is installed
+    assert imported_packages("nas") == {"torch"}
     without = f"sys.modules.update(dict.fromkeys({sorted(packages('experiments'))}))"  # as if not installed
     done = search_in_a_process(without, tmp_path / "checkpoint.pt")
     assert (done.returncode, done.stderr) == (0, "")

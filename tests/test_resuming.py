@@ -231,7 +231,7 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
     for reason, settings in others.items():
         with pytest.raises(ValueError) as error:  # noqa: PT011
             run_search(checkpoint=path, **settings)
-        assert str(error.value).startswith(f"{path} is of another search (")
+        assert str(error.value).startswith(f"{path} is of another run (")
         assert reason in str(error.value)
         assert "use another path, or delete it to start over" in str(error.value)
     assert len(run_search(checkpoint=path).history) == 2
@@ -340,11 +340,11 @@ def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
     run_search(checkpoint=path)
     whole = checkpoints.load(path)
-    for state in (whole, whole["run"], whole["run"]["search"]):
+    for state in (whole, whole["job"], whole["job"]["search"]):
         for part in list(state):
             kept = state.pop(part)
             checkpoints.save(path, whole)
-            with pytest.raises(ValueError, match=rf"is of another search \(.*it has no '{part}'\); use another path"):
+            with pytest.raises(ValueError, match=rf"is of another run \(.*it has no '{part}'\); use another path"):
                 run_search(checkpoint=path)
             state[part] = kept
 
@@ -373,7 +373,7 @@ def test_a_second_search_with_the_same_checkpoint_is_refused(tmp_path, whole):
         ):
             small_search(path)
     assert path.read_bytes() == before
-    assert len(checkpoints.load(path)["run"]["history"]) == 2  # to look at it is fine
+    assert len(checkpoints.load(path)["history"]) == 2  # to look at it is fine
     (tmp_path / "go").touch()
     assert ended(first) == 0
     assert same(result_of(tmp_path), whole[False])
@@ -483,7 +483,7 @@ def test_killed_while_saving_and_resumed_ends_with_the_same_bits(tmp_path, whole
     else:
         assert code == -signal.SIGKILL
         newest = tmp_path / "checkpoint.pt"
-        known = len(checkpoints.load(newest)["run"]["history"]) if newest.exists() else 0
+        known = len(checkpoints.load(newest)["history"]) if newest.exists() else 0
         assert known == (save if point == "renamed" or (save == 1 and point == "previous in place") else save - 1)
         assert ended(started(searching, str(tmp_path), {})) == 0
     assert same(result_of(tmp_path), whole[False])

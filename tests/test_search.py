@@ -253,7 +253,7 @@ def test_progress_is_shown_on_a_terminal_alone(stream, progress, shown, monkeypa
     text = stream()
     monkeypatch.setattr(sys, "stderr", text)
     run_search(progress=progress)
-    assert ("epoch 2/2 step 5 loss" in text.getvalue()) == shown
+    assert ("epoch 2, train loss " in text.getvalue()) == shown
     assert bool(text.getvalue()) == shown
     assert capsys.readouterr().out == ""
 
@@ -270,8 +270,10 @@ def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):
     monkeypatch.setitem(sys.modules, "rich.console", None)  # as if it were not installed
     monkeypatch.setattr("time.monotonic", lambda: now)
     run_search(loss_fn=one_second, progress=True)
-    shown = re.findall(r"^epoch (\d)/2 step (\d) loss [\d.]+$", text.getvalue(), re.MULTILINE)
-    assert shown == [("1", "1"), ("1", "4"), ("2", "2"), ("2", "5")]
+    shown = re.findall(
+        r"^\d+.\d%: epoch (\d)/2 step (\d), train loss [\d.]+, valid loss [\d.]+$", text.getvalue(), re.MULTILINE
+    )
+    assert shown == [("1", "3"), ("2", "1"), ("2", "4")]
     assert text.getvalue().count("\n") == len(shown)
 
 

@@ -142,13 +142,13 @@ def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
     path = tmp_path / "checkpoint.pt"
     calls = itertools.count()
     message = "all losses of epoch 2 were NaN or infinite; lower the learning rate"
-    with pytest.raises(RuntimeError, match=message) as error:
+    with pytest.raises(ValueError, match=message) as error:
         run_search(
             loss_fn=lambda model, batch: cross_entropy(model, batch) * (math.nan if next(calls) >= 20 else 1),
             epochs=4,
             checkpoint=path,
         )
-    assert len(checkpoints.load(path)["run"]["history"]) == 1
+    assert len(checkpoints.load(path)["history"]) == 1
     assert error.value.__notes__ == [f"{path} is as it was after epoch 1, before these losses"]
 
 

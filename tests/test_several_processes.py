@@ -105,7 +105,7 @@ def test_torchrun_searches_what_one_process_searches_and_ends_when_a_process_die
             torch.testing.assert_close(value, alone["weights"][name])
     assert "Signal 9 (SIGKILL)" in (folders[1] / "log.txt").read_text()
     assert not list(folders[1].glob("rank*.pt"))
-    assert len(checkpoints.load(folders[1] / "checkpoint.pt")["run"]["history"]) == 2
+    assert len(checkpoints.load(folders[1] / "checkpoint.pt")["history"]) == 2
     members = crowd(searching_together, folders[1], {"epochs": 4, "dropout": 0.0})  # continue from there
     assert [ended(member) for member in members] == [0, 0]
     for rank in range(2):
@@ -151,4 +151,4 @@ def test_a_checkpoint_of_another_search_ends_all_processes_with_the_same_error(t
     assert [ended(member) for member in members] == [1, 1]
     for rank in range(2):
         said = (tmp_path / f"stderr{rank}.txt").read_text()
-        assert "checkpoint.pt is of another search (max_grad_norm: 1.0 there, 5.0 here)" in said
+        assert "checkpoint.pt is of another run (max_grad_norm: 1.0 there, 5.0 here)" in said

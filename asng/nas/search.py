@@ -3,11 +3,8 @@
 For another loop, write one around `OneShot`.
 """
 
-import math
-import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +14,19 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data.distributed import DistributedSampler
 
-from asng import checkpoints
-from asng._files import Lock, differences
+from asng._progress import Progress, no_progress, progress_bar
 from asng.asktell import Optimizer
 from asng.checks import check_int
 from asng.nas import processes
 from asng.nas._identity import describe_search
+from asng.nas._loader_job import LoaderJob
+from asng.nas._loop import Checkpoint, run_job
 from asng.nas.cost import Limit
-from asng.nas.oneshot import Batch, LossFn, OneShot, Step
-from asng.nas.position import NoFiniteLoss, OnStep, SearchLoop
+from asng.nas.oneshot import Batch, LossFn, OneShot
 from asng.nas.result import SearchResult, result
 from asng.nas.selection import space_of
 from asng.optimizer import ASNG
 from asng.space import Categorical
-
-SECONDS_PER_LINE = 10.0  # of progress, where rich is not installed
 
 
 def search(
@@ -108,40 +103,19 @@ def search(
     }
     oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, capture=capture, **options)
     scheduler = CosineAnnealingLR(weight_optimizer, epochs) if lr_scheduler is None else lr_scheduler
-    loop = SearchLoop(oneshot, scheduler, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
-    path = None if checkpoint is None else Path(checkpoint)
-    if path is not None and path.is_dir():
-        raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / 'search.pt'}")
-    length = epochs if lr_scheduler is None else None  # a given lr_scheduler may be continued for more epochs
-    identity: dict[str, Any] = {}
-    if path is not None:
+    job = LoaderJob(oneshot, scheduler, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
+    saved = None
+    if checkpoint is not None:
+        length = epochs if lr_scheduler is None else None  # a given lr_scheduler may be continued for more epochs
+        loaders = (train_loader, valid_loader)
         identity = describe_search(
-            arch_optimizer, weight_optimizer, scheduler, train_loader, valid_loader, seed=seed, epochs=length, **options
+            arch_optimizer, weight_optimizer, scheduler, *loaders, seed=seed, epochs=length, **options
         )
-    with (
-        closing(loop),
-        checkpoints.delay_interrupts() as interrupted,
-        _resume(loop, path, identity) as save,
-        _bar(progress and processes.is_rank0(), epochs) as show,
-    ):
-        saved = loop.progress
-        while loop.epoch < epochs:
-            try:
-                finished = loop.run_epoch(show, interrupted)
-            except NoFiniteLoss as error:  # the state is not worth saving than that after the epoch before
-                if path is not None and loop.epoch:
-                    error.add_note(f"{path} is as it was after epoch {loop.epoch}, before these losses")
-                raise
-            except Exception as error:
-                if path is not None and loop.progress != saved:
-                    _save_after(error, save, _how_to_continue(loop, epochs, path))
-                raise
-            save()
-            saved = loop.progress
-            if not finished:
-                raise KeyboardInterrupt(_how_to_continue(loop, epochs, path))
+        saved = Checkpoint(_check_path(Path(checkpoint)), identity)
+    with closing(job), _bar(progress and processes.is_rank0()) as show:
+        history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     processes.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
-    outcome = result(oneshot, loop.history)
+    outcome = result(oneshot, history)
     oneshot.supernet.choose(outcome.values)
     return outcome
 
@@ -158,115 +132,14 @@ def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
         raise ValueError(f"{name} has a DistributedSampler, but all processes need the same batches; leave it out")
 
 
-def _how_to_continue(loop: SearchLoop, epochs: int, path: Path | None) -> str:
-    where = f"stopped in epoch {min(loop.epoch + 1, epochs)} of {epochs} after step {loop.steps}"
-    if path is None:
-        return f"{where}; nothing was saved, since no checkpoint was given"
-    return f"{where}; saved in {path}: the same call continues from there"
-
-
-def _save_after(error: Exception, save: Callable[[], None], where: str) -> None:
-    """Save the state after an error, and say so in a note on the error."""
-    try:
-        save()
-    except Exception as another:  # such as a full disk; the first error is the one to show
-        where = f"the state could not be saved ({checkpoints.short_reason(another)})"
-    if processes.is_rank0():
-        error.add_note(where)
+def _check_path(path: Path) -> Path:
+    if path.is_dir():
+        raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / 'search.pt'}")
+    return path
 
 
 @contextmanager
-def _resume(loop: SearchLoop, path: Path | None, identity: dict[str, Any]) -> Iterator[Callable[[], None]]:
-    """Load the checkpoint if there is one, and yield a function that saves it.
-
-    Rank 0 locks the checkpoint, compares its identity and broadcasts the state, or the error that all raise.
-    """
-    lock: Lock | None = None
-    loaded: Any = None
-    try:
-        if path is not None and processes.is_rank0():
-            path = path.resolve() if path.is_symlink() else path  # the link stays; its target is locked
-            try:
-                lock = checkpoints.lock(path)
-                loaded = _load(path, identity) if path.exists() else None
-            except (OSError, ValueError) as error:
-                loaded = error
-        loaded = processes.broadcast_object(loaded)
-        if isinstance(loaded, Exception):
-            raise loaded
-        if loaded is not None:
-            with _name_checkpoint(path):
-                loop.load_state_dict(loaded["run"])
-
-        def save() -> None:
-            if path is not None and lock is not None:
-                lock.renew()
-                checkpoints.save(path, {"identity": identity, "run": loop.state_dict()})
-
-        yield save
-    finally:
-        if lock is not None:
-            lock.release()
-
-
-def _load(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    loaded = checkpoints.load(path)
-    with _name_checkpoint(path):
-        if another := differences(loaded["identity"], identity):
-            raise ValueError(another)
-    return loaded
-
-
-@contextmanager
-def _name_checkpoint(path: Path | None) -> Iterator[None]:
-    """Turn any error in reading a foreign state into a ValueError that names the checkpoint and the cure."""
-    try:
-        yield
-    except Exception as error:
-        cure = "use another path, or delete it to start over"
-        raise ValueError(f"{path} is of another search ({checkpoints.short_reason(error)}); {cure}") from None
-
-
-@contextmanager
-def _bar(wanted: bool, epochs: int) -> Iterator[OnStep]:
-    """A progress bar on a terminal's stderr, with the newest loss; lines of text without rich; silent elsewhere."""
-    if not wanted:
-        yield lambda epoch, step, record: None
-        return
-    try:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    except ImportError:
-        yield _lines(epochs)
-        return
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not (console.is_terminal or console.is_jupyter)) as bar:
-        task = bar.add_task("search", total=epochs)
-        steps_per_epoch = 0
-
-        def show(epoch: int, step: int, record: Step) -> None:
-            nonlocal steps_per_epoch
-            steps_per_epoch = max(steps_per_epoch, step)
-            within = step / steps_per_epoch if epoch else 0.0  # the first epoch tells how long they are
-            bar.update(task, completed=epoch + within, description=_status(epoch, epochs, step, record))
-
-        yield show
-        bar.update(task, completed=epochs)
-
-
-def _lines(epochs: int) -> OnStep:
-    """A line on a terminal's stderr at the first step, then at most one in ten seconds."""
-    next_line = -math.inf
-
-    def show(epoch: int, step: int, record: Step) -> None:
-        nonlocal next_line
-        if sys.stderr.isatty() and time.monotonic() >= next_line:
-            sys.stderr.write(_status(epoch, epochs, step, record) + "\n")
-            next_line = time.monotonic() + SECONDS_PER_LINE
-
-    return show
-
-
-def _status(epoch: int, epochs: int, step: int, record: Step) -> str:
-    return f"epoch {epoch + 1}/{epochs} step {step} loss {record.valid_loss:.3g}"
+def _bar(wanted: bool) -> Iterator[Progress]:
+    """A bar without lines that stay."""
+    with progress_bar("search") if wanted else nullcontext(no_progress) as progress:
+        yield lambda fraction, text="", *, line=False: progress(fraction, text)

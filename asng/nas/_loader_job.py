@@ -1,40 +1,34 @@
-"""The loop of a search: epochs, position in the data, RNG states, and all of that as a state."""
+"""The job of `nas.search`: one-shot search on any iterables of batches."""
 
 import math
-import random
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from asng.nas import processes
 from asng.nas._identity import length_of
-from asng.nas.oneshot import Batch, OneShot, Step, finite_mean
+from asng.nas._loop import Epoch, rng_states, set_rng_states
+from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import certainty
-
-OnStep = Callable[[int, int, Step], None]
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
 
 _END = object()
 
 
-class NoFiniteLoss(RuntimeError):
-    """All losses of an epoch were NaN or infinite."""
-
-
-class SearchLoop:
+class LoaderJob:
     """Epochs of a search, resumable after any step.
 
     To resume within an epoch, its batches are loaded again from the RNG states at its start. While batches are
     loaded, torch's generator is one of their own, since the model's depends on the architectures drawn. A pass
     over `valid_loader` may begin in one epoch and end in another; it is resumed in the same way.
     """
+
+    steps_per_epoch: int | None = None
 
     def __init__(
         self,
@@ -44,14 +38,12 @@ class SearchLoop:
         valid_loader: Iterable[Batch],
         seed: int,
     ) -> None:
+        self.device = oneshot.device
         self._oneshot, self._lr_scheduler, self._train_loader = oneshot, lr_scheduler, train_loader
         self._valid = _RepeatedPasses(valid_loader, self._rng_states_in_loading)
-        self.epoch = 0
-        self.history: list[dict[str, float]] = []
-        self._records: list[
-            list[float]
-        ] = []  # of the running epoch: train loss, valid loss, share of feasible candidates
-        self._seconds = 0.0  # of the running epoch
+        self._pairs: Iterator[tuple[Batch, Batch]] | None = None  # of the running epoch
+        self._steps = 0  # in the running epoch
+        self._losses: list[float] = []  # for the weights: of the first step, then the means of the epochs
         self._data_rng_state = torch.Generator().manual_seed(seed).get_state()
         self._rng_at_epoch_start = self._rng_states()
         self._rng_before_step: dict[str, Any] | None = None  # to repeat a step that fails
@@ -60,36 +52,34 @@ class SearchLoop:
             own = self._rng_at_epoch_start["torch"]  # layers draw from it, in other architectures than elsewhere
             self._set_rng_states({**processes.broadcast_object(self._rng_at_epoch_start), "torch": own})
 
-    @property
-    def steps(self) -> int:
-        """Done in the running epoch."""
-        return len(self._records)
+    def step(self, index: int) -> dict[str, float] | None:
+        if self._pairs is None:
+            self._pairs = self._start_epoch()
+        self._rng_before_step = {
+            "loading": self._loading_rng_states(),
+            "arch_optimizer": self._oneshot.arch_optimizer.generator_state,
+        }
+        with self._data_rng():
+            pair = next(self._pairs, None)
+        if pair is None:
+            if not self._steps:
+                epoch = max(len(self._losses), 1)
+                raise ValueError(f"train_loader gave no batches in epoch {epoch}; is it empty, or used up?")
+            return None
+        step = self._oneshot.step(*pair)
+        self._steps += 1
+        self._rng_before_step = None
+        feasible = sum(not violated for violated in step.violations) / len(step.violations)
+        losses = {"train_loss": step.train_loss} if step.train_losses else {}
+        losses |= {"valid_loss": step.valid_loss} if feasible else {}
+        if self._oneshot.out_of_memory:  # which is another error, after some steps of it
+            losses = {name: loss for name, loss in losses.items() if not math.isnan(loss)}
+        if not self._losses:
+            self._losses.append(step.train_loss)
+        return {**losses, "feasible": feasible} if self._oneshot.costs.limits else losses
 
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Epochs done, and steps of the running one."""
-        return self.epoch, self.steps
-
-    def run_epoch(self, show: OnStep, stop: Callable[[], bool]) -> bool:
-        """Run the rest of an epoch, then step the lr_scheduler; returns False if stopped before its end."""
-        started = time.monotonic() - self._seconds
-        for train_batch, valid_batch in self._batches():
-            step = self._oneshot.step(train_batch, valid_batch)
-            feasible = sum(not violated for violated in step.violations) / len(step.violations)
-            self._records.append([step.train_loss, step.valid_loss, feasible])
-            self._rng_before_step = None
-            self._seconds = time.monotonic() - started
-            show(self.epoch, self.steps, step)
-            # A Ctrl-C does not reach all processes in the same step.
-            if processes.any_rank(stop(), self._oneshot.device):
-                return False
-        if not self._records:
-            raise ValueError(f"train_loader gave no batches in epoch {self.epoch + 1}; is it empty, or used up?")
-        self._finish()
-        return True
-
-    def _batches(self) -> Iterator[tuple[Batch, Batch]]:
-        """What is left of the epoch."""
+    def _start_epoch(self) -> Iterator[tuple[Batch, Batch]]:
+        """The batches of the epoch that are left."""
         now = self._rng_states()
         used, rng_at_pass_start = self._valid_at_epoch_start
         if used != self._valid.used:  # loaded from a checkpoint
@@ -97,68 +87,55 @@ class SearchLoop:
             with self._data_rng():
                 self._valid.resume(used, rng_at_pass_start)
             self._set_rng_states(now)
-        if self.steps:
+        if self._steps:
             self._set_rng_states(self._rng_at_epoch_start)
         else:
             self._rng_at_epoch_start = now
         with self._data_rng():
             pairs = zip(self._train_loader, self._valid, strict=False)
-        for step in range(self.steps):
+        for step in range(self._steps):
             with self._data_rng():
                 if next(pairs, None) is None:
                     raise ValueError(
-                        f"train_loader gives only {step} batches, but was at step {self.steps} when it stopped"
+                        f"train_loader gives only {step} batches, but was at step {self._steps} when it stopped"
                     )
-        if self.steps:
+        if self._steps:
             self._set_rng_states(now)
-        while True:
-            self._rng_before_step = {
-                "rng": self._torch_rng_states(),
-                "arch_optimizer": self._oneshot.arch_optimizer.generator_state,
-            }
-            with self._data_rng():
-                pair = next(pairs, None)
-            if pair is None:
-                return
-            yield pair
+        return pairs
 
-    def _finish(self) -> None:
-        """The end of an epoch."""
-        train, valid, feasible = (finite_mean(column) for column in zip(*self._records, strict=True))
-        if math.isnan(train) and math.isnan(valid) and feasible and not self._oneshot.out_of_memory:
-            raise NoFiniteLoss(
-                f"all losses of epoch {self.epoch + 1} were NaN or infinite; "
-                "lower the learning rate, clip the gradient, or look for a division by zero"
-            )
+    def finish_epoch(self, epoch: Epoch) -> dict[str, float]:
+        means = {"train_loss": math.nan, "valid_loss": math.nan}
+        means |= {name: mean for name, mean in epoch.means().items() if mean is not None}
         if processes.is_rank0():
-            self._warn_of_explosion(train)
+            self._warn_of_explosion(means["train_loss"], epoch.number)
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             if isinstance(self._lr_scheduler, ReduceLROnPlateau):
-                self._lr_scheduler.step(valid)
+                self._lr_scheduler.step(means["valid_loss"])
             else:
                 self._lr_scheduler.step()
-        record = {"epoch": self.epoch + 1, "train_loss": train, "valid_loss": valid, "seconds": self._seconds}
-        if self._oneshot.costs.limits:
-            record["feasible"] = feasible
-        self.history.append({**record, **certainty(self._oneshot.arch_optimizer)})
-        self.epoch, self._records, self._seconds = self.epoch + 1, [], 0.0
+        self._losses.append(means["train_loss"])
+        self._pairs, self._steps = None, 0
         self._valid_at_epoch_start, self._rng_before_step = self._valid.end_epoch(), None
+        return {**means, **certainty(self._oneshot.arch_optimizer)}
 
-    def _warn_of_explosion(self, train: float) -> None:
+    def _warn_of_explosion(self, train: float, epoch: int) -> None:
         """Warn, once, of a mean loss that is finite, but far above that of the first step, or of the first epoch."""
-        losses = [record["train_loss"] for record in self.history]
-        before = losses[0] if losses else self._records[0][0]
-        if train > EXPLOSION_FACTOR * (1 + abs(before)) >= max(losses, default=0.0):
-            since = "epoch" if losses else "step"
+        first, *means = self._losses
+        before = means[0] if means else first
+        if train > EXPLOSION_FACTOR * (1 + abs(before)) >= max(means, default=0.0):
             warnings.warn(
-                f"the mean training loss of epoch {self.epoch + 1} is {train:.3g}, after {before:.3g} in the first "
-                f"{since}; the weights diverge: lower the learning rate, or clip the gradient",
+                f"the mean training loss of epoch {epoch} is {train:.3g}, after {before:.3g} in the first "
+                f"{'epoch' if means else 'step'}; the weights diverge: lower the learning rate, or clip the gradient",
                 stacklevel=2,
             )
 
+    def status(self, epoch: Epoch) -> dict[str, float]:
+        return {}
+
     def close(self) -> None:
         """Release the batches, and with them the worker processes of an unfinished pass."""
+        self._pairs = None
         self._valid.close()
 
     def state_dict(self) -> dict[str, Any]:
@@ -167,29 +144,29 @@ class SearchLoop:
         If it failed in loading or training, the weights are as before. If in judging, they have moved, and move once
         more when the step is repeated.
         """
-        state: dict[str, Any] = {
-            "search": self._oneshot.state_dict(),
+        search, loading = self._oneshot.state_dict(), self._loading_rng_states()
+        if self._rng_before_step is not None:
+            loading = self._rng_before_step["loading"]
+            search["arch_optimizer"]["generator"] = self._rng_before_step["arch_optimizer"]
+        return {
+            "search": search,
             "lr_scheduler": self._lr_scheduler.state_dict(),
-            "epoch": self.epoch,
-            "history": self.history,
-            "records": self._records,
-            "seconds": self._seconds,
-            "rng": self._rng_states(),
+            "steps": self._steps,
+            "losses": self._losses,
+            "rng_loading": loading,
             "rng_at_epoch_start": self._rng_at_epoch_start,
             "valid_at_epoch_start": self._valid_at_epoch_start,
         }
-        if self._rng_before_step is not None:
-            state["rng"] |= self._rng_before_step["rng"]
-            state["search"]["arch_optimizer"]["generator"] = self._rng_before_step["arch_optimizer"]
-        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._set_rng_states(state["rng"])
+        self._set_loading_rng_states(state["rng_loading"])
         self._oneshot.load_state_dict(state["search"])
         self._lr_scheduler.load_state_dict(state["lr_scheduler"])
-        self.epoch, self.history, self._records = state["epoch"], state["history"], state["records"]
-        self._seconds, self._rng_at_epoch_start = state["seconds"], state["rng_at_epoch_start"]
-        self._valid_at_epoch_start = state["valid_at_epoch_start"]
+        self._steps, self._losses = state["steps"], state["losses"]
+        self._rng_at_epoch_start, self._valid_at_epoch_start = (
+            state["rng_at_epoch_start"],
+            state["valid_at_epoch_start"],
+        )
 
     # Random numbers.
 
@@ -209,33 +186,20 @@ class SearchLoop:
 
     def _rng_states(self) -> dict[str, Any]:
         """The states of all generators that batches and layers draw from."""
-        numpys: Any = np.random.get_state()  # noqa: NPY002 - data sets draw from it
-        return {
-            **self._torch_rng_states(),
-            "python": random.getstate(),
-            "numpy": [numpys[0], numpys[1].tolist(), *numpys[2:]],
-        }
-
-    def _torch_rng_states(self) -> dict[str, Any]:
-        """The states of torch's generators, which are quick to save."""
-        state = {
-            "torch": torch.get_rng_state(),
-            "data": self._data_rng_state,
-            "loaders": [generator.get_state() for generator in self._generators()],
-        }
-        if self._oneshot.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self._oneshot.device)
-        return state
+        return {**rng_states(self.device), **self._loading_rng_states()}
 
     def _set_rng_states(self, state: Mapping[str, Any]) -> None:
-        torch.set_rng_state(state["torch"])
+        set_rng_states(state, self.device)
+        self._set_loading_rng_states(state)
+
+    def _loading_rng_states(self) -> dict[str, Any]:
+        """The states of generators for loading alone."""
+        return {"data": self._data_rng_state, "loaders": [generator.get_state() for generator in self._generators()]}
+
+    def _set_loading_rng_states(self, state: Mapping[str, Any]) -> None:
         self._data_rng_state = state["data"]
         for generator, saved in zip(self._generators(), state["loaders"], strict=True):
             generator.set_state(saved)
-        random.setstate(state["python"])
-        np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
-        if "cuda" in state and self._oneshot.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"], self._oneshot.device)
 
     def _generators(self) -> list[torch.Generator]:
         """Those of data loaders and of their samplers, each once."""

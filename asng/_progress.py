@@ -1,0 +1,92 @@
+"""Progress of long computations: the callback that they take, and a bar that shows it."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+TERMINAL_INTERVAL, LOG_INTERVAL = 10.0, 60.0  # seconds between two lines of text where there is no bar
+
+
+class Progress(Protocol):
+    """Called with the fraction done and a text; `line`: a text to keep, such as at the end of an epoch."""
+
+    def __call__(self, fraction: float, text: str = "", *, line: bool = False) -> None: ...
+
+
+def no_progress(fraction: float, text: str = "", *, line: bool = False) -> None:
+    """Show nothing."""
+
+
+@contextmanager
+def progress_bar(title: str, console: Any = None) -> Iterator[Progress]:
+    """A bar with the time left and the last text; where it cannot be drawn, a line of text now and then.
+
+    It appears with the first call, so that nothing flashes if there is nothing to do. Without a rich `console` it is on
+    stderr, and only on a terminal; without rich there are only lines.
+    """
+    try:
+        from rich.console import Console
+    except ImportError:
+        terminal = sys.stderr if sys.stderr.isatty() else None
+        yield _lines(title, TERMINAL_INTERVAL, lambda text: terminal.write(f"{text}\n")) if terminal else no_progress
+        return
+    given, console = console, console or Console(stderr=True)
+    if console.is_terminal or console.is_jupyter:
+        with _live_bar(title, console) as progress:
+            yield progress
+    elif given is not None:
+        yield _lines(title, LOG_INTERVAL, lambda text: console.print(text, soft_wrap=True, highlight=False))
+    else:
+        yield no_progress
+
+
+@contextmanager
+def _live_bar(title: str, console: Any) -> Iterator[Progress]:
+    from rich.console import Group
+    from rich.live import Live
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+    from rich.text import Text
+
+    columns = (TextColumn(title), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
+    bar = Bar(*columns, TimeRemainingColumn(), speed_estimate_period=600)
+    task = bar.add_task(title, total=1.0)
+    live = Live(bar, console=console)
+
+    def progress(fraction: float, text: str = "", *, line: bool = False) -> None:
+        if fraction < bar.tasks[task].completed:  # another task begins, with its own time
+            bar.reset(task)
+        bar.update(task, completed=fraction)
+        live.start()
+        live.update(
+            bar if line or not text else Group(bar, Text(text)), refresh=line
+        )  # a long text breaks, not the bar
+        if line:
+            console.print(text, soft_wrap=True, highlight=False)
+
+    try:
+        yield progress
+    finally:
+        live.stop()
+
+
+def _lines(title: str, interval: float, write: Callable[[str], object]) -> Progress:
+    """A line for every text to keep, for other texts one in `interval` seconds, and without texts for every tenth."""
+    tenths, last_line = -1, time.monotonic()
+
+    def progress(fraction: float, text: str = "", *, line: bool = False) -> None:
+        nonlocal tenths, last_line
+        tenth, now = int(fraction * 10), time.monotonic()
+        if line:
+            news = text
+        elif text:
+            news = f"{fraction:.1%}: {text}" if now - last_line > interval else ""
+        else:
+            news = f"{title}: {tenth * 10} %" if tenth != tenths else ""
+        if news:
+            write(news)
+            tenths, last_line = tenth, now
+
+    return progress

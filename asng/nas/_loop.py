@@ -1,0 +1,359 @@
+"""The loop of all resumable jobs: searches and trainings, in steps and epochs, with checkpoints.
+
+A checkpoint is saved after every epoch, at Ctrl-C or SIGTERM, and after an error. Resuming is bit-exact: a step depends
+on its index, on the state that its job saves, and on the global RNG states, which the loop saves.
+"""
+
+import math
+import random
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from asng import checkpoints
+from asng._files import Lock, differences
+from asng._progress import Progress, no_progress
+from asng.nas import processes
+from asng.nas.oneshot import finite_mean
+
+STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU
+
+Number = float | Tensor
+
+
+class NoFiniteLoss(ValueError):
+    """All losses of an epoch were NaN or infinite."""
+
+
+@dataclass
+class Epoch:
+    """The measurements of the running epoch."""
+
+    number: int = 1
+    steps: int = 0
+    measured: dict[str, list[Number]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def add(self, values: Mapping[str, Number]) -> None:
+        self.steps += 1
+        for name, value in values.items():
+            self.measured.setdefault(name, []).append(value)
+
+    def to_floats(self) -> dict[str, list[float]]:
+        """All numbers, read from the device with one wait for each name."""
+        numbers = {name: [v for v in values if not isinstance(v, Tensor)] for name, values in self.measured.items()}
+        for name, values in self.measured.items():  # tensors only come after numbers that were saved
+            on_device = [value.double() for value in values if isinstance(value, Tensor)]
+            numbers[name] += torch.stack(on_device).tolist() if on_device else []
+        self.measured = {name: list(values) for name, values in numbers.items()}
+        return numbers
+
+    def means(self) -> dict[str, float | None]:
+        """The mean over the steps of each measurement's finite values; None if there are none."""
+        means = {name: finite_mean(values) for name, values in self.to_floats().items()}
+        return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
+
+    def newest(self) -> dict[str, float]:
+        """The measurements of the last step."""
+        return {name: float(values[-1]) for name, values in self.measured.items()}
+
+
+class Job(Protocol):
+    """A computation in steps; it owns its batches, learning rate and seeds."""
+
+    device: torch.device
+    steps_per_epoch: int | None  # None: unknown; `step` returns None at the end of an epoch
+
+    def step(self, index: int) -> Mapping[str, Number] | None:
+        """Do step `index`, counted from 0 over all epochs; returns measurements."""
+
+    def finish_epoch(self, epoch: Epoch) -> Mapping[str, Any]:
+        """Further fields of the record of an epoch; the time this takes is not counted."""
+
+    def status(self, epoch: Epoch) -> Mapping[str, float]:
+        """Numbers to show beside the newest measurements."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last complete step, without global RNG states."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from such a state."""
+
+
+class Checkpoint:
+    """The checkpoint file of a job, locked while the job runs."""
+
+    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
+        """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe."""
+        self.path, self.identity = path, dict(identity)
+        self._lock: Lock | None = None
+
+    def lock(self) -> None:
+        """Refuse other writers until `release`; raises ValueError if there is one."""
+        self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays; its target is locked
+        self._lock = checkpoints.lock(self.path)
+
+    def release(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+
+    def renew(self) -> None:
+        """Before a write: raise ValueError if another process took over."""
+        if self._lock is not None:
+            self._lock.renew()
+
+    def load(self) -> dict[str, Any] | None:
+        """The saved state, or None; raises ValueError if it has another identity."""
+        if not self.path.exists():
+            return None
+        state = checkpoints.load(self.path)
+        with self.explain_errors():
+            if another := differences(state["identity"], self.identity):
+                raise ValueError(another)
+        return state
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        self.renew()
+        checkpoints.save(self.path, {"identity": self.identity, **state})
+
+    def restore(self, job: Job) -> dict[str, Any]:
+        """Load the state of a job that will not run, such as to test its model; returns the whole state."""
+        state = self.load()
+        if state is None:
+            raise ValueError(f"there is no {self.path} yet; let the run reach its first checkpoint")
+        with self.explain_errors():
+            job.load_state_dict(state["job"])
+        return state
+
+    def start(self, history: list[dict[str, Any]]) -> None:
+        """Called before the first step with the records so far."""
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Called with the record of an epoch, before its state is saved."""
+
+    @contextmanager
+    def explain_errors(self) -> Iterator[None]:
+        """Turn any error in reading a foreign state into a ValueError that names the checkpoint and the cure."""
+        try:
+            yield
+        except torch.OutOfMemoryError:  # not the checkpoint's fault
+            raise
+        except Exception as error:
+            cure = "use another path, or delete it to start over"
+            raise ValueError(f"{self.path} is of another run ({checkpoints.short_reason(error)}); {cure}") from None
+
+
+def run_job(
+    job: Job,
+    *,
+    epochs: int,
+    checkpoint: Checkpoint | None = None,
+    progress: Progress = no_progress,
+    unit: str = "epoch",
+) -> list[dict[str, Any]]:
+    """Run the rest of the epochs of a job; returns the records of all epochs.
+
+    In several processes all run the same job, and rank 0 reads and writes the checkpoint.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C or SIGTERM came; the step was completed, and the state saved.
+        NoFiniteLoss: All losses of an epoch were NaN or infinite.
+    """
+    loop = _Loop(job, epochs, checkpoint, unit)
+    with checkpoints.delay_interrupts() as interrupted, _locked(checkpoint) as state:
+        if state is not None and checkpoint is not None:
+            with checkpoint.explain_errors():
+                loop.load_state_dict(state)
+        if checkpoint is not None and processes.is_rank0():
+            checkpoint.start(loop.history)
+        saved = loop.position
+        while len(loop.history) < epochs:
+            try:
+                while loop.step(progress):
+                    # A Ctrl-C does not reach all processes in the same step.
+                    if processes.any_rank(interrupted(), job.device):
+                        loop.save()
+                        raise KeyboardInterrupt(loop.how_to_continue())
+                loop.finish_epoch(progress)
+            except NoFiniteLoss as error:
+                if checkpoint is not None and loop.history:
+                    error.add_note(
+                        f"{checkpoint.path} is as it was after {unit} {len(loop.history)}, before these losses"
+                    )
+                raise
+            except Exception as error:
+                if checkpoint is not None and loop.position != saved:
+                    loop.save_after(error)
+                raise
+            loop.save()
+            saved = loop.position
+    return loop.history
+
+
+@contextmanager
+def _locked(checkpoint: Checkpoint | None) -> Iterator[dict[str, Any] | None]:
+    """Lock and load the checkpoint on rank 0; broadcast its state, or the error that all processes raise."""
+    loaded: Any = None
+    try:
+        if checkpoint is not None and processes.is_rank0():
+            try:
+                checkpoint.lock()
+                loaded = checkpoint.load()
+            except (OSError, ValueError) as error:
+                loaded = error
+        loaded = processes.broadcast_object(loaded)
+        if isinstance(loaded, Exception):
+            raise loaded
+        yield loaded
+    finally:
+        if checkpoint is not None:
+            checkpoint.release()
+
+
+class _Loop:
+    """The position of a job in its epochs, and the records so far."""
+
+    def __init__(self, job: Job, epochs: int, checkpoint: Checkpoint | None, unit: str) -> None:
+        self._job, self._epochs, self._checkpoint, self._unit = job, epochs, checkpoint, unit
+        self.history: list[dict[str, Any]] = []
+        self._epoch = Epoch()
+        self._index = 0  # of the next step
+        self._steps_per_epoch = job.steps_per_epoch or 0  # if unknown, of the epoch before
+        self._rng_before_step: dict[str, Any] = {}  # to repeat a step that fails
+        self._timed = self._shown = time.monotonic()
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """Finished epochs, and steps of the running one."""
+        return len(self.history), self._epoch.steps
+
+    def step(self, progress: Progress) -> bool:
+        """Do a step; False at the end of the epoch."""
+        if self._epoch.steps == self._job.steps_per_epoch:  # resumed before it was finished
+            return False
+        self._rng_before_step = torch_rng_states(self._job.device)
+        measured = self._job.step(self._index)
+        if measured is None:
+            return False
+        self._epoch.add(measured)
+        self._index += 1
+        self._rng_before_step = {}
+        is_last = self._epoch.steps == self._job.steps_per_epoch
+        if is_last:
+            self._epoch.to_floats()  # waits for the device, so that its time counts
+        # Also the time since the last step: to show its numbers meant to wait for the device.
+        now = time.monotonic()
+        self._epoch.seconds, self._timed = self._epoch.seconds + now - self._timed, now
+        if not is_last and now - self._shown > STATUS_INTERVAL:
+            self._shown = now
+            progress(self._fraction(), self._status())
+        return True
+
+    def _fraction(self) -> float:
+        within = min(self._epoch.steps / self._steps_per_epoch, 1.0) if self._steps_per_epoch else 0.0
+        return (len(self.history) + within) / self._epochs
+
+    def _status(self) -> str:
+        epoch, steps = self._epoch, self._job.steps_per_epoch
+        where = f"{self._unit} {epoch.number}/{self._epochs} step {epoch.steps}{f'/{steps}' if steps else ''}"
+        return f"{where}, {format_record({**epoch.newest(), **self._job.status(epoch)})}"
+
+    def finish_epoch(self, progress: Progress) -> None:
+        epoch = self._epoch
+        means = epoch.means()
+        losses = [mean for name, mean in means.items() if name.endswith("loss")]
+        if losses and all(mean is None for mean in losses):
+            raise NoFiniteLoss(
+                f"all losses of {self._unit} {epoch.number} were NaN or infinite; "
+                "lower the learning rate, clip the gradient, or look for a division by zero"
+            )
+        record = {self._unit: epoch.number, **means, **self._job.finish_epoch(epoch), "seconds": epoch.seconds}
+        if self._checkpoint is not None and processes.is_rank0():
+            self._checkpoint.append(record)
+        self.history.append(record)
+        self._steps_per_epoch = max(self._steps_per_epoch, epoch.steps)
+        self._epoch, self._rng_before_step = Epoch(epoch.number + 1), {}
+        progress(self._fraction(), format_record(record), line=True)
+
+    def save(self) -> None:
+        if self._checkpoint is not None and processes.is_rank0():
+            self._checkpoint.save(self.state_dict())
+        self._timed = time.monotonic()
+
+    def save_after(self, error: Exception) -> None:
+        """Save the state after an error, and say so in a note on the error."""
+        where = self.how_to_continue()
+        try:
+            self.save()
+        except Exception as another:  # such as a full disk; the first error is the one to show
+            where = f"the state could not be saved ({checkpoints.short_reason(another)})"
+        if processes.is_rank0():
+            error.add_note(where)
+
+    def how_to_continue(self) -> str:
+        epoch = self._epoch
+        where = f"stopped in {self._unit} {min(epoch.number, self._epochs)} of {self._epochs} after step {epoch.steps}"
+        if self._checkpoint is None:
+            return f"{where}; nothing was saved, since no checkpoint was given"
+        return f"{where}; saved in {self._checkpoint.path}: the same call continues from there"
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last complete step, except for what a later failed step did to the job."""
+        return {
+            "history": self.history,
+            "index": self._index,
+            "steps": self._epoch.steps,
+            "measured": self._epoch.to_floats(),
+            "seconds": self._epoch.seconds,
+            "rng": rng_states(self._job.device) | self._rng_before_step,
+            "job": self._job.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._job.load_state_dict(state["job"])
+        self.history, self._index = state["history"], state["index"]
+        measured = {name: list(values) for name, values in state["measured"].items()}
+        self._epoch = Epoch(len(self.history) + 1, state["steps"], measured, state["seconds"])
+        set_rng_states(state["rng"], self._job.device)
+
+
+# RNG states of the process.
+
+
+def torch_rng_states(device: torch.device) -> dict[str, Any]:
+    """The states of torch's global generators, which are quick to save."""
+    state = {"torch": torch.get_rng_state()}
+    return {**state, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else state
+
+
+def rng_states(device: torch.device) -> dict[str, Any]:
+    """The states of torch's, NumPy's and Python's global generators."""
+    numpys: Any = np.random.get_state()  # noqa: NPY002 - data sets draw from it
+    numpy = [numpys[0], numpys[1].tolist(), *numpys[2:]]
+    return {**torch_rng_states(device), "python": random.getstate(), "numpy": numpy}
+
+
+def set_rng_states(state: Mapping[str, Any], device: torch.device) -> None:
+    """Restore what `rng_states` returned."""
+    torch.set_rng_state(state["torch"])
+    random.setstate(state["python"])
+    np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def format_record(record: Mapping[str, Any]) -> str:
+    """A record as one line.
+
+    >>> format_record({"epoch": 3, "train_loss": 1.23456, "test_accuracy": None, "seconds": 61.2})
+    'epoch 3, train loss 1.235, seconds 61.2'
+    """
+    shown = {name.replace("_", " "): value for name, value in record.items() if isinstance(value, (int, float))}
+    return ", ".join(f"{name} {value:.4g}" if value == value else f"{name} nan" for name, value in shown.items())
