@@ -94,6 +94,17 @@ def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
         torch.testing.assert_close(one, other, msg=name)
 
 
+def test_columns_of_nodes_that_are_not_loose_decay_from_the_first_step(images):
+    """As in the authors' program, where the output convolution of a cell is one weight."""
+    job = Search(TINY, *images)
+    before = [cell.join.weight.detach().clone() for cell in job.model.cells]
+    job.step(0)
+    for cell, old in zip(job.model.cells, before, strict=True):
+        node0 = slice(0, cell.join.out_channels)
+        assert not torch.equal(cell.join.weight, old)
+        torch.testing.assert_close(cell.join.weight[:, node0], old[:, node0] * (1 - 0.025 * 3e-4), rtol=1e-6, atol=0)
+
+
 def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
     job = Search(changed(samples=3), *images)
     seen = []

@@ -189,9 +189,8 @@ class SharedCell(nas.Searchable):
                     self.operations[f"{node}_{source}_{name}"] = pool
                 for kernel in (3, 5):
                     self.operations[f"{node}_{source}_sep_conv{kernel}"] = separable(channels, kernel, step, affine)
-        # The weight of a 1x1 convolution of all five nodes, cut into the columns that belong to each.
-        columns = torch.split(nn.Conv2d(NODES * channels, channels, 1, bias=False).weight.detach(), channels, 1)
-        self.columns = nn.ParameterList(column.clone(memory_format=torch.contiguous_format) for column in columns)
+        # One parameter with the columns of all nodes: all of them decay from the first step on.
+        self.join = nn.Conv2d(NODES * channels, channels, 1, bias=False)
         self.norm = norm(channels, affine)
 
     def _nodes(self, paths: Paths) -> Modules:
@@ -206,7 +205,8 @@ class SharedCell(nas.Searchable):
         paths = self.choices.paths()
         states = run_nodes(self.entries, (before, previous), self._nodes(paths))
         ends = loose_ends(paths)
-        weight = joined([self.columns[end] for end in ends])
+        columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
+        weight = joined([columns[end] for end in ends])
         result: Tensor = self.norm(F.conv2d(F.relu(joined([states[2 + end] for end in ends])), weight))
         return result
 
@@ -216,9 +216,9 @@ class SharedCell(nas.Searchable):
         for node in range(NODES):
             ends = [_trace.switch_on(f"node {node}", partial(self._path, node, place), *states) for place in range(2)]
             states.append(ends[0] + ends[1])
-        weight = torch.cat(list(self.columns), 1) * self.choices.loose().repeat_interleave(
-            self.columns[0].shape[1], output_size=NODES * self.columns[0].shape[1]
-        ).view(1, -1, 1, 1)
+        channels = self.join.out_channels
+        loose = self.choices.loose().repeat_interleave(channels, output_size=NODES * channels)
+        weight = self.join.weight * loose.view(1, -1, 1, 1)
         result: Tensor = self.norm(F.conv2d(F.relu(torch.cat(states[2:], 1)), weight))
         return result
 
@@ -231,12 +231,13 @@ class SharedCell(nas.Searchable):
         paths = [path for pair in self._nodes(self.choices.paths()) for path in pair]
         used = {source for source, _ in paths}
         entries = [entry for source, entry in enumerate(self.entries) if source in used]
-        return [self.choices, *entries, *(module for _, module in paths), self.columns, self.norm]
+        return [self.choices, *entries, *(module for _, module in paths), self.join, self.norm]
 
     def build_static(self) -> Cell:
         paths = self.choices.paths()
         ends = loose_ends(paths)
-        weight = joined([self.columns[end].detach() for end in ends])
+        columns = torch.split(self.join.weight.detach(), self.join.out_channels, 1)
+        weight = torch.cat([columns[end] for end in ends], 1)
         join = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False, device="meta")
         join.weight = nn.Parameter(weight)
         return Cell(self.entries, self._nodes(paths), ends, join, self.norm)
