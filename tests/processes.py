@@ -256,7 +256,7 @@ def failing_together(rank, folder, half):
             x = FailingBackward.apply(
                 x.clone().requires_grad_(), MemoryError
             )  # when the gradients of all weights are there
-        return cross_entropy(model, (x, y))
+        return cross_entropy(model, (x, y)), {"depth": torch.tensor(selected(model)["depth"]), "rows": len(x)}
 
     weights = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     oneshot = OneShot(model, ASNG(space_of(model), samples=3, seed=5), weights, loss, clip_norm=1.0)
@@ -266,6 +266,7 @@ def failing_together(rank, folder, half):
         "optimizer": oneshot.optimizer.state_dict(),
         "train": [list(record.train_losses) for record in records],
         "valid": [list(record.valid_losses) for record in records],
+        "metrics": [[*record.train_metrics, *record.valid_metrics] for record in records],
     }
     every, done = True, 0
     try:

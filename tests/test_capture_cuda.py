@@ -76,6 +76,21 @@ def test_captured_steps_equal_the_plain_ones(cases, clip_norm, monkeypatch):
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
 
 
+def test_captured_metrics_equal_the_plain_ones():
+    def loss(model, batch):
+        scores = model(batch[0])
+        return nn.functional.cross_entropy(scores, batch[1]), {
+            "accuracy": (scores.argmax(1) == batch[1]).double().mean()
+        }
+
+    torch.manual_seed(0)
+    model = Choosy().cuda()
+    plain, captured = oneshot(model, loss=loss), oneshot(copy.deepcopy(model), loss=loss, capture=True)
+    for train, valid in gpu_pairs(5):
+        expected, got = plain.step(train, valid), captured.step(train, valid)
+        assert (got.train_metrics, got.valid_metrics) == (expected.train_metrics, expected.valid_metrics)
+
+
 def test_a_captured_search_resumes_from_its_state():
     torch.manual_seed(0)
     model = Choosy().cuda()

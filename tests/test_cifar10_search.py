@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from commands import records_of
 from asng import ASNG, SNG, Uniform, checkpoints, nas
 from asng.experiments import searching, training
 from asng.experiments.cifar10.data import Batches, Images, normalise
-from asng.experiments.cifar10.search import Search, Settings, accuracy, search
+from asng.experiments.cifar10.search import Search, Settings, accuracy, loss_of, search
 from asng.experiments.cifar10.space import SPACE, parameters, random_values
 from asng.experiments.data import halves
 from asng.experiments.searching import TRAIN, VALID
@@ -43,7 +44,7 @@ def listen(job, note):
 
     def loss(model, batch):
         note(model, batch)
-        return job.loss(model, batch)
+        return loss_of(model, batch)
 
     job.searching.oneshot._loss = loss
 
@@ -77,7 +78,7 @@ def test_an_iteration_is_the_papers(images):
 def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
     """Of weights that were touched before but are not sampled, too."""
     job, twin = (Search(TINY, *images) for _ in range(2))
-    job.searching.oneshot._loss = lambda model, batch: 100 * job.loss(model, batch)  # so that clipping matters
+    job.searching.oneshot._loss = lambda model, batch: 100 * loss_of(model, batch)[0]  # so that clipping matters
     weights = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     train = Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
     for number in range(3):
@@ -97,9 +98,10 @@ def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
 def test_columns_of_nodes_that_are_not_loose_decay_from_the_first_step(images):
     """As in the authors' program, where the output convolution of a cell is one weight."""
     job = Search(TINY, *images)
-    before = [cell.join.weight.detach().clone() for cell in job.model.cells]
+    cells: Any = job.model.cells
+    before = [cell.join.weight.detach().clone() for cell in cells]
     job.step(0)
-    for cell, old in zip(job.model.cells, before, strict=True):
+    for cell, old in zip(cells, before, strict=True):
         node0 = slice(0, cell.join.out_channels)
         assert not torch.equal(cell.join.weight, old)
         torch.testing.assert_close(cell.join.weight[:, node0], old[:, node0] * (1 - 0.025 * 3e-4), rtol=1e-6, atol=0)

@@ -104,7 +104,7 @@ def test_the_loss_is_the_squared_error_over_the_whole_image(faces):
     original, corrupted = Batches(faces[0], torch.arange(12), 2, "center", 0, TRAIN)(0)
     nas.select(job.model, job.searching.optimizer.mode())
     restored = job.model(corrupted)
-    assert torch.equal(job.searching._loss(job.model, (original, corrupted)), F.mse_loss(restored, original))
+    assert torch.equal(loss_of(job.model, (original, corrupted)), F.mse_loss(restored, original))
     assert restored.shape == original.shape
 
 

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from asng import SNG, Uniform, __version__, nas
 from asng.asktell import AskTell
 from asng.experiments import training
+from asng.nas._outcome import LossFn, to_outcome
 from asng.nas.architecture import from_json
+from asng.nas.oneshot import finite_mean
 from asng.nas.result import certainty
 from asng.optimizer import ASNG
 from asng.runs import config_of
@@ -54,7 +56,7 @@ class SearchSettings:
 class Searching:
     """A one-shot search as the paper does it.
 
-    loss        (model, batch) -> scalar
+    loss        (model, batch) -> scalar, or (scalar, metrics)
     size        (model, values) -> parameters, where they are limited
     """
 
@@ -62,7 +64,7 @@ class Searching:
         self,
         settings: SearchSettings,
         model: nn.Module,
-        loss: Callable[[nn.Module, Any], Tensor],
+        loss: LossFn,
         *,
         size: Callable[[nn.Module, Values], int],
         weight_decay: float,
@@ -90,7 +92,7 @@ class Searching:
         """One iteration, at the learning rate that a cosine has when a share `done` of all is behind it.
 
         One mini-batch moves the weights, the other one the distribution. Returns the mean losses of the architectures
-        that ran and, under a limit, the share inside of it.
+        that ran, the mean metrics of those that were judged and, under a limit, the share inside of it.
         """
         training.set_rate(self.oneshot.weights, training.cosine(self._settings.rate, done))
         step = self.oneshot.step(train, valid)
@@ -100,6 +102,8 @@ class Searching:
             record["valid_loss"] = step.valid_loss
         if self._settings.most_parameters is not None:
             record["inside"] = inside / len(step.valid_losses)
+        for name in dict.fromkeys(name for metrics in step.valid_metrics for name in metrics):
+            record[f"valid_{name}"] = finite_mean(metrics.get(name) for metrics in step.valid_metrics)
         return record
 
     def certainty(self) -> dict[str, float]:
@@ -161,7 +165,7 @@ class Searching:
         """The mean loss on some mini-batches; what is not finite is worst."""
         nas.select(self.oneshot.model, values)
         with torch.no_grad():
-            losses = [self._loss(self.oneshot.model, batch) for batch in batches]
+            losses = [to_outcome(self._loss(self.oneshot.model, batch)).loss for batch in batches]
         loss = torch.stack(losses).mean().item()
         return loss if math.isfinite(loss) else math.inf
 

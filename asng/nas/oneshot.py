@@ -6,7 +6,7 @@ candidates and are told the same losses, so theta is equal everywhere without be
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from asng import checkpoints
 from asng.asktell import AskTell, Candidate
 from asng.nas import processes
+from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to_outcome
 from asng.nas.cost import FEASIBLE, Costs, Limit, Violation
 from asng.nas.failures import Failures
 from asng.nas.modes import set_training
@@ -26,10 +27,9 @@ from asng.nas.unread import Unread
 from asng.nas.wrappers import check_not_ddp, is_compiled, unwrap
 
 Batch = Any
-Loss = Callable[[nn.Module, Batch], Tensor]
+Loss = LossFn
 
 TRIES = 16  # draws per candidate in search of one inside the limits
-FAILED = torch.tensor(math.inf)  # the loss of a candidate that ran out of memory
 BEHIND = 1e300  # told for candidates behind all with a finite loss; above any loss, and never mistaken for one
 
 
@@ -39,6 +39,8 @@ class Step:
 
     train_losses: tuple[float, ...]  # of the candidates for the weights; inf: out of memory; none if all were outside
     valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: outside, not run
+    train_metrics: tuple[dict[str, float], ...]  # one mapping per candidate; empty without metrics and for those that
+    valid_metrics: tuple[dict[str, float], ...]  # ran out of memory or are infeasible
     candidates: tuple[dict[str, Any], ...]  # the values of these candidates
     excess: tuple[float, ...]  # how far outside of the limits each of them is; 0 inside
 
@@ -70,7 +72,8 @@ class OneShot:
                 DataParallel made of it, which the loss is then given. DDP and FSDP are refused
     optimizer   ASNG, or a baseline, over `space_of(model)`
     weights     any torch optimizer of the model's parameters
-    loss        (model, batch) -> scalar tensor; runs the model as it is selected
+    loss        (model, batch) -> scalar tensor, or (loss, metrics) with a mapping of names to numbers or scalar
+                tensors, which steps return; runs the model as it is selected
     clip_norm   the largest norm of the gradient of the weights
     limits      hard limits on costs: candidates outside are never run, and ranked behind all inside
     amp         torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients
@@ -156,36 +159,42 @@ class OneShot:
         if self._captured is not None:
             train, valid = [c.values for c in drawn], [c.values for c in inside]
             done = self._captured.step(train, train_batch, valid, len(candidates), valid_batch)
-        losses, told = self._plain_step(drawn, train_batch, inside, valid_batch) if done is None else done
-        after = iter(told)
-        every = [None if far else next(after) for far in excess]
+        trained, judged = self._plain_step(drawn, train_batch, inside, valid_batch) if done is None else done
+        losses, metrics = iter(judged.losses), iter(judged.metrics)
+        every = [None if far else next(losses) for far in excess]
         self._tell(candidates, every, violations)
         if done is None and self._unread is not None and self._unread.end_step():
             self._unread = None
-        return Step(tuple(losses), tuple(every), tuple(c.values for c in candidates), tuple(excess))
+        return Step(
+            train_losses=tuple(trained.losses),
+            valid_losses=tuple(every),
+            train_metrics=tuple(trained.metrics),
+            valid_metrics=tuple({} if far else next(metrics) for far in excess),
+            candidates=tuple(c.values for c in candidates),
+            excess=tuple(excess),
+        )
 
     def _plain_step(
         self, drawn: list[Candidate], train_batch: Batch, inside: list[Candidate], valid_batch: Batch
-    ) -> tuple[list[float], list[float]]:
-        """The losses of the candidates drawn for the weights, and of those that are judged."""
-        train, none_trained = self._train(drawn, train_batch)
-        valid = self._judge(inside, valid_batch)
-        losses, told, failed = self._gathered(train, valid)
+    ) -> tuple[Numbers, Numbers]:
+        """The numbers of the candidates drawn for the weights, and of those that are judged."""
+        outcomes, none_trained = self._train(drawn, train_batch)
+        trained, judged, failed = read_numbers(outcomes, self._judge(inside, valid_batch), self.device)
         self._failures.end_step(none_trained or 0 < failed == len(inside))
-        return losses, told
+        return trained, judged
 
-    def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Tensor | None], bool]:
+    def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Outcome | None], bool]:
         """Move the weights by the mean gradient of candidates drawn for this alone; whether all of them failed."""
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
         before = [parameter.grad for parameter in self._parameters]
         _zero(before)
         try:
-            losses = self._add_gradients(candidates, batch, before)
+            outcomes = self._add_gradients(candidates, batch, before)
         except BaseException:
             self._reset_gradients(before)  # a step that fails touches no weights
             raise
-        failed = processes.sum_gradients(self._parameters, [loss is FAILED for loss in losses])
+        failed = processes.sum_gradients(self._parameters, [outcome is FAILED for outcome in outcomes])
         good = len(candidates) - sum(failed)
         if good and any(parameter.grad is not None for parameter in self._parameters):
             if good < len(candidates):  # the mean is over the others
@@ -198,29 +207,29 @@ class OneShot:
                 self._scaler.update()
             elif norm.isfinite():
                 self.weights.step()
-        return losses, bool(candidates) and not good
+        return outcomes, bool(candidates) and not good
 
     def _add_gradients(
         self, candidates: list[Candidate], batch: Batch, before: list[Tensor | None]
-    ) -> list[Tensor | None]:
-        """The losses of the candidates of this process, the gradients of which are added up."""
-        losses: list[Tensor | None] = [None] * len(candidates)
+    ) -> list[Outcome | None]:
+        """The outcomes of the candidates of this process, the gradients of which are added up."""
+        outcomes: list[Outcome | None] = [None] * len(candidates)
         waiting = [place for place, (_, mine) in enumerate(self._dealt(candidates)) if mine]
         added: list[int] = []
         while waiting:
             place = waiting.pop(0)
             values = candidates[place].values
-            loss = self._failures.attempt(values, self._run, candidates[place], batch)
-            losses[place] = FAILED if loss is None else loss.detach()
-            if loss is None:
+            outcome = self._failures.attempt(values, self._run, candidates[place], batch)
+            outcomes[place] = FAILED if outcome is None else outcome.detach()
+            if outcome is None:
                 continue
-            if self._failures.attempt(values, self._backward, loss, len(candidates)):
+            if self._failures.attempt(values, self._backward, outcome.loss, len(candidates)):
                 added.append(place)
             else:  # a part of its gradient is in the sum: add up the others again
-                losses[place], loss = FAILED, None
+                outcomes[place], outcome = FAILED, None
                 self._reset_gradients(before)
                 waiting, added = added + waiting, []
-        return losses
+        return outcomes
 
     def _backward(self, loss: Tensor, candidates: int) -> bool:
         """Add a candidate's share to the gradient."""
@@ -233,15 +242,15 @@ class OneShot:
             parameter.grad = gradient
         _zero(before)
 
-    def _judge(self, candidates: list[Candidate], batch: Batch) -> list[Tensor | None]:
-        """The losses of the candidates of this process."""
-        losses: list[Tensor | None] = [None] * len(candidates)
+    def _judge(self, candidates: list[Candidate], batch: Batch) -> list[Outcome | None]:
+        """The outcomes of the candidates of this process."""
+        outcomes: list[Outcome | None] = [None] * len(candidates)
         with torch.no_grad():
             for place, (candidate, mine) in enumerate(self._dealt(candidates)):
                 if mine:
-                    loss = self._failures.attempt(candidate.values, self._run, candidate, batch)
-                    losses[place] = FAILED if loss is None else loss
-        return losses
+                    outcome = self._failures.attempt(candidate.values, self._run, candidate, batch)
+                    outcomes[place] = FAILED if outcome is None else outcome
+        return outcomes
 
     def _draw_inside(self) -> list[Candidate]:
         candidates = self.optimizer.ask()
@@ -259,15 +268,15 @@ class OneShot:
         """Candidates, and whether this process runs them."""
         return [(candidate, place % self._ranks == self._rank) for place, candidate in enumerate(candidates)]
 
-    def _run(self, candidate: Candidate, batch: Batch) -> Tensor:
-        """The loss of a candidate."""
+    def _run(self, candidate: Candidate, batch: Batch) -> Outcome:
+        """The loss and the metrics of a candidate."""
         self.decisions.choose(candidate.values)
         try:
             with (
                 torch.autocast(self.device.type, dtype=self._amp, enabled=self._amp is not None),
                 nullcontext() if self._unread is None else self._unread.watching(candidate.values),
             ):
-                loss = self._loss(self._as_given, batch)
+                returned = self._loss(self._as_given, batch)
         except Exception as error:
             error.add_note(f"in the architecture {candidate.values}")
             if "Expected more than 1 value per channel when training" in str(error):
@@ -276,12 +285,7 @@ class OneShot:
                     "training mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
                 )
             raise
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise ValueError(f"loss(model, batch) must return a scalar tensor, got {got}")
-        if loss.is_complex():
-            raise ValueError(f"loss(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
-        return loss.reshape(())
+        return to_outcome(returned)
 
     def _has_gradient(self, loss: Tensor) -> bool:
         """False for an architecture without weights, which is fine; an error for a loss that lost its gradient."""
@@ -293,7 +297,7 @@ class OneShot:
             if not loss.is_floating_point():
                 raise ValueError(
                     f"the loss to train on is a tensor of {loss.dtype}, which has no gradient; return floating point "
-                    "numbers, and count or round only where torch.is_grad_enabled() is False"
+                    "numbers, and counts as metrics beside them: return loss, {'errors': count}"
                 )
             raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
         return loss.requires_grad
@@ -339,17 +343,6 @@ class OneShot:
         if not self.costs.is_whole(self.costs.known.get(key, ())):
             costs = self.costs.of(values) if self._rank == 0 else None
             self.costs.remember(key, processes.first_ones(costs))
-
-    def _gathered(self, train: list[Tensor | None], valid: list[Tensor | None]) -> tuple[list[float], list[float], int]:
-        """All losses as numbers, and how many in `valid` failed, with one wait for the device."""
-        exact = torch.float32 if self.device.type == "mps" else torch.float64
-        zero = torch.zeros((), dtype=exact, device=self.device)
-        failed = sum(loss is FAILED for loss in valid)
-        losses = [zero if loss is None else loss.to(zero) for loss in [*train, *valid]]
-        stacked = torch.stack([*losses, zero + failed if failed else zero])
-        processes.sum_over_all(stacked)
-        *numbers, failed_anywhere = stacked.tolist()
-        return numbers[: len(train)], numbers[len(train) :], int(failed_anywhere)
 
     # State.
 

@@ -39,6 +39,15 @@ def first_ones(value: Any) -> Any:
     return box[0]
 
 
+def gather_objects(value: Any) -> list[Any]:
+    """The values of all processes, in all."""
+    values = [value]
+    if is_one_of_several():
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
+
+
 def take_first_ones(tensors: Iterable[Tensor]) -> None:
     """Overwrite tensors by those of the first process, each once."""
     if is_one_of_several():

@@ -74,6 +74,12 @@ def search(
     return summary
 
 
+def loss_of(model: nn.Module, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
+    """Cross entropy, and the accuracy."""
+    scores = model(batch[0])
+    return F.cross_entropy(scores, batch[1]), {"accuracy": (scores.argmax(1) == batch[1]).double().mean()}
+
+
 class Search:
     """The search as a job."""
 
@@ -87,25 +93,15 @@ class Search:
         self.valid = Batches(train, second, settings.batch, settings.seed, VALID)
         self.steps = self._train.steps
         self.calibration = min(CALIBRATION, self.steps)
-        self._correct: list[Tensor] = []
-        self.searching = Searching(settings, self.model, self.loss, size=self.size, weight_decay=3e-4)
-
-    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Cross entropy; of an architecture that is judged, the accuracy is noted."""
-        scores = model(batch[0])
-        if not torch.is_grad_enabled():
-            self._correct.append((scores.argmax(1) == batch[1]).double().mean())
-        return F.cross_entropy(scores, batch[1])
+        self.searching = Searching(settings, self.model, loss_of, size=self.size, weight_decay=3e-4)
 
     def size(self, model: nn.Module | None, values: Mapping[str, Any]) -> int:
         """The parameters of an architecture in the network of the search."""
         return parameters(values, self._settings.channels, self._settings.cells, affine=False)
 
     def step(self, number: int) -> dict[str, training.Number]:
-        self._correct.clear()
         done = number // self.steps / self._settings.epochs
-        record = self.searching.step(self._train(number), self.valid(number), done)
-        return {**record, "valid_accuracy": torch.stack(self._correct).mean()} if self._correct else record
+        return self.searching.step(self._train(number), self.valid(number), done)
 
     def finish_epoch(self, epoch: int) -> dict[str, Any]:
         record: dict[str, Any] = self.searching.certainty()
