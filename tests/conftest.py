@@ -15,6 +15,15 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import what 
 pytest.register_assert_rewrite("family_checks")
 
 
+@pytest.fixture(scope="session", autouse=True)
+def user_cache(tmp_path_factory):
+    """The user's cache folder, for processes that tests start, too: none of the tests writes into the real one."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(folder))
+        yield folder
+
+
 @pytest.fixture
 def same_numbers():
     """The same weights in every test of a module, whichever ran before it."""

@@ -233,6 +233,14 @@ def test_leaving_one_out_is_refused(name):
             use(model, values)
 
 
+@pytest.mark.parametrize("name", list(FITTING))
+def test_a_misspelled_name_is_the_one_that_is_named(name):
+    values = {f"{key}s" if key == name else key: value for key, value in FITTING.items()}
+    for use in (select, extract):
+        with pytest.raises(ValueError, match=f"the model has no decision '{name}s'; it has "):
+            use(every_kind(), values)
+
+
 def test_a_model_that_was_never_selected_says_so():
     with pytest.raises(RuntimeError, match=r"'from' has no value yet; call asng.nas.select\(model, values\)"):
         Pick("from", 2)([1, 2])

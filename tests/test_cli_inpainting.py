@@ -398,7 +398,7 @@ def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
     assert out[0][2:] == out[1]  # no bar where there is nothing to do
     assert out[1][0] == "11 faces to train with, 1 to test with (drawn with seed 0)"
     assert [line.split(" (")[0] for line in out[1][1:6]] == [f"Left out: {name}" for name in [*names, "other1.png"]]
-    assert out[1][6] == "... and 2 more, listed beside the cached faces"
+    assert out[1][6] == "... and 2 more"
 
 
 def test_lists_are_given_together_and_split_the_faces(asked, faces, tmp_path):
@@ -438,7 +438,7 @@ def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path):
 
 def test_ctrl_c_while_faces_are_read_promises_nothing(tmp_path, monkeypatch):
     folder = fill(tmp_path / "some")
-    monkeypatch.setattr(cache, "_write_header", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(cache, "reader", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
     done = run("inpainting", "search", *TINY, "--data", folder, "--out", tmp_path / "run")
     assert (done.code, done.err) == (130, "Interrupted.\n")
     assert [path.name for path in tmp_path.iterdir()] == ["some"]

@@ -120,16 +120,16 @@ def test_a_network_is_measured_in_evaluation_without_gradients_on_the_example(me
 
 
 def test_latency_runs_forward_as_often_as_it_says():
-    for repeats, warm_up in [(1, 0), (4, 2)]:
+    for repeats, warm_up in [(1, 0), (2, 2)]:
         Watch.seen.clear()
         Latency(IMAGES, repeats=repeats, warm_up=warm_up)(Watch(), {"act": "relu"})
         assert len(Watch.seen) == repeats + warm_up
 
 
-def test_latency_is_the_median_of_one_forward_each(monkeypatch):
+def test_latency_is_the_median_of_the_three_fastest_forwards(monkeypatch):
     ticks = iter([0, 5, 10, 11, 20, 120, 200, 202, 300, 303])  # 5, 1, 100, 2 and 3 seconds
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
-    assert Latency(IMAGES, repeats=5)(Net(), SMALL) == 3
+    assert Latency(IMAGES, repeats=5)(Net(), SMALL) == 2
 
 
 def test_a_network_fifty_times_larger_takes_longer():
@@ -225,8 +225,8 @@ def test_latency_stops_early_only_when_the_times_agree(monkeypatch):
         latency = Latency(IMAGES, repeats=7)(Net(), SMALL)
         return latency, len(seconds) - len(list(ticks)) // 2
 
-    assert runs([1.0, 9.0, 1.01, 1.005, 0.5, 7.0, 7.0]) == (1.005, 5)
-    assert runs([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == (4.0, 7)
+    assert runs([1.0, 9.0, 1.01, 1.005, 0.5, 7.0, 7.0]) == (1.005, 4)
+    assert runs([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == (2.0, 7)
 
 
 def test_a_measure_that_uses_the_model_leaves_statistics_and_gradients_alone():

@@ -241,6 +241,8 @@ def test_limits_are_a_list_of_limits(limits):
 def test_a_limit_needs_a_function():
     with pytest.raises(ValueError, match=r"a limit needs a function \(model, values\) -> number, got 100"):
         Limit(100, 100)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"got the class Flops; make one, such as Flops\(example_input\)"):
+        Limit(Flops, 100)  # type: ignore[arg-type]
 
 
 def test_limits_are_named_after_their_measure():

@@ -143,13 +143,20 @@ def test_an_error_in_the_loss_says_in_which_architecture():
 def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
     path = tmp_path / "checkpoint.pt"
     calls = itertools.count()
-    with pytest.raises(RuntimeError, match="all losses of epoch 2 were NaN or infinite; lower the learning rate"):
+    message = "all losses of epoch 2 were NaN or infinite; lower the learning rate"
+    with pytest.raises(RuntimeError, match=message) as error:
         searched(
             loss=lambda model, batch: cross_entropy(model, batch) * (math.nan if next(calls) >= 20 else 1),
             epochs=4,
             checkpoint=path,
         )
     assert len(checkpoints.load(path)["run"]["history"]) == 1
+    assert error.value.__notes__ == [f"{path} is as it was after epoch 1, before these losses"]
+
+
+def test_a_folder_is_no_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder; give the path of a file, such as .*search\.pt"):
+        searched(checkpoint=tmp_path)
 
 
 # search --------------------------------------------------------------------------------------------

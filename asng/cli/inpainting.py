@@ -57,7 +57,7 @@ def say_left_out(damaged: Mapping[str, str], console: Console, most: int = 5) ->
     for name, reason in list(damaged.items())[:most]:
         console.print(f"Left out: {name} ({reason})", soft_wrap=True, highlight=False)
     if len(damaged) > most:
-        console.print(f"... and {len(damaged) - most} more, listed beside the cached faces", highlight=False)
+        console.print(f"... and {len(damaged) - most} more", highlight=False)
 
 
 @dataclass(frozen=True)

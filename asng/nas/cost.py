@@ -35,6 +35,9 @@ class Limit:
     def __post_init__(self) -> None:
         if not callable(self.measure):
             raise ValueError(f"a limit needs a function (model, values) -> number, got {self.measure!r}")
+        if isinstance(self.measure, type):
+            kind = self.measure.__name__
+            raise ValueError(f"a limit needs a measure, got the class {kind}; make one, such as {kind}(example_input)")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.measure, "__name__", type(self.measure).__name__))
         if not isinstance(self.at_most, numbers.Real) or not 0 < self.at_most < math.inf:

@@ -24,7 +24,7 @@ from asng.nas.extraction import borrow
 from asng.nas.selection import Decisions, Values
 from asng.nas.untouched import preserve_rng
 
-ENOUGH, AGREEMENT = 5, 0.1  # so many times of a forward, and so close together, are as good as more
+FASTEST, AGREEMENT = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
 
 
 def parameters(model: nn.Module, values: Values) -> int:
@@ -97,15 +97,17 @@ class _FlopCounter(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
+        self._atomic: set[Any] = set()  # operations that do not consist of others
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         formula = flop_registry.get(getattr(func, "_overloadpacket", None))
-        if formula is None and func is not torch.ops.prim.device.default:
+        if formula is None and func is not torch.ops.prim.device.default and func not in self._atomic:
             with self:  # what consists of others is taken apart, as in inference mode
                 result = func.decompose(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+            self._atomic.add(func)
         result = func(*args, **kwargs)
         if formula is not None:
             self.total += int(formula(*args, **kwargs, out_val=result))
@@ -113,12 +115,12 @@ class _FlopCounter(TorchDispatchMode):
 
 
 class Latency(NetworkMeasure):
-    """Median seconds of one forward of the extracted network on the example inputs, on a device.
+    """Seconds of one forward of the extracted network on the example inputs, on a device.
 
     The device is the one where the network will run, by default the one where it is trained. On the
     CPU torch uses the threads that it is set to (`torch.set_num_threads`). Each new network runs forward
-    `warm_up` times and then `repeats` times, or fewer, at least five, once the middle half of the times agree
-    within 10 %. Whatever else runs on the device disturbs the measurement.
+    `warm_up` times and then at most `repeats` times, until the three fastest runs agree within 10 %: their
+    median is the latency. Other work on the device only makes runs slower, so the fastest ones say most.
     """
 
     def __init__(
@@ -142,7 +144,7 @@ class Latency(NetworkMeasure):
         seconds: list[float] = []
         while len(seconds) < self.repeats and not _agree(seconds):
             seconds.append(_seconds(network, inputs, device))
-        return statistics.median(seconds)
+        return statistics.median(sorted(seconds)[:FASTEST])
 
     @property
     def fingerprint(self) -> str:
@@ -153,9 +155,9 @@ class Latency(NetworkMeasure):
 
 
 def _agree(seconds: Sequence[float]) -> bool:
-    """Whether the middle half of five or more times lies within 10 %."""
-    times, quarter = sorted(seconds), len(seconds) // 4
-    return len(times) >= ENOUGH and times[-1 - quarter] - times[quarter] <= AGREEMENT * statistics.median(times)
+    """Whether the three fastest runs lie within 10 %."""
+    times = sorted(seconds)[:FASTEST]
+    return len(times) == FASTEST and times[-1] <= (1 + AGREEMENT) * times[0]
 
 
 def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:

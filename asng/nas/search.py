@@ -98,6 +98,8 @@ def search(
     plan = CosineAnnealingLR(weights, epochs) if schedule is None else schedule
     position = Position(oneshot, plan, train, valid, int(streams[1].generate_state(1)[0]))
     path = None if checkpoint is None else Path(checkpoint)
+    if path is not None and path.is_dir():
+        raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / 'search.pt'}")
     length = epochs if schedule is None else None  # a given schedule may go on for longer than was planned
     identity: dict[str, Any] = {}
     if path is not None:
@@ -112,7 +114,9 @@ def search(
         while position.epoch < epochs:
             try:
                 finished = position.one_epoch(show, interrupted)
-            except NoFiniteLoss:  # no later state is worth keeping
+            except NoFiniteLoss as error:  # no later state is worth keeping than that after the epoch before
+                if path is not None and position.epoch:
+                    error.add_note(f"{path} is as it was after epoch {position.epoch}, before these losses")
                 raise
             except Exception as error:
                 if path is not None and position.progress != saved:

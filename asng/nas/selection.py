@@ -89,14 +89,14 @@ class Decisions:
                 raise _outside(name, variable, values[name])
 
     def _check_names(self, values: Values) -> None:
-        missing = [name for name in self.space if name not in values]
-        if missing:
-            raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; a model needs one for each decision")
-        unknown = [name for name in values if name not in self.space]
+        unknown = [name for name in values if name not in self.space]  # first: a misspelled one is missing, too
         if unknown:
             raise ValueError(
                 f"the model has no decision {', '.join(map(repr, unknown[:5]))}; it has {list(self.space)[:9]}"
             )
+        missing = [name for name in self.space if name not in values]
+        if missing:
+            raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; a model needs one for each decision")
 
     def choose(self, values: Values) -> None:
         """Select values that are known to fit, as those of `ask` are."""

@@ -1,32 +1,28 @@
-"""The faces in a folder of images, read once and kept in a single file that loads in seconds."""
+"""Cropped faces of a folder of images, kept in one file of the user's cache folder that loads in seconds."""
 
 import hashlib
 import json
 import os
-import re
-import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import numpy as np
 import pooch  # type: ignore[import-untyped]
 
 from asng._files import remove_leftovers, replacing
 from asng.experiments import Progress
-from asng.experiments.inpainting.crops import BOXES, Bytes, reader, sources
-from asng.runs import write_json
+from asng.experiments.inpainting.crops import Bytes, reader, sources
 
-VERSION = 1  # of what is kept; another one is built anew
+VERSION = 2  # of the cache file; part of the fingerprint
 CHUNK = 128  # images between two reports of progress
 
 
 @dataclass(frozen=True)
 class Cache:
-    """Images (n, 3, size, size) in a file, their names (paths within the folder), and what was wrong with others."""
+    """Images (n, 3, size, size), their names (paths within the folder), and what was wrong with others."""
 
     images: Bytes
     names: tuple[str, ...]
@@ -34,127 +30,62 @@ class Cache:
 
 
 def faces(folder: Path, size: int = 64, progress: Progress = lambda done: None) -> Cache:
-    """The images of a folder, from the cache in it (or in the user's, where it cannot be written), built if need be."""
+    """Crop and resize the images of a folder, or load them from the user's cache folder if none has changed."""
     if size < 1:
         raise ValueError(f"images need at least 1 pixel, got size {size}")
     files, boxes = sources(folder)
-    key = json.dumps([VERSION, size, files, boxes])
-    fingerprint = hashlib.sha256(key.encode()).hexdigest()[:32]
-    places = folder / ".asng", _users_place(folder)
-    for place in places:
-        kept = _read(place, size, fingerprint)
-        if kept is not None:
-            return kept
-    place = places[0] if _writable(places[0]) else places[1]
-    place.mkdir(parents=True, exist_ok=True)
-    read = reader(folder, boxes, size)
-    crops = "central square" if boxes is None else BOXES
-    settings = {"fingerprint": fingerprint, "folder": str(folder), "size": size, "filter": "lanczos", "crop": crops}
-    _build(place, settings, [file.name for file in files], read, progress)
-    built = _read(place, size, fingerprint)
-    if built is None:  # somebody else has read, and kept, other files
-        raise ValueError(f"the images in {folder} changed while they were read; run the same command again")
-    return built
-
-
-def _build(
-    place: Path, settings: dict[str, Any], names: list[str], one: Callable[[str], Bytes | str], progress: Progress
-) -> None:
-    """Write both files, the one with the names last: only then the cache is there; then remove what is out of use."""
-    size, fingerprint = settings["size"], settings["fingerprint"]
-    remove_leftovers(place)
-    with replacing(_images(place, size, fingerprint)) as file:
-        good, damaged = _write_images(file, size, names, one, progress)
-        if not good:
-            name, reason = next(iter(damaged.items()))
-            where = f"{settings['folder']} are damaged, such as {name} ({reason})"
-            raise ValueError(
-                f"all {len(names)} images in {where}; get them again, or name others by --data or --pictures"
-            )
-    write_json(place / f"faces-{size}.json", {**settings, "damaged": damaged, "names": good})
-    remove_leftovers(place)
-    for path in place.glob(f"faces-{size}-*.npy"):  # of other files and settings; never by what a file says
-        if re.fullmatch(rf"faces-{size}-[0-9a-f]{{32}}\.npy", path.name) and fingerprint not in path.name:
+    path = _path(folder, size, json.dumps([VERSION, files, boxes]))
+    try:
+        return _load(path)
+    except Exception:  # missing, or damaged in any way
+        pass
+    made = _crop_all(folder, [file.name for file in files], reader(folder, boxes, size), progress)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent)
+        with replacing(path) as file:
+            np.savez(file, images=made.images, about=json.dumps([made.names, made.damaged]))
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be written ({error.strerror}); name another folder by XDG_CACHE_HOME"
+        ) from None
+    for old in path.parent.glob(f"{path.name.rsplit('-', 1)[0]}-*.npz"):  # the same folder and size before a change
+        if old != path:
             with suppress(OSError):
-                path.unlink()
+                old.unlink()
     progress(1.0)
+    return made
 
 
-def _write_images(
-    file: BinaryIO, size: int, names: list[str], one: Callable[[str], Bytes | str], progress: Progress
-) -> tuple[list[str], dict[str, str]]:
-    """A .npy file (n, 3, size, size) of all images that can be read; their names, and what is wrong with the others."""
-    good: list[str] = []
-    damaged: dict[str, str] = {}
-    with closing(_in_threads(one, names)) as results:
-        start = _write_header(file, len(names), size)
-        for number, (name, result) in enumerate(zip(names, results, strict=True)):
+def _path(folder: Path, size: int, files: str) -> Path:
+    where, what = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in (str(folder.resolve()), files))
+    return Path(pooch.os_cache("asng")) / "faces" / f"{where}-{size}-{what}.npz"
+
+
+def _load(path: Path) -> Cache:
+    with open(path, "rb") as file, np.load(file) as kept:  # a zip archive, whose checksums are verified
+        names, damaged = json.loads(str(kept["about"]))
+        return Cache(kept["images"], tuple(names), damaged)
+
+
+def _crop_all(folder: Path, names: list[str], crop: Callable[[str], Bytes | str], progress: Progress) -> Cache:
+    """Run `crop` on every name. Threads are enough: Pillow releases the GIL to decode and resize."""
+    images: list[Bytes] = []
+    good, damaged = [], {}
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        for number, (name, result) in enumerate(zip(names, pool.map(crop, names), strict=True)):
             if number % CHUNK == 0:
                 progress(number / len(names))
             if isinstance(result, str):
                 damaged[name] = result
             else:
                 good.append(name)
-                file.write(result.tobytes())
-        file.seek(0)
-        again = _write_header(file, len(good), size)
-        assert again == start  # NumPy leaves room for any number of images
-    return good, damaged
-
-
-def _write_header(file: BinaryIO, n: int, size: int) -> int:
-    """What stands before the numbers in a .npy file; returns where they begin."""
-    np.lib.format.write_array_header_1_0(file, {"descr": "|u1", "fortran_order": False, "shape": (n, 3, size, size)})
-    return file.tell()
-
-
-def _in_threads(one: Callable[[str], Bytes | str], names: list[str]) -> Generator[Bytes | str, None, None]:
-    """The results in the order of the names. Threads are enough: Pillow decodes and resizes side by side."""
-    chunks = [names[start : start + CHUNK] for start in range(0, len(names), CHUNK)]
-    pool = ThreadPoolExecutor(os.cpu_count())
-    try:
-        for results in pool.map(lambda chunk: [one(name) for name in chunk], chunks):
-            yield from results
+                images.append(result)
     finally:
         pool.shutdown(cancel_futures=True)  # an interruption does not wait for the rest
-
-
-def _images(place: Path, size: int, fingerprint: str) -> Path:
-    return place / f"faces-{size}-{fingerprint}.npy"
-
-
-def _about(place: Path, size: int) -> dict[str, Any]:
-    try:
-        about = json.loads((place / f"faces-{size}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return about if isinstance(about, dict) else {}
-
-
-def _read(place: Path, size: int, fingerprint: str) -> Cache | None:
-    """What is kept in a place, if it is whole and of the same files and settings."""
-    about = _about(place, size)
-    if about.get("fingerprint") != fingerprint:
-        return None
-    try:
-        images = np.load(_images(place, size, fingerprint), mmap_mode="r")
-    except (OSError, ValueError):
-        return None
-    names = tuple(about["names"])
-    return Cache(images, names, about["damaged"]) if images.shape == (len(names), 3, size, size) else None
-
-
-def _users_place(folder: Path) -> Path:
-    key = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
-    return Path(pooch.os_cache("asng")) / "faces" / key
-
-
-def _writable(place: Path) -> bool:
-    if place.is_symlink():  # the folder of images may come from anywhere, and the link lead anywhere
-        return False
-    try:
-        place.mkdir(exist_ok=True)
-        with tempfile.TemporaryFile(dir=place):
-            return True
-    except OSError:
-        return False
+    if not images:
+        name, reason = next(iter(damaged.items()))
+        where = f"{folder} are damaged, such as {name} ({reason})"
+        raise ValueError(f"all {len(names)} images in {where}; get them again, or name others by --data or --pictures")
+    return Cache(np.stack(images), tuple(good), damaged)
