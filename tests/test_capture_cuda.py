@@ -4,6 +4,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from captures import Choosy, oneshot, touched
 from searches import batches, cross_entropy, pairs
 from torch import nn
 
+from asng.experiments.cifar10.network import Net as CifarNet
 from asng.nas import Limit, OneOf, parameters
 from asng.nas import _trace as trace
 from asng.nas._switch import BranchingGraph, unavailable
@@ -173,3 +175,18 @@ def test_what_cannot_be_captured_runs_as_usual_with_the_reason(settings, reason)
     with pytest.warns(UserWarning, match=f"not captured as a CUDA graph.*{reason}"):
         search.step(*data[0])
     search.step(*data[1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"amp": torch.bfloat16}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "channels_last"])
+def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, settings):
+    torch.manual_seed(0)
+    model = CifarNet(8, 3).cuda()
+    plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
+    losses = []
+    for _ in range(3):
+        images, labels = torch.randn(2, 16, 3, 32, 32, device="cuda"), torch.randint(10, (2, 16), device="cuda")
+        train, valid = ((images[half].to(memory_format=layout), labels[half]) for half in range(2))
+        losses.append([search.step(train, valid).train_losses for search in (plain, captured)])
+    torch.testing.assert_close(*losses[0], rtol=0.01, atol=0.01)  # later ones differ by what rounding has become
+    assert all(math.isfinite(loss) for _, got in losses for loss in got)

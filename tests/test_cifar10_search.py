@@ -14,7 +14,7 @@ from asng import ASNG, SNG, Uniform, checkpoints, nas
 from asng.experiments import searching, training
 from asng.experiments.cifar10.data import Batches, Images, normalise
 from asng.experiments.cifar10.search import Search, Settings, accuracy, loss_of, search
-from asng.experiments.cifar10.space import SPACE, parameters, random_values
+from asng.experiments.cifar10.space import SPACE, parameters, random_values, values_of
 from asng.experiments.data import halves
 from asng.experiments.searching import TRAIN, VALID
 from asng.nas.architecture import from_json
@@ -182,9 +182,10 @@ def test_a_run_leaves_metrics_architecture_pictures_and_a_summary(whole):
         assert {"train_loss", "valid_loss", "valid_accuracy", "largest_probability", "delta"} <= set(record)
         assert {"test_accuracy", "seconds", "images_per_second"} <= set(record)
         assert record["images_per_second"] == pytest.approx(3 * 2 * 4 / record["seconds"])
+        assert set(values_of(record["architecture"])) == set(SPACE)
         assert record["calibration_batches"] == 3  # so the log says that batch statistics were estimated anew
     values = from_json((folder / "architecture.json").read_text(), SPACE)
-    assert values == summary["values"]
+    assert values == summary["values"] == values_of(records[-1]["architecture"])
     probabilities = json.loads((folder / "summary.json").read_text())["distribution"]
     for name, variable in SPACE.items():
         assert variable.choices[int(np.argmax(probabilities[name]))] == values[name]

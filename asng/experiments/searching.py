@@ -58,6 +58,7 @@ class Searching:
 
     loss        (model, batch) -> scalar, or (scalar, metrics)
     size        (model, values) -> parameters, where they are limited
+    capture     run each step as one CUDA graph
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Searching:
         *,
         size: Callable[[nn.Module, Values], int],
         weight_decay: float,
+        capture: bool = False,
     ) -> None:
         self._settings, self._loss = settings, loss
         streams = np.random.SeedSequence(settings.seed).spawn(2)
@@ -84,6 +86,7 @@ class Searching:
             clip_norm=5.0,
             limits=[] if most is None else [nas.Limit(size, most, "parameters")],
             amp=training.dtype_of(settings.amp),
+            capture=capture,
         )
         if settings.method == "uniform" and most is not None:
             self._drawn()  # raises now rather than at the end
