@@ -13,7 +13,8 @@ from searches import batches, cross_entropy, pairs
 from torch import nn
 
 from asng.experiments.cifar10.network import Net as CifarNet
-from asng.nas import Limit, OneOf, parameters
+from asng.experiments.cifar10.space import random_values
+from asng.nas import Limit, OneOf, parameters, select
 from asng.nas import _trace as trace
 from asng.nas._switch import BranchingGraph, unavailable
 
@@ -190,3 +191,19 @@ def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, setting
         losses.append([search.step(train, valid).train_losses for search in (plain, captured)])
     torch.testing.assert_close(*losses[0], rtol=0.01, atol=0.01)  # later ones differ by what rounding has become
     assert all(math.isfinite(loss) for _, got in losses for loss in got)
+
+
+def test_the_gradient_of_the_cifar10_network_does_not_depend_on_the_memory_format(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    images, labels = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
+    model = CifarNet(8, 3).cuda()
+    select(model, random_values(1))
+
+    def gradients(layout):
+        loss = nn.functional.cross_entropy(model(images.to(memory_format=layout)), labels)
+        found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+
+    expected, got = gradients(torch.contiguous_format), gradients(torch.channels_last)
+    assert (got - expected).norm() < 0.02 * expected.norm()  # rounding moves inputs of ReLUs over 0

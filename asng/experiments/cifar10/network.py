@@ -47,6 +47,41 @@ def separable(channels: int, kernel: int, stride: int, affine: bool) -> nn.Seque
     return nn.Sequential(*layers)
 
 
+class AveragePool(nn.AvgPool2d):
+    """3x3 means with zeros around.
+
+    For channels last on CUDA, torch before 2.14 computes a wrong gradient of padded means
+    (https://github.com/pytorch/pytorch/issues/188344).
+    """
+
+    def __init__(self, stride: int) -> None:
+        super().__init__(3, stride, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.is_contiguous(memory_format=torch.channels_last):
+            return _AveragePool.apply(x, self.stride)  # type: ignore[no-any-return, no-untyped-call]
+        return super().forward(x)
+
+
+class _AveragePool(torch.autograd.Function):
+    """3x3 means whose gradient is made of 3x3 means: of the given gradients, each at the middle of its window."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: int) -> Tensor:
+        ctx.shape, ctx.stride = x.shape, stride
+        return F.avg_pool2d(x, 3, stride, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0]
+        if ctx.stride > 1:
+            like: Any = {"dtype": gradient.dtype, "device": gradient.device, "memory_format": torch.channels_last}
+            spread = torch.empty(ctx.shape, **like).zero_()
+            spread[:, :, :: ctx.stride, :: ctx.stride] = gradient
+            gradient = spread
+        return F.avg_pool2d(gradient, 3, 1, 1), None
+
+
 class FactorizedReduce(nn.Module):
     """Halves even heights and widths of rectified maps: (n, in, h, w) to (n, out, h/2, w/2), out even.
 
@@ -180,7 +215,7 @@ class SharedCell(nas.Searchable):
         older = FactorizedReduce(before, channels, affine) if reduced else pointwise(before, channels, affine)
         self.entries = nn.ModuleList([older, pointwise(previous, channels, affine)])
         self.operations = nn.ModuleDict()
-        pools = {step: {"avg_pool": nn.AvgPool2d(3, step, 1), "max_pool": nn.MaxPool2d(3, step, 1)} for step in (1, 2)}
+        pools = {step: {"avg_pool": AveragePool(step), "max_pool": nn.MaxPool2d(3, step, 1)} for step in (1, 2)}
         for node in range(NODES):
             for source in range(2 + node):
                 step = 2 if reduces and source < 2 else 1
