@@ -23,8 +23,9 @@ from asng.asktell import Optimizer
 from asng.checks import check_int
 from asng.nas import processes
 from asng.nas._identity import describe_search
+from asng.nas._outcome import LossFn
 from asng.nas.cost import Limit
-from asng.nas.oneshot import Batch, LossFn, OneShot, Step
+from asng.nas.oneshot import Batch, OneShot, Step
 from asng.nas.position import NoFiniteLoss, OnStep, SearchLoop
 from asng.nas.result import SearchResult, result
 from asng.nas.selection import space_of
