@@ -260,7 +260,7 @@ def failing_together(rank, folder, half):
             x = FailingBackward.apply(
                 x.clone().requires_grad_(), MemoryError
             )  # when the gradients of all weights are there
-        return cross_entropy(model, (x, y))
+        return cross_entropy(model, (x, y)), {"depth": torch.tensor(selected(model)["depth"]), "rows": len(x)}
 
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     oneshot = OneShot(
@@ -272,6 +272,7 @@ def failing_together(rank, folder, half):
         "optimizer": oneshot.arch_optimizer.state_dict(),
         "train": [list(record.train_losses) for record in records],
         "valid": [list(record.valid_losses) for record in records],
+        "metrics": [[*record.train_metrics, *record.valid_metrics] for record in records],
     }
     every, done = True, 0
     try:

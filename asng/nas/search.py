@@ -21,8 +21,9 @@ from asng.nas import processes
 from asng.nas._identity import describe_search
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
+from asng.nas._outcome import LossFn
 from asng.nas.cost import Limit
-from asng.nas.oneshot import Batch, LossFn, OneShot
+from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import SearchResult, result
 from asng.nas.selection import space_of
 from asng.optimizer import ASNG
