@@ -19,6 +19,11 @@ def no_progress(fraction: float, text: str = "", *, line: bool = False) -> None:
     """Show nothing."""
 
 
+def part_of(progress: Progress, start: float, length: float) -> Progress:
+    """Progress of a part of a computation: of the fraction of it that begins at `start`; texts are not shown."""
+    return lambda fraction, text="", *, line=False: progress(start + length * fraction)
+
+
 @contextmanager
 def progress_bar(title: str, console: Any = None) -> Iterator[Progress]:
     """A bar with the time left and the last text; where it cannot be drawn, a line of text now and then.

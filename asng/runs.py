@@ -7,15 +7,22 @@ dropped when the folder is opened again.
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from asng import __version__
 from asng._files import Lock, atomic_write, differences
 
 CONFIG = "config.json"
 LOCK = ".asng-lock"
 RESULTS = "results.jsonl"
 METRICS = "metrics.jsonl"
+CHECKPOINT = "checkpoint.pt"
+ARCHITECTURE = "architecture.json"
+SUMMARY = "summary.json"
+
+Settings = TypeVar("Settings")
 
 
 class Run:
@@ -106,8 +113,19 @@ class Run:
             os.truncate(self._lines, sum(len(line) for line in lines[:count]))
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """The configuration of a run; raises ValueError for a folder that is not a run."""
+def make_config(experiment: str, kind: str, settings: Any, **more: Any) -> dict[str, Any]:
+    """The configuration of a run."""
+    return {"experiment": experiment, "kind": kind, "version": __version__, **vars(settings), **more}
+
+
+def read_config(folder: Path, experiment: str | None = None, needs: str | None = None) -> dict[str, Any]:
+    """The configuration of a run; raises ValueError for a folder that is none.
+
+    Args:
+        folder: Of the run.
+        experiment: That the run must be of.
+        needs: A file that must be in the folder.
+    """
     path = folder / CONFIG
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
@@ -119,7 +137,25 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged ({error}); delete the folder, or use another") from None
     if not isinstance(config, dict):
         raise ValueError(f"{path} is damaged (it holds no settings); delete the folder, or use another")
+    if experiment is not None and config.get("experiment") != experiment:
+        raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {config.get('experiment')!r}")
+    if needs is not None and not (folder / needs).is_file():
+        raise ValueError(f"there is no {folder / needs} yet; let the run get that far: the same command continues it")
     return config
+
+
+def settings_from_config(kind: type[Settings], config: Mapping[str, Any]) -> Settings:
+    """Settings from a run's configuration; lists become tuples."""
+    tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
+    try:
+        given = {field.name: tuples[field.name] for field in fields(kind)}  # type: ignore[arg-type]
+    except KeyError as error:
+        made = f"asng {config.get('version', 'of another version')}"
+        raise ValueError(
+            f"the run was made by {made}, without the setting {error}, and this is asng {__version__}; "
+            f"do this with {made}, or run it again"
+        ) from None
+    return kind(**given)
 
 
 def write_json(path: Path, data: Any) -> None:

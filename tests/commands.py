@@ -16,8 +16,9 @@ import pytest
 from tasks import LONG
 
 from asng import checkpoints, cli
-from asng.experiments import training
-from asng.runs import METRICS, Run
+from asng.cli import images
+from asng.nas._loop import Epoch
+from asng.runs import CHECKPOINT, METRICS, Run
 
 MAIN = """
 import sys
@@ -114,11 +115,11 @@ def continued_after_ctrl_c(folder, words, program=MAIN, arguments=()):
     """Run a search whole, and in two parts with Ctrl-C in the fifth step: both end the same."""
     whole, parted, sign = folder / "whole", folder / "parted", folder / "fifth step"
     assert run(*words, "--out", whole).code == 0
-    held = hold_at(training.Epoch, "add", 5, sign) + program
+    held = hold_at(Epoch, "add", 5, sign) + program
     done = interrupted(["-c", held, *arguments, *words, "--out", parted], sign.exists)
     said = f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     assert (done.code, done.err) == (130, said)
-    assert checkpoints.load(parted / training.CHECKPOINT)["number"] == 5
+    assert checkpoints.load(parted / CHECKPOINT)["index"] == 5
     assert not (parted / "summary.json").exists()
     assert run(*words, "--out", parted).code == 0
     assert records_of(parted) == records_of(whole)
@@ -163,12 +164,13 @@ class Asked(Exception):
     """Ends a command where its computation would begin."""
 
 
-def asking(monkeypatch, command, experiment):
+def asking(monkeypatch, experiment):
     """A function that runs a command up to its computation, and returns what `search` or `retrain` is asked for."""
     seen = []
 
     def ask(*arguments, **options):
-        seen.append((*arguments, options))
+        task, settings, *others, _ = arguments
+        seen.append((settings, *others, task, options))
         raise Asked
 
     def which(*words):
@@ -176,6 +178,6 @@ def asking(monkeypatch, command, experiment):
             run(experiment, *words)
         return seen[-1]
 
-    monkeypatch.setattr(command, "search", ask)
-    monkeypatch.setattr(command, "retrain", ask)
+    monkeypatch.setattr(images, "search", ask)
+    monkeypatch.setattr(images, "retrain", ask)
     return which

@@ -27,12 +27,15 @@ from torch import nn
 
 from asng import ASNG, SNG, Adam, Categorical, Integer, RandomSearch, Real, nas
 from asng.experiments import digits, toy
+from asng.experiments._images import ImageSet
+from asng.experiments._jobs import SearchJob
 from asng.experiments.cifar10 import data as cifar10_data
 from asng.experiments.cifar10 import network as cifar10_network
-from asng.experiments.cifar10 import search as cifar10
+from asng.experiments.cifar10 import task as cifar10
 from asng.experiments.inpainting import data as faces
 from asng.experiments.inpainting import network as inpainting_network
-from asng.experiments.inpainting import search as inpainting
+from asng.experiments.inpainting import task as inpainting
+from asng.nas._loop import Epoch
 
 Values = dict[str, Any]
 
@@ -167,13 +170,14 @@ def first_steps(job: Any, portable: int) -> Values:
     """The losses of the first 20 iterations of a job, so many of them portable, and where they lead."""
     records = [job.step(number) for number in range(20)]
     losses = {name: [float(record[f"{name}_loss"]) for record in records] for name in ("train", "valid")}
-    optimizer = job.search_job.arch_optimizer
+    optimizer = job.arch_optimizer
+    tested = {n: v for n, v in job.finish_epoch(Epoch()).items() if n not in ("step", "images_per_second")}
     bits = {
         "losses": losses,
         "theta": digest(optimizer.theta),
         "delta": optimizer.delta,
         "weights": weights_digest(job.model),
-        "tested": {name.removeprefix("test_"): value for name, value in job.finish_epoch(0).items()},
+        "tested": {name.removeprefix("test_"): value for name, value in tested.items()},
     }
     return {"portable": {"losses": {name: each[:portable] for name, each in losses.items()}}, "bits": bits}
 
@@ -202,20 +206,20 @@ def cifar10_short() -> Values:
 def cifar10_on_noise(settings: cifar10.Cifar10SearchSettings) -> Values:
     *train, test = random_files(2000).values()
     return first_steps(
-        cifar10.Cifar10SearchJob(settings, _images(b"".join(train)), _images(test[: 200 * RECORD])), CIFAR10_PORTABLE
+        SearchJob(cifar10.Cifar10(_images(b"".join(train)), _images(test[: 200 * RECORD])), settings), CIFAR10_PORTABLE
     )
 
 
-def _images(records: bytes) -> cifar10_data.Images:
+def _images(records: bytes) -> ImageSet:
     rows = torch.frombuffer(bytearray(records), dtype=torch.uint8).reshape(-1, RECORD)
-    return cifar10_data.Images(rows[:, 1:].reshape(-1, 3, 32, 32).contiguous(), rows[:, 0].long())
+    return ImageSet(rows[:, 1:].reshape(-1, 3, 32, 32).contiguous(), rows[:, 0].long())
 
 
 def cifar10_small_real() -> Values:
     if not (real_data() / "cifar-10-batches-bin").is_dir():
         raise Missing("CIFAR-10 is not in the folder ASNG_DATA")
     return first_steps(
-        cifar10.Cifar10SearchJob(cifar10.SMALL, *cifar10_data.load_cifar10(real_data(), "cpu")), CIFAR10_PORTABLE
+        SearchJob(cifar10.Cifar10(*cifar10_data.load_cifar10(real_data(), "cpu")), cifar10.SMALL), CIFAR10_PORTABLE
     )
 
 
@@ -241,7 +245,7 @@ def inpainting_small_real() -> Values:
 
 def inpainting_both(data: faces.Data) -> Values:
     jobs = {
-        encoding: inpainting.InpaintingSearchJob(replace(inpainting.SMALL, encoding=encoding), data.train, data.test)
+        encoding: SearchJob(inpainting.Inpainting(data.train, data.test), replace(inpainting.SMALL, encoding=encoding))
         for encoding in ("cat", "int")
     }
     both = {encoding: first_steps(job, portable=10) for encoding, job in jobs.items()}

@@ -1,12 +1,13 @@
 """Images of CIFAR-10: augmentation is what its slow, obvious version says, mini-batches follow from their number."""
+# mypy: disable-error-code="arg-type, index, union-attr"
 
 import numpy as np
 import pytest
 import torch
 
+from asng.experiments._images import Batches, ImageSet, halves
 from asng.experiments.cifar10 import data
-from asng.experiments.cifar10.data import Cifar10Batches, Images, augment, draw_augmentations, normalize
-from asng.experiments.data import halves
+from asng.experiments.cifar10.data import augment, augment_batches, draw_augmentations, normalize
 
 
 def generator(seed: int) -> torch.Generator:
@@ -114,16 +115,16 @@ def test_normalized_is_pixel_less_mean_by_deviation():
 # Mini-batches
 
 
-def numbered(n: int) -> Images:
+def numbered(n: int) -> ImageSet:
     """Images of one color each, labeled by it."""
     color = torch.arange(1, n + 1)
-    return Images(color.to(torch.uint8)[:, None, None, None].repeat(1, 3, 32, 32), color)
+    return ImageSet(color.to(torch.uint8)[:, None, None, None].repeat(1, 3, 32, 32), color)
 
 
 def test_labels_belong_to_their_images_and_an_epoch_is_a_permutation_of_the_half():
     images = numbered(100)
     for half in halves(100, seed=0):
-        batches = Cifar10Batches(images, half, 10, 0, 1)
+        batches = Batches(images, half, 10, augment_batches, 0, 1)
         assert batches.steps == 5
         for epoch in range(2):
             made = [batches(5 * epoch + step) for step in range(5)]
@@ -134,26 +135,26 @@ def test_labels_belong_to_their_images_and_an_epoch_is_a_permutation_of_the_half
 
 def test_a_mini_batch_follows_from_seed_stream_and_number_alone():
     images = numbered(60)
-    first, second = (Cifar10Batches(images, torch.arange(60), 8, 3, 1) for _ in range(2))
+    first, second = (Batches(images, torch.arange(60), 8, augment_batches, 3, 1) for _ in range(2))
     forward = [first(number) for number in range(20)]
     for number in reversed(range(20)):
         assert all(torch.equal(a, b) for a, b in zip(second(number), forward[number], strict=True))
     for seed, stream in ((3, 2), (4, 1)):
-        other = Cifar10Batches(images, torch.arange(60), 8, seed, stream)
+        other = Batches(images, torch.arange(60), 8, augment_batches, seed, stream)
         assert not any(torch.equal(other(number)[0], forward[number][0]) for number in range(20))
 
 
 def test_mini_batches_that_are_prepared_ahead_are_the_same():
     images = numbered(60)
-    one_by_one, ahead = (Cifar10Batches(images, torch.arange(60), 8, 3, 1) for _ in range(2))
+    one_by_one, ahead = (Batches(images, torch.arange(60), 8, augment_batches, 3, 1) for _ in range(2))
     ahead._ahead = 5  # as on a GPU
     for number in (*range(12), 4, 5, 30, 30):
         assert all(torch.equal(a, b) for a, b in zip(ahead(number), one_by_one(number), strict=True))
 
 
 def test_the_images_of_an_epoch_look_different_in_the_next():
-    images = Images(coded(8).contiguous(), torch.arange(8))
-    batches = Cifar10Batches(images, torch.arange(8), 8, 0, 0)
+    images = ImageSet(coded(8).contiguous(), torch.arange(8))
+    batches = Batches(images, torch.arange(8), 8, augment_batches, 0, 0)
     seen = {
         (int(label), picture.numpy().tobytes())
         for epoch in range(10)
@@ -163,7 +164,7 @@ def test_the_images_of_an_epoch_look_different_in_the_next():
 
 
 def test_every_image_of_a_mini_batch_has_a_square_of_16_cut_out_that_may_be_clipped():
-    pictures, _ = Cifar10Batches(numbered(60), torch.arange(60), 60, 0, 0)(0)
+    pictures, _ = Batches(numbered(60), torch.arange(60), 60, augment_batches, 0, 0)(0)
     sizes = (pictures == 0).all(1).sum((1, 2))
     assert sizes.max() == 16 * 16
     assert 8 * 8 <= sizes.min() < sizes.max()
@@ -178,13 +179,16 @@ def test_a_part_holds_the_named_images_in_their_order():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Cifar10Batches(numbered(5), torch.arange(6), 2, 0, 0), "between 0 and 4, the last image; got 0 to 5"),
-        (lambda: Cifar10Batches(numbered(5), torch.arange(-1, 3), 2, 0, 0), "got -1 to 2"),
-        (lambda: Cifar10Batches(numbered(5), torch.arange(5), 6, 0, 0), "choose a smaller batch"),
+        (
+            lambda: Batches(numbered(5), torch.arange(6), 2, augment_batches, 0, 0),
+            "between 0 and 4, the last image; got 0 to 5",
+        ),
+        (lambda: Batches(numbered(5), torch.arange(-1, 3), 2, augment_batches, 0, 0), "got -1 to 2"),
+        (lambda: Batches(numbered(5), torch.arange(5), 6, augment_batches, 0, 0), "choose a smaller batch"),
         (lambda: augment(torch.zeros(2, 3, 32, 32), generator(0)), r"uint8 of shape .*got torch.float32"),
         (lambda: augment(numbered(2).images, generator(0), cutout=-1), "at least 0 .*got -1"),
-        (lambda: Images(torch.zeros(2, 3, 28, 28, dtype=torch.uint8), torch.arange(2)), r"got .*\(2, 3, 28, 28\)"),
-        (lambda: Images(numbered(2).images, torch.arange(3)), r"one for each of 2 images, got .*\(3,\)"),
+        (lambda: augment(torch.zeros(2, 3, 28, 28, dtype=torch.uint8), generator(0)), r"got .*\(2, 3, 28, 28\)"),
+        (lambda: ImageSet(numbered(2).images, torch.arange(3)), r"one for each of 2 images, got .*\(3,\)"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_cure(make, message):

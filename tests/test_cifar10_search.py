@@ -1,4 +1,5 @@
 """The search on CIFAR-10: what it computes, that it resumes bit-equal, its baselines; on a few images of noise."""
+# mypy: disable-error-code="arg-type, index, union-attr"
 
 import json
 import math
@@ -11,14 +12,17 @@ import torch.nn.functional as F
 from commands import records_of
 
 from asng import ASNG, SNG, RandomSearch, checkpoints, nas
-from asng.experiments import searching, training
-from asng.experiments.cifar10.data import Cifar10Batches, Images, normalize
-from asng.experiments.cifar10.search import Cifar10SearchJob, Cifar10SearchSettings, accuracy, loss_of, search
+from asng.experiments import _jobs
+from asng.experiments._image_runs import MetricsCheckpoint, search
+from asng.experiments._images import Batches, ImageSet, halves
+from asng.experiments._jobs import TRAIN, VALID, SearchJob
+from asng.experiments._settings import parse_amp_dtype
+from asng.experiments.cifar10.data import augment_batches, normalize
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
-from asng.experiments.data import halves
-from asng.experiments.searching import TRAIN, VALID
+from asng.experiments.cifar10.task import Cifar10, Cifar10SearchSettings, accuracy
+from asng.nas._loop import Epoch, run_job
 from asng.nas.architecture import from_json
-from asng.runs import METRICS, Run
+from asng.runs import CHECKPOINT, METRICS, Run
 
 pytestmark = pytest.mark.long
 
@@ -30,7 +34,7 @@ def images():
     def some(n, seed):
         generator = torch.Generator().manual_seed(seed)
         pixels = torch.randint(256, (n, 3, 32, 32), generator=generator, dtype=torch.uint8)
-        return Images(pixels, torch.randint(10, (n,), generator=generator))
+        return ImageSet(pixels, torch.randint(10, (n,), generator=generator))
 
     return some(30, 0), some(20, 1)
 
@@ -44,9 +48,13 @@ def listen(job, note):
 
     def loss(model, batch):
         note(model, batch)
-        return loss_of(model, batch)
+        return inner(model, batch)
 
-    job.search_job.oneshot._loss_fn = loss
+    inner, job.oneshot._loss_fn = job.oneshot._loss_fn, loss
+
+
+def make_job(settings, images):
+    return SearchJob(Cifar10(*images), settings)
 
 
 def test_the_defaults_are_the_papers():
@@ -64,9 +72,9 @@ def test_the_defaults_are_the_papers():
 
 def test_an_iteration_is_the_papers(images):
     """Two fresh architectures on a mini-batch of one half move the weights; two more on one of the other, theta."""
-    job = Cifar10SearchJob(TINY, *images)
-    group = job.search_job.oneshot.weight_optimizer.param_groups[0]
-    assert isinstance(job.search_job.arch_optimizer, ASNG)
+    job = make_job(TINY, images)
+    group = job.oneshot.weight_optimizer.param_groups[0]
+    assert isinstance(job.arch_optimizer, ASNG)
     assert (group["momentum"], group["weight_decay"], group["nesterov"]) == (0.9, 3e-4, False)
     first, second = halves(24, TINY.seed)
     seen = []
@@ -74,7 +82,7 @@ def test_an_iteration_is_the_papers(images):
     values = job.step(4)
     assert [differentiated for _, differentiated in seen] == [True, True, False, False]
     train, valid = (
-        Cifar10Batches(images[0], half, 4, TINY.seed, place)(4) for place, half in enumerate((first, second))
+        Batches(images[0], half, 4, augment_batches, TINY.seed, place)(4) for place, half in enumerate((first, second))
     )
     for (batch, _), expected in zip(seen, (train, train, valid, valid), strict=True):
         assert all(torch.equal(one, other) for one, other in zip(batch, expected, strict=True))
@@ -84,10 +92,11 @@ def test_an_iteration_is_the_papers(images):
 
 def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
     """Of weights that were touched before but are not sampled, too."""
-    job, twin = (Cifar10SearchJob(TINY, *images) for _ in range(2))
-    job.search_job.oneshot._loss_fn = lambda model, batch: 100 * loss_of(model, batch)[0]  # so that clipping matters
+    job, twin = (make_job(TINY, images) for _ in range(2))
+    inner = job.oneshot._loss_fn
+    job.oneshot._loss_fn = lambda model, batch: 100 * inner(model, batch)[0]  # so that clipping matters
     optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
-    train = Cifar10Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
+    train = Batches(images[0], halves(24, TINY.seed)[0], 4, augment_batches, TINY.seed, TRAIN)
     for number in range(3):
         optimizer.zero_grad(set_to_none=False)
         pixels, labels = train(number)
@@ -97,14 +106,14 @@ def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
         assert torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0) > 5
         optimizer.step()
         job.step(number)
-        twin.search_job.arch_optimizer.load_state_dict(job.search_job.arch_optimizer.state_dict())
+        twin.search_job.arch_optimizer.load_state_dict(job.arch_optimizer.state_dict())
     for (name, one), other in zip(job.model.named_parameters(), twin.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
 
 
 def test_columns_of_nodes_that_are_not_loose_decay_from_the_first_step(images):
     """As in the authors' program, where the output convolution of a cell is one weight."""
-    job = Cifar10SearchJob(TINY, *images)
+    job = make_job(TINY, images)
     cells: Any = job.model.cells
     before = [cell.join.weight.detach().clone() for cell in cells]
     job.step(0)
@@ -115,7 +124,7 @@ def test_columns_of_nodes_that_are_not_loose_decay_from_the_first_step(images):
 
 
 def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
-    job = Cifar10SearchJob(changed(population_size=3), *images)
+    job = make_job(changed(population_size=3), images)
     seen = []
     listen(job, lambda model, batch: seen.append(batch[0]))
     job.step(0)
@@ -125,22 +134,22 @@ def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
 
 @pytest.mark.parametrize("amp_dtype", ["bfloat16", "float16"])
 def test_mixed_precision_is_that_of_both_halves(images, amp_dtype):
-    job = Cifar10SearchJob(changed(amp_dtype=amp_dtype), *images)
+    job = make_job(changed(amp_dtype=amp_dtype), images)
     kinds = []
     job.model.classifier.register_forward_hook(lambda layer, inputs, output: kinds.append(output.dtype))
     assert math.isfinite(job.step(0)["valid_loss"])
-    assert kinds == [training.parse_amp_dtype(amp_dtype)] * 4
+    assert kinds == [parse_amp_dtype(amp_dtype)] * 4
     assert {parameter.dtype for parameter in job.model.parameters()} == {torch.float32}
 
 
 def test_weights_halves_and_architectures_follow_from_the_seed(images):
     def drawn(seed):
-        job = Cifar10SearchJob(changed(seed=seed), *images)
-        numbers = sorted(job._train(number)[1].tolist() for number in range(3))
-        first = [candidate.values for candidate in job.search_job.arch_optimizer.ask()]
+        job = make_job(changed(seed=seed), images)
+        numbers = sorted(job.train_batches(number)[1].tolist() for number in range(3))
+        first = [candidate.values for candidate in job.arch_optimizer.ask()]
         return (
             job.model.state_dict()["stem.0.weight"].tolist(),
-            sorted(job._train._order._indices.tolist()),
+            sorted(job.train_batches._order._indices.tolist()),
             first,
             numbers,
         )
@@ -150,18 +159,18 @@ def test_weights_halves_and_architectures_follow_from_the_seed(images):
 
 
 def test_the_learning_rate_falls_once_an_epoch_on_a_cosine(images):
-    job = Cifar10SearchJob(changed(epochs=4), *images)
+    job = make_job(changed(epochs=4), images)
     rates = []
-    for number in range(0, 4 * job.steps, job.steps - 1):
+    for number in range(0, 4 * job.steps_per_epoch, job.steps_per_epoch - 1):
         job.step(number)
-        rates.append((number // job.steps, job.search_job.oneshot.weight_optimizer.param_groups[0]["lr"]))
-    assert job.steps == 3
+        rates.append((number // job.steps_per_epoch, job.oneshot.weight_optimizer.param_groups[0]["lr"]))
+    assert job.steps_per_epoch == 3
     for epoch, rate in rates:
         assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * epoch / 4)) / 2)
 
 
 def test_the_accuracy_is_that_of_the_architectures_that_are_judged(images):
-    job = Cifar10SearchJob(TINY, *images)
+    job = make_job(TINY, images)
     judged = []
     listen(job, lambda model, batch: judged.append((model(batch[0]).detach(), batch[1])))
     for number in range(3):
@@ -174,7 +183,7 @@ def test_the_accuracy_is_that_of_the_architectures_that_are_judged(images):
 @pytest.fixture(scope="module")
 def whole(images, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    return folder, search(TINY, folder, *images)
+    return folder, search(Cifar10(*images), TINY, folder)
 
 
 def test_a_run_leaves_metrics_architecture_pictures_and_a_summary(whole):
@@ -205,7 +214,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5])
 def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path, monkeypatch, number):
     folder, summary = whole
-    step = Cifar10SearchJob.step
+    step = SearchJob.step
 
     def until(self, at):
         if at == number:
@@ -213,53 +222,51 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path,
         return step(self, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Cifar10SearchJob, "step", until)
+        patch.setattr(SearchJob, "step", until)
         with pytest.raises(Killed):
             run(TINY, images, tmp_path)
     torch.manual_seed(1234)
     job = run(TINY, images, tmp_path)
-    assert {name: p.tolist() for name, p in job.search_job.arch_optimizer.distribution().items()} == summary[
-        "distribution"
-    ]
-    one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (folder, tmp_path))
+    assert {name: p.tolist() for name, p in job.arch_optimizer.distribution().items()} == summary["distribution"]
+    one, other = (checkpoints.load(path / CHECKPOINT)["job"] for path in (folder, tmp_path))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert records_of(folder) == records_of(tmp_path)
 
 
 def run(settings, images, folder):
     """A search without the pictures at its end."""
-    job = Cifar10SearchJob(settings, *images)
+    job = make_job(settings, images)
     with Run(folder, {}, METRICS) as kept:
-        training.run_job(job, kept, epochs=settings.epochs, steps=job.steps, images=8)
+        run_job(job, epochs=settings.epochs, checkpoint=MetricsCheckpoint(kept, CHECKPOINT, {}))
     return job
 
 
 def test_another_seed_is_another_search(images, whole, tmp_path):
-    other = run(changed(seed=1), images, tmp_path).search_job.arch_optimizer.distribution()
+    other = run(changed(seed=1), images, tmp_path).arch_optimizer.distribution()
     assert {name: p.tolist() for name, p in other.items()} != whole[1]["distribution"]
 
 
 def test_a_folder_of_other_settings_is_refused(images, whole):
     with pytest.raises(ValueError, match=r"another configuration \(channels: 2 there, 4 here\)"):
-        search(changed(channels=4), whole[0], *images)
+        search(Cifar10(*images), changed(channels=4), whole[0])
 
 
 def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
-    silent = run(changed(test=False), images, tmp_path).search_job.arch_optimizer.distribution()
+    silent = run(changed(test=False), images, tmp_path).arch_optimizer.distribution()
     assert {name: p.tolist() for name, p in silent.items()} == whole[1]["distribution"]
     assert all("test_accuracy" not in record for record in records_of(tmp_path))
 
 
 def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statistics(images):
-    job = Cifar10SearchJob(TINY, *images)
+    job = make_job(TINY, images)
     for number in range(3):
         job.step(number)
     values = random_values(3)
     before = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
-    result = job.test_accuracy(values)
+    result = accuracy(job.network(values), images[1])
     assert all(torch.equal(before[name], tensor) for name, tensor in job.model.state_dict().items())
     network = nas.extract(job.model, values)
-    train = Cifar10Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
+    train = Batches(images[0], halves(24, TINY.seed)[0], 4, augment_batches, TINY.seed, TRAIN)
     nas.recalibrate(network, [train(number)[0] for number in range(3)])
     network.eval()
     with torch.no_grad():
@@ -268,40 +275,41 @@ def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statis
 
 
 def test_only_as_many_images_are_tested_as_asked_for(images, monkeypatch):
-    job = Cifar10SearchJob(changed(num_test_images=5), *images)
-    path = "asng.experiments.cifar10.search.accuracy"
-    monkeypatch.setattr(path, lambda network, images, progress: images.labels.tolist())
-    assert job.finish_epoch(1)["test_accuracy"] == images[1].labels[:5].tolist()
-    assert job.test_accuracy(random_values(0)) == images[1].labels.tolist()
+    job = make_job(changed(num_test_images=5), images)
+    monkeypatch.setattr("asng.experiments.cifar10.task.accuracy", lambda network, images, max_images: max_images)
+    assert job.finish_epoch(Epoch())["test_accuracy"] == 5
+    few = ImageSet(images[1].images[:5], images[1].labels[:5])
+    network = job.network(random_values(0))
+    assert accuracy(network, images[1], 5) == accuracy(network, few)
 
 
 def test_accuracy_leaves_the_mode_of_a_network_alone(images):
-    network = nas.extract(Cifar10SearchJob(TINY, *images).model, random_values(0)).train()
-    accuracy(network, images[1], batch=7)
+    network = nas.extract(make_job(TINY, images).model, random_values(0)).train()
+    accuracy(network, images[1])
     assert network.training
 
 
 def test_sng_is_the_same_search_without_adaptation(images, tmp_path):
-    job = Cifar10SearchJob(changed(method="sng"), *images)
-    assert isinstance(job.search_job.arch_optimizer, SNG)
+    job = make_job(changed(method="sng"), images)
+    assert isinstance(job.arch_optimizer, SNG)
     with Run(tmp_path, {}, METRICS) as kept:
-        records = training.run_job(job, kept, epochs=2, steps=job.steps, images=8)
+        records = run_job(job, epochs=2, checkpoint=MetricsCheckpoint(kept, CHECKPOINT, {}))
     assert "delta" not in records[0]
     assert records[0]["largest_probability"] != records[1]["largest_probability"]
 
 
 def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(searching, "TOP_K", 3)
+    monkeypatch.setattr(_jobs, "TOP_K", 3)
     settings = changed(method="uniform", num_random=8)
-    job = Cifar10SearchJob(settings, *images)
-    assert isinstance(job.search_job.arch_optimizer, RandomSearch)
+    job = make_job(settings, images)
+    assert isinstance(job.arch_optimizer, RandomSearch)
     for number in range(2):
         job.step(number)
-    assert job.search_job.certainty()["largest_probability"] == pytest.approx(
+    assert job.finish_epoch(Epoch())["largest_probability"] == pytest.approx(
         np.mean([1 / len(v.choices) for v in SPACE.values()])
     )
     drawn = [c.values for c in RandomSearch(SPACE, seed=np.random.SeedSequence(0).spawn(2)[1]).ask(8)]
-    valid = Cifar10Batches(images[0], halves(24, 0)[1], 4, 0, VALID)
+    valid = Batches(images[0], halves(24, 0)[1], 4, augment_batches, 0, VALID)
 
     def loss(values, numbers):
         nas.select(job.model, values)
@@ -312,28 +320,23 @@ def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(ima
     first = sorted(drawn, key=lambda values: loss(values, [0]))  # all on the same mini-batch
     modes = []
     job.model.register_forward_pre_hook(lambda model, inputs: modes.append(model.training))
-    assert job.search_job.result(job.valid, job.valid.steps)["values"] == min(
-        first[:3], key=lambda values: loss(values, range(valid.steps))
-    )
+    assert job.result()["values"] == min(first[:3], key=lambda values: loss(values, range(valid.steps)))
     assert modes[: 8 + 3 * valid.steps] == [True] * (8 + 3 * valid.steps)  # with batch statistics
-    assert "test_accuracy" not in job.finish_epoch(1)
+    assert "test_accuracy" not in job.finish_epoch(Epoch())
 
 
 def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
-    job = Cifar10SearchJob(changed(method="uniform", num_random=4), *images)
-    drawn = job.search_job._draw_feasible()
+    job = make_job(changed(method="uniform", num_random=4), images)
+    drawn = job._draw_feasible()
     losses = iter([math.nan, 3.0, math.inf, 2.0, *[math.nan] * 3, *[1.0] * 3, *[math.inf] * 6])
-    job.search_job._loss_fn = lambda model, batch: torch.tensor(next(losses))
-    assert (
-        job.search_job.result(job.valid, job.valid.steps)["values"] == drawn[1]
-    )  # its losses are 3, then 1; those of drawn[3] 2, then nan
+    job._task.search_loss = lambda model, batch: torch.tensor(next(losses))
+    assert job.result()["values"] == drawn[1]  # its losses are 3, then 1; those of drawn[3] 2, then nan
 
 
 def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
     shown: list[tuple[float, str]] = []
     settings = changed(epochs=1, method="uniform", num_random=8)
-    train, test = images
-    search(settings, tmp_path, train, test, lambda fraction, text, line=False: shown.append((fraction, text)))
+    search(Cifar10(*images), settings, tmp_path, lambda fraction, text, line=False: shown.append((fraction, text)))
     fractions = [fraction for fraction, text in shown if text == "choosing among 8 architectures"]
     assert fractions == sorted(fractions)
     assert len(fractions) == 1 + 8 + 8  # it begins; each is judged once, and as a finalist
@@ -342,38 +345,39 @@ def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
 
 def test_random_search_is_feasible_or_says_at_once_that_it_cannot_be(images):
     sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
-    job = Cifar10SearchJob(changed(method="uniform", num_random=20, max_params=sizes[10]), *images)
-    drawn = job.search_job._draw_feasible()
+    job = make_job(changed(method="uniform", num_random=20, max_params=sizes[10]), images)
+    drawn = job._draw_feasible()
     assert 0 < len(drawn) < 20
-    assert num_parameters(job.search_job.result(job.valid, job.valid.steps)["values"], 2, 3, affine=False) <= sizes[10]
+    assert num_parameters(job.result()["values"], 2, 3, affine=False) <= sizes[10]
     with pytest.raises(ValueError, match="none of 3 architectures meets the limit; raise max_params"):
-        Cifar10SearchJob(changed(method="uniform", num_random=3, max_params=500), *images)
+        make_job(changed(method="uniform", num_random=3, max_params=500), images)
 
 
 def test_a_limit_that_no_architecture_meets_is_refused_at_once_and_leaves_no_folder(images, tmp_path):
     with pytest.raises(ValueError, match="smallest architecture has 452 parameters, more than max_params=451"):
-        search(changed(max_params=451), tmp_path / "run", *images)
+        search(Cifar10(*images), changed(max_params=451), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    Cifar10SearchJob(changed(max_params=452), *images)
+    make_job(changed(max_params=452), images)
 
 
 def test_the_limit_is_on_the_parameters_of_the_network_of_the_search(images):
-    job = Cifar10SearchJob(TINY, *images)
+    job = make_job(TINY, images)
     for seed in range(3):
         small = nas.extract(job.model, random_values(seed))
-        assert job.size(job.model, random_values(seed)) == sum(parameter.numel() for parameter in small.parameters())
+        size = job._task.size_of(TINY)(job.model, random_values(seed))
+        assert size == sum(parameter.numel() for parameter in small.parameters())
 
 
 def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, tmp_path):
     sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
     limit = sizes[10]
-    job = Cifar10SearchJob(changed(max_params=limit), *images)
+    job = make_job(changed(max_params=limit), images)
     ran: list[int] = []
     judged: list[int] = []
 
     def note(model, batch):
         values = {module.name: module.value for module in model.modules() if isinstance(module, nas.Decision)}
-        (ran if torch.is_grad_enabled() else judged).append(job.size(model, values))
+        (ran if torch.is_grad_enabled() else judged).append(num_parameters(values, 2, 3, affine=False))
 
     listen(job, note)
     for number in range(4):
@@ -381,7 +385,7 @@ def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, t
         assert job.step(number)["feasible"] == (len(judged) - before) / 2
     assert 0 < len(judged) < 8
     assert max(ran + judged) <= limit
-    found = job.search_job.result(job.valid, job.valid.steps)
+    found = job.result()
     assert found["feasible"]
     assert num_parameters(found["values"], 2, 3, affine=False) <= limit
 

@@ -4,29 +4,21 @@ import json
 import math
 import os
 import signal
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from commands import (
     asking,
-    continued_after_ctrl_c,
     records_of,
     refused,
-    refused_in_use,
     run,
     summary_of,
-    unexplained,
 )
 from small_cifar10 import archive_of, random_files, release_of, server, write
 
-from asng.cli import cifar10 as command
-from asng.cli.images import DataFlags, next_command
 from asng.experiments import curves
 from asng.experiments.cifar10 import data, drawing
-from asng.experiments.cifar10.retraining import SMALL_RETRAIN, Cifar10RetrainSettings
-from asng.experiments.cifar10.search import SMALL, Cifar10SearchSettings
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values
 from asng.nas.architecture import from_json, to_json
 
@@ -35,14 +27,6 @@ pytestmark = pytest.mark.slow
 IMAGES = 8  # in each file
 SIZE = ["--channels", "2", "--cells", "3", "--batch", "4"]
 TINY = [*SIZE, "--num-train-images", "24", "--epochs", "1"]
-# Runs without the environment's data, in another process.
-PROGRAM = """
-import json, sys
-from asng.cli import main
-from asng.experiments.cifar10 import data
-data.RELEASE = data.Release(**json.loads(sys.argv[1]))
-main(sys.argv[2:])
-"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -77,7 +61,7 @@ def plain(monkeypatch):
 def asked(monkeypatch, tmp_path):
     """Notes what `search` and `retrain` are asked for, and ends there; in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return asking(monkeypatch, command, "cifar10")
+    return asking(monkeypatch, "cifar10")
 
 
 # Search
@@ -106,56 +90,9 @@ def test_a_search_leaves_its_run_and_says_how_to_go_on(searched):
     assert "\x1b" not in done.out  # plain when not a terminal
 
 
-def test_how_to_go_on_repeats_what_matters():
-    folder, data = Path("a"), Path("d")
-    assert next_command("cifar10", folder, False, DataFlags()) == "asng cifar10 retrain a"
-    assert (
-        next_command("cifar10", folder, True, DataFlags(data, "cpu"))
-        == "asng cifar10 retrain a --small --data d --device cpu"
-    )
-
-
-def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(asked):
-    assert asked("search")[1] == Path("runs/cifar10-asng-seed0")
-    assert asked("search", "--method", "sng", "--seed", "3", "--small")[1] == Path("runs/cifar10-small-sng-seed3")
-    assert asked("search", "--small", "--out", "here")[1] == Path("here")
-
-
-def test_small_changes_defaults_and_flags_still_count(asked):
-    assert asked("search")[0] == Cifar10SearchSettings()
-    assert asked("search", "--small")[0] == SMALL != Cifar10SearchSettings()
-    assert asked("search", "--epochs", "3", "--small", "--cells", "4")[0] == replace(SMALL, epochs=3, cells=4)
-    random = ["--architecture", "random"]
-    assert asked("retrain", *random)[0] == Cifar10RetrainSettings()
-    assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAIN, batch=9)
-
-
 def test_steps_are_captured_unless_that_is_turned_off(asked):
     assert asked("search")[-1]["capture"]
     assert not asked("search", "--no-capture")[-1]["capture"]
-
-
-@pytest.mark.long
-def test_without_tests_no_test_accuracy_is_recorded(plain, tmp_path):
-    assert run("cifar10", "search", *TINY, "--no-test", "--out", tmp_path).code == 0
-    assert "test_accuracy" not in records_of(tmp_path)[0]
-
-
-def test_sng_is_searched_with_by_the_same_command(plain, tmp_path):
-    assert run("cifar10", "search", *TINY, "--method", "sng", "--out", tmp_path).code == 0
-    assert "delta" not in records_of(tmp_path)[0]
-    assert summary_of(tmp_path)["probability"] > 0
-
-
-@pytest.mark.long
-def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_path):
-    assert run("cifar10", "search", *TINY, "--method", "uniform", "--num-random", "4", "--out", tmp_path).code == 0
-    assert summary_of(tmp_path)["probability"] is None
-    done = run("cifar10", "evaluate", tmp_path)
-    assert (done.code, done.out.splitlines()[-1][:14]) == (0, "Test accuracy ")
-    (tmp_path / "architecture.json").unlink()  # as before its end
-    error = refused("cifar10", "evaluate", tmp_path)
-    assert error == f"{tmp_path} is a random search, which chooses an architecture at its end; let it finish"
 
 
 @pytest.mark.long
@@ -163,22 +100,6 @@ def test_an_architecture_is_found_within_the_most_parameters(plain, tmp_path):
     sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
     assert run("cifar10", "search", *TINY, "--max-params", sizes[10], "--out", tmp_path).code == 0
     assert num_parameters(summary_of(tmp_path)["values"], 2, 3, affine=False) <= sizes[10]
-
-
-def test_a_limit_that_none_meets_is_wrong_input(tmp_path):
-    error = refused("cifar10", "search", *TINY, "--max-params", "1", "--out", tmp_path)
-    assert error == "the smallest architecture has 452 parameters, more than max_params=1"
-
-
-@pytest.mark.long
-def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, release, tmp_path):
-    words = ["cifar10", "search", *SIZE, "--batch", "2", "--num-train-images", "16", "--epochs", "3", "--no-test"]
-    continued_after_ctrl_c(tmp_path, words, PROGRAM, [json.dumps(asdict(data.RELEASE))])
-
-
-def test_a_folder_in_use_is_refused(searched, tmp_path):
-    refused_in_use(tmp_path, "cifar10", "search", *TINY)
-    refused_in_use(tmp_path / "more", "cifar10", "retrain", searched[0], *TINY)
 
 
 # Retraining
@@ -213,28 +134,15 @@ def test_an_architecture_may_come_from_a_file_or_from_a_seed(asked, tmp_path):
 
 def test_an_architecture_that_is_not_there_or_not_of_the_space_is_wrong_input(tmp_path, searched):
     either = "give either the folder of a search, or --architecture"
-    assert refused("cifar10", "retrain").startswith(either)
     assert refused("cifar10", "retrain", searched[0], "--architecture", "random").startswith(either)
     path = tmp_path / "cell.json"
-    there_is_none = f"there is no file {path}; give one as architecture.json, or the word random"
-    assert refused("cifar10", "retrain", "--architecture", path) == there_is_none
     for content, message in (
-        ("{", "an architecture is JSON"),
         ('{"op": 1}', 'an architecture is {"version": 1'),
         (to_json({"layer1.channels": 64}), "the architecture has no value for 'normal0.in1'"),
         (to_json({**random_values(0), "normal0.op1": "conv7"}), "'conv7' is outside of"),
     ):
         path.write_text(content)
         assert refused("cifar10", "retrain", "--architecture", path).startswith(f"{path}: {message}")
-
-
-def test_a_search_that_has_not_finished_cannot_be_retrained(tmp_path):
-    assert refused("cifar10", "retrain", tmp_path) == f"{tmp_path} is no run: it has no config.json"
-    (tmp_path / "config.json").write_text('{"experiment": "inpainting", "kind": "search"}')
-    assert refused("cifar10", "retrain", tmp_path) == f"{tmp_path} is a run of inpainting, not of cifar10"
-    (tmp_path / "config.json").write_text('{"experiment": "cifar10", "kind": "search"}')
-    cure = "let the search finish first: the same command continues it"
-    assert refused("cifar10", "retrain", tmp_path) == f"there is no {tmp_path / 'architecture.json'} yet; {cure}"
 
 
 # Evaluation
@@ -246,13 +154,6 @@ def test_evaluating_a_search_tests_what_it_found_with_shared_weights(searched):
     what = "the architecture found so far, with shared weights"
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[-1] == f"Test accuracy {accuracy:.2f} % after 3 steps ({what})"
-
-
-def test_what_is_no_run_is_not_evaluated(tmp_path, monkeypatch):
-    monkeypatch.setenv("ASNG_DATA", str(tmp_path / "nowhere"))  # it is said before data is looked for
-    assert refused("cifar10", "evaluate", tmp_path) == f"{tmp_path} is no run: it has no config.json"
-    (tmp_path / "config.json").write_text('{"experiment": "cifar10", "kind": "search"}')
-    assert refused("cifar10", "evaluate", tmp_path).startswith(f"{tmp_path} has no checkpoint.pt yet")
 
 
 # Data
@@ -294,19 +195,6 @@ def test_ctrl_c_while_data_is_read_is_no_traceback(tmp_path, monkeypatch):
     monkeypatch.setattr(data, "_read", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
     done = run("cifar10", "search", *TINY, "--out", tmp_path / "run")
     assert (done.code, done.out, done.err) == (130, "", "Interrupted.\n")
-
-
-# Help
-
-
-@pytest.mark.parametrize("verb", ["search", "retrain", "evaluate"])
-def test_help_shows_examples_and_explains_every_flag(verb, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    done = run("cifar10", verb, "--help")
-    assert done.code == 0
-    assert f"Examples:\n  asng cifar10 {verb}" in done.out
-    assert "{None}" not in done.out
-    assert unexplained(done.out) == []
 
 
 REAL, OFFICIAL = os.environ.get("ASNG_DATA"), data.RELEASE

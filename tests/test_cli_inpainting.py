@@ -7,30 +7,25 @@ import shlex
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from commands import (
     asking,
-    continued_after_ctrl_c,
     records_of,
     refused,
-    refused_in_use,
     run,
     summary_of,
-    unexplained,
     wait_until,
 )
 from PIL import Image
 
-from asng.cli import inpainting as command
-from asng.experiments import curves, training
+from asng.cli import images
+from asng.experiments import curves
 from asng.experiments.inpainting import cache
 from asng.experiments.inpainting.encoding import base_values, chain, depth, random_values, search_space
-from asng.experiments.inpainting.retraining import SMALL_RETRAIN, InpaintingRetrainSettings
-from asng.experiments.inpainting.search import SMALL, InpaintingSearchSettings
 from asng.nas.architecture import to_json
+from asng.runs import CHECKPOINT
 
 pytestmark = pytest.mark.slow
 
@@ -77,7 +72,7 @@ def plain(monkeypatch):
 def asked(monkeypatch, tmp_path):
     """Notes what `search` and `retrain` are asked for, and ends there; in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return asking(monkeypatch, command, "inpainting")
+    return asking(monkeypatch, "inpainting")
 
 
 # Search
@@ -98,66 +93,12 @@ def test_a_search_leaves_its_run_and_says_what_it_found_and_how_to_go_on(searche
     assert "\x1b" not in done.out  # plain when not a terminal
 
 
-def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(asked):
-    assert asked("search")[1] == Path("runs/inpainting-cat-center-asng-seed0")
-    named = asked("search", "--small", "--method", "uniform", "--encoding", "int", "--seed", "3")
-    assert named[1] == Path("runs/inpainting-small-int-pixel-uniform-seed3")
-    assert asked("search", "--mask", "pixel", "--out", "here")[1] == Path("here")
-
-
-def test_small_changes_defaults_and_flags_still_count(asked):
-    assert asked("search")[0] == InpaintingSearchSettings()
-    assert asked("search", "--small")[0] == SMALL != InpaintingSearchSettings()
-    assert asked("search", "--batch", "3", "--small")[0] == replace(SMALL, batch=3)
-    random = ["--architecture", "random"]
-    assert asked("retrain", *random)[0] == InpaintingRetrainSettings()
-    assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAIN, batch=9)
-
-
 def test_without_tests_nothing_is_tested_and_a_limit_holds(plain, tmp_path):
     done = run("inpainting", "search", *TINY, "--no-test", "--max-params", "2000", "--out", tmp_path)
     assert done.code == 0
     assert "test_psnr" not in records_of(tmp_path)[0]
     assert 0 < records_of(tmp_path)[0]["feasible"] <= 1
     assert summary_of(tmp_path)["feasible"]
-
-
-def test_losses_that_are_never_finite_are_one_line_with_a_cure(plain, tmp_path):
-    error = refused("inpainting", "search", *TINY, "--lr", "1e30", "--iterations", "12", "--out", tmp_path)
-    assert "were NaN or infinite; lower the learning rate" in error
-
-
-def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(plain, tmp_path):
-    done = run("inpainting", "search", *TINY, "--method", "uniform", "--num-random", "2", "--out", tmp_path)
-    assert done.code == 0
-    assert "delta" not in records_of(tmp_path)[0]
-    assert "choosing among 2 architectures" in done.out.splitlines()
-    assert run("inpainting", "evaluate", tmp_path).code == 0
-    (tmp_path / "architecture.json").unlink()  # as before its end
-    error = refused("inpainting", "evaluate", tmp_path)
-    assert error == f"{tmp_path} is a random search, which chooses an architecture at its end; let it finish"
-
-
-@pytest.mark.long
-def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(plain, tmp_path):
-    words = [
-        "inpainting",
-        "search",
-        *SPACE,
-        "--batch",
-        "2",
-        "--iterations",
-        "24",
-        "--checkpoint-every",
-        "3",
-        "--no-test",
-    ]
-    continued_after_ctrl_c(tmp_path, words)
-
-
-def test_a_folder_in_use_is_refused(searched, tmp_path):
-    refused_in_use(tmp_path, "inpainting", "search", *TINY)
-    refused_in_use(tmp_path / "more", "inpainting", "retrain", searched[0], *STEPS)
 
 
 @pytest.mark.long
@@ -167,7 +108,7 @@ def test_beside_a_running_search_others_may_read_but_not_write(plain, tmp_path):
     assert run(*words, "--out", whole).code == 0
     command = [sys.executable, "-m", "asng", *words, "--out", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
-        wait_until(lambda: (folder / training.CHECKPOINT).exists() or first.poll() is not None)
+        wait_until(lambda: (folder / CHECKPOINT).exists() or first.poll() is not None)
         os.kill(first.pid, signal.SIGSTOP)  # it is there, and does not go on meanwhile
         said = refused(*words, "--out", folder)
         assert re.match(rf"{folder} is in use by process {first.pid} on .* since \d{{4}}-\d\d-\d\d ", said)
@@ -230,12 +171,6 @@ def test_other_pictures_need_no_other_data(searched, plain, tmp_path, monkeypatc
     monkeypatch.setenv("ASNG_DATA", str(tmp_path / "gone"))
     assert run("inpainting", "evaluate", searched[0], "--pictures", fill(tmp_path / "one", 1)).code == 0
     assert (searched[0] / "evaluation-one.json").exists()
-
-
-@pytest.mark.parametrize("words", [("search",), ("retrain", "--architecture", "random"), ("evaluate",)])
-def test_the_device_is_the_one_that_is_named(searched, words):
-    more = [searched[0]] if words == ("evaluate",) else []
-    assert refused("inpainting", *words, *more, "--device", "mps").startswith("there is no device 'mps'; give cpu")
 
 
 def test_test_faces_of_other_data_are_refused(searched, tmp_path):
@@ -315,16 +250,12 @@ def test_base_is_as_deep_as_what_runs_and_has_64_channels(asked, tmp_path):
 
 
 def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_path, searched):
-    either = "give either the folder of a search, or --architecture"
-    assert refused("inpainting", "retrain").startswith(either)
     path = tmp_path / "network.json"
     said = f"beside the folder of a search, --architecture is base or random, got '{path}'"
     assert refused("inpainting", "retrain", searched[0], "--architecture", path) == said
     assert refused("inpainting", "retrain", "--architecture", "base").startswith("base has as many layers as")
-    assert refused("inpainting", "retrain", "--architecture", path).startswith(f"there is no file {path}; ")
     values = base_values(search_space("cat", 3, widths=(2, 4)), 2, channels=2)
     for content, message in (
-        ("{", "an architecture is JSON"),
         (to_json({"normal0.in1": 1}), "this is no autoencoder: "),
         (to_json({**values, "layer2.channels": "many"}), "this is no autoencoder: "),
         (to_json({**values, "layer1.type": "7x7 skip"}), "'7x7 skip' is outside of"),
@@ -335,18 +266,14 @@ def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_
         assert refused("inpainting", "retrain", "--architecture", path).startswith(f"{path}: {message}")
 
 
-def test_a_search_that_has_not_finished_cannot_be_retrained(tmp_path):
-    assert refused("inpainting", "retrain", tmp_path) == f"{tmp_path} is no run: it has no config.json"
+def test_baselines_need_a_search_that_has_finished(tmp_path):
     (tmp_path / "config.json").write_text('{"experiment": "cifar10", "kind": "search"}')
-    assert refused("inpainting", "retrain", tmp_path) == f"{tmp_path} is a run of cifar10, not of inpainting"
     words = ["inpainting", "retrain", tmp_path, "--architecture"]
     for word in ("base", "random"):
         assert refused(*words, word).startswith(f"{tmp_path} is no search of inpainting")
     settings = {"experiment": "inpainting", "kind": "search", "encoding": "cat", "layers": 3, "widths": [2, 4]}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    for more in ([], ["--architecture", "base"]):
-        error = refused("inpainting", "retrain", tmp_path, *more)
-        assert error.startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the search finish first")
+    assert refused(*words, "base").startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the run get that")
 
 
 def test_evaluating_a_search_tests_what_it_found(searched):
@@ -354,14 +281,6 @@ def test_evaluating_a_search_tests_what_it_found(searched):
     assert done.code == 0
     last = summary_of(searched[0])["last"]
     assert f"PSNR {last['test_psnr']:.2f} dB, SSIM {last['test_ssim']:.4f} on 1 faces\n" in done.out
-
-
-def test_the_checkpoint_of_another_run_is_refused_in_one_line(searched, plain, tmp_path):
-    run("inpainting", "retrain", searched[0], *STEPS, "--out", tmp_path)
-    ours = tmp_path / training.CHECKPOINT
-    ours.write_bytes((searched[0] / training.CHECKPOINT).read_bytes())
-    for words in (["evaluate", tmp_path], ["retrain", searched[0], *STEPS, "--out", tmp_path]):
-        assert refused("inpainting", *words).startswith(f"{ours} is of another run (kind: search there, retrain here; ")
 
 
 @pytest.mark.parametrize(
@@ -375,10 +294,10 @@ def test_the_checkpoint_of_another_run_is_refused_in_one_line(searched, plain, t
 def test_the_checkpoint_of_a_run_with_one_other_setting_is_refused(searched, plain, tmp_path, flags, message):
     words = ["inpainting", "search", *TINY, *INT, *flags, "--out", tmp_path]
     assert run(*words).code == 0
-    ours = tmp_path / training.CHECKPOINT
-    ours.write_bytes((searched[0] / training.CHECKPOINT).read_bytes())
+    ours = tmp_path / CHECKPOINT
+    ours.write_bytes((searched[0] / CHECKPOINT).read_bytes())
     for again in (words, ["inpainting", "evaluate", tmp_path]):
-        assert refused(*again).startswith(f"{ours} is of another run ({message}); replace it by this run's own, ")
+        assert refused(*again).startswith(f"{ours} is of another run ({message}); use another path, ")
 
 
 def test_evaluating_does_not_write_through_links(searched, tmp_path):
@@ -403,7 +322,7 @@ def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
     out = []
     for _ in range(2):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(command, "search", lambda *arguments: {"feasible": True, "chain": []})
+            patch.setattr(images, "search", lambda *arguments, **options: {"feasible": True, "chain": []})
             out.append(run("inpainting", "search", "--data", folder).out.splitlines())
     assert out[0][:2] == ["reading faces: 0 %", "reading faces: 100 %"]
     assert out[0][2:] == out[1]  # no bar where there is nothing to do
@@ -416,8 +335,8 @@ def test_lists_are_given_together_and_split_the_faces(asked, faces, tmp_path):
     for name, numbers in (("train.txt", range(5)), ("test.txt", range(5, 8))):
         (tmp_path / name).write_text("".join(f"{number:02}.png\n" for number in numbers))
     lists = ["--train-list", tmp_path / "train.txt", "--test-list", tmp_path / "test.txt"]
-    train, test = asked("search", *lists)[2:4]
-    assert (len(train), len(test)) == (5, 3)
+    task = asked("search", *lists)[2]
+    assert (len(task.train), len(task.test)) == (5, 3)
     assert refused("inpainting", "search", *lists[:2]) == "give --train-list and --test-list together, or neither"
 
 
@@ -453,19 +372,6 @@ def test_ctrl_c_while_faces_are_read_promises_nothing(tmp_path, monkeypatch):
     done = run("inpainting", "search", *TINY, "--data", folder, "--out", tmp_path / "run")
     assert (done.code, done.err) == (130, "Interrupted.\n")
     assert [path.name for path in tmp_path.iterdir()] == ["some"]
-
-
-# Help
-
-
-@pytest.mark.parametrize("verb", ["search", "retrain", "evaluate"])
-def test_help_shows_examples_and_explains_every_flag(verb, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "120")
-    done = run("inpainting", verb, "--help")
-    assert done.code == 0
-    assert f"Examples:\n  asng inpainting {verb}" in done.out
-    assert "{None}" not in done.out
-    assert unexplained(done.out) == []
 
 
 REAL = os.environ.get("ASNG_DATA")

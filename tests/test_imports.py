@@ -16,11 +16,11 @@ CORE = ["baselines", "optimizer", "asktell", "_state", "_decoding", "space", "fa
 CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"report", "runs", "integrations", "asng"}
-MAY_IMPORT["experiments"] |= {"runs", "asng"}  # the package itself: its version
+MAY_IMPORT["experiments"] |= {"runs", "asng"}
 MAY_IMPORT["integrations"] = {"integrations", *CORE}
 MAY_IMPORT["report"] = {"report", "runs"}
 MAY_IMPORT["_files"] = {"_files"}
-MAY_IMPORT["runs"] = {"runs", "_files"}
+MAY_IMPORT["runs"] = {"runs", "_files", "asng"}  # the package itself: its version
 for room in ("cli", "experiments", "nas"):
     MAY_IMPORT[room] |= {"checkpoints", "_files", "_progress"}
 MAY_IMPORT["_progress"] = {"_progress"}

@@ -1,4 +1,5 @@
 """The cache of many faces: one file in the user's cache folder, built again when something changes."""
+# mypy: disable-error-code="arg-type, index, union-attr"
 
 import io
 import os

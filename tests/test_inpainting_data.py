@@ -1,17 +1,19 @@
 """Which faces train and which test, and mini-batches that follow from their number."""
+# mypy: disable-error-code="arg-type, index, union-attr"
+
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from asng.experiments.data import halves
+from asng.experiments._images import Batches, ImageSet, halves
 from asng.experiments.inpainting.data import (
-    FaceBatches,
-    Faces,
     describe_faces,
     faces_folder,
     load_faces,
+    mask_batches,
     pick,
     random_split,
 )
@@ -26,7 +28,7 @@ def save(path, shade=0):
 def some(n=20, size=8):
     """Faces whose pixels all differ and are above 0, so that a zero is a hole."""
     pixels = torch.randint(1, 256, (n, 3, size, size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    return Faces(pixels, tuple(f"{number}.png" for number in range(n)))
+    return ImageSet(pixels, names=tuple(f"{number}.png" for number in range(n)))
 
 
 def test_subfolders_train_and_test_are_the_split(tmp_path):
@@ -143,7 +145,7 @@ def test_the_folder_is_the_one_given_or_the_faces_in_it(tmp_path, monkeypatch):
 def test_faces_are_told_apart_by_their_numbers_and_all_their_names():
     def named(train, test):
         return describe_faces(
-            *(Faces(torch.zeros(len(n), 3, 4, 4, dtype=torch.uint8), tuple(n)) for n in (train, test))
+            *(ImageSet(torch.zeros(len(n), 3, 4, 4, dtype=torch.uint8), names=tuple(n)) for n in (train, test))
         )
 
     assert named("abc", "d") == named("abc", "d") == "3 to train with, 1 to test with, named 25b0e498c1ac"
@@ -158,10 +160,10 @@ def test_a_part_of_the_faces_is_in_the_order_of_its_numbers():
 
 
 def test_images_that_are_no_bytes_or_not_as_many_as_names_are_refused():
-    with pytest.raises(ValueError, match=r"uint8 of shape \(1, 3, height, width\), got torch\.float32"):
-        Faces(torch.zeros(1, 3, 8, 8), ("a",))
+    with pytest.raises(ValueError, match=r"uint8 of shape \(n, 3, height, width\), got torch\.float32"):
+        ImageSet(torch.zeros(1, 3, 8, 8), names=("a",))
     with pytest.raises(ValueError, match=r"\(2, 3, height, width\), got torch\.uint8 of shape \(1, 3, 8, 8\)"):
-        Faces(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), ("a", "b"))
+        ImageSet(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), names=("a", "b"))
 
 
 def test_picking_mirrors_what_is_to_be_mirrored():
@@ -174,7 +176,7 @@ def test_picking_mirrors_what_is_to_be_mirrored():
 @pytest.mark.parametrize("mask", ["center", "pixel", "half"])
 def test_a_mini_batch_holds_originals_and_the_same_with_holes(mask):
     faces = some()
-    batches = FaceBatches(faces, torch.arange(20), 8, mask, 0, 1)
+    batches = Batches(faces, torch.arange(20), 8, partial(mask_batches, mask), 0, 1)
     assert batches.steps == 2
     seen = []
     for number in range(3):
@@ -198,7 +200,7 @@ def test_a_mini_batch_holds_originals_and_the_same_with_holes(mask):
 
 def test_an_epoch_sees_every_face_once_and_half_of_them_mirrored():
     faces = some(64)
-    batches = FaceBatches(faces, torch.arange(64), 16, "half", 3, 0)
+    batches = Batches(faces, torch.arange(64), 16, partial(mask_batches, "half"), 3, 0)
     flips, total = 0, 0
     for epoch in range(25):
         seen = set()
@@ -216,19 +218,22 @@ def test_an_epoch_sees_every_face_once_and_half_of_them_mirrored():
 @pytest.mark.parametrize("mask", ["pixel", "half"])
 def test_a_mini_batch_follows_from_seeds_and_number_alone(mask):
     faces, indices = some(), halves(20, seed=0)[0]
-    one, other = FaceBatches(faces, indices, 4, mask, 7, 1), FaceBatches(faces, indices, 4, mask, 7, 1)
+    one, other = (
+        Batches(faces, indices, 4, partial(mask_batches, mask), 7, 1),
+        Batches(faces, indices, 4, partial(mask_batches, mask), 7, 1),
+    )
     for number in range(5):
         one(number)
     for first, second in zip(one(9), other(9), strict=True):
         assert torch.equal(first, second)
     for seed, stream in ((8, 1), (7, 2)):
-        assert not torch.equal(FaceBatches(faces, indices, 4, mask, seed, stream)(9)[1], one(9)[1])
+        assert not torch.equal(Batches(faces, indices, 4, partial(mask_batches, mask), seed, stream)(9)[1], one(9)[1])
 
 
 def test_mini_batches_come_from_the_faces_named():
     faces = some()
-    batches = FaceBatches(faces, torch.tensor([4, 9]), 2, "half", 0, 0)
+    batches = Batches(faces, torch.tensor([4, 9]), 2, partial(mask_batches, "half"), 0, 0)
     means = {round(float(image.mean()), 4) for image in batches(0)[0]}
     assert means == {round(float((faces.images[index] / 255).mean()), 4) for index in (4, 9)}
-    with pytest.raises(ValueError, match="between 0 and 19, the last face; got 4 to 20"):
-        FaceBatches(faces, torch.tensor([4, 20]), 2, "half", 0, 0)
+    with pytest.raises(ValueError, match="between 0 and 19, the last image; got 4 to 20"):
+        Batches(faces, torch.tensor([4, 20]), 2, partial(mask_batches, "half"), 0, 0)

@@ -1,4 +1,5 @@
 """PSNR and SSIM against scikit-image, and the evaluation of a model."""
+# mypy: disable-error-code="arg-type, index, union-attr"
 
 import json
 import math

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,28 +11,24 @@ from commands import records_of
 from PIL import Image
 
 from asng import ASNG, checkpoints, nas
-from asng.experiments import training
+from asng.experiments._image_runs import retrain, search
+from asng.experiments._images import Batches, ImageSet
+from asng.experiments._jobs import TRAIN, SearchJob, TrainJob
 from asng.experiments.inpainting import measures
-from asng.experiments.inpainting.data import FaceBatches, Faces
+from asng.experiments.inpainting.data import mask_batches
 from asng.experiments.inpainting.encoding import base_values, search_space
 from asng.experiments.inpainting.masks import fixed_masks
 from asng.experiments.inpainting.network import new_autoencoder
-from asng.experiments.inpainting.retraining import (
-    InpaintingRetrainJob,
-    InpaintingRetrainSettings,
-    evaluate,
-    retrain,
-    step_lr,
-)
-from asng.experiments.inpainting.search import (
+from asng.experiments.inpainting.task import (
     MASK_SEED,
     NUM_TEST_FACES,
-    InpaintingSearchJob,
+    Inpainting,
+    InpaintingRetrainSettings,
     InpaintingSearchSettings,
-    reconstruction_loss,
-    search,
+    evaluate,
 )
-from asng.experiments.searching import TRAIN
+from asng.nas._loop import Epoch
+from asng.runs import CHECKPOINT, read_config
 
 pytestmark = pytest.mark.long
 
@@ -43,31 +40,31 @@ VALUES = ASNG(search_space("cat", layers=3, widths=(2, 4)), seed=4).ask(1)[0].va
 def faces():
     generator = torch.Generator().manual_seed(0)
     pixels = torch.randint(256, (9, 3, 16, 16), generator=generator, dtype=torch.uint8)
-    some = Faces(pixels, tuple("abcdefghi"))
+    some = ImageSet(pixels, names=tuple("abcdefghi"))
     return some, some.subset(torch.arange(4))
 
 
 def test_the_defaults_are_the_papers():
     settings = InpaintingRetrainSettings()
-    assert (settings.iterations, settings.batch, settings.lr, settings.mask) == (500_000, 16, 1e-3, "center")
+    assert (settings.iterations, settings.batch, settings.lr, settings.mask) == (500_000, 16, 1e-3, None)
 
 
 def test_the_learning_rate_falls_to_a_tenth_at_two_and_at_four_fifths(faces):
-    job = InpaintingRetrainJob(TINY, VALUES, *faces)
+    job = TrainJob(Inpainting(*faces), TINY, VALUES)
     rates = []
     for number in range(10):
         job.step(number)
         rates.append(job._train_step.optimizer.param_groups[0]["lr"])
     assert rates == pytest.approx([1e-3] * 4 + [1e-4] * 4 + [1e-5] * 2)
-    assert step_lr(1.0, 0.399) == 1.0
+    assert replace(TINY, lr=1.0).lr_at(0.399) == 1.0
 
 
 def test_a_step_is_adam_on_the_squared_error_with_clipping(faces):
-    job = InpaintingRetrainJob(replace(TINY, seed=6), VALUES, *faces)
+    job = TrainJob(Inpainting(*faces), replace(TINY, seed=6), VALUES)
     torch.manual_seed(6)
     twin = new_autoencoder(VALUES, (16, 16))
     optimizer = torch.optim.Adam(twin.parameters(), lr=1e-3)
-    batches = FaceBatches(faces[0], torch.arange(9), 2, "half", 6, TRAIN)
+    batches = Batches(faces[0], torch.arange(9), 2, partial(mask_batches, "half"), 6, TRAIN)
     for number in range(3):
         loss = job.step(number)["train_loss"]
         original, corrupted = batches(number)
@@ -81,8 +78,9 @@ def test_a_step_is_adam_on_the_squared_error_with_clipping(faces):
 
 
 def test_a_gradient_longer_than_5_is_shortened(faces):
-    job = InpaintingRetrainJob(TINY, VALUES, *faces)
-    job._train_step._loss_fn = lambda model, batch: 1e6 * reconstruction_loss(model, batch)
+    job = TrainJob(Inpainting(*faces), TINY, VALUES)
+    inner = job._train_step._loss_fn
+    job._train_step._loss_fn = lambda model, batch: 1e6 * inner(model, batch)
     job.step(0)
     means = [state["exp_avg"] for state in job._train_step.optimizer.state.values()]  # a tenth of the first gradient
     assert torch.stack([mean.norm() for mean in means]).norm().item() == pytest.approx(0.5, rel=1e-4)
@@ -90,7 +88,7 @@ def test_a_gradient_longer_than_5_is_shortened(faces):
 
 @pytest.mark.parametrize(("amp_dtype", "expected"), [("off", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_mixed_precision_is_that_of_the_settings(faces, amp_dtype, expected):
-    job = InpaintingRetrainJob(replace(TINY, amp_dtype=amp_dtype), VALUES, *faces)
+    job = TrainJob(Inpainting(*faces), replace(TINY, amp_dtype=amp_dtype), VALUES)
     seen: list[torch.dtype] = []
     job.model.get_submodule("last").register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
     job.step(0)
@@ -100,7 +98,7 @@ def test_mixed_precision_is_that_of_the_settings(faces, amp_dtype, expected):
 @pytest.fixture(scope="module")
 def whole(faces, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    return folder, retrain(TINY, VALUES, folder, *faces)
+    return folder, retrain(Inpainting(*faces), TINY, VALUES, folder)
 
 
 class Killed(Exception):
@@ -109,7 +107,7 @@ class Killed(Exception):
 
 @pytest.mark.parametrize("number", [2, 7])
 def test_a_training_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
-    step = InpaintingRetrainJob.step
+    step = TrainJob.step
 
     def until(self, at):
         if at == number:
@@ -117,27 +115,27 @@ def test_a_training_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path
         return step(self, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(InpaintingRetrainJob, "step", until)
+        patch.setattr(TrainJob, "step", until)
         with pytest.raises(Killed):
-            retrain(TINY, VALUES, tmp_path, *faces)
+            retrain(Inpainting(*faces), TINY, VALUES, tmp_path)
     torch.manual_seed(77)
-    retrain(TINY, VALUES, tmp_path, *faces)
+    retrain(Inpainting(*faces), TINY, VALUES, tmp_path)
     assert records_of(tmp_path) == records_of(whole[0])
-    one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (whole[0], tmp_path))
+    one, other = (checkpoints.load(path / CHECKPOINT)["job"] for path in (whole[0], tmp_path))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
 def test_a_run_does_not_go_on_with_other_faces(faces, whole):
     fewer = faces[0].subset(torch.arange(8))
     with pytest.raises(ValueError, match=r"faces.*8 to train with.*another folder"):
-        retrain(TINY, VALUES, whole[0], fewer, faces[1])
+        retrain(Inpainting(fewer, faces[1]), TINY, VALUES, whole[0])
 
 
 def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
     folder, summary = whole
-    report = evaluate(folder, faces[1])
+    report = evaluate(Inpainting(faces[1], faces[1]), folder, read_config(folder))
     model = new_autoencoder(VALUES, (16, 16))
-    model.load_state_dict(checkpoints.load(folder / training.CHECKPOINT)["job"]["model"])
+    model.load_state_dict(checkpoints.load(folder / CHECKPOINT)["job"]["model"])
     scores = measures.evaluate(model, faces[1].images, fixed_masks("half", 4, (16, 16), MASK_SEED))
     assert report["psnr"] == pytest.approx(float(scores.psnr.mean()))
     assert report["ssim"] == pytest.approx(float(scores.ssim.mean()))
@@ -151,10 +149,10 @@ def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
 
 
 def test_fewer_faces_are_used_from_all_over_their_order(faces):
-    job = InpaintingRetrainJob(replace(TINY, num_train_images=3), VALUES, *faces)
-    expected = FaceBatches(faces[0], torch.tensor([0, 3, 6]), 2, "half", 0, TRAIN)
+    job = TrainJob(Inpainting(*faces), replace(TINY, num_train_images=3), VALUES)
+    expected = Batches(faces[0], torch.tensor([0, 3, 6]), 2, partial(mask_batches, "half"), 0, TRAIN)
     for number in range(4):
-        assert all(map(torch.equal, job._batches(number), expected(number)))
+        assert all(map(torch.equal, job.train_batches(number), expected(number)))
 
 
 def test_evaluating_a_search_tests_what_it_found_on_all_faces(faces, tmp_path):
@@ -162,29 +160,25 @@ def test_evaluating_a_search_tests_what_it_found_on_all_faces(faces, tmp_path):
     settings = InpaintingSearchSettings(
         iterations=2, checkpoint_every=2, layers=3, widths=(2, 4), batch=2, encoding="int", mask="pixel"
     )
-    summary = search(settings, tmp_path, faces[0], many)
-    report = evaluate(tmp_path, many)
+    summary = search(Inpainting(faces[0], many), settings, tmp_path)
+    report = evaluate(Inpainting(many, many), tmp_path, read_config(tmp_path))
     assert (report["kind"], report["images"]) == ("search", NUM_TEST_FACES + 5)
     evenly_spaced = [
         report["per_image"][number * (NUM_TEST_FACES + 5) // NUM_TEST_FACES]["psnr"] for number in range(NUM_TEST_FACES)
     ]
     # On the way fewer are enough, each behind the mask that it has among all.
     assert sum(evenly_spaced) / NUM_TEST_FACES == pytest.approx(summary["last"]["test_psnr"])
-    assert nas.space_of(InpaintingSearchJob(settings, *faces).model).keys() == summary["values"].keys()
+    assert nas.space_of(SearchJob(Inpainting(*faces), settings).model).keys() == summary["values"].keys()
 
 
 def test_training_learns_to_fill_holes(faces):
     """Faces of one color each: what is missing follows from what is there."""
     pixels = torch.randint(256, (9, 3, 1, 1), generator=torch.Generator().manual_seed(1), dtype=torch.uint8)
-    plain = Faces(pixels.expand(9, 3, 16, 16).contiguous(), faces[0].names)
+    plain = ImageSet(pixels.expand(9, 3, 16, 16).contiguous(), names=faces[0].names)
     values = base_values(search_space("cat", layers=3, widths=(8, 16)), depth=2, channels=16)
-    job = InpaintingRetrainJob(
-        InpaintingRetrainSettings(iterations=400, checkpoint_every=400, batch=8, mask="pixel", lr=0.01),
-        values,
-        plain,
-        plain,
-    )
-    before = job.finish_epoch(0)["test_psnr"]
+    settings = InpaintingRetrainSettings(iterations=400, checkpoint_every=400, batch=8, mask="pixel", lr=0.01)
+    job = TrainJob(Inpainting(plain, plain), settings, values)
+    before = job.finish_epoch(Epoch())["test_psnr"]
     for number in range(400):
         job.step(number)
-    assert job.finish_epoch(1)["test_psnr"] > before + 6
+    assert job.finish_epoch(Epoch())["test_psnr"] > before + 6

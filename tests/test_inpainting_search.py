@@ -2,6 +2,7 @@
 
 import json
 import math
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -12,24 +13,18 @@ import torch.nn.functional as F
 from commands import records_of
 
 from asng import ASNG, Integer, checkpoints, nas
-from asng.experiments import training
-from asng.experiments.data import halves
+from asng.experiments._image_runs import search
+from asng.experiments._images import Batches, ImageSet, halves
+from asng.experiments._jobs import TRAIN, VALID, SearchJob
 from asng.experiments.inpainting import measures
-from asng.experiments.inpainting.data import FaceBatches, Faces
+from asng.experiments.inpainting.data import mask_batches
 from asng.experiments.inpainting.encoding import describe_chain, search_space, smallest_values
 from asng.experiments.inpainting.masks import fixed_masks
 from asng.experiments.inpainting.network import Net
-from asng.experiments.inpainting.search import (
-    MASK_SEED,
-    InpaintingSearchJob,
-    InpaintingSearchSettings,
-    evenly_spaced,
-    reconstruction_loss,
-    search,
-)
-from asng.experiments.searching import TRAIN, VALID
+from asng.experiments.inpainting.task import MASK_SEED, Inpainting, InpaintingSearchSettings, evenly_spaced
+from asng.nas._loop import Epoch
 from asng.nas.architecture import from_json
-from asng.runs import METRICS
+from asng.runs import CHECKPOINT, METRICS
 
 pytestmark = pytest.mark.long
 
@@ -41,13 +36,17 @@ def faces():
     def some(n, seed):
         generator = torch.Generator().manual_seed(seed)
         pixels = torch.randint(256, (n, 3, 16, 16), generator=generator, dtype=torch.uint8)
-        return Faces(pixels, tuple(f"{seed}-{number}" for number in range(n)))
+        return ImageSet(pixels, names=tuple(f"{seed}-{number}" for number in range(n)))
 
     return some(12, 0), some(5, 1)
 
 
 def changed(**settings):
     return InpaintingSearchSettings(**{**vars(TINY), **settings})
+
+
+def make_job(settings, faces):
+    return SearchJob(Inpainting(*faces), settings)
 
 
 def test_the_defaults_are_the_papers():
@@ -58,21 +57,21 @@ def test_the_defaults_are_the_papers():
 
 def test_an_iteration_is_the_papers(faces):
     """Both halves see their own faces; all architectures of a half see the same faces and holes; no decay."""
-    job = InpaintingSearchJob(changed(mask="pixel", seed=5), *faces)
-    group = job.search_job.oneshot.weight_optimizer.param_groups[0]
-    assert isinstance(job.search_job.arch_optimizer, ASNG)
+    job = make_job(changed(mask="pixel", seed=5), faces)
+    group = job.oneshot.weight_optimizer.param_groups[0]
+    assert isinstance(job.arch_optimizer, ASNG)
     assert (group["momentum"], group["weight_decay"]) == (0.9, 0.0)
     seen = []
-    inner = job.search_job.oneshot._loss_fn
+    inner = job.oneshot._loss_fn
 
     def watched(model, batch):
         seen.append(batch)
         return inner(model, batch)
 
-    job.search_job.oneshot._loss_fn = watched
+    job.oneshot._loss_fn = watched
     job.step(4)
     batches = [
-        FaceBatches(faces[0], half, 2, "pixel", 5, stream)(4)
+        Batches(faces[0], half, 2, partial(mask_batches, "pixel"), 5, stream)(4)
         for half, stream in zip(halves(12, 5), (TRAIN, VALID), strict=True)
     ]
     for batch, expected in zip(seen, (batches[0], batches[0], batches[1], batches[1]), strict=True):
@@ -80,25 +79,26 @@ def test_an_iteration_is_the_papers(faces):
 
 
 def test_weights_and_candidates_follow_from_the_seed(faces):
-    job = InpaintingSearchJob(changed(seed=5), *faces)
+    job = make_job(changed(seed=5), faces)
     torch.manual_seed(5)
     twin = Net("cat", 3, widths=(2, 4), size=(16, 16))
     assert all(map(torch.equal, job.model.parameters(), twin.parameters()))
     twins = ASNG(search_space("cat", 3, widths=(2, 4)), seed=np.random.SeedSequence(5).spawn(2)[0])
-    assert [one.values for one in job.search_job.arch_optimizer.ask(9)] == [one.values for one in twins.ask(9)]
+    assert [one.values for one in job.arch_optimizer.ask(9)] == [one.values for one in twins.ask(9)]
 
 
 def test_a_gradient_longer_than_5_is_shortened(faces):
-    job = InpaintingSearchJob(TINY, *faces)
-    job.search_job.oneshot._loss_fn = lambda model, batch: 1e6 * reconstruction_loss(model, batch)
+    job = make_job(TINY, faces)
+    inner = job.oneshot._loss_fn
+    job.oneshot._loss_fn = lambda model, batch: 1e6 * inner(model, batch)
     job.step(0)
-    moved = [state["momentum_buffer"] for state in job.search_job.oneshot.weight_optimizer.state.values()]
+    moved = [state["momentum_buffer"] for state in job.oneshot.weight_optimizer.state.values()]
     assert torch.stack([momentum.norm() for momentum in moved]).norm().item() == pytest.approx(5, rel=1e-4)
 
 
 def test_mixed_precision_is_that_of_the_settings(faces):
     for amp_dtype, expected in (("off", torch.float32), ("bfloat16", torch.bfloat16)):
-        job = InpaintingSearchJob(changed(amp_dtype=amp_dtype), *faces)
+        job = make_job(changed(amp_dtype=amp_dtype), faces)
         seen: list[torch.dtype] = []
         hook = job.model.last.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output.dtype))
         job.step(0)
@@ -107,19 +107,19 @@ def test_mixed_precision_is_that_of_the_settings(faces):
 
 
 def test_the_loss_is_the_squared_error_over_the_whole_image(faces):
-    job = InpaintingSearchJob(TINY, *faces)
-    original, corrupted = FaceBatches(faces[0], torch.arange(12), 2, "center", 0, TRAIN)(0)
-    nas.select(job.model, job.search_job.arch_optimizer.mode())
+    job = make_job(TINY, faces)
+    original, corrupted = Batches(faces[0], torch.arange(12), 2, partial(mask_batches, "center"), 0, TRAIN)(0)
+    nas.select(job.model, job.arch_optimizer.mode())
     restored = job.model(corrupted)
-    assert torch.equal(reconstruction_loss(job.model, (original, corrupted)), F.mse_loss(restored, original))
+    assert torch.equal(job._task.search_loss(job.model, (original, corrupted)), F.mse_loss(restored, original))
     assert restored.shape == original.shape
 
 
 def test_the_learning_rate_falls_in_every_iteration_on_a_cosine(faces):
-    job = InpaintingSearchJob(TINY, *faces)
+    job = make_job(TINY, faces)
     for number in range(6):
         job.step(number)
-        rate = job.search_job.oneshot.weight_optimizer.param_groups[0]["lr"]
+        rate = job.oneshot.weight_optimizer.param_groups[0]["lr"]
         assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * number / 6)) / 2)
 
 
@@ -127,7 +127,7 @@ def test_the_learning_rate_falls_in_every_iteration_on_a_cosine(faces):
 def whole(request, faces, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     settings = changed(encoding=request.param)
-    return settings, folder, search(settings, folder, *faces)
+    return settings, folder, search(Inpainting(*faces), settings, folder)
 
 
 def test_a_run_leaves_metrics_architecture_and_a_summary(whole):
@@ -137,7 +137,7 @@ def test_a_run_leaves_metrics_architecture_and_a_summary(whole):
     for record in records:
         assert {"train_loss", "valid_loss", "largest_probability", "delta", "test_psnr", "test_ssim"} <= set(record)
         assert record["images_per_second"] * record["seconds"] == pytest.approx(2 * 2 * 2)  # of both halves
-    space = nas.space_of(InpaintingSearchJob(settings, *small()).model)
+    space = nas.space_of(make_job(settings, small()).model)
     assert space == search_space(settings.encoding, 3, widths=(2, 4))
     assert any(isinstance(variable, Integer) for variable in space.values()) == (settings.encoding == "int")
     values = from_json((folder / "architecture.json").read_text(), space)
@@ -147,7 +147,7 @@ def test_a_run_leaves_metrics_architecture_and_a_summary(whole):
 
 
 def small():
-    faces = Faces(torch.zeros(8, 3, 16, 16, dtype=torch.uint8), tuple("abcdefgh"))
+    faces = ImageSet(torch.zeros(8, 3, 16, 16, dtype=torch.uint8), names=tuple("abcdefgh"))
     return faces, faces
 
 
@@ -158,7 +158,7 @@ class Killed(Exception):
 @pytest.mark.parametrize("number", [0, 3, 5])
 def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
     settings, folder, summary = whole
-    step = InpaintingSearchJob.step
+    step = SearchJob.step
 
     def until(self, at):
         if at == number:
@@ -166,39 +166,36 @@ def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, 
         return step(self, at)
 
     with monkeypatch.context() as patch:
-        patch.setattr(InpaintingSearchJob, "step", until)
+        patch.setattr(SearchJob, "step", until)
         with pytest.raises(Killed):
-            search(settings, tmp_path, *faces)
+            search(Inpainting(*faces), settings, tmp_path)
     torch.manual_seed(1234)
-    again = search(settings, tmp_path, *faces)
+    again = search(Inpainting(*faces), settings, tmp_path)
     assert again["distribution"] == summary["distribution"]
-    one, other = (checkpoints.load(path / training.CHECKPOINT)["job"] for path in (folder, tmp_path))
+    one, other = (checkpoints.load(path / CHECKPOINT)["job"] for path in (folder, tmp_path))
     assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
     assert records_of(folder) == records_of(tmp_path)
 
 
 def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_change(faces):
-    job = InpaintingSearchJob(changed(mask="half", seed=3), *faces)
-    record = job.finish_epoch(1)
-    model = nas.extract(job.model, job.search_job.arch_optimizer.mode())
+    job = make_job(changed(mask="half", seed=3), faces)
+    record = job.finish_epoch(Epoch())
+    model = nas.extract(job.model, job.arch_optimizer.mode())
     scores = measures.evaluate(model, faces[1].images, fixed_masks("half", 5, (16, 16), MASK_SEED))
     assert record["test_psnr"] == pytest.approx(float(scores.psnr.mean()))
     assert record["test_ssim"] == pytest.approx(float(scores.ssim.mean()))
-    assert "test_psnr" not in InpaintingSearchJob(changed(test=False), *faces).finish_epoch(1)
+    assert "test_psnr" not in make_job(changed(test=False), faces).finish_epoch(Epoch())
 
 
 def test_random_search_and_limits_work_here_too(faces, tmp_path):
-    uniform = search(changed(method="uniform", num_random=4), tmp_path / "uniform", *faces)
+    uniform = search(Inpainting(*faces), changed(method="uniform", num_random=4), tmp_path / "uniform")
     assert uniform["probability"] is None
-    assert InpaintingSearchJob(changed(method="uniform"), *faces).valid.steps == 3  # all mini-batches of a half
-    sizes = [
-        nas.parameters(InpaintingSearchJob(TINY, *faces).model, ASNG(SPACE, seed=seed).ask(1)[0].values)
-        for seed in range(20)
-    ]
+    assert make_job(changed(method="uniform"), faces).valid_batches.steps == 3  # all mini-batches of a half
+    sizes = [nas.parameters(make_job(TINY, faces).model, ASNG(SPACE, seed=seed).ask(1)[0].values) for seed in range(20)]
     limit = int(np.median(sizes))
-    limited = search(changed(max_params=limit), tmp_path / "limited", *faces)
+    limited = search(Inpainting(*faces), changed(max_params=limit), tmp_path / "limited")
     assert limited["feasible"]
-    assert nas.parameters(InpaintingSearchJob(TINY, *faces).model, limited["values"]) <= limit
+    assert nas.parameters(make_job(TINY, faces).model, limited["values"]) <= limit
 
 
 def test_the_masks_of_test_faces_are_the_same_for_all_runs_and_machines():
@@ -211,7 +208,7 @@ def test_the_masks_of_test_faces_are_the_same_for_all_runs_and_machines():
     ]
 
 
-SPACE = nas.space_of(InpaintingSearchJob(TINY, *small()).model)
+SPACE = nas.space_of(make_job(TINY, small()).model)
 
 
 @pytest.mark.parametrize("size", [(2, 2), (2, 3), (16, 16)])
@@ -224,13 +221,13 @@ def test_none_of_all_architectures_has_fewer_parameters_than_the_least(size):
 
 
 def test_a_limit_below_the_smallest_architecture_is_refused_before_anything_runs(faces, tmp_path):
-    least = nas.parameters(InpaintingSearchJob(TINY, *faces).model, smallest_values(SPACE))
+    least = nas.parameters(make_job(TINY, faces).model, smallest_values(SPACE))
     with pytest.raises(
         ValueError, match=f"smallest architecture has {least} parameters, more than max_params={least - 1}"
     ):
-        search(changed(max_params=least - 1), tmp_path / "run", *faces)
+        search(Inpainting(*faces), changed(max_params=least - 1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    InpaintingSearchJob(changed(max_params=least), *faces)
+    make_job(changed(max_params=least), faces)
 
 
 @pytest.mark.parametrize(
@@ -247,9 +244,9 @@ def test_settings_that_cannot_be_are_refused(settings, message):
 
 
 @pytest.mark.parametrize("images", [0, -3])
-def test_no_faces_at_all_are_an_error(faces, images):
-    with pytest.raises(ValueError, match=f"images must be at least 1, got {images}"):
-        InpaintingSearchJob(changed(num_train_images=images), *faces)
+def test_no_faces_at_all_are_an_error(images):
+    with pytest.raises(ValueError, match=f"num_train_images must be at least 1, got {images}"):
+        changed(num_train_images=images)
 
 
 def test_where_there_are_fewer_faces_than_asked_for_all_are_used():
@@ -257,8 +254,8 @@ def test_where_there_are_fewer_faces_than_asked_for_all_are_used():
 
 
 def test_fewer_faces_are_used_from_all_over_their_order(faces):
-    job = InpaintingSearchJob(changed(num_train_images=4, batch=2), *faces)
+    job = make_job(changed(num_train_images=4, batch=2), faces)
     few = {tuple(image.flatten().tolist()) for face in faces[0].images[::3] for image in (face, face.flip(2))}
-    for batches in (job._train, job.valid):
+    for batches in (job.train_batches, job.valid_batches):
         for image in (batches(0)[0] * 255).round().byte():
             assert tuple(image.flatten().tolist()) in few

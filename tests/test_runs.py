@@ -3,10 +3,12 @@
 import json
 import os
 import shutil
+from dataclasses import dataclass
 
 import pytest
 
-from asng.runs import METRICS, Run, read_config, write_json
+from asng import __version__
+from asng.runs import CHECKPOINT, METRICS, Run, make_config, read_config, settings_from_config, write_json
 
 CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
 
@@ -176,3 +178,48 @@ def test_a_folder_says_which_run_it_is(tmp_path):
         (tmp_path / "config.json").write_text(damaged)
         with pytest.raises(ValueError, match="is damaged"):
             read_config(tmp_path)
+
+
+# Configurations
+
+
+@dataclass(frozen=True)
+class Some:
+    count: int = 3
+    lr: float = 0.1
+
+
+def test_a_folder_says_what_it_is_and_gives_the_settings_back(tmp_path):
+    there = make_config("cifar10", "search", Some(count=7))
+    assert there == {"experiment": "cifar10", "kind": "search", "version": __version__, "count": 7, "lr": 0.1}
+    (tmp_path / "config.json").write_text(json.dumps(there))
+    (tmp_path / CHECKPOINT).touch()
+    assert read_config(tmp_path, "cifar10", needs=CHECKPOINT) == there
+    assert settings_from_config(Some, there) == Some(count=7)
+
+
+@pytest.mark.parametrize(
+    ("there", "message"),
+    [
+        ({"experiment": "inpainting", "kind": "search"}, "is no run of cifar10: its config.json says 'inpainting'"),
+        ({}, "is no run of cifar10: its config.json says None"),
+        (
+            {"experiment": "cifar10", "kind": "retrain"},
+            r"there is no .*checkpoint\.pt yet; let the run get that far",
+        ),
+    ],
+)
+def test_a_folder_of_something_else_is_refused(tmp_path, there, message):
+    (tmp_path / "config.json").write_text(json.dumps(there))
+    with pytest.raises(ValueError, match=message):
+        read_config(tmp_path, "cifar10", needs=CHECKPOINT)
+
+
+def test_settings_of_another_version_are_refused():
+    message = (
+        rf"made by asng 0\.0\.7, without the setting 'lr', and this is asng {__version__}; do this with asng 0\.0\.7"
+    )
+    with pytest.raises(ValueError, match=message):
+        settings_from_config(Some, {"count": 3, "version": "0.0.7"})
+    with pytest.raises(ValueError, match="do this with asng of another version, or run it again"):
+        settings_from_config(Some, {"count": 3})

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from asng.cli.terminal import parse_command, progress_bar
 from asng.experiments import digits
+from asng.runs import ARCHITECTURE
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,7 @@ class DigitsCommand:
 
     Beside it, trained alike: random architectures of the same space, as many as the time of the
     search buys, and a handcrafted network. Writes architecture.json, results.jsonl and
-    summary.json. Ctrl-C keeps what is finished; the same command continues.
+    summary.json. Ctrl-C saves; the same command continues.
 
     Examples:
       asng digits search
@@ -42,7 +43,7 @@ def run_search(arguments: Sequence[str]) -> None:
     found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
     console.print(f"Found with seed {row['seed']}, probability {row['probability']:.2g}: {found}", soft_wrap=True)
     console.print(digits_table(summary))
-    console.print(f"Architecture: {command.out / 'architecture.json'}", soft_wrap=True)
+    console.print(f"Architecture: {command.out / ARCHITECTURE}", soft_wrap=True)
 
 
 def digits_table(summary: dict[str, Any]) -> Table:

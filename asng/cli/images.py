@@ -1,16 +1,21 @@
-"""Shared by the commands of the image experiments: data flags, architectures, folders."""
+"""The commands of all image experiments: `search`, `retrain` and `evaluate`."""
 
 import shlex
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 import tyro
 from rich.console import Console
 
-from asng.runs import read_config
+from asng.cli.terminal import parse_command, progress_bar
+from asng.experiments._image_runs import retrain, search
+from asng.experiments._jobs import Task
+from asng.runs import ARCHITECTURE, CHECKPOINT, read_config
 
+Flat = tyro.conf.arg(name="")
 # A folder that is named without a flag.
 SomeRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 RunOrNone = Annotated[
@@ -27,72 +32,164 @@ class DataFlags:
     device: str = "auto"
     """cpu, cuda, cuda:1; auto is the GPU where there is one."""
 
+    def flags(self) -> list[str]:
+        """The flags that give the same data to another command."""
+        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
+        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags:
+    """Flags of all searches; an experiment sets the types of `settings` and `where`."""
+
+    settings: Any
+    where: Any
+    small: bool = False
+    """Other defaults, for two cores: a smaller network, fewer images and steps."""
+    out: Path | None = None
+    """Folder of the run; by default runs/EXPERIMENT-..., named after what is searched."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrainFlags:
+    """Flags of all trainings from scratch."""
+
+    run: RunOrNone = None
+    """Folder of a search."""
+    settings: Any
+    where: Any
+    architecture: str | None = None
+    """Instead of a search: a file as architecture.json, or the word random, which draws one from the seed."""
+    small: bool = False
+    """Other defaults, for two cores: a smaller network, fewer images and steps."""
+    out: Path | None = None
+    """Folder of the run; RUN/retrain-seedS, or runs/EXPERIMENT-NAME-seedS."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluateFlags:
+    """Flags of all tests."""
+
+    run: SomeRun
+    """Folder of a search or of a retraining."""
+    where: Any
+
+
+class Commands(ABC):
+    """The commands of an image experiment, and what they need to know of it."""
+
+    name: ClassVar[str]
+    search_flags: ClassVar[type[SearchFlags]]
+    retrain_flags: ClassVar[type[RetrainFlags]]
+    evaluate_flags: ClassVar[type[EvaluateFlags]]
+    small_search: ClassVar[Any]  # settings
+    small_retrain: ClassVar[Any]
+
+    @abstractmethod
+    def load_task(self, flags: Any, console: Console) -> Task:
+        """The task, on the data that the flags name."""
+
+    @abstractmethod
+    def label(self, settings: Any) -> str:
+        """The part of a search's folder name that says what is searched."""
+
+    @abstractmethod
+    def read_values(self, text: str) -> dict[str, Any]:
+        """An architecture from JSON."""
+
+    @abstractmethod
+    def random_values(self, flags: Any) -> dict[str, Any]:
+        """An architecture drawn from the seed of a training."""
+
+    @abstractmethod
+    def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
+        """Print the architecture that a search found."""
+
+    @abstractmethod
+    def print_trained(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
+        """Print the result of a training."""
+
+    @abstractmethod
+    def evaluate(self, flags: Any, config: Mapping[str, Any], console: Console) -> None:
+        """Test what a run has trained, and print the result."""
+
+    def run_search(self, arguments: Sequence[str]) -> None:
+        """`asng EXPERIMENT search`."""
+        title = f"{self.name} search"
+        flags: Any = parse_command(self.search_flags, title, arguments, small=self.small_search)
+        name = f"{self._prefix(flags.small)}-{self.label(flags.settings)}-seed{flags.settings.seed}"
+        folder = flags.out or Path("runs") / name
+        console = make_console()
+        task = self.load_task(flags, console)
+        with progress_bar(console, title, folder) as progress:
+            summary = search(task, flags.settings, folder, progress, capture=getattr(flags, "capture", False))
+        if not summary["feasible"]:
+            console.print("No architecture met the limit; this is the nearest one.")
+        self.print_found(summary, folder, console)
+        again = next_command(self.name, "retrain", folder, flags.where, small=flags.small)
+        console.print(f"Train it from scratch: {again}", soft_wrap=True)
+
+    def run_retrain(self, arguments: Sequence[str]) -> None:
+        """`asng EXPERIMENT retrain`."""
+        title = f"{self.name} retrain"
+        flags: Any = parse_command(self.retrain_flags, title, arguments, small=self.small_retrain)
+        flags, values, folder = self.choose(flags)
+        console = make_console()
+        task = self.load_task(flags, console)
+        with progress_bar(console, title, folder) as progress:
+            summary = retrain(task, flags.settings, values, folder, progress)
+        self.print_trained(summary, next_command(self.name, "evaluate", folder, flags.where), console)
+
+    def run_evaluate(self, arguments: Sequence[str]) -> None:
+        """`asng EXPERIMENT evaluate`."""
+        flags: Any = parse_command(self.evaluate_flags, f"{self.name} evaluate", arguments)
+        config = read_config(flags.run, self.name, needs=CHECKPOINT)  # before anything slow
+        self.evaluate(flags, config, make_console())
+
+    def choose(self, flags: Any) -> tuple[Any, dict[str, Any], Path]:
+        """The flags of a training with all defaults filled in, its architecture and its folder."""
+        return flags, self.load_values(flags), self.retrain_folder(flags)
+
+    def load_values(self, flags: Any) -> dict[str, Any]:
+        """The architecture of a search, of a file, or drawn from the seed."""
+        if (flags.run is None) == (flags.architecture is None):
+            raise ValueError(
+                "give either the folder of a search, or --architecture with a JSON file or the word random"
+            )
+        if flags.architecture == "random":
+            return self.random_values(flags)
+        if flags.run is not None:
+            read_config(flags.run, self.name, needs=ARCHITECTURE)
+        path = Path(flags.architecture) if flags.run is None else flags.run / ARCHITECTURE
+        if not path.is_file():
+            raise ValueError(f"there is no file {path}; give one as {ARCHITECTURE}, or the word random")
+        try:
+            return self.read_values(path.read_text(encoding="utf-8"))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+
+    def retrain_folder(self, flags: Any, ending: str = "") -> Path:
+        """The folder of a training: in that of the search, or one of its own."""
+        end = f"{ending}-seed{flags.settings.seed}"
+        if flags.out is not None:
+            return Path(flags.out)
+        if flags.run is not None:
+            return Path(flags.run) / f"{flags.architecture or 'retrain'}{end}"
+        return Path("runs") / f"{self._prefix(flags.small)}-{Path(flags.architecture).stem}{end}"
+
+    def _prefix(self, small: bool) -> str:
+        return f"{self.name}{'-small' if small else ''}"
+
 
 def make_console() -> Console:
     """A console without markup, so that file names with brackets and colons are printed unchanged."""
     return Console(markup=False, emoji=False)
 
 
-def load_architecture(
-    experiment: str,
-    run: Path | None,
-    given: str | None,
-    read: Callable[[str], dict[str, Any]],
-    random: Callable[[int], dict[str, Any]],
-    seed: int,
-) -> dict[str, Any]:
-    """Load the architecture of a search or of a file, or draw one from a seed."""
-    if (run is None) == (given is None):
-        raise ValueError("give either the folder of a search, or --architecture with a JSON file or the word random")
-    if given == "random":
-        return random(seed)
-    path = Path(given) if given is not None else architecture_path(Path(str(run)), experiment)
-    if not path.is_file():
-        raise ValueError(f"there is no file {path}; give one as architecture.json, or the word random")
-    try:
-        return read(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
-
-
-def next_command(
-    experiment: str, folder: Path, small: bool, where: DataFlags, verb: str = "retrain", more: Sequence[str] = ()
-) -> str:
+def next_command(experiment: str, verb: str, folder: Path, where: DataFlags, *, small: bool = False) -> str:
     """The next command for a run, on the same data and at the same size, quoted for a shell.
 
-    >>> next_command("cifar10", Path("runs/one"), True, DataFlags(data=Path("my images")))
+    >>> next_command("cifar10", "retrain", Path("runs/one"), DataFlags(data=Path("my images")), small=True)
     "asng cifar10 retrain runs/one --small --data 'my images'"
     """
-    flags = ["--small"] if small else []
-    flags += [] if where.data is None else ["--data", str(where.data)]
-    flags += [] if where.device == "auto" else ["--device", where.device]
-    return shlex.join(["asng", experiment, verb, str(folder), *flags, *more])
-
-
-def architecture_path(run: Path, experiment: str) -> Path:
-    """The architecture file of a run; raises ValueError for another experiment, and if there is none yet."""
-    if not run.is_dir():
-        raise ValueError(f"there is no folder {run}; give that of a search")
-    config, path = read_config(run), run / "architecture.json"
-    if config.get("experiment") != experiment:
-        raise ValueError(f"{run} is a run of {config.get('experiment')}, not of {experiment}")
-    if not path.is_file():
-        raise ValueError(f"there is no {path} yet; let the search finish first: the same command continues it")
-    return path
-
-
-def run_folder(
-    out: Path | None, run: Path | None, given: str | None, experiment: str, seed: int, ending: str = ""
-) -> Path:
-    """The folder of a retraining: in the folder of the search, with an optional ending, or one of its own.
-
-    >>> run_folder(None, None, "random", "cifar10", 3).as_posix()
-    'runs/cifar10-random-seed3'
-    >>> run_folder(None, Path("runs/one"), None, "inpainting", 0, "-half").as_posix()
-    'runs/one/retrain-half-seed0'
-    """
-    if out is not None:
-        return out
-    if run is not None:
-        return run / f"{given or 'retrain'}{ending}-seed{seed}"
-    return Path("runs") / f"{experiment}-{Path(str(given)).stem}-seed{seed}"
+    return shlex.join(["asng", experiment, verb, str(folder), *(["--small"] if small else []), *where.flags()])

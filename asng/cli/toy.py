@@ -37,9 +37,8 @@ class ToyCommand:
 
 def run_toy(arguments: Sequence[str]) -> None:
     """`asng toy`."""
-    quick = "--quick" in arguments  # before parsing, since it changes the defaults of other flags
-    command = parse_command(ToyCommand, "toy", arguments, ToyCommand(toy.QUICK if quick else toy.ToySettings()))
-    folder = command.out or Path("runs/toy-quick" if quick else "runs/toy")
+    command = parse_command(ToyCommand, "toy", arguments, quick=toy.QUICK)
+    folder = command.out or Path("runs/toy-quick" if command.quick else "runs/toy")
     console = Console()
     with progress_bar(console, "toy problem", folder) as progress:
         summary = toy.run(command.settings, folder, progress)

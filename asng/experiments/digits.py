@@ -7,9 +7,8 @@ random architectures of the same space and a handcrafted network, all trained in
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +18,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import __version__, nas
-from asng.experiments import Progress
+from asng._progress import Progress, no_progress, part_of
+from asng.experiments._checkpoint import RunCheckpoint
+from asng.nas._loader_job import LoaderJob
+from asng.nas._loop import Checkpoint, run_job
 from asng.nas.architecture import to_dict
 from asng.optimizer import ASNG
-from asng.runs import Run, write_json
+from asng.runs import ARCHITECTURE, SUMMARY, Run, write_json
 
 BLOCKS = 3  # in each of the two stages
 HANDCRAFTED = {
@@ -125,11 +127,19 @@ def load_split(seed: int) -> Data:
     return Data(*parts)
 
 
-def batches(data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+class Batches:
     """Shuffled mini-batches; the rest that does not fill one is left out."""
-    order = torch.randperm(len(data[1]), generator=generator)
-    for chosen in torch.split(order[: len(order) // size * size], size):
-        yield data[0][chosen], data[1][chosen]
+
+    def __init__(self, data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) -> None:
+        self._data, self._size, self.generator = data, size, generator
+
+    def __len__(self) -> int:
+        return len(self._data[1]) // self._size
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        order = torch.randperm(len(self._data[1]), generator=self.generator)
+        for chosen in torch.split(order[: len(self) * self._size], self._size):
+            yield self._data[0][chosen], self._data[1][chosen]
 
 
 def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
@@ -137,7 +147,13 @@ def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tenso
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def search(settings: DigitsSettings, seed: int, data: Data, progress: Progress = lambda done: None) -> dict[str, Any]:
+def search(
+    settings: DigitsSettings,
+    seed: int,
+    data: Data,
+    progress: Progress = no_progress,
+    checkpoint: Checkpoint | None = None,
+) -> dict[str, Any]:
     """The architecture that ASNG finds, its probability and the seconds it took."""
     torch.manual_seed(seed)
     model = Net()
@@ -146,15 +162,11 @@ def search(settings: DigitsSettings, seed: int, data: Data, progress: Progress =
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
-    started = time.perf_counter()
-    for epoch in range(settings.epochs):
-        progress(epoch / settings.epochs)
-        halves = (batches(half, settings.batch, generator) for half in (data.train, data.valid))
-        for train_batch, valid_batch in zip(*halves, strict=True):
-            oneshot.step(train_batch, valid_batch)
-        lr_scheduler.step()
-    seconds = time.perf_counter() - started
+    train, valid = (Batches(half, settings.batch, generator) for half in (data.train, data.valid))
+    with closing(LoaderJob(oneshot, lr_scheduler, train, valid, seed)) as job:
+        history = run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress)
     architecture = nas.result(oneshot)
+    seconds = sum(record["seconds"] for record in history)
     return {"values": architecture.values, "probability": architecture.probability, "seconds": seconds}
 
 
@@ -166,9 +178,10 @@ def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
+    shuffled = Batches(both, settings.batch, generator)
     started = time.perf_counter()
     for _ in range(settings.training_epochs):
-        for batch in batches(both, settings.batch, generator):
+        for batch in shuffled:
             optimizer.zero_grad()
             classification_loss(model, batch).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
@@ -182,7 +195,7 @@ def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any
     return {"values": values, "accuracy": accuracy, "parameters": parameters, "seconds": seconds}
 
 
-def run(settings: DigitsSettings, folder: Path, progress: Progress = lambda done: None) -> dict[str, Any]:
+def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
     """Run every seed that the folder does not hold yet; returns the summary, and writes it there.
 
     Called again after an interruption, or with more seeds, it continues.
@@ -193,10 +206,10 @@ def run(settings: DigitsSettings, folder: Path, progress: Progress = lambda done
     with Run(folder, config) as run:
         with _one_thread():
             for number, seed in enumerate(range(settings.seed, last)):
-                _one_seed(settings, seed, run, partial(_within, progress, number, settings.seeds))
+                _one_seed(settings, seed, run, part_of(progress, number / settings.seeds, 1 / settings.seeds))
         summary = summarize([record for record in run.results() if record["seed"] < last])
-        write_json(run.folder / "summary.json", summary)
-        write_json(run.folder / "architecture.json", to_dict(summary["rows"][-1]["values"]))
+        write_json(run.folder / SUMMARY, summary)
+        write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
 
 
@@ -211,10 +224,6 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _within(progress: Progress, number: int, of: int, done: float) -> None:
-    progress((number + done) / of)
-
-
 def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress) -> None:
     """Search; then train the result, the handcrafted network, and random ones for as long as the search took."""
     data = load_split(seed)
@@ -226,7 +235,11 @@ def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress)
         run.append(record)
         return record
 
-    result = by_kind.get("search") or keep("search", search(settings, seed, data, lambda part: progress(0.4 * part)))
+    result = by_kind.get("search")
+    if result is None:
+        checkpoint = RunCheckpoint(run, f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
+        result = keep("search", search(settings, seed, data, part_of(progress, 0.0, 0.4), checkpoint))
+        checkpoint.remove()
     for kind, values, part in (("found", result["values"], 0.4), ("handcrafted", HANDCRAFTED, 0.5)):
         progress(part)
         if kind not in by_kind:

@@ -68,8 +68,12 @@ class Epoch:
 class Job(Protocol):
     """A computation in steps; it owns its batches, learning rate and seeds."""
 
-    device: torch.device
-    steps_per_epoch: int | None  # None: unknown; `step` returns None at the end of an epoch
+    @property
+    def device(self) -> torch.device: ...
+
+    @property
+    def steps_per_epoch(self) -> int | None:
+        """None if unknown; `step` then returns None at the end of an epoch."""
 
     def step(self, index: int) -> Mapping[str, Number] | None:
         """Do step `index`, counted from 0 over all epochs; returns measurements."""
@@ -122,6 +126,11 @@ class Checkpoint:
     def save(self, state: Mapping[str, Any]) -> None:
         self.renew()
         checkpoints.save(self.path, {"identity": self.identity, **state})
+
+    def remove(self) -> None:
+        """Remove the checkpoint of a job whose result was kept, and the one before it."""
+        for path in (self.path, checkpoints.previous_path(self.path)):
+            path.unlink(missing_ok=True)
 
     def restore(self, job: Job) -> dict[str, Any]:
         """Load the state of a job that will not run, such as to test its model; returns the whole state."""

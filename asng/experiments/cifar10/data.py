@@ -4,6 +4,7 @@ import hashlib
 import os
 import shutil
 import tarfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -17,14 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from asng.experiments import Progress
-from asng.experiments.data import BatchOrder, data_folder
+from asng._progress import Progress, no_progress
+from asng.experiments._images import ImageSet, data_folder, describe_tensor, send
 
 FOLDER = "cifar-10-batches-bin"
 SIDE = 32
 RECORD = 1 + 3 * SIDE * SIDE  # bytes: a label, then the red, the green and the blue plane
 PADDING = 4
-AHEAD = 16  # mini-batches that are augmented at once on a GPU, which is much faster than one by one
 # Of the 50,000 training images, per channel, in the units of the pixels.
 MEAN = (125.306918046875, 122.950394140625, 113.86538318359375)
 STD = (62.99321927813691, 62.088707640014164, 66.70489964063096)
@@ -57,34 +57,12 @@ RELEASE = Release(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Images:
-    """Images, uint8 (n, 3, 32, 32), and their labels, int64 (n,), on one device."""
-
-    images: Tensor
-    labels: Tensor
-
-    def __post_init__(self) -> None:
-        _check_images(self.images)
-        if self.labels.shape != self.images.shape[:1] or self.labels.dtype != torch.int64:
-            shown = f"{self.labels.dtype} of shape {tuple(self.labels.shape)}"
-            raise ValueError(f"labels must be int64, one for each of {len(self.images)} images, got {shown}")
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def subset(self, indices: Tensor) -> "Images":
-        """Some of the images, in the order of the indices."""
-        indices = indices.to(self.labels.device)
-        return Images(self.images[indices], self.labels[indices])
-
-
 def load_cifar10(
-    given: Path | None, device: torch.device | str, progress: Progress = lambda done: None
-) -> tuple[Images, Images]:
+    given: Path | None, device: torch.device | str, progress: Progress = no_progress
+) -> tuple[ImageSet, ImageSet]:
     """The 50,000 training images and the 10,000 test images; downloaded first where there are none.
 
-    `given` is the folder of `asng.experiments.data.place`: the one with the official binary files, or
+    `given` is the folder of `data_folder`: the one with the official binary files, or
     the one above it. Every file is checked against the sum published for it.
     """
     where = data_folder(given)
@@ -131,9 +109,9 @@ def _md5(content: bytes) -> str:
     return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
-def _to_images(device: torch.device | str, records: np.ndarray) -> Images:
+def _to_images(device: torch.device | str, records: np.ndarray) -> ImageSet:
     pixels = np.ascontiguousarray(records[:, 1:]).reshape(-1, 3, SIDE, SIDE)
-    return Images(torch.from_numpy(pixels).to(device), torch.from_numpy(records[:, 0].astype(np.int64)).to(device))
+    return ImageSet(torch.from_numpy(pixels).to(device), torch.from_numpy(records[:, 0].astype(np.int64)).to(device))
 
 
 def _download(folder: Path, progress: Progress) -> None:
@@ -243,39 +221,18 @@ def augment(images: Tensor, *generators: torch.Generator, cutout: int = 16) -> T
     down, right = top + line, left + np.where(flip, line[::-1], line)
     met = [(line >= center - cutout // 2) & (line < center - cutout // 2 + cutout) for center in (row, column)]
     plan = torch.from_numpy(np.stack([down * (SIDE + 2 * PADDING), right, *met], 1))  # (n, 4, 32)
-    rows, columns, rows_met, columns_met = _send(plan, images.device).unbind(1)
+    rows, columns, rows_met, columns_met = send(plan, images.device).unbind(1)
     source = (rows[:, :, None] + columns[:, None, :]).flatten(1)
     padded = F.pad(images, [PADDING] * 4).flatten(2)
     result = normalize(padded.gather(2, source[:, None].expand(-1, 3, -1)).view(images.shape))
     return result.masked_fill_(torch.logical_and(rows_met[:, None, :, None], columns_met[:, None, None, :]), 0.0)
 
 
-class Cifar10Batches:
-    """Augmented mini-batches of some of the images; each follows from seed, stream and its number alone."""
-
-    def __init__(self, images: Images, indices: Tensor, size: int, seed: int, stream: int) -> None:
-        """Mini-batches of `size` from the images that `indices` (n,) name; streams of a seed are independent."""
-        self._order = BatchOrder(indices, size, seed, stream)
-        if not 0 <= int(indices.min()) <= int(indices.max()) < len(images):
-            shown = f"{int(indices.min())} to {int(indices.max())}"
-            raise ValueError(f"indices must lie between 0 and {len(images) - 1}, the last image; got {shown}")
-        self._images, self._size = images, size
-        self._ahead = AHEAD if images.images.is_cuda else 1
-        self._ready: dict[int, tuple[Tensor, Tensor]] = {}
-        self.steps = self._order.steps
-
-    def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        """Images, float32 (size, 3, 32, 32), and labels, int64 (size,); `number` counts over all epochs, from 0."""
-        if number not in self._ready:
-            self._prepare(range(number, number + self._ahead))
-        return self._ready.pop(number)
-
-    def _prepare(self, numbers: range) -> None:
-        indices, generators = zip(*map(self._order, numbers), strict=True)
-        chosen = _send(torch.cat(indices), self._images.labels.device)
-        images = to_channels_last(augment(self._images.images[chosen], *generators))
-        parts = (torch.split(tensor, self._size) for tensor in (images, self._images.labels[chosen]))
-        self._ready = dict(zip(numbers, zip(*parts, strict=True), strict=True))
+def augment_batches(images: ImageSet, chosen: Tensor, generators: Sequence[torch.Generator]) -> tuple[Tensor, Tensor]:
+    """Augmented images, float32 (n, 3, 32, 32), and labels, int64 (n,), of mini-batches of equal size."""
+    assert images.labels is not None
+    there = send(chosen, images.device)
+    return to_channels_last(augment(images.images[there], *generators)), images.labels[there]
 
 
 def to_channels_last(images: Tensor) -> Tensor:
@@ -287,12 +244,6 @@ def to_channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last) if images.device.type == "cpu" else images
 
 
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device; CUDA takes what it needs from ordinary memory at once, without a synchronization."""
-    return tensor.to(device, non_blocking=device.type == "cuda")
-
-
 def _check_images(images: Tensor) -> None:
     if images.shape[1:] != (3, SIDE, SIDE) or images.dtype != torch.uint8:
-        shown = f"{images.dtype} of shape {tuple(images.shape)}"
-        raise ValueError(f"images must be uint8 of shape (n, 3, {SIDE}, {SIDE}), got {shown}")
+        raise ValueError(f"images must be uint8 of shape (n, 3, {SIDE}, {SIDE}), got {describe_tensor(images)}")

@@ -339,15 +339,17 @@ class Net(nn.Module):
         return scores if second is None else (scores, second)
 
 
-def set_drop_path(model: nn.Module, drop_prob: float) -> None:
-    """Set the probability with which an extracted network drops paths in training."""
+def set_drop_path(model: nn.Module, drop_prob: float) -> bool:
+    """Set the probability with which an extracted network drops paths in training; returns whether it changed."""
     if not 0 <= drop_prob < 1:
         raise ValueError(f"the probability to drop a path must be at least 0 and below 1, got {drop_prob}")
     cells = [module for module in model.modules() if isinstance(module, Cell)]
     if not cells:
         raise ValueError("only an extracted network drops paths; call asng.nas.extract(model, values) first")
+    changed = any(cell.drop_path != drop_prob for cell in cells)
     for cell in cells:
         cell.drop_path = drop_prob
+    return changed
 
 
 def count_without_auxiliary(model: nn.Module) -> int:

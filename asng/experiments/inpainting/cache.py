@@ -13,7 +13,7 @@ import numpy as np
 import pooch  # type: ignore[import-untyped]
 
 from asng._files import atomic_write, remove_leftovers
-from asng.experiments import Progress
+from asng._progress import Progress, no_progress
 from asng.experiments.inpainting.crops import Bytes, reader, sources
 
 CACHE_VERSION = 2  # of the cache file; part of the fingerprint
@@ -29,7 +29,7 @@ class Cache:
     damaged: dict[str, str]
 
 
-def read_faces(folder: Path, size: int = 64, progress: Progress = lambda done: None) -> Cache:
+def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -> Cache:
     """Crop and resize the images of a folder, or load them from the user's cache folder if none has changed."""
     if size < 1:
         raise ValueError(f"images need at least 1 pixel, got size {size}")

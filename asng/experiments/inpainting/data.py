@@ -11,8 +11,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from asng.experiments import Progress
-from asng.experiments.data import BatchOrder, data_folder
+from asng._progress import Progress, no_progress
+from asng.experiments._images import ImageSet, data_folder, send
 from asng.experiments.inpainting import cache
 from asng.experiments.inpainting.masks import Mask, draw_masks
 
@@ -23,32 +23,11 @@ Indices = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Faces:
-    """Images, uint8 (n, 3, height, width), on one device, and their names."""
-
-    images: Tensor
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if self.images.ndim != 4 or self.images.shape[:2] != (len(self.names), 3) or self.images.dtype != torch.uint8:
-            shown = f"{self.images.dtype} of shape {tuple(self.images.shape)}"
-            raise ValueError(f"images must be uint8 of shape ({len(self.names)}, 3, height, width), got {shown}")
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def subset(self, indices: Tensor) -> "Faces":
-        """Some of the faces, in the order of the indices."""
-        names = tuple(self.names[index] for index in indices.tolist())
-        return Faces(self.images[indices.to(self.images.device)], names)
-
-
-@dataclass(frozen=True, eq=False)
 class Data:
     """Faces to train and to test with, how they were told apart, and what was wrong with images that were left out."""
 
-    train: Faces
-    test: Faces
+    train: ImageSet
+    test: ImageSet
     split: str
     damaged: dict[str, str]
 
@@ -60,7 +39,7 @@ def load_faces(
     size: int = 64,
     lists: Lists | None = None,
     seed: int = 0,
-    progress: Progress = lambda done: None,
+    progress: Progress = no_progress,
 ) -> Data:
     """The faces in a folder (see `faces_folder`), cropped and resized once; split by lists, its folders or a seed.
 
@@ -79,13 +58,14 @@ def load_faces(
     return Data(_faces(cached, train, device), _faces(cached, test, device), split, cached.damaged)
 
 
-def describe_faces(train: Faces, test: Faces) -> str:
+def describe_faces(train: ImageSet, test: ImageSet) -> str:
     """Which faces a run is made with, in a line: numbers, and what tells their names from others."""
-    digest = hashlib.sha256("\n".join([*train.names, "", *test.names]).encode(errors="surrogateescape")).hexdigest()
+    names = [*(train.names or ()), "", *(test.names or ())]
+    digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
     return f"{len(train)} to train with, {len(test)} to test with, named {digest[:12]}"
 
 
-def load_folder(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[Faces, dict[str, str]]:
+def load_folder(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[ImageSet, dict[str, str]]:
     """All images of a folder, cropped and resized, and what was wrong with those that were left out."""
     cached = cache.read_faces(folder, size)
     return _faces(cached, np.arange(len(cached.names)), device), cached.damaged
@@ -155,35 +135,27 @@ def _in_subfolder(names: Sequence[str], part: str) -> list[int]:
     return [row for row, name in enumerate(names) if name.startswith(f"{part}/")]
 
 
-def _faces(cached: cache.Cache, rows: Indices, device: torch.device | str) -> Faces:
-    return Faces(torch.from_numpy(cached.images[rows]).to(device), tuple(cached.names[row] for row in rows))
+def _faces(cached: cache.Cache, rows: Indices, device: torch.device | str) -> ImageSet:
+    names = tuple(cached.names[row] for row in rows)
+    return ImageSet(torch.from_numpy(cached.images[rows]).to(device), names=names)
 
 
-class FaceBatches:
-    """Mini-batches of some of the faces and their corrupted twins; each follows from seed, stream and its number alone.
+def mask_batches(
+    mask: Mask, images: ImageSet, chosen: Tensor, generators: Sequence[torch.Generator]
+) -> tuple[Tensor, Tensor]:
+    """Originals, float32 (n, 3, height, width) in [0, 1], mirrored or not; and the same with holes of zeros.
 
-    All random numbers are drawn on the CPU, so that every device sees the same images; what follows is a handful of
+    All random numbers are drawn on the CPU, so that every device sees the same images; the rest is a handful of
     operations on the device.
     """
-
-    def __init__(self, faces: Faces, indices: Tensor, size: int, mask: Mask, seed: int, stream: int) -> None:
-        """Mini-batches of `size` from the faces that `indices` (n,) name; streams of a seed are independent."""
-        self._order = BatchOrder(indices, size, seed, stream)
-        if not 0 <= int(indices.min()) <= int(indices.max()) < len(faces):
-            shown = f"{int(indices.min())} to {int(indices.max())}"
-            raise ValueError(f"indices must lie between 0 and {len(faces) - 1}, the last face; got {shown}")
-        self._images = faces.images
-        self._mask = mask
-        self.steps = self._order.steps
-
-    def __call__(self, number: int) -> tuple[Tensor, Tensor]:
-        """Originals, float32 (size, 3, height, width) in [0, 1], mirrored or not; and the same with holes of zeros."""
-        chosen, generator = self._order(number)
-        mirrored = torch.randint(2, (len(chosen),), generator=generator) == 1
-        height, width = self._images.shape[2:]
-        masks = _send(draw_masks(self._mask, len(chosen), (height, width), generator), self._images.device)
-        original = pick(self._images, chosen, mirrored) / 255
-        return original, original * masks
+    each = len(chosen) // len(generators)
+    drawn = [
+        (torch.randint(2, (each,), generator=generator) == 1, draw_masks(mask, each, images.size, generator))
+        for generator in generators
+    ]
+    mirrored, masks = (torch.cat(parts) for parts in zip(*drawn, strict=True))
+    original = pick(images.images, chosen, mirrored) / 255
+    return original, original * send(masks, images.device)
 
 
 def pick(images: Tensor, chosen: Tensor, mirrored: Tensor) -> Tensor:
@@ -195,10 +167,5 @@ def pick(images: Tensor, chosen: Tensor, mirrored: Tensor) -> Tensor:
     channels, height, width = images.shape[1:]
     line = torch.arange(width)
     columns = torch.where(mirrored[:, None], line.flip(0), line)
-    plan = _send(torch.cat([chosen[:, None], columns], 1), images.device)  # in one piece
+    plan = send(torch.cat([chosen[:, None], columns], 1), images.device)  # in one piece
     return images[plan[:, 0]].gather(3, plan[:, None, None, 1:].expand(-1, channels, height, -1))
-
-
-def _send(tensor: Tensor, device: torch.device) -> Tensor:
-    """To the device; CUDA takes what it needs from ordinary memory at once, without a synchronization."""
-    return tensor.to(device, non_blocking=device.type == "cuda")

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.experiments import Progress
+from asng._progress import Progress, no_progress
 
 WINDOW, SIGMA = 11, 1.5  # of the Gaussian that SSIM looks through
 LUMINANCE, CONTRAST = (0.01 * 255) ** 2, (0.03 * 255) ** 2  # the paper's C1 = (K1 L)^2, C2 = (K2 L)^2
@@ -137,7 +137,7 @@ def restore(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Te
 
 
 def evaluate(
-    model: nn.Module, images: Tensor, masks: Tensor, batch: int = 100, progress: Progress = lambda done: None
+    model: nn.Module, images: Tensor, masks: Tensor, batch: int = 100, progress: Progress = no_progress
 ) -> Scores:
     """How well a model restores images, uint8 (n, 3, height, width), on its device, from behind masks (n, 1, ...)."""
     if len(images) == 0 or len(images) != len(masks):

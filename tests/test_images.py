@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asng.experiments.data import BatchOrder, data_folder, halves
+from asng.experiments._images import BatchOrder, data_folder, halves
 
 
 def test_data_lies_where_the_caller_says_then_the_environment_then_in_the_cache(monkeypatch):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng.experiments.descent import TrainStep, preserve_buffers_and_rng
+from asng.experiments._train_step import TrainStep, preserve_buffers_and_rng
 
 
 def squared_error(model, batch):

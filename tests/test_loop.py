@@ -12,9 +12,12 @@ import torch
 from torch import nn
 
 from asng import checkpoints
-from asng.experiments import training
-from asng.experiments.descent import TrainStep
-from asng.runs import METRICS, Run
+from asng.experiments._image_runs import MetricsCheckpoint
+from asng.experiments._settings import cosine_lr, parse_amp_dtype, parse_device, set_lr
+from asng.experiments._train_step import TrainStep
+from asng.nas import _loop
+from asng.nas._loop import Epoch, run_job
+from asng.runs import CHECKPOINT, METRICS, Run
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +27,7 @@ STEPS, EPOCHS = 5, 3
 class Noisy:
     """Gradient descent on a line, with noise from torch's generator; a signal or an error where it is asked for."""
 
-    device = torch.device("cpu")
+    device, steps_per_epoch = torch.device("cpu"), STEPS
 
     def __init__(self, *, interrupt_at=None, fail_at=None, number=signal.SIGINT):
         torch.manual_seed(0)
@@ -47,8 +50,11 @@ class Noisy:
         return {"train_loss": self.descent((x, x.sum(1, keepdim=True) + torch.randn(4, 1)))}
 
     def finish_epoch(self, epoch):
-        self.tested.append(epoch)
-        return {"test": epoch * 10}
+        self.tested.append(epoch.number)
+        return {"test": epoch.number * 10}
+
+    def status(self, epoch):
+        return {}
 
     def state_dict(self):
         return self.descent.state_dict()
@@ -57,13 +63,13 @@ class Noisy:
         self.descent.load_state_dict(state)
 
 
-def run(job, folder, epochs=EPOCHS, show=training.show_nothing, **more):
-    with Run(folder, {"is": "a test"}, METRICS) as kept:
-        return training.run_job(job, kept, epochs=epochs, steps=STEPS, images=4, show=show, **more)
+def run(job, folder, epochs=EPOCHS, config=None, **more):
+    with Run(folder, config or {"is": "a test"}, METRICS) as kept:
+        return run_job(job, epochs=epochs, checkpoint=MetricsCheckpoint(kept, CHECKPOINT, kept.config), **more)
 
 
 def without_times(records):
-    return [{k: v for k, v in record.items() if k not in ("seconds", "images_per_second")} for record in records]
+    return [{k: v for k, v in record.items() if k != "seconds"} for record in records]
 
 
 def weights_of(job):
@@ -81,7 +87,6 @@ def test_every_epoch_leaves_a_record_with_means_and_measures(tmp_path):
     assert [record["epoch"] for record in records] == [1, 2, 3]
     assert [record["test"] for record in records] == [10, 20, 30]
     assert all(record["seconds"] > 0 for record in records)
-    assert all(math.isclose(r["images_per_second"], 4 * STEPS / r["seconds"]) for r in records)
     lines = (tmp_path / METRICS).read_text().splitlines()
     assert [json.loads(line) for line in lines] == records
 
@@ -107,7 +112,7 @@ def test_a_ctrl_c_or_the_end_of_a_batch_job_at_any_step_saves_and_the_same_call_
     with pytest.raises(KeyboardInterrupt):
         run(Noisy(interrupt_at=number, number=sent), tmp_path)
     assert signal.getsignal(sent) is before
-    assert checkpoints.load(tmp_path / training.CHECKPOINT)["number"] == number + 1  # the step was finished
+    assert checkpoints.load(tmp_path / CHECKPOINT)["index"] == number + 1  # the step was finished
     torch.manual_seed(99)
     job = Noisy()
     records = run(job, tmp_path)
@@ -116,7 +121,7 @@ def test_a_ctrl_c_or_the_end_of_a_batch_job_at_any_step_saves_and_the_same_call_
 
 
 @pytest.mark.parametrize("number", range(0, EPOCHS * STEPS, 2))
-def test_a_run_that_breaks_goes_on_from_its_last_epoch_and_ends_bit_equal(whole, tmp_path, number):
+def test_a_run_that_breaks_goes_on_from_its_last_step_and_ends_bit_equal(whole, tmp_path, number):
     with pytest.raises(OSError, match="power"):
         run(Noisy(fail_at=number), tmp_path)
     job = Noisy()
@@ -154,9 +159,9 @@ def test_the_seconds_of_an_epoch_end_when_the_device_has_finished(tmp_path, monk
 def test_the_time_before_an_interruption_counts(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run(Noisy(interrupt_at=1), tmp_path)
-    state = checkpoints.load(tmp_path / training.CHECKPOINT)
+    state = checkpoints.load(tmp_path / CHECKPOINT)
     assert state["seconds"] > 0
-    checkpoints.save(tmp_path / training.CHECKPOINT, {**state, "seconds": 1000.0})
+    checkpoints.save(tmp_path / CHECKPOINT, {**state, "seconds": 1000.0})
     first, second = run(Noisy(), tmp_path, epochs=2)
     assert first["seconds"] > 1000 > second["seconds"]
 
@@ -178,8 +183,11 @@ def test_the_seconds_of_an_epoch_count_what_is_shown_which_waits_for_the_device_
         def finish_epoch(self, epoch):
             return {**super().finish_epoch(epoch), **passes(100)}
 
+        def status(self, epoch):
+            return passes(10)
+
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    records = run(Timed(), tmp_path, status=lambda: passes(10))
+    records = run(Timed(), tmp_path)
     assert [record["seconds"] for record in records] == [STEPS + 10 * (STEPS - 1)] * EPOCHS
 
 
@@ -194,9 +202,7 @@ def test_a_checkpoint_of_another_job_is_an_error_that_says_what_to_do(tmp_path):
     run(Noisy(), tmp_path)
     other = Noisy()
     other.descent.model = nn.Linear(2, 1)
-    with pytest.raises(
-        ValueError, match=r"another run \(.*\); replace it by this run's own, or delete it to start over"
-    ):
+    with pytest.raises(ValueError, match=r"another run \(.*\); use another path, or delete it to start over"):
         run(other, tmp_path, epochs=EPOCHS + 1)
 
 
@@ -205,8 +211,7 @@ def foreign(tmp_path):
     """The checkpoints of runs that differ in one setting, all of the same shapes."""
     config = {"seed": 0, "rate": 0.1, "data": {"images": 4}}
     for name, change in (("mine", {}), ("other", {"seed": 1}), ("data", {"data": {"images": 5}})):
-        with Run(tmp_path / name, {**config, **change}, METRICS) as kept:
-            training.run_job(Noisy(), kept, epochs=1, steps=STEPS, images=4)
+        run(Noisy(), tmp_path / name, epochs=1, config={**config, **change})
     return config
 
 
@@ -214,15 +219,12 @@ def foreign(tmp_path):
     ("name", "message"), [("other", r"\(seed: 1 there, 0 here\)"), ("data", r"\(data\.images: 5 there, 4 here\)")]
 )
 def test_the_checkpoint_of_another_run_is_refused_by_what_differs(foreign, tmp_path, name, message):
-    path = tmp_path / "mine" / training.CHECKPOINT
-    path.write_bytes((tmp_path / name / training.CHECKPOINT).read_bytes())
+    path = tmp_path / "mine" / CHECKPOINT
+    path.write_bytes((tmp_path / name / CHECKPOINT).read_bytes())
     before = {file: file.read_bytes() for file in (tmp_path / "mine").iterdir()}
-    cure = "; replace it by this run's own, or delete it to start over"
-    with (
-        Run(tmp_path / "mine", foreign, METRICS) as kept,
-        pytest.raises(ValueError, match=rf"^{path} is of another run {message}{cure}$"),
-    ):
-        training.run_job(Noisy(), kept, epochs=2, steps=STEPS, images=4)
+    cure = "; use another path, or delete it to start over"
+    with pytest.raises(ValueError, match=rf"^{path} is of another run {message}{cure}$"):
+        run(Noisy(), tmp_path / "mine", epochs=2, config=foreign)
     assert {file: file.read_bytes() for file in (tmp_path / "mine").iterdir()} == before
 
 
@@ -242,11 +244,8 @@ def test_a_checkpoint_without_its_configuration_is_continued_by_its_own_run_alon
     with pytest.raises(KeyboardInterrupt):
         run(Noisy(interrupt_at=2), tmp_path)
     (tmp_path / "config.json").unlink()
-    with (
-        Run(tmp_path, {"is": "another"}, METRICS) as kept,
-        pytest.raises(ValueError, match=r"is of another run \(is: a test there, another here"),
-    ):
-        training.run_job(Noisy(), kept, epochs=EPOCHS, steps=STEPS, images=4)
+    with pytest.raises(ValueError, match=r"is of another run \(is: a test there, another here"):
+        run(Noisy(), tmp_path, config={"is": "another"})
     (tmp_path / "config.json").unlink()
     assert without_times(run(Noisy(), tmp_path)) == whole[0]
 
@@ -266,58 +265,52 @@ def test_losses_that_are_never_finite_end_the_run_with_a_cure(tmp_path):
         def step(self, number):
             return {"train_loss": math.nan, "accuracy": math.nan}
 
-    with pytest.raises(ValueError, match=r"train_loss in epoch 1 were NaN.*learning rate"):
+    with pytest.raises(ValueError, match=r"all losses of epoch 1 were NaN.*learning rate"):
         run(Lost(), tmp_path)
-    with pytest.raises(ValueError, match=r"train_loss in checkpoint 1 were NaN.*learning rate"):
+    with pytest.raises(ValueError, match=r"all losses of checkpoint 1 were NaN.*learning rate"):
         run(Lost(), tmp_path, unit="checkpoint")
 
 
-def test_a_single_loss_that_is_not_finite_is_left_out_of_the_mean_and_counted(tmp_path):
+def test_a_single_loss_that_is_not_finite_is_left_out_of_the_mean(tmp_path):
     class Once(Noisy):
         def step(self, number):
             return {"train_loss": math.inf if number == 2 else 1.0}
 
-    first, *others = run(Once(), tmp_path)
-    assert (first["train_loss"], first["not_finite"]) == (1.0, 1)
-    assert all(record["train_loss"] == 1.0 and "not_finite" not in record for record in others)
+    assert [record["train_loss"] for record in run(Once(), tmp_path)] == [1.0] * EPOCHS
 
 
 def test_the_end_of_every_epoch_is_shown_as_a_line(tmp_path):
     shown = []
-    run(Noisy(), tmp_path, show=lambda fraction, text, line=False: shown.append((fraction, text, line)))
+    run(Noisy(), tmp_path, progress=lambda fraction, text, line=False: shown.append((fraction, text, line)))
     lines = [(fraction, text) for fraction, text, line in shown if line]
     assert [fraction for fraction, _ in lines] == [1 / 3, 2 / 3, 1.0]
-    assert all(f"epoch {place}, step {5 * place}, train loss" in text for place, (_, text) in enumerate(lines, start=1))
+    assert all(f"epoch {place}, train loss" in text for place, (_, text) in enumerate(lines, start=1))
 
 
 def test_between_the_lines_it_shows_where_it_is(tmp_path, monkeypatch):
-    monkeypatch.setattr(training, "STATUS_INTERVAL", -1.0)
+    monkeypatch.setattr(_loop, "STATUS_INTERVAL", -1.0)
     shown = []
-    run(Noisy(), tmp_path, show=lambda fraction, text, line=False: shown.append(text) if not line else None)
+    run(Noisy(), tmp_path, progress=lambda fraction, text, line=False: shown.append(text) if not line else None)
     assert len(shown) == EPOCHS * (STEPS - 1)
     assert shown[0].startswith("epoch 1/3 step 1/5, train loss ")
-    assert shown[0].endswith(" images/s")
 
 
 def test_the_status_of_a_job_is_shown_between_lines_and_asked_then_only(tmp_path, monkeypatch):
-    glances, shown = [], []
+    asked, shown = [], []
 
-    def glance():
-        glances.append(1)
-        return {"largest_probability": 0.25, "delta": 1.5}
+    class Telling(Noisy):
+        def status(self, epoch):
+            asked.append(epoch.steps)
+            return {"largest_probability": 0.25, "delta": 1.5}
 
-    run(Noisy(), tmp_path / "quick", status=glance)
-    assert not glances  # it was over before anything had to be shown
-    monkeypatch.setattr(training, "STATUS_INTERVAL", -1.0)
-    records = run(
-        Noisy(),
-        tmp_path / "shown",
-        show=lambda fraction, text, line=False: shown.append((text, line)),
-        status=glance,
-    )
+    run(Telling(), tmp_path / "quick")
+    assert not asked  # it was over before anything had to be shown
+    monkeypatch.setattr(_loop, "STATUS_INTERVAL", -1.0)
+    show = lambda fraction, text, line=False: shown.append((text, line))  # noqa: E731
+    records = run(Telling(), tmp_path / "shown", progress=show)
     for text, line in shown:
-        assert (", largest probability 0.25, delta 1.5, " in text) == (not line)
-    assert len(glances) == sum(not line for _, line in shown) == EPOCHS * (STEPS - 1)
+        assert text.endswith(", largest probability 0.25, delta 1.5") == (not line)
+    assert asked == [*range(1, STEPS)] * EPOCHS
     assert all("delta" not in record for record in records)
 
 
@@ -325,12 +318,12 @@ def test_a_run_that_goes_on_shows_how_far_it_was(tmp_path):
     fractions = []
     with pytest.raises(KeyboardInterrupt):
         run(Noisy(interrupt_at=7), tmp_path)
-    run(Noisy(), tmp_path, show=lambda fraction, text, line=False: fractions.append(fraction))
+    run(Noisy(), tmp_path, progress=lambda fraction, text, line=False: fractions.append(fraction))
     assert fractions == [2 / 3, 1.0]
 
 
 def test_amp_names_a_type():
-    assert [training.parse_amp_dtype(amp_dtype) for amp_dtype in ("off", "bfloat16", "float16")] == [
+    assert [parse_amp_dtype(amp_dtype) for amp_dtype in ("off", "bfloat16", "float16")] == [
         None,
         torch.bfloat16,
         torch.float16,
@@ -338,7 +331,7 @@ def test_amp_names_a_type():
 
 
 def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
-    epoch = training.Epoch()
+    epoch = Epoch()
     for value in (1.0, torch.tensor(3.0), torch.tensor(math.nan), torch.tensor(5.0, dtype=torch.float64)):
         epoch.add({"loss": value, "lost": math.inf})
     assert epoch.means() == {"loss": 3.0, "lost": None}
@@ -349,31 +342,31 @@ def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
 
 
 def test_the_learning_rate_follows_a_cosine():
-    assert [training.cosine_lr(0.1, k / 4) for k in range(5)] == pytest.approx(
+    assert [cosine_lr(0.1, k / 4) for k in range(5)] == pytest.approx(
         [0.1, 0.05 * (1 + math.sqrt(0.5)), 0.05, 0.05 * (1 - math.sqrt(0.5)), 0.0]
     )
     one, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))
     weight_optimizer = torch.optim.SGD([{"params": [one]}, {"params": [other]}], lr=1.0)
-    training.set_lr(weight_optimizer, 0.5)
+    set_lr(weight_optimizer, 0.5)
     assert [group["lr"] for group in weight_optimizer.param_groups] == [0.5, 0.5]
 
 
 def test_a_device_that_is_not_there_is_an_error_that_names_those_that_are(monkeypatch):
-    assert training.parse_device("cpu") == torch.device("cpu")
-    assert training.parse_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
+    assert parse_device("cpu") == torch.device("cpu")
+    assert parse_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
     for name in ("gpu", "meta", "mps", ""):
         with pytest.raises(ValueError, match=rf"^there is no device '{name}'; give cpu.* or auto$"):
-            training.parse_device(name)
+            parse_device(name)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     with pytest.raises(ValueError, match=r"'cuda:0' was asked for.*sees no GPU; give cpu or auto"):
-        training.parse_device("cuda:0")
+        parse_device("cuda:0")
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    assert [str(training.parse_device(name)) for name in ("auto", "cuda", "cuda:1", "cpu")] == [
+    assert [str(parse_device(name)) for name in ("auto", "cuda", "cuda:1", "cpu")] == [
         "cuda",
         "cuda",
         "cuda:1",
         "cpu",
     ]
     with pytest.raises(ValueError, match=r"no device 'cuda:2'; give cpu, cuda:0, cuda:1 or auto"):
-        training.parse_device("cuda:2")
+        parse_device("cuda:2")

@@ -1,0 +1,90 @@
+"""Runs of the image experiments: a folder for each search and each training from scratch."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from asng._progress import Progress, no_progress
+from asng.experiments import curves
+from asng.experiments._checkpoint import RunCheckpoint
+from asng.experiments._jobs import SearchJob, Task, TrainJob
+from asng.experiments._settings import JobSettings, SearchSettings, describe_machine
+from asng.nas._loop import Checkpoint, Job, run_job
+from asng.nas.architecture import from_dict, to_dict
+from asng.runs import ARCHITECTURE, CHECKPOINT, METRICS, SUMMARY, Run, make_config, settings_from_config, write_json
+
+
+class MetricsCheckpoint(RunCheckpoint):
+    """The checkpoint of a run whose records are lines of its metrics."""
+
+    def start(self, history: list[dict[str, Any]]) -> None:
+        self._run.truncate(len(history))
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        self._run.append(record)
+
+
+def search(
+    task: Task, settings: SearchSettings, folder: Path, progress: Progress = no_progress, *, capture: bool = False
+) -> dict[str, Any]:
+    """Search, or continue; leaves the architecture, its pictures and a summary in the folder.
+
+    `capture` runs each step as one CUDA graph where the images are on a GPU.
+    """
+    job = SearchJob(task, settings, capture=capture)
+    with _open_run(job, folder, make_config(task.name, "search", settings, **task.identity())) as run:
+        records = _run_job(job, run, settings, progress)
+        found = job.result(progress)
+        write_json(folder / ARCHITECTURE, to_dict(found["values"]))
+        task.draw(found["values"], folder, found["distribution"])
+        return _finish(run, records, {**found, **task.summarize(settings, found["values"])}, job)
+
+
+def retrain(
+    task: Task,
+    settings: JobSettings,
+    values: Mapping[str, Any],
+    folder: Path,
+    progress: Progress = no_progress,
+) -> dict[str, Any]:
+    """Train an architecture from scratch, or continue; leaves the weights and a summary in the folder."""
+    job = TrainJob(task, settings, values)
+    config = make_config(task.name, "retrain", settings, architecture=to_dict(values), **task.identity())
+    with _open_run(job, folder, config) as run:
+        write_json(folder / ARCHITECTURE, to_dict(values))
+        task.draw(values, folder)
+        records = _run_job(job, run, settings, progress)
+        return _finish(run, records, task.summarize(settings, values, job.model), job)
+
+
+def _open_run(job: SearchJob | TrainJob, folder: Path, config: Mapping[str, Any]) -> Run:
+    _ = job.steps_per_epoch  # makes the mini-batches, so that a refusal leaves no folder behind
+    return Run(folder, config, METRICS)
+
+
+def _run_job(job: Job, run: Run, settings: JobSettings, progress: Progress) -> list[dict[str, Any]]:
+    epochs, unit = settings.num_epochs, settings.unit
+    return run_job(
+        job, epochs=epochs, checkpoint=MetricsCheckpoint(run, CHECKPOINT, run.config), progress=progress, unit=unit
+    )
+
+
+def _finish(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], job: Job) -> dict[str, Any]:
+    summary = {**summary, "machine": describe_machine(job.device), "last": records[-1]}
+    write_json(run.folder / SUMMARY, summary)
+    curves.draw_curves({"": records}, run.folder)
+    return summary
+
+
+def load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> tuple[nn.Module, int]:
+    """The network that a run has trained so far, or found, and after how many steps."""
+    checkpoint = Checkpoint(folder / CHECKPOINT, config)
+    if config["kind"] == "search":
+        search_job = SearchJob(task, settings_from_config(task.search_settings, config))
+        steps: int = checkpoint.restore(search_job)["index"]
+        return search_job.network(search_job.load_result(folder)), steps
+    train_job = TrainJob(task, settings_from_config(task.train_settings, config), from_dict(config["architecture"]))
+    steps = checkpoint.restore(train_job)["index"]
+    return train_job.model, steps

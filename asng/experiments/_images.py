@@ -1,0 +1,170 @@
+"""Images on the device, and mini-batches that follow from a seed and their number alone."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pooch  # type: ignore[import-untyped]
+import torch
+from torch import Tensor
+
+AHEAD = 16  # mini-batches that are made at once on a GPU, which is much faster than one by one
+SPLIT, SHUFFLE, NUMBERS = range(3)  # independent streams that follow from the same seeds
+
+
+def data_folder(given: Path | None = None) -> Path:
+    """The data folder: the given one (`--data`), else the environment variable ASNG_DATA, else the user's cache folder.
+
+    >>> data_folder(Path("pictures")).name
+    'pictures'
+    """
+    if given is not None:
+        return given
+    return Path(os.environ.get("ASNG_DATA") or pooch.os_cache("asng")).expanduser()
+
+
+def halves(n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """The numbers below n in a random order, cut in the middle; the first half is the smaller one if n is odd.
+
+    >>> [sorted(half.tolist()) for half in halves(5, seed=0)]
+    [[0, 3], [1, 2, 4]]
+    """
+    if n < 2:
+        raise ValueError(f"two halves need at least 2 images, got {n}")
+    if seed < 0:
+        raise ValueError(f"a seed is needed that is not below 0, got {seed}")
+    order = torch.from_numpy(np.random.default_rng(_stream((seed,), SPLIT)).permutation(n))
+    return order[: n // 2], order[n // 2 :]
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Images, uint8 (n, 3, height, width), with labels, int64 (n,), or names, on one device."""
+
+    images: Tensor
+    labels: Tensor | None = None
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if self.images.ndim != 4 or self.images.shape[1] != 3 or self.images.dtype != torch.uint8:
+            raise ValueError(f"images must be uint8 of shape (n, 3, height, width), got {describe_tensor(self.images)}")
+        n = len(self.images)
+        if self.labels is not None and (self.labels.shape != (n,) or self.labels.dtype != torch.int64):
+            shown = describe_tensor(self.labels)
+            raise ValueError(f"labels must be int64, one for each of {n} images, got {shown}")
+        if self.names is not None and len(self.names) != n:
+            raise ValueError(f"every image needs a name, got {len(self.names)} names for {n} images")
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def device(self) -> torch.device:
+        return self.images.device
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width."""
+        height, width = self.images.shape[2:]
+        return height, width
+
+    def subset(self, indices: Tensor) -> "ImageSet":
+        """Some of the images, in the order of the indices."""
+        there = indices.to(self.device)
+        return ImageSet(
+            self.images[there],
+            None if self.labels is None else self.labels[there],
+            None if self.names is None else tuple(self.names[index] for index in indices.tolist()),
+        )
+
+
+# Makes mini-batches, one after another, of the images with these indices, which are on the CPU; each mini-batch has a
+# generator of its own.
+Transform = Callable[[ImageSet, Tensor, Sequence[torch.Generator]], tuple[Tensor, ...]]
+
+
+class BatchOrder:
+    """Which images make up a mini-batch, and the random numbers for it.
+
+    Both depend on the seeds and the number of the mini-batch alone, so that a run continues from any
+    step without a state of the data.
+
+    >>> order = BatchOrder(torch.arange(100, 106), 2, 7)
+    >>> [order(number)[0].tolist() for number in range(order.steps)]
+    [[102, 101], [105, 104], [103, 100]]
+    """
+
+    def __init__(self, indices: Tensor, size: int, *seeds: int) -> None:
+        """Mini-batches of `size` from `indices` (n,); several seeds, such as (seed, stream), are mixed."""
+        if indices.ndim != 1 or indices.dtype != torch.int64:
+            shown = describe_tensor(indices)
+            raise ValueError(f"indices must be a vector of int64, such as torch.arange(n), got {shown}")
+        if size < 1:
+            raise ValueError(f"a mini-batch needs at least 1 image, got size {size}")
+        if size > len(indices):
+            raise ValueError(f"mini-batches of {size} cannot be made of {len(indices)} images; choose a smaller batch")
+        if not seeds or min(seeds) < 0:
+            raise ValueError(f"at least one seed is needed, and none below 0, got {seeds}")
+        self.steps = len(indices) // size  # what does not fill a mini-batch is left out of that epoch
+        self._indices = indices.cpu()
+        self._size = size
+        self._seeds = seeds
+        self._epoch = -1
+        self._shuffled = self._indices
+
+    def __call__(self, number: int) -> tuple[Tensor, torch.Generator]:
+        """The indices (size,) of a mini-batch and a generator of its own; `number` counts over all epochs, from 0.
+
+        Random numbers are drawn on the CPU so that every device sees the same ones.
+        """
+        if number < 0:
+            raise ValueError(f"mini-batches are counted from 0, got number {number}")
+        epoch, step = divmod(number, self.steps)
+        if epoch != self._epoch:
+            order = np.random.default_rng(_stream(self._seeds, SHUFFLE, epoch)).permutation(len(self._indices))
+            self._epoch, self._shuffled = epoch, self._indices[torch.from_numpy(order)]
+        state = _stream(self._seeds, NUMBERS, number).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(state[0] >> 1))  # torch takes 63 bits everywhere
+        return self._shuffled[step * self._size : (step + 1) * self._size], generator
+
+
+class Batches:
+    """Mini-batches of some images; each follows from seed, stream and its number alone."""
+
+    def __init__(
+        self, images: ImageSet, indices: Tensor, size: int, transform: Transform, seed: int, stream: int
+    ) -> None:
+        """Mini-batches of `size` from the images that `indices` (n,) name; streams of a seed are independent."""
+        self._order = BatchOrder(indices, size, seed, stream)
+        if not 0 <= int(indices.min()) <= int(indices.max()) < len(images):
+            shown = f"{int(indices.min())} to {int(indices.max())}"
+            raise ValueError(f"indices must lie between 0 and {len(images) - 1}, the last image; got {shown}")
+        self._images, self._transform, self._size = images, transform, size
+        self._ahead = AHEAD if images.device.type == "cuda" else 1
+        self._ready: dict[int, tuple[Tensor, ...]] = {}
+        self.steps = self._order.steps
+
+    def __call__(self, number: int) -> tuple[Tensor, ...]:
+        """A mini-batch on the device of the images; `number` counts over all epochs, from 0."""
+        if number not in self._ready:
+            numbers = range(number, number + self._ahead)
+            indices, generators = zip(*map(self._order, numbers), strict=True)
+            tensors = self._transform(self._images, torch.cat(indices), generators)
+            parts = (torch.split(tensor, self._size) for tensor in tensors)
+            self._ready = dict(zip(numbers, zip(*parts, strict=True), strict=True))
+        return self._ready.pop(number)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device; CUDA takes what it needs from ordinary memory at once, without a synchronization."""
+    return tensor.to(device, non_blocking=device.type == "cuda")
+
+
+def describe_tensor(tensor: Tensor) -> str:
+    return f"{tensor.dtype} of shape {tuple(tensor.shape)}"
+
+
+def _stream(seeds: tuple[int, ...], *key: int) -> np.random.SeedSequence:
+    return np.random.SeedSequence(seeds, spawn_key=key)

@@ -1,0 +1,350 @@
+"""Searches and trainings of the image experiments, as resumable jobs.
+
+An experiment is a `Task`; all else is the same for all of them.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from asng import RandomSearch, nas
+from asng._progress import Progress, no_progress
+from asng.experiments._images import Batches, ImageSet, Transform, halves
+from asng.experiments._settings import METHODS, JobSettings, SearchSettings, parse_amp_dtype, set_lr
+from asng.experiments._train_step import TrainStep
+from asng.nas._loop import Epoch, Number
+from asng.nas._outcome import to_outcome
+from asng.nas.architecture import from_json
+from asng.nas.oneshot import finite_mean
+from asng.nas.result import certainty
+from asng.runs import ARCHITECTURE
+
+TRAIN, VALID = 0, 1  # streams of random numbers for mini-batches
+TOP_K = 10  # of random search, judged on all mini-batches
+MIN_SECONDS = 1e-9  # clocks may stand still for a while
+
+Values = Mapping[str, Any]
+
+
+class Task(ABC):
+    """An image experiment: its data, networks, losses and tests.
+
+    Args:
+        train: Images to train with; trainings and searches alone need them.
+        test: Images to test with.
+    """
+
+    name: ClassVar[str]
+    search_settings: ClassVar[type[SearchSettings]]
+    train_settings: ClassVar[type[JobSettings]]
+    search_weight_decay: ClassVar[float]
+    calibration_batches: ClassVar[int] = 0  # from which batch statistics of a network that was found are re-estimated
+
+    def __init__(self, train: ImageSet, test: ImageSet) -> None:
+        self.train, self.test, self.device = train, test, test.device
+
+    # Data.
+
+    @abstractmethod
+    def train_indices(self, settings: Any) -> Tensor:
+        """Which training images are used."""
+
+    @abstractmethod
+    def transform(self, settings: Any) -> Transform:
+        """How mini-batches are made of images."""
+
+    def identity(self) -> dict[str, Any]:
+        """What a run's configuration says about the data."""
+        return {}
+
+    # Searches.
+
+    @abstractmethod
+    def build_supernet(self, settings: Any) -> nn.Module:
+        """The network with decisions, on the device."""
+
+    @abstractmethod
+    def search_loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Any:
+        """Of a mini-batch: a scalar, or a pair of one and metrics."""
+
+    @abstractmethod
+    def size_of(self, settings: Any) -> Callable[[nn.Module, Values], int]:
+        """A function that counts the parameters of an architecture."""
+
+    @abstractmethod
+    def smallest_values(self, model: nn.Module) -> Values:
+        """The architecture with the fewest parameters."""
+
+    # Trainings.
+
+    @abstractmethod
+    def build_network(self, settings: Any, values: Values) -> nn.Module:
+        """The static network of an architecture, with its initial weights, on the device."""
+
+    @abstractmethod
+    def build_optimizer(self, settings: Any, model: nn.Module) -> torch.optim.Optimizer:
+        """The optimizer of a static network."""
+
+    @abstractmethod
+    def train_loss(self, settings: Any, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Of a mini-batch."""
+
+    def set_phase(self, settings: Any, model: nn.Module, fraction: float) -> bool:
+        """Change the network after a fraction of the training; returns whether it changed."""
+        return False
+
+    # Results.
+
+    @abstractmethod
+    def measure(self, model: nn.Module, settings: Any) -> dict[str, Any]:
+        """Test a network after an epoch; names begin with `test_`."""
+
+    def summarize(self, settings: Any, values: Values, model: nn.Module | None = None) -> dict[str, Any]:
+        """Fields of a summary about an architecture, and the network that was trained from scratch."""
+        return {} if model is None else {"parameters": sum(parameter.numel() for parameter in model.parameters())}
+
+    def record_of(self, values: Values) -> dict[str, Any]:
+        """Fields of a search's records about its most likely architecture."""
+        return {}
+
+    def draw(self, values: Values, folder: Path, distribution: Mapping[str, Any] | None = None) -> None:  # noqa: B027
+        """Leave pictures of an architecture in a folder."""
+
+
+class _ImageJob:
+    """What searches and trainings have in common."""
+
+    images_per_step: int
+
+    def __init__(self, task: Task, settings: JobSettings) -> None:
+        self._task, self._settings, self.device = task, settings, task.device
+        torch.manual_seed(settings.seed)
+
+    def _batches(self, indices: Tensor, stream: int) -> Batches:
+        transform = self._task.transform(self._settings)
+        return Batches(self._task.train, indices, self._settings.batch, transform, self._settings.seed, stream)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return self._settings.steps_per_epoch(self.train_batches.steps)
+
+    @cached_property
+    def train_batches(self) -> Batches:
+        return self._batches(self._task.train_indices(self._settings), TRAIN)
+
+    def _fraction_done(self, index: int) -> float:
+        return self._settings.fraction_done(index, self.steps_per_epoch)
+
+    def status(self, epoch: Epoch) -> dict[str, float]:
+        seconds = max(epoch.seconds, MIN_SECONDS)
+        return {"images_per_second": self._settings.batch * self.images_per_step * epoch.steps / seconds}
+
+    def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
+        losses = [values for name, values in epoch.to_floats().items() if name.endswith("loss")]
+        not_finite = max((sum(not math.isfinite(value) for value in values) for values in losses), default=0)
+        record = {"step": epoch.number * self.steps_per_epoch, **self.status(epoch)}
+        return {**record, "not_finite": not_finite} if not_finite else record
+
+
+class SearchJob(_ImageJob):
+    """A one-shot search as the paper does it: one half of the images moves the weights, the other the distribution."""
+
+    images_per_step = 2
+
+    def __init__(self, task: Task, settings: SearchSettings, *, capture: bool = False) -> None:
+        super().__init__(task, settings)
+        self._search_settings = settings
+        self.model = task.build_supernet(settings)
+        size, max_params = task.size_of(settings), settings.max_params
+        if max_params is not None and max_params < (least := size(self.model, task.smallest_values(self.model))):
+            raise ValueError(f"the smallest architecture has {least:,} parameters, more than max_params={max_params:,}")
+        streams = np.random.SeedSequence(settings.seed).spawn(2)
+        self.arch_optimizer = METHODS[settings.method](
+            nas.space_of(self.model), population_size=settings.population_size, seed=streams[0]
+        )
+        self._eval_seed = streams[1]
+        self._generator_state: Any = None  # before a step, to repeat it if it fails
+        # Not fused: there torch refuses weights that are touched for the first time beside others that were before.
+        weight_optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=task.search_weight_decay
+        )
+        capture = capture and self.device.type == "cuda"
+        # Plain steps are faster as the images lie, captured ones with channels last.
+        self._format = torch.channels_last if capture else torch.preserve_format
+        self.oneshot = nas.OneShot(
+            self.model,
+            self.arch_optimizer,
+            weight_optimizer,
+            task.search_loss,
+            max_grad_norm=5.0,
+            limits=[] if max_params is None else [nas.Limit(size, max_params, "parameters")],
+            amp_dtype=parse_amp_dtype(settings.amp_dtype),
+            capture=capture,
+        )
+        if settings.method == "uniform" and max_params is not None:
+            self._draw_feasible()  # raises now rather than at the end
+
+    @cached_property
+    def _halves(self) -> tuple[Tensor, Tensor]:
+        used = self._task.train_indices(self._settings)
+        first, second = halves(len(used), self._settings.seed)
+        return used[first], used[second]
+
+    @cached_property
+    def train_batches(self) -> Batches:
+        return self._batches(self._halves[0], TRAIN)
+
+    @cached_property
+    def valid_batches(self) -> Batches:
+        return self._batches(self._halves[1], VALID)
+
+    def step(self, index: int) -> dict[str, Number]:
+        """One iteration; returns mean losses and metrics, and under a limit the share of feasible architectures."""
+        self._generator_state = self.arch_optimizer.generator_state
+        set_lr(self.oneshot.weight_optimizer, self._settings.lr_at(self._fraction_done(index)))
+        train, valid = (
+            (images.to(memory_format=self._format), *others)
+            for images, *others in (self.train_batches(index), self.valid_batches(index))
+        )
+        step = self.oneshot.step(train, valid)
+        self._generator_state = None
+        feasible = sum(loss is not None for loss in step.valid_losses)
+        record: dict[str, Number] = {"train_loss": step.train_loss} if step.train_losses else {}
+        if feasible:
+            record["valid_loss"] = step.valid_loss
+        if self._search_settings.max_params is not None:
+            record["feasible"] = feasible / len(step.valid_losses)
+        for name in dict.fromkeys(name for metrics in step.valid_metrics for name in metrics):
+            record[f"valid_{name}"] = finite_mean(metrics.get(name) for metrics in step.valid_metrics)
+        return record
+
+    def status(self, epoch: Epoch) -> dict[str, float]:
+        return {**certainty(self.arch_optimizer), **super().status(epoch)}
+
+    def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
+        record, likely = super().finish_epoch(epoch), self.top_values()
+        if likely is not None:
+            record |= self._task.record_of(likely)
+        if likely is not None and self._search_settings.test:
+            record |= self._task.measure(self.network(likely), self._settings)
+            if self._task.calibration_batches:
+                record["calibration_batches"] = self._calibration
+        return record
+
+    @property
+    def _calibration(self) -> int:
+        return min(self._task.calibration_batches, self.train_batches.steps)
+
+    def network(self, values: Values) -> nn.Module:
+        """The static network of an architecture with the weights of the search and its own batch statistics."""
+        network = nas.extract(self.model, values)
+        if self._task.calibration_batches:
+            nas.recalibrate(network, (self.train_batches(number)[0] for number in range(self._calibration)))
+        return network
+
+    def top_values(self) -> dict[str, Any] | None:
+        """The most likely architecture so far; none where all are equally likely."""
+        return None if self._search_settings.method == "uniform" else nas.top(self.oneshot)[0].values
+
+    def result(self, progress: Progress = no_progress) -> dict[str, Any]:
+        """The final architecture, and the distribution behind it; random search chooses only now."""
+        if self._search_settings.method == "uniform":
+            values, probability, feasible = self._best_of_random(progress), None, True
+        else:
+            values, probability, feasible = nas.top(self.oneshot)[0]
+        distribution = {name: np.asarray(p).tolist() for name, p in self.arch_optimizer.distribution().items()}
+        return {"values": values, "feasible": feasible, "probability": probability, "distribution": distribution}
+
+    def load_result(self, folder: Path) -> dict[str, Any]:
+        """The architecture of a run so far; random search chooses one at its end, and only once."""
+        likely = self.top_values()
+        if likely is not None:
+            return likely
+        path = folder / ARCHITECTURE
+        if not path.exists():
+            raise ValueError(f"{folder} is a random search, which chooses an architecture at its end; let it finish")
+        return from_json(path.read_text(encoding="utf-8"), self.arch_optimizer.space)
+
+    def _draw_feasible(self) -> list[dict[str, Any]]:
+        """The feasible candidates of random search."""
+        drawn = RandomSearch(self.arch_optimizer.space, seed=self._eval_seed).ask(self._search_settings.num_random)
+        feasible = [candidate.values for candidate in drawn if self.oneshot.is_feasible(candidate.values)]
+        if not feasible:
+            raise ValueError(f"none of {len(drawn)} architectures meets the limit; raise max_params")
+        return feasible
+
+    def _best_of_random(self, progress: Progress) -> dict[str, Any]:
+        """Random search with shared weights: many on the same mini-batch, then the best few of them on all."""
+        drawn, done, steps = self._draw_feasible(), 0, self.valid_batches.steps
+        text = f"choosing among {len(drawn):,} architectures"
+        total = len(drawn) + min(TOP_K, len(drawn)) * steps
+        progress(0.0, text, line=True)
+
+        def evaluate(batches: int, values: Values) -> float:
+            nonlocal done
+            loss = self._evaluate(values, map(self.valid_batches, range(batches)))
+            done += batches
+            progress(done / total, text)
+            return loss
+
+        best = sorted(drawn, key=partial(evaluate, 1))[:TOP_K]
+        return min(best, key=partial(evaluate, steps))
+
+    def _evaluate(self, values: Values, batches: Iterable[tuple[Tensor, ...]]) -> float:
+        """The mean loss on some mini-batches; infinite if it is not finite."""
+        self.oneshot.supernet.choose(values)
+        with torch.no_grad():
+            losses = [to_outcome(self._task.search_loss(self.model, batch)).loss for batch in batches]
+        loss = torch.stack(losses).mean().item()
+        return loss if math.isfinite(loss) else math.inf
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self.oneshot.state_dict()
+        if self._generator_state is not None:
+            state["arch_optimizer"]["generator"] = self._generator_state
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.oneshot.load_state_dict(state)
+
+
+class TrainJob(_ImageJob):
+    """Training of an architecture from scratch."""
+
+    images_per_step = 1
+
+    def __init__(self, task: Task, settings: JobSettings, values: Values) -> None:
+        super().__init__(task, settings)
+        self.model = task.build_network(settings, values)
+        self._train_step = TrainStep(
+            self.model,
+            task.build_optimizer(settings, self.model),
+            partial(task.train_loss, settings),
+            max_grad_norm=5.0,
+            amp_dtype=parse_amp_dtype(settings.amp_dtype),
+        )
+        self._phase: float | None = None
+
+    def step(self, index: int) -> dict[str, Number]:
+        fraction = self._fraction_done(index)
+        if fraction != self._phase and self._task.set_phase(self._settings, self.model, fraction):
+            self._train_step.reset_graph()
+        self._phase = fraction
+        set_lr(self._train_step.optimizer, self._settings.lr_at(fraction))
+        return {"train_loss": self._train_step(self.train_batches(index))}
+
+    def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
+        return {**super().finish_epoch(epoch), **self._task.measure(self.model, self._settings)}
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._train_step.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._train_step.load_state_dict(state)

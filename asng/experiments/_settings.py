@@ -1,0 +1,165 @@
+"""Settings that image experiments share: devices, precision, learning rates, and how long a run is."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from asng import SNG, RandomSearch
+from asng.asktell import Optimizer
+from asng.optimizer import ASNG
+
+AmpDtype = Literal["off", "bfloat16", "float16"]
+Method = Literal["asng", "sng", "uniform"]
+METHODS: dict[Method, Callable[..., Optimizer]] = {"asng": ASNG, "sng": SNG, "uniform": RandomSearch}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobSettings(ABC):
+    """Settings of all searches and trainings on images."""
+
+    unit: ClassVar[str]
+
+    batch: int = 64
+    """Images in a mini-batch."""
+    lr: float = 0.025
+    """Learning rate of the weights at the start of its cosine."""
+    amp_dtype: AmpDtype = "off"
+    """Mixed precision."""
+    seed: int = 0
+    """All random numbers follow from it."""
+
+    @property
+    @abstractmethod
+    def num_epochs(self) -> int:
+        """Epochs, or checkpoints."""
+
+    @abstractmethod
+    def steps_per_epoch(self, batches: int) -> int:
+        """Steps in an epoch, if a pass over the images has so many mini-batches."""
+
+    @abstractmethod
+    def fraction_done(self, index: int, steps_per_epoch: int) -> float:
+        """The fraction of the run before step `index`, as the learning rate follows it."""
+
+    def lr_at(self, fraction: float) -> float:
+        """The learning rate after a fraction of the run."""
+        return cosine_lr(self.lr, fraction)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochSettings(JobSettings):
+    """Settings of a run in epochs, each a pass over the images; the learning rate changes after an epoch."""
+
+    unit: ClassVar[str] = "epoch"
+
+    epochs: int = 100
+    """Passes over the training images."""
+
+    @property
+    def num_epochs(self) -> int:
+        return self.epochs
+
+    def steps_per_epoch(self, batches: int) -> int:
+        return batches
+
+    def fraction_done(self, index: int, steps_per_epoch: int) -> float:
+        return index // steps_per_epoch / self.epochs
+
+
+@dataclass(frozen=True, kw_only=True)
+class IterationSettings(JobSettings):
+    """Settings of a run in iterations; the learning rate changes after each."""
+
+    unit: ClassVar[str] = "checkpoint"
+
+    iterations: int = 50_000
+    """Steps of the run."""
+    checkpoint_every: int = 1000
+    """Iterations between two checkpoints and lines of metrics."""
+    num_train_images: int | None = None
+    """The most training images to use, from all over their order; all by default."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, iterations=1, checkpoint_every=1, batch=1, seed=0)
+        if self.num_train_images is not None:
+            check_settings(self, num_train_images=1)
+        if self.iterations % self.checkpoint_every:
+            every = self.checkpoint_every
+            raise ValueError(f"iterations must be a multiple of checkpoint_every, {every}, got {self.iterations}")
+
+    @property
+    def num_epochs(self) -> int:
+        return self.iterations // self.checkpoint_every
+
+    def steps_per_epoch(self, batches: int) -> int:
+        return self.checkpoint_every
+
+    def fraction_done(self, index: int, steps_per_epoch: int) -> float:
+        return index / self.iterations
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchSettings(JobSettings):
+    """Settings of all searches."""
+
+    population_size: int = 2
+    """Architectures per half of an iteration (lambda)."""
+    method: Method = "asng"
+    """How the distribution moves: asng; sng, with a constant step; uniform, not at all (random search)."""
+    num_random: int = 1000
+    """With the method uniform: architectures drawn at the end, of which the best one is taken."""
+    max_params: int | None = None
+    """A hard limit on the parameters of an architecture, at the size of the search."""
+    test: bool = True
+    """The most likely architecture is tested now and then, in time that is not counted; --no-test leaves that out."""
+
+
+def check_settings(settings: Any, **minima: int) -> None:
+    """Raise ValueError for settings below their minima, and for an impossible learning rate."""
+    for name, minimum in minima.items():
+        if getattr(settings, name) < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {getattr(settings, name)}")
+    if not settings.lr > 0 or not math.isfinite(settings.lr):
+        raise ValueError(f"lr must be above 0, got {settings.lr}")
+
+
+def parse_device(name: str) -> torch.device:
+    """A device by its name; "auto" is the GPU where there is one."""
+    gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
+    if name == "auto":
+        return torch.device("cuda" if gpus else "cpu")
+    if name.startswith("cuda") and not gpus:
+        raise ValueError(f"device {name!r} was asked for, but torch {torch.__version__} sees no GPU; give cpu or auto")
+    if name not in ("cpu", "cuda", *gpus):  # torch knows more, of which some, as meta, compute nothing
+        raise ValueError(f"there is no device {name!r}; give {', '.join(['cpu', *gpus])} or auto")
+    return torch.device(name)
+
+
+def parse_amp_dtype(amp_dtype: AmpDtype) -> torch.dtype | None:
+    """The type of mixed precision."""
+    return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[amp_dtype]
+
+
+def cosine_lr(start: float, done: float) -> float:
+    """A learning rate that falls from `start` to 0 while `done` goes from 0 to 1.
+
+    >>> cosine_lr(0.025, 0.0), cosine_lr(0.025, 0.5), cosine_lr(0.025, 1.0)
+    (0.025, 0.0125, 0.0)
+    """
+    return start * (1 + math.cos(math.pi * done)) / 2
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the learning rate of all groups."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def describe_machine(device: torch.device) -> str:
+    """The device and the version of torch."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    return f"{name}, torch {torch.__version__}"
