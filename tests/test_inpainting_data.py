@@ -162,7 +162,7 @@ def test_a_part_of_the_faces_is_in_the_order_of_its_numbers():
 def test_images_that_are_no_bytes_or_not_as_many_as_names_are_refused():
     with pytest.raises(ValueError, match=r"uint8 of shape \(n, 3, height, width\), got torch\.float32"):
         ImageSet(torch.zeros(1, 3, 8, 8), names=("a",))
-    with pytest.raises(ValueError, match=r"\(2, 3, height, width\), got torch\.uint8 of shape \(1, 3, 8, 8\)"):
+    with pytest.raises(ValueError, match="every image needs a name, got 2 names for 1 images"):
         ImageSet(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), names=("a", "b"))
 
 
