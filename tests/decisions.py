@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from asng.nas import Decision
-from asng.nas import plain as plain_modules
+from asng.nas import decisions as plain_modules
 
 ONE = torch.ones(())
 

@@ -18,7 +18,7 @@ from tasks import LONG
 from torch import nn
 
 import asng
-from asng import ASNG, Categorical, checkpoints
+from asng import ASNG, Categorical
 from asng.nas import (
     Latency,
     Limit,
@@ -32,6 +32,7 @@ from asng.nas import (
     selected,
     space_of,
 )
+from asng.nas import _checkpoints as checkpoints
 
 # One process imports torch once and every other is a quick fork of it, in which no thread runs yet.
 context = multiprocessing.get_context("forkserver")

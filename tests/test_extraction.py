@@ -19,9 +19,8 @@ from torch import nn
 
 import asng
 from asng import nas
-from asng.nas import OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
-from asng.nas import plain as plain_modules
-from asng.nas.selection import Supernet
+from asng.nas import OneOf, Pick, Repeat, Value, Width, _static, extract, parameters, select, space_of
+from asng.nas.supernet import Supernet
 from asng.space import Integer, Real
 
 # Joint decisions: a cell whose loose ends are joined by a 1x1 convolution with columns for every node.
@@ -198,8 +197,8 @@ print(torch.load({str(tmp_path / "model.pt")!r}, weights_only=False))
     assert "(0): Conv2d(3, 3, kernel_size=(3, 3)" in done.stdout
 
 
-def test_the_plain_modules_import_nothing_of_the_package():
-    assert "asng" not in inspect.getsource(plain_modules)
+def test_static_modules_import_nothing_of_the_package():
+    assert "asng" not in inspect.getsource(_static)
 
 
 # Choices inside choices, and modules that say themselves what they become.
@@ -472,7 +471,7 @@ def test_a_layer_with_a_forward_of_its_own_needs_a_build_static_too():
             plain.weight, plain.bias = nn.Parameter(2 * weight), nn.Parameter(torch.zeros(len(weight)))
             return plain
 
-    message = r"^0 is a Scaled with a forward\(\) of its own, which the plain layer would not have; give it a "
+    message = r"^0 is a Scaled with a forward\(\) of its own, which the static layer would not have; give it a "
     with pytest.raises(ValueError, match=message):
         extract(nn.Sequential(Scaled(3, Width("w", 2, 4))), {"w": 2})
     model = nn.Sequential(Finished(3, Width("w", 2, 4), bias=False))
