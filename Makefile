@@ -44,9 +44,9 @@ clean:
 	@echo 'Installing into .venv, which takes some minutes ...'
 	$(PYTHON) -m venv .venv
 	$(INSTALL) setuptools
-	$(INSTALL) --no-build-isolation --editable '.[nas,onnx,dev]'
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev]'
 	touch $@
 
 .venv/installed-bench: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[nas,onnx,dev,bench]'
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,bench]'
 	touch $@

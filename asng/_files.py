@@ -17,6 +17,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakSet
 
+try:
+    import fcntl
+except ImportError:  # on Windows, where nothing is locked
+    fcntl = None  # type: ignore[assignment]
+
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.asng-[0-9]+-[0-9a-f]{8}")  # the file it is for, process, random digits
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link may lead to a file that is not asng's
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
@@ -27,8 +32,9 @@ class Lock:
     """The right of one process to write a file or a folder, until the process releases it or dies.
 
     The lock is `flock` on the file `path`, which names the process and is removed on release; a file left behind is
-    harmless. Forked children do not share it. A file system without locks leads to a warning; on Windows
-    nothing is locked. Taking the lock removes the temporary files of killed processes.
+    harmless. Forked children do not share it. Taking the lock removes the temporary files of killed processes.
+    A file system without locks leads to a warning; without `fcntl`, as on Windows, nothing is locked, and two
+    processes may write the same files.
     """
 
     def __init__(self, path: Path, guarded: Path, cure: str, names: Collection[str] = ()) -> None:
@@ -58,7 +64,7 @@ class Lock:
             self._file = None
 
     def _acquire(self) -> None:
-        if os.name != "posix":
+        if fcntl is None:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -186,10 +192,8 @@ def _open_no_link(path: str, flags: int) -> int:
 
 
 def _flock(file: BinaryIO) -> bool | None:
-    if os.name != "posix":
+    if fcntl is None:
         return None
-    import fcntl
-
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

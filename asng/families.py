@@ -54,9 +54,10 @@ class Bounds(NamedTuple):
 class Family(ABC):
     """An exponential family. Bring your own by writing these methods; `Custom` puts it into a space.
 
-    size        length of theta, of statistics and of gradients
-    dimension   free parameters among them (n_theta): smaller where theta is redundant
-    variables   numbers in one draw
+    Attributes:
+        size: Length of theta, of statistics and of gradients.
+        dimension: Free parameters among them (n_theta): smaller where theta is redundant.
+        variables: Numbers in one draw.
     """
 
     size: int

@@ -167,7 +167,7 @@ def asng_update(
 
 
 class ASNG(Optimizer):
-    """Adaptive stochastic natural gradient: minimizes over any mixture of variables, untuned.
+    """Adaptive stochastic natural gradient: minimizes over any mixture of variables, with nothing to tune.
 
     >>> import asng
     >>> optimizer = asng.ASNG({"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}, seed=1)
@@ -177,12 +177,15 @@ class ASNG(Optimizer):
     >>> optimizer.mode()
     {'op': 'mul', 'n': 7}
 
-    alpha        target of the ratio |path|^2 / gamma that the step size is adapted to
-    delta_init   the initial trust-region radius
-    delta_max    the largest divisor Delta of delta_init; infinity in the paper's experiments
-    population_size  candidates per ask (lambda); where there are integers or reals, 8 find more surely than 2
-    mirrored     draw numbers in pairs mean + d, mean - d; a single pair can only narrow their spread
-    initial      prior knowledge: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std); warns if out of bounds
+    Args:
+        space: Names and variables.
+        population_size: Candidates per ask (lambda); where there are integers or reals, 8 find more surely than 2.
+        alpha: Target of the ratio |path|^2 / gamma that the step size is adapted to.
+        delta_init: Initial trust-region radius.
+        delta_max: Largest divisor Delta of delta_init; infinity in the paper's experiments.
+        mirrored: Draw numbers in pairs mean + d, mean - d; a single pair can only narrow their spread.
+        initial: Prior knowledge: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std); warns if out of bounds.
+        seed: An integer or a SeedSequence; None for a random one.
     """
 
     _state: ASNGState
@@ -191,10 +194,10 @@ class ASNG(Optimizer):
         self,
         space: Mapping[str, Variable],
         *,
+        population_size: int = 2,
         alpha: float = 1.5,
         delta_init: float = 1.0,
         delta_max: float = math.inf,
-        population_size: int = 2,
         mirrored: bool = True,
         initial: Mapping[str, Any] | None = None,
         seed: Seed = None,

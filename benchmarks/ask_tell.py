@@ -59,7 +59,7 @@ class Cost:
 
 
 def measure(library: Any, space: Space, population_size: int, evaluations: int, seed: int) -> Cost:
-    """One search of so many evaluations from its start."""
+    """One search of `evaluations` from its start."""
     adapter = library(space, population_size, seed)
     ask, values, tell = adapter.ask, adapter.values, adapter.tell
     rounds = math.ceil(evaluations / population_size)
@@ -168,7 +168,7 @@ def _seconds(adapter: WithAsng, rounds: int) -> float:
 
 
 def _traced(rounds: int) -> float:
-    """Bytes per tell that one run holds more after so many tells than after a tenth of them."""
+    """Bytes per tell that one run holds more after all tells than after a tenth of them."""
     adapter = WithAsng(categorical_space(), 2, seed=1)
     tracemalloc.start()
     held = []

@@ -79,7 +79,7 @@ class Node(nn.Module):
 
 
 class CellNet(nn.Module):
-    """Cells of five nodes until there are so many modules."""
+    """Cells of five nodes until there are `modules` of them."""
 
     def __init__(self, modules: int, shared: bool, channels: int = 4) -> None:
         super().__init__()

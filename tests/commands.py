@@ -168,8 +168,8 @@ def asking(monkeypatch, command, experiment):
     """A function that runs a command up to its computation, and returns what `search` or `retrain` is asked for."""
     seen = []
 
-    def ask(*arguments, **_):
-        seen.append(arguments)
+    def ask(*arguments, **options):
+        seen.append((*arguments, options))
         raise Asked
 
     def which(*words):

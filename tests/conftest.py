@@ -15,6 +15,17 @@ sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import what 
 pytest.register_assert_rewrite("family_checks")
 
 
+def pytest_addoption(parser):
+    parser.addoption("--layer", choices=["core", "nas"], help="only the tests that need no more than this layer")
+
+
+def pytest_ignore_collect(collection_path, config):
+    from layers import is_above  # found only now
+
+    layer = config.getoption("--layer")
+    return True if layer and collection_path.suffix == ".py" and is_above(layer, collection_path) else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def user_cache(tmp_path_factory):
     """The user's cache folder, for processes that tests start, too: none of the tests writes into the real one."""

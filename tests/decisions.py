@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from asng.nas import Decision
-from asng.nas import decisions as plain_modules
+from asng.nas import _static as static_modules
 
 ONE = torch.ones(())
 
@@ -26,10 +26,10 @@ def size_of(model: nn.Module) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def is_plain(model: nn.Module) -> bool:
+def is_static(model: nn.Module) -> bool:
     """Whether a module is made of torch's, the test's and the two plain ones."""
     homes = {type(module).__module__.split(".")[0] for module in model.modules()}
     kept = {type(module) for module in model.modules() if type(module).__module__.startswith("asng")}
     return not any(isinstance(module, Decision) for module in model.modules()) and (
-        kept <= {plain_modules.Item, plain_modules.Constant} or "asng" not in homes
+        kept <= {static_modules.Item, static_modules.Constant} or "asng" not in homes
     )

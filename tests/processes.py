@@ -11,6 +11,7 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from searches import FailingBackward, Net, batches, cross_entropy, pairs, small_search
@@ -33,6 +34,9 @@ from asng.nas import (
     space_of,
 )
 from asng.nas import _checkpoints as checkpoints
+
+if not hasattr(os, "fork"):
+    pytest.skip("these processes are forked", allow_module_level=True)
 
 # One process imports torch once and every other is a quick fork of it, in which no thread runs yet.
 context = multiprocessing.get_context("forkserver")
@@ -257,7 +261,7 @@ def failing_together(rank, folder, half):
             x = FailingBackward.apply(
                 x.clone().requires_grad_(), MemoryError
             )  # when the gradients of all weights are there
-        return cross_entropy(model, (x, y))
+        return cross_entropy(model, (x, y)), {"depth": torch.tensor(selected(model)["depth"]), "rows": len(x)}
 
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     oneshot = OneShot(
@@ -269,6 +273,7 @@ def failing_together(rank, folder, half):
         "optimizer": oneshot.arch_optimizer.state_dict(),
         "train": [list(record.train_losses) for record in records],
         "valid": [list(record.valid_losses) for record in records],
+        "metrics": [[*record.train_metrics, *record.valid_metrics] for record in records],
     }
     every, done = True, 0
     try:

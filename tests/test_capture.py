@@ -3,6 +3,7 @@
 # mypy: disable-error-code="attr-defined, index, union-attr"
 
 import copy
+import itertools
 import math
 
 import pytest
@@ -39,9 +40,9 @@ def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, a
 def step(search, open_iteration, train, valid):
     """What OneShot.step does, by way of the iteration."""
     drawn, candidates = search.arch_optimizer.ask(), search.arch_optimizer.ask()
-    losses = open_iteration.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
-    search.arch_optimizer.tell(candidates, losses[1])
-    return losses
+    trained, judged = open_iteration.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
+    search.arch_optimizer.tell(candidates, judged.losses)
+    return trained.losses, judged.losses
 
 
 def compare(model, n=20, dtype=torch.float, *, same=True, max_grad_norm=None, amp_dtype=None, data=None):
@@ -97,6 +98,24 @@ def test_the_cifar10_network_equals_the_plain_step_up_to_rounding():
         [(torch.randn(4, 3, 8, 8, dtype=torch.double), torch.randint(10, (4,))) for _ in range(2)] for _ in range(4)
     ]
     compare(CifarNet(4, 3), dtype=torch.double, same=False, max_grad_norm=5.0, data=data)
+
+
+def cross_entropy_and_metrics(model, batch):
+    loss = cross_entropy(model, batch)
+    return loss, {"twice": 2 * loss, "rows": len(batch[0])} if loss.requires_grad else {"half": loss / 2}
+
+
+def test_metrics_are_read_with_the_losses():
+    model = Choosy()
+    plain, other = (oneshot(m, loss_fn=cross_entropy_and_metrics) for m in (model, copy.deepcopy(model)))
+    opened = iteration(other, batches(1)[0], loss_fn=cross_entropy_and_metrics)
+    for train, valid in pairs(3):
+        expected = plain.step(train, valid)
+        drawn, candidates = other.arch_optimizer.ask(), other.arch_optimizer.ask()
+        trained, judged = opened.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
+        other.arch_optimizer.tell(candidates, judged.losses)
+        assert (tuple(trained.metrics), tuple(judged.metrics)) == (expected.train_metrics, expected.valid_metrics)
+        assert expected.train_metrics[0]["rows"] == len(train[0])
 
 
 def test_param_groups_with_schedules_equal_the_plain_step():
@@ -213,6 +232,18 @@ def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
     search = oneshot(model())
     with pytest.raises(Refused, match=reason):
         iteration(search, batches(1)[0])
+
+
+def test_metrics_that_change_their_names_are_refused():
+    calls = itertools.count()
+    search = oneshot(Choosy(), loss_fn=None)
+
+    def loss(model, batch):
+        return cross_entropy(model, batch), {f"metric {next(calls)}": 1.0}
+
+    opened = iteration(search, batches(1)[0], loss_fn=loss)
+    with pytest.raises(Refused, match=r"the metrics change from \['metric 0'\] to \['metric 2'\]"):
+        step(search, opened, *batches(2))
 
 
 @pytest.mark.parametrize(

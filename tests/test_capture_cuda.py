@@ -4,6 +4,7 @@
 
 import copy
 import io
+import math
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from captures import Choosy, oneshot, touched
 from searches import batches, cross_entropy, pairs
 from torch import nn
 
-from asng.nas import Limit, OneOf, parameters
+from asng.experiments.cifar10.network import Net as CifarNet
+from asng.experiments.cifar10.space import random_values
+from asng.nas import Limit, OneOf, parameters, select
 from asng.nas import _trace as trace
 from asng.nas._switch import BranchingGraph, unavailable_reason
 
@@ -77,6 +80,21 @@ def test_captured_steps_equal_the_plain_ones(cases, max_grad_norm, monkeypatch):
     captured.state_dict()
     assert touched(twin) == touched(model)
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
+
+
+def test_captured_metrics_equal_the_plain_ones():
+    def loss(model, batch):
+        scores = model(batch[0])
+        return nn.functional.cross_entropy(scores, batch[1]), {
+            "accuracy": (scores.argmax(1) == batch[1]).double().mean()
+        }
+
+    torch.manual_seed(0)
+    model = Choosy().cuda()
+    plain, captured = oneshot(model, loss_fn=loss), oneshot(copy.deepcopy(model), loss_fn=loss, capture=True)
+    for train, valid in gpu_pairs(5):
+        expected, got = plain.step(train, valid), captured.step(train, valid)
+        assert (got.train_metrics, got.valid_metrics) == (expected.train_metrics, expected.valid_metrics)
 
 
 def test_a_captured_search_resumes_from_its_state():
@@ -161,3 +179,34 @@ def test_what_cannot_be_captured_runs_as_usual_with_the_reason(settings, reason)
     with pytest.warns(UserWarning, match=f"not captured as a CUDA graph.*{reason}"):
         search.step(*data[0])
     search.step(*data[1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"amp_dtype": torch.bfloat16}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "channels_last"])
+def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, settings):
+    torch.manual_seed(0)
+    model = CifarNet(8, 3).cuda()
+    plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
+    losses = []
+    for _ in range(3):
+        images, labels = torch.randn(2, 16, 3, 32, 32, device="cuda"), torch.randint(10, (2, 16), device="cuda")
+        train, valid = ((images[half].to(memory_format=layout), labels[half]) for half in range(2))
+        losses.append([search.step(train, valid).train_losses for search in (plain, captured)])
+    torch.testing.assert_close(*losses[0], rtol=0.01, atol=0.01)  # later ones differ by what rounding has become
+    assert all(math.isfinite(loss) for _, got in losses for loss in got)
+
+
+def test_the_gradient_of_the_cifar10_network_does_not_depend_on_the_memory_format(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    images, labels = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
+    model = CifarNet(8, 3).cuda()
+    select(model, random_values(1))
+
+    def gradients(layout):
+        loss = nn.functional.cross_entropy(model(images.to(memory_format=layout)), labels)
+        found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+
+    expected, got = gradients(torch.contiguous_format), gradients(torch.channels_last)
+    assert (got - expected).norm() < 0.02 * expected.norm()  # rounding moves inputs of ReLUs over 0

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from decisions import ONE, Counted, is_plain, size_of
+from decisions import ONE, Counted, is_static, size_of
 from torch import nn
 
 import asng
@@ -81,7 +81,7 @@ def test_values_of_any_variable_are_read_in_the_users_code():
     assert model(2.0) == (0.5, (1, 2))
     extracted = extract(model, values)
     assert extracted(2.0) == (0.5, (1, 2))
-    assert is_plain(extracted)
+    assert is_static(extracted)
     assert space_of(extracted) == {}
 
 

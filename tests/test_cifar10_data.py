@@ -143,6 +143,14 @@ def test_a_mini_batch_follows_from_seed_stream_and_number_alone():
         assert not any(torch.equal(other(number)[0], forward[number][0]) for number in range(20))
 
 
+def test_mini_batches_that_are_prepared_ahead_are_the_same():
+    images = numbered(60)
+    one_by_one, ahead = (Cifar10Batches(images, torch.arange(60), 8, 3, 1) for _ in range(2))
+    ahead._ahead = 5  # as on a GPU
+    for number in (*range(12), 4, 5, 30, 30):
+        assert all(torch.equal(a, b) for a, b in zip(ahead(number), one_by_one(number), strict=True))
+
+
 def test_the_images_of_an_epoch_look_different_in_the_next():
     images = Images(coded(8).contiguous(), torch.arange(8))
     batches = Cifar10Batches(images, torch.arange(8), 8, 0, 0)

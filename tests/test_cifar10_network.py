@@ -14,10 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng import nas
 from asng.experiments.cifar10.network import (
+    AveragePool,
     Cell,
     FactorizedReduce,
     Net,
     SharedCell,
+    _AveragePool,
     count_without_auxiliary,
     norm,
     set_drop_path,
@@ -26,6 +28,8 @@ from asng.experiments.cifar10.space import SPACE, cell_paths, num_parameters, ra
 from asng.nas.supernet import Supernet
 
 pytestmark = pytest.mark.slow
+
+CUDA = torch.cuda.is_available()
 
 ALL_ZERO = values_of([0] * 40)
 CHAIN = values_of([1, 1, 4, 4, 2, 2, 4, 4, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 4, 4] * 2)
@@ -120,7 +124,8 @@ def slow_cell(cell, values, kind, before, previous):
             loose.pop(source - 2, None)
         outputs[2 + node] = loose[node] = ends[0] + ends[1]
     joined = torch.cat(list(loose.values()), 1).relu()
-    return normalized(mixed(joined, torch.cat([cell.columns[node] for node in loose], 1)))
+    columns = cell.join.weight.chunk(5, 1)
+    return normalized(mixed(joined, torch.cat([columns[node] for node in loose], 1)))
 
 
 def slow_net(net, values, x):
@@ -170,6 +175,19 @@ def test_factorized_reduce_sees_every_other_pixel_and_those_shifted_by_one():
     x = torch.arange(16.0).reshape(1, 1, 4, 4)
     expected = torch.tensor([[[0.0, 2], [8, 10]], [[5, 7], [13, 15]]])
     torch.testing.assert_close(reduce(x)[0], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not CUDA, reason="no GPU"))])
+def test_means_have_the_right_gradient_for_channels_last(device, stride):
+    x = torch.randn(2, 3, 8, 12, requires_grad=True)
+    expected = F.avg_pool2d(x, 3, stride, 1)
+    weights = torch.randn_like(expected)
+    there = x.detach().to(device, memory_format=torch.channels_last).requires_grad_()
+    mine = AveragePool(stride)(there) if device == "cuda" else _AveragePool.apply(there, stride)
+    torch.testing.assert_close(mine.cpu(), expected)
+    (gradient,) = torch.autograd.grad(mine, there, weights.to(device))
+    torch.testing.assert_close(gradient.cpu(), *torch.autograd.grad(expected, x, weights))
 
 
 def test_a_batch_norm_without_scale_is_torchs_and_keeps_nothing_else_in_the_state():

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,8 @@ from commands import records_of
 from asng import ASNG, SNG, RandomSearch, nas
 from asng.experiments import searching, training
 from asng.experiments.cifar10.data import Cifar10Batches, Images, normalize
-from asng.experiments.cifar10.search import Cifar10SearchJob, Cifar10SearchSettings, accuracy, search
-from asng.experiments.cifar10.space import SPACE, num_parameters, random_values
+from asng.experiments.cifar10.search import Cifar10SearchJob, Cifar10SearchSettings, accuracy, loss_of, search
+from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.experiments.data import halves
 from asng.experiments.searching import TRAIN, VALID
 from asng.nas import _checkpoints as checkpoints
@@ -44,7 +45,7 @@ def listen(job, note):
 
     def loss(model, batch):
         note(model, batch)
-        return job.loss(model, batch)
+        return loss_of(model, batch)
 
     job.search_job.oneshot._loss_fn = loss
 
@@ -85,7 +86,7 @@ def test_an_iteration_is_the_papers(images):
 def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
     """Of weights that were touched before but are not sampled, too."""
     job, twin = (Cifar10SearchJob(TINY, *images) for _ in range(2))
-    job.search_job.oneshot._loss_fn = lambda model, batch: 100 * job.loss(model, batch)  # so that clipping matters
+    job.search_job.oneshot._loss_fn = lambda model, batch: 100 * loss_of(model, batch)[0]  # so that clipping matters
     optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     train = Cifar10Batches(images[0], halves(24, TINY.seed)[0], 4, TINY.seed, TRAIN)
     for number in range(3):
@@ -100,6 +101,18 @@ def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
         twin.search_job.arch_optimizer.load_state_dict(job.search_job.arch_optimizer.state_dict())
     for (name, one), other in zip(job.model.named_parameters(), twin.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
+
+
+def test_columns_of_nodes_that_are_not_loose_decay_from_the_first_step(images):
+    """As in the authors' program, where the output convolution of a cell is one weight."""
+    job = Cifar10SearchJob(TINY, *images)
+    cells: Any = job.model.cells
+    before = [cell.join.weight.detach().clone() for cell in cells]
+    job.step(0)
+    for cell, old in zip(cells, before, strict=True):
+        node0 = slice(0, cell.join.out_channels)
+        assert not torch.equal(cell.join.weight, old)
+        torch.testing.assert_close(cell.join.weight[:, node0], old[:, node0] * (1 - 0.025 * 3e-4), rtol=1e-6, atol=0)
 
 
 def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
@@ -177,9 +190,10 @@ def test_a_run_leaves_metrics_architecture_pictures_and_a_summary(whole):
         assert {"train_loss", "valid_loss", "valid_accuracy", "largest_probability", "delta"} <= set(record)
         assert {"test_accuracy", "seconds", "images_per_second"} <= set(record)
         assert record["images_per_second"] == pytest.approx(3 * 2 * 4 / record["seconds"])
+        assert set(values_of(record["architecture"])) == set(SPACE)
         assert record["calibration_batches"] == 3  # so the log says that batch statistics were estimated anew
     values = from_json((folder / "architecture.json").read_text(), SPACE)
-    assert values == summary["values"]
+    assert values == summary["values"] == values_of(records[-1]["architecture"])
     probabilities = json.loads((folder / "summary.json").read_text())["distribution"]
     for name, variable in SPACE.items():
         assert variable.choices[int(np.argmax(probabilities[name]))] == values[name]

@@ -75,6 +75,15 @@ def test_the_overview_does_not_wait_for_torch():
     assert done.stderr == "False\n"
 
 
+@pytest.mark.parametrize(("words", "missing"), [("toy", "tyro"), ("digits search", "sklearn.datasets")])
+def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp_path):
+    program = f"import sys; sys.modules[{missing!r}] = None\n{MAIN}"
+    command = [sys.executable, "-c", program, *words.split(), "--out", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"asng: .*{missing}.*; the commands need pip install 'asng\[experiments\]'\n", done.stderr)
+
+
 def test_ctrl_c_anywhere_is_exit_code_130_without_a_traceback(monkeypatch):
     monkeypatch.setattr(cli, "import_module", lambda name: os.kill(os.getpid(), signal.SIGINT))
     done = run("toy")

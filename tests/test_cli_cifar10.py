@@ -130,6 +130,11 @@ def test_small_changes_defaults_and_flags_still_count(asked):
     assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(SMALL_RETRAIN, batch=9)
 
 
+def test_steps_are_captured_unless_that_is_turned_off(asked):
+    assert asked("search")[-1]["capture"]
+    assert not asked("search", "--no-capture")[-1]["capture"]
+
+
 @pytest.mark.long
 def test_without_tests_no_test_accuracy_is_recorded(plain, tmp_path):
     assert run("cifar10", "search", *TINY, "--no-test", "--out", tmp_path).code == 0

@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from decisions import ONE, Counted, is_plain, size_of
+from decisions import ONE, Counted, is_static, size_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
 import asng
 from asng import nas
-from asng.nas import OneOf, Pick, Repeat, Value, Width, _static, extract, parameters, select, space_of
+from asng.nas import OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
+from asng.nas import _static as static_modules
 from asng.nas.supernet import Supernet
 from asng.space import Integer, Real
 
@@ -121,7 +122,7 @@ def test_the_extracted_network_equals_the_selected_one(net, training, seed):
     before = copy.deepcopy(net.state_dict())
     extracted = extract(net, values)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
-    assert is_plain(extracted)
+    assert is_static(extracted)
     assert all(module.training == training for module in extracted.modules())
     x = torch.randn(2, 3, 5, 5)
     select(net, values)
@@ -151,7 +152,7 @@ def test_a_larger_network_takes_the_same_architecture(net):
     large = extract(Net(cells=20), values)
     assert size_of(large) == by_hand(values, cells=20)
     assert len(large.cells) == 20
-    assert is_plain(large)
+    assert is_static(large)
     assert large(torch.randn(2, 3, 4, 4)).shape == (2, 2)
 
 
@@ -197,8 +198,8 @@ print(torch.load({str(tmp_path / "model.pt")!r}, weights_only=False))
     assert "(0): Conv2d(3, 3, kernel_size=(3, 3)" in done.stdout
 
 
-def test_static_modules_import_nothing_of_the_package():
-    assert "asng" not in inspect.getsource(_static)
+def test_the_plain_modules_import_nothing_of_the_package():
+    assert "asng" not in inspect.getsource(static_modules)
 
 
 # Choices inside choices, and modules that say themselves what they become.

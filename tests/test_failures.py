@@ -196,6 +196,8 @@ def test_two_processes_drop_the_same_candidates_as_one(tmp_path, half):
             np.testing.assert_allclose(result[half], expected[half], rtol=1e-9)
         for name, value in result["weights"].items():
             torch.testing.assert_close(value, expected["weights"][name], rtol=1e-9, atol=1e-9)
+        assert result["metrics"] == expected["metrics"]
+        assert {metrics.get("depth") for step in result["metrics"] for metrics in step} == {1.0, 2.0, None}
         assert result["error"] == expected["error"] == "RuntimeError after 5 steps"
 
 

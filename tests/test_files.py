@@ -1,7 +1,6 @@
 """Files with one writer: locks that die with their process, writes that are whole, and nothing else removed."""
 
 import errno
-import fcntl
 import os
 import re
 import stat
@@ -13,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from asng import _files
 from asng._files import Lock, atomic_write, remove_leftovers
 
+fcntl = pytest.importorskip("fcntl")
 pytestmark = pytest.mark.slow
 
 # Locks ---------------------------------------------------------------------------------------------
@@ -240,6 +241,18 @@ def test_a_lock_file_that_cannot_be_opened_is_a_warning():
     os.chmod("open/lock", 0o444)
     with unprivileged(), pytest.warns(UserWarning, match=r"run cannot be locked \(open/lock: Permission denied\)"):
         lock(Path("open")).release()
+
+
+def test_without_fcntl_nothing_is_locked_and_files_are_still_replaced_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(_files, "fcntl", None)  # as on Windows
+    first, second = lock(tmp_path), lock(tmp_path)
+    with atomic_write(tmp_path / "file") as file:
+        file.write(b"new")
+    for one in (first, second):
+        assert not one.renew()
+        one.release()
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+    assert (tmp_path / "file").read_bytes() == b"new"
 
 
 # Writing -------------------------------------------------------------------------------------------

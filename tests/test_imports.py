@@ -4,6 +4,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -132,4 +133,60 @@ def test_without_torch_one_shot_search_says_what_to_install():
     program = "import sys; sys.modules['torch'] = None; import asng; import asng.nas"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert re.search(r"ImportError: asng\.nas needs PyTorch \(.*torch.*\): pip install '\.\[nas\]'", done.stderr)
+    assert re.search(r"ImportError: asng\.nas needs PyTorch \(.*torch.*\): pip install 'asng\[nas\]'", done.stderr)
+
+
+# Extras
+
+
+def packages(extra: str) -> set[str]:
+    """What an extra names, as it is imported."""
+    listed = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text())["project"]["optional-dependencies"][extra]
+    names = {re.split("[>=]", requirement)[0] for requirement in listed}
+    return {{"scikit-learn": "sklearn", "pillow": "PIL"}.get(name, name) for name in names}
+
+
+def imported_packages(*rooms: str) -> set[str]:
+    """The packages that these rooms import."""
+    paths = [path for room in rooms for path in (PACKAGE / room).rglob("*.py")]
+    tops = {name.split(".")[0] for path in paths for name in imported(path.read_text())}
+    return tops - set(sys.stdlib_module_names) - {"asng", "numpy"}
+
+
+def search_in_a_process(before: str, checkpoint: Path) -> subprocess.CompletedProcess[str]:
+    """A small search after these lines, in a process of its own."""
+    pytest.importorskip("torch")
+    program = f"""
+import os, signal, sys, torch
+{before}
+from asng import nas
+model = nas.OneOf("op", [torch.nn.Linear(2, 1), nas.Linear(2, 1)])
+batches = [torch.ones(4, 2)]
+nas.search(model, batches, batches, lambda model, x: model(x).square().mean(), epochs=1, checkpoint={str(checkpoint)!r})
+"""
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+def test_one_shot_search_needs_torch_alone(tmp_path):
+    assert packages("nas") == {"torch"}
+    assert imported_packages("nas") == {"torch", "rich"}  # rich where it is installed
+    without = f"sys.modules.update(dict.fromkeys({sorted(packages('experiments'))}))"  # as if not installed
+    done = search_in_a_process(without, tmp_path / "checkpoint.pt")
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.slow
+def test_one_shot_search_does_without_what_windows_lacks(tmp_path):
+    lacking = """
+sys.modules["fcntl"] = None
+for module, name in (os, "fork"), (os, "register_at_fork"), (os, "uname"), (signal, "pthread_sigmask"):
+    vars(module).pop(name, None)
+"""
+    done = search_in_a_process(lacking, tmp_path / "checkpoint.pt")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.name for path in tmp_path.iterdir()] == ["checkpoint.pt"]
+
+
+def test_the_experiments_extra_has_what_they_and_their_commands_import():
+    assert packages("experiments") == imported_packages("experiments", "cli") - {"torch"} | {"asng[nas]"}

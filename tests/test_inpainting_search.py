@@ -112,7 +112,7 @@ def test_the_loss_is_the_squared_error_over_the_whole_image(faces):
     original, corrupted = FaceBatches(faces[0], torch.arange(12), 2, "center", 0, TRAIN)(0)
     nas.select(job.model, job.search_job.arch_optimizer.mode())
     restored = job.model(corrupted)
-    assert torch.equal(job.search_job._loss_fn(job.model, (original, corrupted)), F.mse_loss(restored, original))
+    assert torch.equal(reconstruction_loss(job.model, (original, corrupted)), F.mse_loss(restored, original))
     assert restored.shape == original.shape
 
 

@@ -150,7 +150,7 @@ def test_a_step_is_a_frozen_record():
     [((1.0, 3.0), 2.0), ((1.0, math.nan, 3.0, math.inf), 2.0), ((None, 5.0), 5.0), ((None, None), None), ((), None)],
 )
 def test_the_losses_of_a_step_are_those_that_ran_and_are_finite(losses, mean):
-    step = Step(train_losses=losses, valid_losses=losses, candidates=(), violations=())
+    step = Step(losses, losses, train_metrics=(), valid_metrics=(), candidates=(), violations=())
     for number in (step.train_loss, step.valid_loss):
         assert math.isnan(number) if mean is None else number == mean
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import math
 import random
+import re
 import sys
 
 import numpy as np
@@ -185,7 +186,7 @@ def test_the_paper_s_schedule_is_the_default():
     rates = []
     model = Net()
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025)
-    weight_optimizer.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    weight_optimizer.register_step_post_hook(lambda used, *_: rates.append(used.param_groups[0]["lr"]))
     run_search(model, batches(1), batches(1), weight_optimizer=weight_optimizer, epochs=5)
     assert rates == pytest.approx([0.025 * (1 + math.cos(math.pi * epoch / 5)) / 2 for epoch in range(5)])
 
@@ -204,7 +205,7 @@ def test_a_given_schedule_is_used(make, expected):
     rates = []
     model = Net()
     weight_optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    weight_optimizer.register_step_post_hook(lambda optimizer, *_: rates.append(optimizer.param_groups[0]["lr"]))
+    weight_optimizer.register_step_post_hook(lambda used, *_: rates.append(used.param_groups[0]["lr"]))
     run_search(
         model, batches(1), batches(1), weight_optimizer=weight_optimizer, lr_scheduler=make(weight_optimizer), epochs=4
     )
@@ -245,6 +246,7 @@ class Terminal(io.StringIO):
     ("stream", "progress", "shown"), [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)]
 )
 def test_progress_is_shown_on_a_terminal_alone(stream, progress, shown, monkeypatch, capsys):
+    pytest.importorskip("rich")
     monkeypatch.setenv("TERM", "xterm")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS"):
         monkeypatch.delenv(name, raising=False)
@@ -254,3 +256,26 @@ def test_progress_is_shown_on_a_terminal_alone(stream, progress, shown, monkeypa
     assert ("epoch 2/2 step 5 loss" in text.getvalue()) == shown
     assert bool(text.getvalue()) == shown
     assert capsys.readouterr().out == ""
+
+
+def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):
+    text, now = Terminal(), 0.0
+
+    def one_second(model, batch):  # four times per step
+        nonlocal now
+        now += 1.0
+        return cross_entropy(model, batch)
+
+    monkeypatch.setattr(sys, "stderr", text)
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # as if it were not installed
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    run_search(loss_fn=one_second, progress=True)
+    shown = re.findall(r"^epoch (\d)/2 step (\d) loss [\d.]+$", text.getvalue(), re.MULTILINE)
+    assert shown == [("1", "1"), ("1", "4"), ("2", "2"), ("2", "5")]
+    assert text.getvalue().count("\n") == len(shown)
+
+
+def test_without_rich_nothing_is_written_where_no_terminal_is(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    run_search(progress=True)
+    assert capsys.readouterr() == ("", "")

@@ -103,8 +103,12 @@ def test_wrong_settings_are_named(name, value):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (lambda model, x: 1.0, "must return a scalar tensor, got 1.0"),
+        (lambda model, x: 1.0, r"must return a scalar tensor, or \(loss, metrics\), got 1\.0"),
         (lambda model, x: model(x) * torch.ones(2), r"got a tensor of shape \(2,\)"),
+        (lambda model, x: (model(x), 0.5), r"metrics must be a mapping of names to numbers, got 0\.5"),
+        (lambda model, x: (model(x), {1: 0.5}), r"names of metrics must be strings, got 1"),
+        (lambda model, x: (model(x), {"a": x}), r"metric 'a' must be a real number .* of shape \(3,\)"),
+        (lambda model, x: (model(x), {"a": "b"}), r"metric 'a' must be a real number or a scalar tensor, got 'b'"),
         (lambda model, x: model(x).detach(), "does not depend on the weights"),
         (lambda model, x: (model(x) > 0).sum(), r"is a tensor of torch\.int64, which has no gradient; return floating"),
         (lambda model, x: model(x) > 0, r"is a tensor of torch\.bool, which has no gradient"),

@@ -221,7 +221,10 @@ def test_a_folder_says_what_it_is_and_gives_the_settings_back(tmp_path):
         ({"experiment": "inpainting", "kind": "search"}, "is no run of cifar10: its config.json says 'inpainting'"),
         ({"experiment": "cifar10", "kind": "walk"}, "is no run of cifar10"),
         ({}, "is no run of cifar10: its config.json says None"),
-        ({"experiment": "cifar10", "kind": "retrain"}, r"has no checkpoint\.pt yet; let it run for an epoch, "),
+        (
+            {"experiment": "cifar10", "kind": "retrain"},
+            r"has no checkpoint\.pt yet; let it run until its first checkpoint",
+        ),
     ],
 )
 def test_a_folder_of_something_else_is_refused(tmp_path, there, message):

@@ -7,13 +7,6 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
-try:
-    import rich  # noqa: F401
-    import tyro  # noqa: F401
-except ImportError as error:
-    cure = "install asng with its extra: pip install '.[nas]' from a checkout"
-    sys.exit(f"The command line needs more than the optimizer ({error}); {cure}")
-
 from asng import __version__
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -58,6 +51,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print_overview(arguments)
         else:
             function_of(words)(arguments[len(words) :])
+    except ImportError as error:  # where it is imported: there is no list of what a command needs
+        sys.exit(f"asng: {error}; the commands need pip install 'asng[experiments]'")
     except (ValueError, OSError) as error:
         print(f"asng: {error}", file=sys.stderr)
         sys.exit(WRONG_INPUT)

@@ -49,6 +49,8 @@ class SearchCommand:
     """Other defaults, for two cores: a smaller network, fewer images and epochs."""
     out: Path | None = None
     """Folder of the run; runs/cifar10-METHOD-seedS, or with --small runs/cifar10-small-METHOD-seedS."""
+    capture: bool = True
+    """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
 
 
 def run_search(arguments: Sequence[str]) -> None:
@@ -63,7 +65,7 @@ def run_search(arguments: Sequence[str]) -> None:
     console = make_console()
     images = images_of(command.where, console)
     with progress_bar(console, "cifar10 search", folder) as progress:
-        summary = search(settings, folder, *images, show=progress)
+        summary = search(settings, folder, *images, show=progress, capture=command.capture)
     if not summary["feasible"]:
         console.print("No architecture met the limit; this is the nearest one.")
     console.print("Found:", *lines_of(summary["values"]), sep="\n", highlight=False)

@@ -11,9 +11,12 @@ from torch import Tensor, nn
 class TrainStep:
     """Training steps of a static model; on a GPU captured once as a CUDA graph and replayed.
 
-    model       a network without decisions, in training mode
-    optimizer   any torch optimizer of its parameters
-    loss        (model, batch) -> scalar; a batch is a tuple of tensors of always the same shapes
+    Args:
+        model: A network without decisions, in training mode.
+        optimizer: Any torch optimizer of its parameters.
+        loss_fn: (model, batch) -> scalar; a batch is a tuple of tensors, always of the same shapes.
+        max_grad_norm: Largest norm of the gradient.
+        amp_dtype: Type of mixed precision.
 
     A gradient that is not finite leaves the weights as they are.
     """

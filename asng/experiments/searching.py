@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from asng import SNG, RandomSearch, __version__, nas
 from asng._asktell import Optimizer
 from asng.experiments import training
+from asng.nas._outcome import LossFn, to_outcome
 from asng.nas.architecture import from_json
+from asng.nas.oneshot import finite_mean
 from asng.nas.result import certainty
 from asng.optimizer import ASNG
 from asng.runs import read_config
@@ -54,18 +56,24 @@ class SearchSettings:
 class SearchJob:
     """A one-shot search as the paper does it.
 
-    loss        (model, batch) -> scalar
-    size        (model, values) -> parameters, where they are limited
+    Args:
+        settings: Of the search.
+        model: With decisions, on its device.
+        loss_fn: (model, batch) -> scalar, or (scalar, metrics).
+        size: (model, values) -> number of parameters, for `max_params`.
+        weight_decay: Of the weights.
+        capture: Run each step as one CUDA graph.
     """
 
     def __init__(
         self,
         settings: SearchSettings,
         model: nn.Module,
-        loss_fn: Callable[[nn.Module, Any], Tensor],
+        loss_fn: LossFn,
         *,
         size: Callable[[nn.Module, Values], int],
         weight_decay: float,
+        capture: bool = False,
     ) -> None:
         self._settings, self._loss_fn = settings, loss_fn
         streams = np.random.SeedSequence(settings.seed).spawn(2)
@@ -84,6 +92,7 @@ class SearchJob:
             max_grad_norm=5.0,
             limits=[] if max_params is None else [nas.Limit(size, max_params, "parameters")],
             amp_dtype=training.parse_amp_dtype(settings.amp_dtype),
+            capture=capture,
         )
         if settings.method == "uniform" and max_params is not None:
             self._draw_feasible()  # raises now rather than at the end
@@ -92,7 +101,7 @@ class SearchJob:
         """One iteration, at the learning rate that a cosine has when a share `done` of all is behind it.
 
         One mini-batch moves the weights, the other one the distribution. Returns the mean losses of the architectures
-        that ran and, under a limit, the share of feasible ones.
+        that ran, the mean metrics of those that were judged and, under a limit, the share of feasible ones.
         """
         training.set_lr(self.oneshot.weight_optimizer, training.cosine_lr(self._settings.lr, done))
         step = self.oneshot.step(train, valid)
@@ -102,6 +111,8 @@ class SearchJob:
             record["valid_loss"] = step.valid_loss
         if self._settings.max_params is not None:
             record["feasible"] = feasible / len(step.valid_losses)
+        for name in dict.fromkeys(name for metrics in step.valid_metrics for name in metrics):
+            record[f"valid_{name}"] = finite_mean(metrics.get(name) for metrics in step.valid_metrics)
         return record
 
     def certainty(self) -> dict[str, float]:
@@ -163,7 +174,7 @@ class SearchJob:
         """The mean loss on some mini-batches; what is not finite is worst."""
         nas.select(self.oneshot.model, values)
         with torch.no_grad():
-            losses = [self._loss_fn(self.oneshot.model, batch) for batch in batches]
+            losses = [to_outcome(self._loss_fn(self.oneshot.model, batch)).loss for batch in batches]
         loss = torch.stack(losses).mean().item()
         return loss if math.isfinite(loss) else math.inf
 

@@ -2,7 +2,7 @@
 
 The graph holds both training passes with their gradients, clipping, the weight update and both judging passes. A step
 sends the positions of the candidates' values and the learning rates, copies the batches, launches the graph, and
-reads the losses.
+reads the losses and the metrics.
 """
 
 import warnings
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from asng.nas import _distributed, _switch
 from asng.nas._branch import SplitGroups
 from asng.nas._cases import Case, Columns, Refused
+from asng.nas._outcome import LossFn, Numbers, Outcome, to_outcome
 from asng.nas._sgd import FlatSGD, unsupported_reason
 from asng.nas._trace import Switch, Trace, run_all, run_one
 from asng.nas.supernet import Supernet
@@ -40,7 +41,7 @@ class Iteration:
     Args:
         decisions: of the model, in training mode.
         optimizer: of the weights, one that `unsupported_reason` has nothing against.
-        loss: (model, batch) -> scalar tensor.
+        loss: (model, batch) -> scalar tensor, or (loss, metrics).
         n: candidates in each half.
         max_norm: of the gradient.
         amp: type of mixed precision.
@@ -50,7 +51,7 @@ class Iteration:
         self,
         supernet: Supernet,
         optimizer: torch.optim.Optimizer,
-        loss_fn: Callable[[nn.Module, Any], Tensor],
+        loss_fn: LossFn,
         n: int,
         *,
         max_grad_norm: float,
@@ -61,6 +62,7 @@ class Iteration:
         self._device = self.sgd.groups[0].gradient.device
         self._columns = Columns(supernet)
         self._passes = {"train": Case(), "valid": Case()}
+        self._metrics: dict[str, list[str]] = {"train": [], "valid": []}  # their names
         self._consumers: dict[int, set[str]] = {}
         self._discovers = False
         self._graph: _switch.BranchingGraph | None = None
@@ -95,7 +97,7 @@ class Iteration:
         return {key for key, names in self._consumers.items() if key in held and names == {"ToCopyBackward0"}}
 
     def _allocate(self, columns: int) -> None:
-        """The numbers that come in, with what they are sent from, and the losses that go out."""
+        """The numbers that come in, with what they are sent from, and the losses and metrics that go out."""
         rows = 2 * self._n
         lrs = 2 * len(self.sgd.groups)  # float64, each in the place of two int32
         self._inputs = torch.zeros(lrs + rows * columns, dtype=torch.int32, device=self._device)
@@ -104,7 +106,8 @@ class Iteration:
             self._sent = self._sent.pin_memory()
         self._lrs = self._inputs[:lrs].view(torch.float64)
         self._rows = self._inputs[lrs:].view(rows, columns)
-        self._losses = torch.zeros(rows, dtype=torch.float64, device=self._device)
+        metrics = max(map(len, self._metrics.values()))
+        self._outputs = torch.zeros(rows, 1 + metrics, dtype=torch.float64, device=self._device)
 
     @contextmanager
     def _preserve(self) -> Iterator[None]:
@@ -134,8 +137,8 @@ class Iteration:
 
     def step(
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
-    ) -> tuple[list[float], list[float]]:
-        """The losses of the training and of the judging passes."""
+    ) -> tuple[Numbers, Numbers]:
+        """The numbers of the training and of the judging passes."""
         lrs = torch.tensor(self.sgd.lrs, dtype=torch.float64)
         rows = torch.tensor([self._columns.encode(values) for values in (*train, *valid)], dtype=torch.int32)
         torch.cat([lrs.view(torch.int32), rows.flatten()], out=self._sent)
@@ -146,8 +149,12 @@ class Iteration:
             self._run(run_one, in_turn)
         else:
             self._graph.replay()
-        losses: list[float] = self._losses.tolist()  # the only wait
-        return losses[: self._n], losses[self._n :]
+        outputs = self._outputs.tolist()  # the only wait
+        return self._numbers("train", outputs[: self._n]), self._numbers("valid", outputs[self._n :])
+
+    def _numbers(self, kind: str, rows: list[list[float]]) -> Numbers:
+        names = self._metrics[kind]
+        return Numbers([row[0] for row in rows], [dict(zip(names, row[1:], strict=False)) for row in rows])
 
     def _run(self, switch: Switch, fork: Fork) -> None:
         passes = range(1 if switch is run_all else self._n)  # they are alike
@@ -158,14 +165,23 @@ class Iteration:
 
     def _train_pass(self, number: int, switch: Switch) -> None:
         trace = self._trace("train", number, number, switch)
-        loss = self._loss_of(trace, self._train.batch)
-        self._losses[number].copy_(loss.detach())
-        trace.backward(loss / self._n)
+        outcome = self._outcome_of(trace, self._train.batch)
+        self._write("train", number, outcome.detach())
+        trace.backward(outcome.loss / self._n)
 
     @torch.no_grad()
     def _judging_pass(self, number: int, switch: Switch) -> None:
         row = self._n + number
-        self._losses[row].copy_(self._loss_of(self._trace("valid", row, number, switch), self._valid.batch))
+        self._write("valid", row, self._outcome_of(self._trace("valid", row, number, switch), self._valid.batch))
+
+    def _write(self, kind: str, row: int, outcome: Outcome) -> None:
+        if self._discovers:  # there is no room for metrics yet
+            self._metrics[kind] = list(outcome.metrics)
+            return
+        if list(outcome.metrics) != self._metrics[kind]:
+            raise Refused(f"the metrics change from {self._metrics[kind]} to {list(outcome.metrics)}")
+        for target, value in zip(self._outputs[row], (outcome.loss, *outcome.metrics.values()), strict=False):
+            target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
 
     def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
         root, weights = self._passes[kind], self.sgd.weights(number)
@@ -175,14 +191,14 @@ class Iteration:
             self._consumers = trace.consumers
         return trace
 
-    def _loss_of(self, trace: Trace, batch: Any) -> Tensor:
+    def _outcome_of(self, trace: Trace, batch: Any) -> Outcome:
         # Casts of weights must not be shared: the one that made them may be in a case that does not run.
         precision = torch.autocast(
             self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
         )
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
         with trace.run(), precision, groups:
-            return self._loss_fn(self._supernet.model, batch).reshape(())
+            return to_outcome(self._loss_fn(self._supernet.model, batch))
 
 
 class CapturedStep:
@@ -197,7 +213,7 @@ class CapturedStep:
         self,
         supernet: Supernet,
         optimizer: torch.optim.Optimizer,
-        loss_fn: Callable[[nn.Module, Any], Tensor],
+        loss_fn: LossFn,
         *,
         max_grad_norm: float,
         amp_dtype: torch.dtype | None,
@@ -211,8 +227,8 @@ class CapturedStep:
 
     def step(
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], n: int, valid_batch: Any
-    ) -> tuple[list[float], list[float]] | None:
-        """The losses of the candidates; None where the plain path has to run them.
+    ) -> tuple[Numbers, Numbers] | None:
+        """The numbers of the candidates; None where the plain path has to run them.
 
         `n` candidates were drawn for each half; those that are left of the second ones are judged.
         """
@@ -225,8 +241,8 @@ class CapturedStep:
             iteration.sgd.load()
             self._is_current = True
         padded = [*valid, *train[: n - len(valid)]]  # in place of those that are not judged
-        losses, judged = iteration.step(train, train_batch, padded, valid_batch)
-        return losses, judged[: len(valid)]
+        trained, judged = iteration.step(train, train_batch, padded, valid_batch)
+        return trained, Numbers(judged.losses[: len(valid)], judged.metrics[: len(valid)])
 
     def _ready(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         """The iteration for such batches, captured if need be."""

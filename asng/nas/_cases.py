@@ -30,7 +30,7 @@ class Layout(NamedTuple):
 
 
 class Mode(Enum):
-    """What becomes of a choice."""
+    """How a choice is run."""
 
     SWITCHED = "switched"  # a switch of its own
     CALLED = "called"  # a part of the case around it

@@ -36,6 +36,15 @@ def broadcast_object(value: Any) -> Any:
     return box[0]
 
 
+def gather_objects(value: Any) -> list[Any]:
+    """The values of all processes, in all."""
+    values = [value]
+    if is_distributed():
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+    return values
+
+
 def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
     """Broadcast tensors from rank 0, in place, each once."""
     if is_distributed():

@@ -1,12 +1,12 @@
 """One iteration of one-shot search (Algorithm 1 of the paper): weights first, then the distribution.
 
-Under torchrun the candidates are sharded over the processes. All processes draw the same candidates and are told
+Under torchrun the candidates are sharded over the _distributed. All processes draw the same candidates and are told
 the same losses, so theta is equal everywhere without communication.
 """
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,16 +17,15 @@ from torch import Tensor, nn
 from asng._asktell import Candidate, Optimizer
 from asng.nas import _checkpoints, _distributed
 from asng.nas._checks import check_not_ddp, check_search, check_weight_optimizer, is_compiled, unwrap
+from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to_outcome
 from asng.nas._preserve import set_training
 from asng.nas._watch import Failures, UnreadDecisions
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import module_paths
 
 Batch = Any
-LossFn = Callable[[nn.Module, Batch], Tensor]
 
 MAX_DRAWS = 16  # per candidate, in search of a feasible one
-FAILED = torch.tensor(math.inf)  # the loss of a candidate that ran out of memory
 WORST_LOSS = 1e300  # told for candidates that rank behind all finite losses
 
 
@@ -34,10 +33,10 @@ WORST_LOSS = 1e300  # told for candidates that rank behind all finite losses
 class Step:
     """The record of one iteration."""
 
-    train_losses: tuple[
-        float, ...
-    ]  # of the candidates for the weights; inf: out of memory; none if all were infeasible
+    train_losses: tuple[float, ...]  # of the candidates for the weights; inf: out of memory; empty: none was feasible
     valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: infeasible, not run
+    train_metrics: tuple[dict[str, float], ...]  # one mapping per candidate; empty without metrics and for those that
+    valid_metrics: tuple[dict[str, float], ...]  # ran out of memory or are infeasible
     candidates: tuple[dict[str, Any], ...]  # the values of these candidates
     violations: tuple[float, ...]  # by how much each misses the first limit that it violates, relative; 0: feasible
 
@@ -70,7 +69,8 @@ class OneShot:
             made of it, which is then what `loss_fn` is called with. DDP and FSDP are refused.
         arch_optimizer: ASNG, or a baseline, over `space_of(model)`.
         weight_optimizer: Any torch optimizer of the model's parameters.
-        loss_fn: (model, batch) -> scalar tensor; runs the model as it is selected.
+        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) with a mapping of names to numbers or scalar
+            tensors, which steps return; runs the model as it is selected.
         max_grad_norm: Largest norm of the gradient of the weights.
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
@@ -163,36 +163,42 @@ class OneShot:
         if self._captured is not None:
             train, valid = [c.values for c in drawn], [c.values for c in feasible]
             done = self._captured.step(train, train_batch, valid, len(candidates), valid_batch)
-        losses, told = self._plain_step(drawn, train_batch, feasible, valid_batch) if done is None else done
-        after = iter(told)
-        valid_losses = [None if violated else next(after) for violated in relative]
+        trained, judged = self._plain_step(drawn, train_batch, feasible, valid_batch) if done is None else done
+        losses, metrics = iter(judged.losses), iter(judged.metrics)
+        valid_losses = [None if violated else next(losses) for violated in relative]
         self._tell(candidates, valid_losses, violations)
         if done is None and self._unread is not None and self._unread.end_step():
             self._unread = None
-        return Step(tuple(losses), tuple(valid_losses), tuple(c.values for c in candidates), tuple(relative))
+        return Step(
+            train_losses=tuple(trained.losses),
+            valid_losses=tuple(valid_losses),
+            train_metrics=tuple(trained.metrics),
+            valid_metrics=tuple({} if violated else next(metrics) for violated in relative),
+            candidates=tuple(c.values for c in candidates),
+            violations=tuple(relative),
+        )
 
     def _plain_step(
         self, drawn: list[Candidate], train_batch: Batch, feasible: list[Candidate], valid_batch: Batch
-    ) -> tuple[list[float], list[float]]:
-        """The losses of the candidates drawn for the weights, and of those that are judged."""
-        train, none_trained = self._train(drawn, train_batch)
-        valid = self._judge(feasible, valid_batch)
-        losses, told, failed = self._gather_losses(train, valid)
+    ) -> tuple[Numbers, Numbers]:
+        """The numbers of the candidates drawn for the weights, and of those that are judged."""
+        outcomes, none_trained = self._train(drawn, train_batch)
+        trained, judged, failed = read_numbers(outcomes, self._judge(feasible, valid_batch), self.device)
         self._failures.end_step(none_trained or 0 < failed == len(feasible))
-        return losses, told
+        return trained, judged
 
-    def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Tensor | None], bool]:
-        """Update the weights by the mean gradient of the candidates; returns their losses and whether all failed."""
+    def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Outcome | None], bool]:
+        """Update the weights by the mean gradient of the candidates; returns their outcomes and whether all failed."""
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
         before = [parameter.grad for parameter in self._parameters]
         _zero(before)
         try:
-            losses = self._add_gradients(candidates, batch, before)
+            outcomes = self._add_gradients(candidates, batch, before)
         except BaseException:
             self._reset_gradients(before)  # after an error no weight is touched
             raise
-        failed = _distributed.all_reduce_gradients(self._parameters, [loss is FAILED for loss in losses])
+        failed = _distributed.all_reduce_gradients(self._parameters, [outcome is FAILED for outcome in outcomes])
         good = len(candidates) - sum(failed)
         if good and any(parameter.grad is not None for parameter in self._parameters):
             if good < len(candidates):  # the mean is over the others
@@ -205,29 +211,29 @@ class OneShot:
                 self._scaler.update()
             elif norm.isfinite():
                 self.weight_optimizer.step()
-        return losses, bool(candidates) and not good
+        return outcomes, bool(candidates) and not good
 
     def _add_gradients(
         self, candidates: list[Candidate], batch: Batch, before: list[Tensor | None]
-    ) -> list[Tensor | None]:
-        """Accumulate the gradients of this process's candidates; returns their losses."""
-        losses: list[Tensor | None] = [None] * len(candidates)
+    ) -> list[Outcome | None]:
+        """Accumulate the gradients of this process's candidates; returns their outcomes."""
+        outcomes: list[Outcome | None] = [None] * len(candidates)
         waiting = [index for index, (_, is_mine) in enumerate(self._shard(candidates)) if is_mine]
         added: list[int] = []
         while waiting:
             index = waiting.pop(0)
             values = candidates[index].values
-            loss = self._failures.attempt(values, self._run, candidates[index], batch)
-            losses[index] = FAILED if loss is None else loss.detach()
-            if loss is None:
+            outcome = self._failures.attempt(values, self._run, candidates[index], batch)
+            outcomes[index] = FAILED if outcome is None else outcome.detach()
+            if outcome is None:
                 continue
-            if self._failures.attempt(values, self._backward, loss, len(candidates)):
+            if self._failures.attempt(values, self._backward, outcome.loss, len(candidates)):
                 added.append(index)
             else:  # a part of its gradient was accumulated: accumulate the others again
-                losses[index], loss = FAILED, None
+                outcomes[index], outcome = FAILED, None
                 self._reset_gradients(before)
                 waiting, added = added + waiting, []
-        return losses
+        return outcomes
 
     def _backward(self, loss: Tensor, candidates: int) -> bool:
         """Add a candidate's share to the gradient."""
@@ -240,15 +246,15 @@ class OneShot:
             parameter.grad = gradient
         _zero(before)
 
-    def _judge(self, candidates: list[Candidate], batch: Batch) -> list[Tensor | None]:
-        """The losses of the candidates of this process."""
-        losses: list[Tensor | None] = [None] * len(candidates)
+    def _judge(self, candidates: list[Candidate], batch: Batch) -> list[Outcome | None]:
+        """The outcomes of the candidates of this process."""
+        outcomes: list[Outcome | None] = [None] * len(candidates)
         with torch.no_grad():
             for index, (candidate, is_mine) in enumerate(self._shard(candidates)):
                 if is_mine:
-                    loss = self._failures.attempt(candidate.values, self._run, candidate, batch)
-                    losses[index] = FAILED if loss is None else loss
-        return losses
+                    outcome = self._failures.attempt(candidate.values, self._run, candidate, batch)
+                    outcomes[index] = FAILED if outcome is None else outcome
+        return outcomes
 
     def _draw_feasible(self) -> list[Candidate]:
         candidates = self.arch_optimizer.ask()
@@ -266,15 +272,15 @@ class OneShot:
         """Pairs of a candidate and whether this process runs it."""
         return [(candidate, index % self._world_size == self._rank) for index, candidate in enumerate(candidates)]
 
-    def _run(self, candidate: Candidate, batch: Batch) -> Tensor:
-        """The loss of a candidate."""
+    def _run(self, candidate: Candidate, batch: Batch) -> Outcome:
+        """The loss and the metrics of a candidate."""
         self.supernet.choose(candidate.values)
         try:
             with (
                 torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None),
                 nullcontext() if self._unread is None else self._unread.watch(candidate.values),
             ):
-                loss = self._loss_fn(self._wrapped_model, batch)
+                returned = self._loss_fn(self._wrapped_model, batch)
         except Exception as error:
             error.add_note(f"in the architecture {candidate.values}")
             if "Expected more than 1 value per channel when training" in str(error):
@@ -283,12 +289,7 @@ class OneShot:
                     "training mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
                 )
             raise
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise ValueError(f"loss(model, batch) must return a scalar tensor, got {got}")
-        if loss.is_complex():
-            raise ValueError(f"loss(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
-        return loss.reshape(())
+        return to_outcome(returned)
 
     def _has_gradient(self, loss: Tensor) -> bool:
         """False for an architecture without weights; ValueError for a loss that lost its gradient."""
@@ -300,7 +301,7 @@ class OneShot:
             if not loss.is_floating_point():
                 raise ValueError(
                     f"the loss to train on is a tensor of {loss.dtype}, which has no gradient; return floating point "
-                    "numbers, and count or round only where torch.is_grad_enabled() is False"
+                    "numbers, and counts as metrics beside them: return loss, {'errors': count}"
                 )
             raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
         return loss.requires_grad
@@ -310,7 +311,7 @@ class OneShot:
         return self.violation(values) == FEASIBLE
 
     def violation(self, values: Mapping[str, Any]) -> Violation:
-        """The violation of the limits by an architecture; rank 0 measures for all processes."""
+        """The violation of the limits by an architecture; rank 0 measures for all _distributed."""
         if not self.costs.limits:
             return FEASIBLE
         if self._world_size > 1:
@@ -330,7 +331,7 @@ class OneShot:
         active = [self.supernet.active(c.values) for c in candidates] if self._mask_inactive else None
         self.arch_optimizer.tell(candidates, told, active=active)
 
-    # Several processes.
+    # Several _distributed.
 
     def _sync_from_rank0(self) -> None:
         """Broadcast weights, buffers and both optimizers' states from rank 0."""
@@ -348,19 +349,6 @@ class OneShot:
         if not self.costs.is_complete(self.costs.known.get(key, ())):
             costs = self.costs.measure(values) if self._rank == 0 else None
             self.costs.remember(key, _distributed.broadcast_object(costs))
-
-    def _gather_losses(
-        self, train: list[Tensor | None], valid: list[Tensor | None]
-    ) -> tuple[list[float], list[float], int]:
-        """All losses as floats, and the number of failed ones in `valid`, with one device synchronization."""
-        exact = torch.float32 if self.device.type == "mps" else torch.float64
-        zero = torch.zeros((), dtype=exact, device=self.device)
-        failed = sum(loss is FAILED for loss in valid)
-        losses = [zero if loss is None else loss.to(zero) for loss in [*train, *valid]]
-        stacked = torch.stack([*losses, zero + failed if failed else zero])
-        _distributed.all_reduce_sum(stacked)
-        *numbers, failed_anywhere = stacked.tolist()
-        return numbers[: len(train)], numbers[len(train) :], int(failed_anywhere)
 
     # State.
 

@@ -3,6 +3,9 @@
 For another loop, write one around `OneShot`.
 """
 
+import math
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -19,13 +22,16 @@ from asng._checks import check_int
 from asng._files import Lock, differences
 from asng.nas import _checkpoints, _distributed
 from asng.nas._identity import describe_search
+from asng.nas._outcome import LossFn
 from asng.nas.limits import Limit
-from asng.nas.oneshot import Batch, LossFn, OneShot, Step
+from asng.nas.oneshot import Batch, OneShot, Step
 from asng.nas.position import NoFiniteLoss, OnStep, SearchLoop
 from asng.nas.result import SearchResult, result
 from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
 from asng.space import Categorical
+
+SECONDS_PER_LINE = 10.0  # of progress, where rich is not installed
 
 
 def search(
@@ -223,13 +229,16 @@ def _name_checkpoint(path: Path | None) -> Iterator[None]:
 
 @contextmanager
 def _bar(wanted: bool, epochs: int) -> Iterator[OnStep]:
-    """A progress bar on a terminal's stderr, with the newest loss; silent elsewhere."""
+    """A progress bar on a terminal's stderr, with the newest loss; lines of text without rich; silent elsewhere."""
     if not wanted:
         yield lambda epoch, step, record: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+    except ImportError:
+        yield _lines(epochs)
+        return
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, disable=not (console.is_terminal or console.is_jupyter)) as bar:
@@ -240,8 +249,24 @@ def _bar(wanted: bool, epochs: int) -> Iterator[OnStep]:
             nonlocal steps_per_epoch
             steps_per_epoch = max(steps_per_epoch, step)
             within = step / steps_per_epoch if epoch else 0.0  # the first epoch tells how long they are
-            text = f"epoch {epoch + 1}/{epochs} step {step} loss {record.valid_loss:.3g}"
-            bar.update(task, completed=epoch + within, description=text)
+            bar.update(task, completed=epoch + within, description=_status(epoch, epochs, step, record))
 
         yield show
         bar.update(task, completed=epochs)
+
+
+def _lines(epochs: int) -> OnStep:
+    """A line on a terminal's stderr at the first step, then at most one in ten seconds."""
+    next_line = -math.inf
+
+    def show(epoch: int, step: int, record: Step) -> None:
+        nonlocal next_line
+        if sys.stderr.isatty() and time.monotonic() >= next_line:
+            sys.stderr.write(_status(epoch, epochs, step, record) + "\n")
+            next_line = time.monotonic() + SECONDS_PER_LINE
+
+    return show
+
+
+def _status(epoch: int, epochs: int, step: int, record: Step) -> str:
+    return f"epoch {epoch + 1}/{epochs} step {step} loss {record.valid_loss:.3g}"

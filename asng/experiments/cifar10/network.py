@@ -47,6 +47,41 @@ def separable(channels: int, kernel: int, stride: int, affine: bool) -> nn.Seque
     return nn.Sequential(*layers)
 
 
+class AveragePool(nn.AvgPool2d):
+    """3x3 means with zeros around.
+
+    For channels last on CUDA, torch before 2.14 computes a wrong gradient of padded means
+    (https://github.com/pytorch/pytorch/issues/188344).
+    """
+
+    def __init__(self, stride: int) -> None:
+        super().__init__(3, stride, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.is_cuda and x.is_contiguous(memory_format=torch.channels_last):
+            return _AveragePool.apply(x, self.stride)  # type: ignore[no-any-return, no-untyped-call]
+        return super().forward(x)
+
+
+class _AveragePool(torch.autograd.Function):
+    """3x3 means whose gradient is made of 3x3 means: of the given gradients, each at the middle of its window."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, stride: int) -> Tensor:
+        ctx.shape, ctx.stride = x.shape, stride
+        return F.avg_pool2d(x, 3, stride, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0]
+        if ctx.stride > 1:
+            like: Any = {"dtype": gradient.dtype, "device": gradient.device, "memory_format": torch.channels_last}
+            spread = torch.empty(ctx.shape, **like).zero_()
+            spread[:, :, :: ctx.stride, :: ctx.stride] = gradient
+            gradient = spread
+        return F.avg_pool2d(gradient, 3, 1, 1), None
+
+
 class FactorizedReduce(nn.Module):
     """Halves even heights and widths of rectified maps: (n, in, h, w) to (n, out, h/2, w/2), out even.
 
@@ -180,7 +215,7 @@ class SharedCell(nas.Searchable):
         older = FactorizedReduce(before, channels, affine) if reduced else pointwise(before, channels, affine)
         self.entries = nn.ModuleList([older, pointwise(previous, channels, affine)])
         self.operations = nn.ModuleDict()
-        pools = {step: {"avg_pool": nn.AvgPool2d(3, step, 1), "max_pool": nn.MaxPool2d(3, step, 1)} for step in (1, 2)}
+        pools = {step: {"avg_pool": AveragePool(step), "max_pool": nn.MaxPool2d(3, step, 1)} for step in (1, 2)}
         for node in range(NODES):
             for source in range(2 + node):
                 step = 2 if reduces and source < 2 else 1
@@ -189,9 +224,8 @@ class SharedCell(nas.Searchable):
                     self.operations[f"{node}_{source}_{name}"] = pool
                 for kernel in (3, 5):
                     self.operations[f"{node}_{source}_sep_conv{kernel}"] = separable(channels, kernel, step, affine)
-        # The weight of a 1x1 convolution of all five nodes, cut into the columns that belong to each.
-        columns = torch.split(nn.Conv2d(NODES * channels, channels, 1, bias=False).weight.detach(), channels, 1)
-        self.columns = nn.ParameterList(column.clone(memory_format=torch.contiguous_format) for column in columns)
+        # One parameter with the columns of all nodes: all of them decay from the first step on.
+        self.join = nn.Conv2d(NODES * channels, channels, 1, bias=False)
         self.norm = norm(channels, affine)
 
     def _nodes(self, paths: Paths) -> Modules:
@@ -206,7 +240,8 @@ class SharedCell(nas.Searchable):
         paths = self.choices.paths()
         states = run_nodes(self.entries, (before, previous), self._nodes(paths))
         ends = loose_ends(paths)
-        weight = concatenate([self.columns[end] for end in ends])
+        columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
+        weight = concatenate([columns[end] for end in ends])
         result: Tensor = self.norm(F.conv2d(F.relu(concatenate([states[2 + end] for end in ends])), weight))
         return result
 
@@ -216,9 +251,9 @@ class SharedCell(nas.Searchable):
         for node in range(NODES):
             ends = [_trace.switch_on(f"node {node}", partial(self._path, node, index), *states) for index in range(2)]
             states.append(ends[0] + ends[1])
-        weight = torch.cat(list(self.columns), 1) * self.choices.loose().repeat_interleave(
-            self.columns[0].shape[1], output_size=NODES * self.columns[0].shape[1]
-        ).view(1, -1, 1, 1)
+        channels = self.join.out_channels
+        loose = self.choices.loose().repeat_interleave(channels, output_size=NODES * channels)
+        weight = self.join.weight * loose.view(1, -1, 1, 1)
         result: Tensor = self.norm(F.conv2d(F.relu(torch.cat(states[2:], 1)), weight))
         return result
 
@@ -231,12 +266,13 @@ class SharedCell(nas.Searchable):
         paths = [path for pair in self._nodes(self.choices.paths()) for path in pair]
         used = {source for source, _ in paths}
         entries = [entry for source, entry in enumerate(self.entries) if source in used]
-        return [self.choices, *entries, *(module for _, module in paths), self.columns, self.norm]
+        return [self.choices, *entries, *(module for _, module in paths), self.join, self.norm]
 
     def build_static(self) -> Cell:
         paths = self.choices.paths()
         ends = loose_ends(paths)
-        weight = concatenate([self.columns[end].detach() for end in ends])
+        columns = torch.split(self.join.weight.detach(), self.join.out_channels, 1)
+        weight = torch.cat([columns[end] for end in ends], 1)
         join = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False, device="meta")
         join.weight = nn.Parameter(weight)
         return Cell(self.entries, self._nodes(paths), ends, join, self.norm)

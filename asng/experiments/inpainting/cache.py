@@ -44,7 +44,7 @@ def read_faces(folder: Path, size: int = 64, progress: Progress = lambda done: N
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
         with atomic_write(path) as file:
-            np.savez(file, images=made.images, index=json.dumps([made.names, made.damaged]))
+            np.savez(file, images=made.images, about=json.dumps([made.names, made.damaged]))
     except OSError as error:
         raise ValueError(
             f"{path} cannot be written ({error.strerror}); name another folder by XDG_CACHE_HOME"

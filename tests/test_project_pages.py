@@ -1,0 +1,67 @@
+"""The pages around the code say what is so: citation, issue forms, workflows."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+import asng
+
+yaml = pytest.importorskip("yaml")
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = [path for path in sorted((ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml")) if path.name != "config.yml"]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def read(path: Path) -> dict:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def test_the_citation_is_of_this_version_and_names_the_paper():
+    citation = read(ROOT / "CITATION.cff")
+    assert citation["version"] == asng.__version__
+    assert citation["license"] == PROJECT["license"]
+    (paper,) = citation["references"]
+    assert [author["family-names"] for author in paper["authors"]] == [
+        "Akimoto",
+        "Shirakawa",
+        "Yoshinari",
+        "Uchida",
+        "Saito",
+        "Nishida",
+    ]
+    assert paper["url"] in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)
+def test_an_issue_form_has_fields_with_labels_and_names_of_their_own(path):
+    form = read(path)
+    assert form["name"]
+    assert form["description"]
+    fields = form["body"]
+    assert all(field["attributes"]["label"] for field in fields)
+    assert len({field["id"] for field in fields}) == len(fields) > 0
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_may_read_only_and_its_actions_are_pinned(path):
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    uses = [step["uses"] for job in workflow["jobs"].values() for step in job["steps"] if "uses" in step]
+    assert all(re.fullmatch(r"[\w./-]+@[0-9a-f]{40}", used) for used in uses)
+
+
+def test_workflows_install_extras_and_select_markers_that_there_are():
+    text = "\n".join(path.read_text(encoding="utf-8") for path in WORKFLOWS)
+    extras = {extra for named in re.findall(r"'\.\[([\w,]+)\]'", text) for extra in named.split(",")}
+    assert extras == {"nas", "experiments", "onnx", "dev"} <= set(PROJECT["optional-dependencies"])
+    assert set(re.findall(r"-m '(.*)'", text)) == {"not long", "not slow and not long"}
+
+
+def test_the_oldest_python_is_tested_beside_newer_ones():
+    versions = read(WORKFLOWS[-1])["jobs"]["newest"]["strategy"]["matrix"]["python"]
+    assert f">={versions[0]}" == PROJECT["requires-python"]
+    assert versions == ["3.11", "3.12", "3.13", "3.14"]
