@@ -15,8 +15,9 @@ from typing import NamedTuple
 import pytest
 from tasks import LONG
 
-from asng import checkpoints, cli
+from asng import cli
 from asng.experiments import training
+from asng.nas import _checkpoints as checkpoints
 from asng.runs import METRICS, Run
 
 MAIN = """

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from commands import records_of
 
-from asng import checkpoints, nas
+from asng import nas
 from asng.experiments import training
 from asng.experiments.cifar10.data import Cifar10Batches, Images
 from asng.experiments.cifar10.network import Cell, count_without_auxiliary
@@ -16,6 +16,7 @@ from asng.experiments.cifar10.retraining import Cifar10RetrainJob, Cifar10Retrai
 from asng.experiments.cifar10.search import Cifar10SearchJob, Cifar10SearchSettings, accuracy, search
 from asng.experiments.cifar10.space import channels_for, num_parameters, random_values
 from asng.experiments.searching import TRAIN
+from asng.nas import _checkpoints as checkpoints
 from asng.runs import METRICS
 
 pytestmark = pytest.mark.long

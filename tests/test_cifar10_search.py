@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from commands import records_of
 
-from asng import ASNG, SNG, RandomSearch, checkpoints, nas
+from asng import ASNG, SNG, RandomSearch, nas
 from asng.experiments import searching, training
 from asng.experiments.cifar10.data import Cifar10Batches, Images, normalize
 from asng.experiments.cifar10.search import Cifar10SearchJob, Cifar10SearchSettings, accuracy, loss_of, search
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.experiments.data import halves
 from asng.experiments.searching import TRAIN, VALID
+from asng.nas import _checkpoints as checkpoints
 from asng.nas.architecture import from_json
 from asng.runs import METRICS, Run
 

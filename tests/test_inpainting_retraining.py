@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from commands import records_of
 from PIL import Image
 
-from asng import ASNG, checkpoints, nas
+from asng import ASNG, nas
 from asng.experiments import training
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import FaceBatches, Faces
@@ -32,6 +32,7 @@ from asng.experiments.inpainting.search import (
     search,
 )
 from asng.experiments.searching import TRAIN
+from asng.nas import _checkpoints as checkpoints
 
 pytestmark = pytest.mark.long
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from commands import records_of
 
-from asng import ASNG, Integer, checkpoints, nas
+from asng import ASNG, Integer, nas
 from asng.experiments import training
 from asng.experiments.data import halves
 from asng.experiments.inpainting import measures
@@ -28,6 +28,7 @@ from asng.experiments.inpainting.search import (
     search,
 )
 from asng.experiments.searching import TRAIN, VALID
+from asng.nas import _checkpoints as checkpoints
 from asng.nas.architecture import from_json
 from asng.runs import METRICS
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from asng import checkpoints
 from asng.experiments import training
 from asng.experiments.descent import TrainStep
+from asng.nas import _checkpoints as checkpoints
 from asng.runs import METRICS, Run
 
 pytestmark = pytest.mark.slow

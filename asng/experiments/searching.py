@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from asng import SNG, RandomSearch, __version__, nas
-from asng.asktell import Optimizer
+from asng._asktell import Optimizer
 from asng.experiments import training
 from asng.nas._outcome import LossFn, to_outcome
 from asng.nas.architecture import from_json

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asng import __version__
+from asng._ragged import Array
 from asng.baselines import SNGState, adam_init, adam_update, sng_update
 from asng.experiments import Progress
 from asng.experiments.workers import run_parallel
 from asng.families import CategoricalFamily
 from asng.optimizer import asng_init, asng_update
-from asng.ragged import Array
 from asng.runs import Run, write_json
 
 METHODS = ("ASNG", "SNG", "Adam")

@@ -14,8 +14,8 @@ from typing import Any, Literal, Protocol
 import torch
 from torch import Tensor
 
-from asng import checkpoints
 from asng._files import differences
+from asng.nas import _checkpoints
 from asng.nas.oneshot import finite_mean
 from asng.runs import Run
 
@@ -117,7 +117,7 @@ def run_job(
     if path.exists():
         number, epoch = _resume(path, job, run.config)
     run.truncate(number // steps)
-    with checkpoints.delay_interrupts() as interrupted:
+    with _checkpoints.delay_interrupts() as interrupted:
         shown = since = time.monotonic()
         while number < epochs * steps:
             epoch.add(job.step(number))
@@ -187,7 +187,7 @@ def _save(run: Run, job: Job, number: int, epoch: Epoch) -> None:
         "job": job.state_dict(),
     }
     run.renew()
-    checkpoints.save(run.folder / CHECKPOINT, state)
+    _checkpoints.save(run.folder / CHECKPOINT, state)
 
 
 def _resume(path: Path, job: Job, config: Mapping[str, Any]) -> tuple[int, Epoch]:
@@ -200,7 +200,7 @@ def _resume(path: Path, job: Job, config: Mapping[str, Any]) -> tuple[int, Epoch
 
 def load_checkpoint(path: Path, job: Resumable, config: Mapping[str, Any]) -> dict[str, Any]:
     """Load a checkpoint into `job` and return it; ValueError if its run has another `config`."""
-    state = checkpoints.load(path)
+    state = _checkpoints.load(path)
     try:
         if another := differences(state["identity"], config):
             raise ValueError(another)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from asng.nas import processes
+from asng.nas import _distributed
 from asng.nas._identity import length_of
 from asng.nas.oneshot import Batch, OneShot, Step, finite_mean
 from asng.nas.result import certainty
@@ -56,9 +56,9 @@ class SearchLoop:
         self._rng_at_epoch_start = self._rng_states()
         self._rng_before_step: dict[str, Any] | None = None  # to repeat a step that fails
         self._valid_at_epoch_start = self._valid.end_epoch()
-        if processes.is_distributed():
+        if _distributed.is_distributed():
             own = self._rng_at_epoch_start["torch"]  # layers draw from it, in other architectures than elsewhere
-            self._set_rng_states({**processes.broadcast_object(self._rng_at_epoch_start), "torch": own})
+            self._set_rng_states({**_distributed.broadcast_object(self._rng_at_epoch_start), "torch": own})
 
     @property
     def steps(self) -> int:
@@ -81,7 +81,7 @@ class SearchLoop:
             self._seconds = time.monotonic() - started
             show(self.epoch, self.steps, step)
             # A Ctrl-C does not reach all processes in the same step.
-            if processes.any_rank(stop(), self._oneshot.device):
+            if _distributed.any_rank(stop(), self._oneshot.device):
                 return False
         if not self._records:
             raise ValueError(f"train_loader gave no batches in epoch {self.epoch + 1}; is it empty, or used up?")
@@ -130,7 +130,7 @@ class SearchLoop:
                 f"all losses of epoch {self.epoch + 1} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
-        if processes.is_rank0():
+        if _distributed.is_rank0():
             self._warn_of_explosion(train)
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)

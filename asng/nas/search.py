@@ -17,18 +17,17 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data.distributed import DistributedSampler
 
-from asng import checkpoints
+from asng._asktell import Optimizer
+from asng._checks import check_int
 from asng._files import Lock, differences
-from asng.asktell import Optimizer
-from asng.checks import check_int
-from asng.nas import processes
+from asng.nas import _checkpoints, _distributed
 from asng.nas._identity import describe_search
 from asng.nas._outcome import LossFn
-from asng.nas.cost import Limit
+from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot, Step
 from asng.nas.position import NoFiniteLoss, OnStep, SearchLoop
 from asng.nas.result import SearchResult, result
-from asng.nas.selection import space_of
+from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
 from asng.space import Categorical
 
@@ -121,9 +120,9 @@ def search(
         )
     with (
         closing(loop),
-        checkpoints.delay_interrupts() as interrupted,
+        _checkpoints.delay_interrupts() as interrupted,
         _resume(loop, path, identity) as save,
-        _bar(progress and processes.is_rank0(), epochs) as show,
+        _bar(progress and _distributed.is_rank0(), epochs) as show,
     ):
         saved = loop.progress
         while loop.epoch < epochs:
@@ -141,7 +140,7 @@ def search(
             saved = loop.progress
             if not finished:
                 raise KeyboardInterrupt(_how_to_continue(loop, epochs, path))
-    processes.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
+    _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
     outcome = result(oneshot, loop.history)
     oneshot.supernet.choose(outcome.values)
     return outcome
@@ -171,8 +170,8 @@ def _save_after(error: Exception, save: Callable[[], None], where: str) -> None:
     try:
         save()
     except Exception as another:  # such as a full disk; the first error is the one to show
-        where = f"the state could not be saved ({checkpoints.short_reason(another)})"
-    if processes.is_rank0():
+        where = f"the state could not be saved ({_checkpoints.short_reason(another)})"
+    if _distributed.is_rank0():
         error.add_note(where)
 
 
@@ -185,14 +184,14 @@ def _resume(loop: SearchLoop, path: Path | None, identity: dict[str, Any]) -> It
     lock: Lock | None = None
     loaded: Any = None
     try:
-        if path is not None and processes.is_rank0():
+        if path is not None and _distributed.is_rank0():
             path = path.resolve() if path.is_symlink() else path  # the link stays; its target is locked
             try:
-                lock = checkpoints.lock(path)
+                lock = _checkpoints.lock(path)
                 loaded = _load(path, identity) if path.exists() else None
             except (OSError, ValueError) as error:
                 loaded = error
-        loaded = processes.broadcast_object(loaded)
+        loaded = _distributed.broadcast_object(loaded)
         if isinstance(loaded, Exception):
             raise loaded
         if loaded is not None:
@@ -202,7 +201,7 @@ def _resume(loop: SearchLoop, path: Path | None, identity: dict[str, Any]) -> It
         def save() -> None:
             if path is not None and lock is not None:
                 lock.renew()
-                checkpoints.save(path, {"identity": identity, "run": loop.state_dict()})
+                _checkpoints.save(path, {"identity": identity, "run": loop.state_dict()})
 
         yield save
     finally:
@@ -211,7 +210,7 @@ def _resume(loop: SearchLoop, path: Path | None, identity: dict[str, Any]) -> It
 
 
 def _load(path: Path, identity: dict[str, Any]) -> dict[str, Any]:
-    loaded = checkpoints.load(path)
+    loaded = _checkpoints.load(path)
     with _name_checkpoint(path):
         if another := differences(loaded["identity"], identity):
             raise ValueError(another)
@@ -225,7 +224,7 @@ def _name_checkpoint(path: Path | None) -> Iterator[None]:
         yield
     except Exception as error:
         cure = "use another path, or delete it to start over"
-        raise ValueError(f"{path} is of another search ({checkpoints.short_reason(error)}); {cure}") from None
+        raise ValueError(f"{path} is of another search ({_checkpoints.short_reason(error)}); {cure}") from None
 
 
 @contextmanager
