@@ -1,9 +1,10 @@
 """asng: architecture search and mixed optimization by adaptive stochastic natural gradients."""
 
-from asng.asktell import Best, Candidate, Optimizer
+from asng._asktell import Best, Candidate, Optimizer
 from asng.baselines import SNG, Adam, RandomSearch
 from asng.families import CategoricalFamily, Family, Joint, Normal, NormalFamily
-from asng.optimizer import ASNG, Result, minimize, rank_utilities
+from asng.minimize import Result, minimize
+from asng.optimizer import ASNG, rank_utilities
 from asng.space import Categorical, Custom, Integer, Real, Variable, family_of
 
 __version__ = "0.1.0"

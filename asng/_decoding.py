@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 
+from asng._ragged import Array
 from asng.families import Choices, Family
-from asng.ragged import Array
 from asng.space import Variable, describe
 
 TABLE = 4096  # the most values of a variable that are looked up

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from asng.checks import as_float, as_float_array
+from asng._checks import as_float, as_float_array
 
 FLOAT64 = np.dtype(np.float64)
 

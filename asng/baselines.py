@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng.asktell import MAX_STEP_SIZE, MAX_UPDATES, Optimizer, Seed
-from asng.checks import check_float
+from asng._asktell import MAX_STEP_SIZE, MAX_UPDATES, Optimizer, Seed
+from asng._checks import check_float
+from asng._ragged import Array
 from asng.families import Family
 from asng.optimizer import Losses, natural_gradient, projected_step
-from asng.ragged import Array
 from asng.space import Variable
 
 MOMENT1, MOMENT2 = 0.9, 0.999  # Adam's usual

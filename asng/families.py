@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from asng.ragged import Array, Ragged
+from asng._ragged import Array, Ragged
 
 MAX_DISTANCE = 1e9  # times the bounds: far beyond any draw, and its square is exact enough in float64
 TINY = 1e-300  # too small to change a sum of probabilities

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from asng.checks import as_finite_array, as_int, check_bool, check_bounds
+from asng._checks import as_finite_array, as_int, check_bool, check_bounds
+from asng._ragged import Array
 from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
-from asng.ragged import Array
 
 MAX_EXACT_INT = 2**53  # the largest integers that float64 holds without gaps
 STD_MIN_INTEGER = 0.25  # supplement C

@@ -40,7 +40,7 @@ import asng
 from asng.experiments.inpainting.encoding import Encoding, random_values, search_space
 from asng.experiments.inpainting.network import IMAGE_CHANNELS, Net, to_device_format
 from asng.nas import OneShot, space_of
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 
 PAPER = (64, 16)  # side and number of images
 

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 import asng
 from asng.nas import Limit, OneOf, OneShot, Pick, parameters, space_of
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 
 clock = time.process_time
 STEP = 20e-3  # seconds, of which asng may take

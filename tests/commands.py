@@ -15,8 +15,9 @@ from typing import NamedTuple
 import pytest
 from tasks import LONG
 
-from asng import checkpoints, cli
+from asng import cli
 from asng.cli import images
+from asng.nas import _checkpoints as checkpoints
 from asng.nas._loop import Epoch
 from asng.runs import CHECKPOINT, METRICS, Run
 

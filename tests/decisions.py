@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from asng.nas import Decision
-from asng.nas import plain as static_modules
+from asng.nas import _static as static_modules
 
 ONE = torch.ones(())
 

@@ -19,7 +19,7 @@ from tasks import LONG
 from torch import nn
 
 import asng
-from asng import ASNG, Categorical, checkpoints
+from asng import ASNG, Categorical
 from asng.nas import (
     Latency,
     Limit,
@@ -33,6 +33,7 @@ from asng.nas import (
     selected,
     space_of,
 )
+from asng.nas import _checkpoints as checkpoints
 
 if not hasattr(os, "fork"):
     pytest.skip("these processes are forked", allow_module_level=True)

@@ -11,7 +11,7 @@ from torch import nn
 
 from asng import nas
 from asng.nas import OneOf, Pick, Repeat, Value, Width, extract, space_of
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 from asng.space import Integer
 
 

@@ -22,7 +22,7 @@ from asng.nas._capture import Iteration
 from asng.nas._cases import Columns, Refused
 from asng.nas._sgd import FlatSGD, unsupported_reason
 from asng.nas._switch import unavailable_reason
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 

@@ -8,8 +8,8 @@ import zipfile
 import pytest
 import torch
 
-from asng import checkpoints
-from asng.checkpoints import load, lock, previous_path, save
+from asng.nas import _checkpoints as checkpoints
+from asng.nas._checkpoints import load, lock, previous_path, save
 
 
 class Unsafe:

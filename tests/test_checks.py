@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from small_space import Stubborn
 
-from asng.checks import (
+from asng._checks import (
     as_finite_array,
     as_float,
     as_float_array,

@@ -13,7 +13,7 @@ from torch import nn
 import asng
 from asng import nas
 from asng.nas import Decision, OneOf, Pick, Repeat, Value, Width, extract, select, space_of
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 from asng.space import Categorical, Integer, Real
 
 # Each kind of decision, selected and extracted.

@@ -25,7 +25,7 @@ from asng.experiments.cifar10.network import (
     set_drop_path,
 )
 from asng.experiments.cifar10.space import SPACE, cell_paths, num_parameters, random_values, values_of
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 
 pytestmark = pytest.mark.slow
 

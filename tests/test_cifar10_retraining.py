@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from commands import records_of
 
-from asng import checkpoints, nas
+from asng import nas
 from asng.experiments._image_runs import retrain, search
 from asng.experiments._images import Batches, ImageSet
 from asng.experiments._jobs import TRAIN, SearchJob, TrainJob
@@ -23,6 +23,7 @@ from asng.experiments.cifar10.task import (
     accuracy,
     evaluate,
 )
+from asng.nas import _checkpoints as checkpoints
 from asng.runs import CHECKPOINT, METRICS, read_config
 
 pytestmark = pytest.mark.long

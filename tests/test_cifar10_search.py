@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from commands import records_of
 
-from asng import ASNG, SNG, RandomSearch, checkpoints, nas
+from asng import ASNG, SNG, RandomSearch, nas
 from asng.experiments import _jobs
 from asng.experiments._image_runs import MetricsCheckpoint, search
 from asng.experiments._images import Batches, ImageSet, halves
@@ -20,6 +20,7 @@ from asng.experiments._settings import parse_amp_dtype
 from asng.experiments.cifar10.data import augment_batches, normalize
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.experiments.cifar10.task import Cifar10, Cifar10SearchSettings, accuracy
+from asng.nas import _checkpoints as checkpoints
 from asng.nas._loop import Epoch, run_job
 from asng.nas.architecture import from_json
 from asng.runs import CHECKPOINT, METRICS, Run

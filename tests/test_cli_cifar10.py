@@ -74,7 +74,9 @@ def test_a_search_leaves_its_run_and_says_how_to_go_on(searched):
     assert {"config.json", "metrics.jsonl", "architecture.json", "summary.json", "cells.png", "cells.svg"} <= names
     lines = done.out.splitlines()
     assert lines[0].startswith("epoch 1, train loss ")
-    assert all(word in lines[0] for word in ("step 3", "valid accuracy", "largest probability", "delta", "test accuracy"))
+    assert all(
+        word in lines[0] for word in ("step 3", "valid accuracy", "largest probability", "delta", "test accuracy")
+    )
     values = from_json((folder / "architecture.json").read_text(), SPACE)
     assert lines[1] == "Found:"
     for node, line in enumerate(lines[2:12]):

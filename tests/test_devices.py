@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng.nas.devices import device_of, to_device
+from asng.nas._devices import device_of, to_device
 
 META = torch.device("meta")
 

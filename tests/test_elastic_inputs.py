@@ -17,7 +17,7 @@ from torch.nn import functional as F
 import asng
 from asng import nas
 from asng.nas import Pick, Value, Width, extract, select
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 from asng.space import Categorical, Integer, Real
 
 # Inputs that are themselves a choice: an encoder whose layers take one of the earlier ones, and its decoder.

@@ -149,7 +149,7 @@ def test_an_onnx_file_runs_without_asng_and_torch(network, tmp_path):
 
 def test_elsewhere_really_has_no_asng(tmp_path):
     with pytest.raises(AssertionError, match="asng is not to be had here"):
-        run_elsewhere("import asng.nas.plain", tmp_path, ["asng"])
+        run_elsewhere("import asng.nas._static", tmp_path, ["asng"])
 
 
 @pytest.mark.long

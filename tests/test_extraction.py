@@ -20,8 +20,8 @@ from torch import nn
 import asng
 from asng import nas
 from asng.nas import OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
-from asng.nas import plain as static_modules
-from asng.nas.selection import Supernet
+from asng.nas import _static as static_modules
+from asng.nas.supernet import Supernet
 from asng.space import Integer, Real
 
 # Joint decisions: a cell whose loose ends are joined by a 1x1 convolution with columns for every node.

@@ -28,8 +28,8 @@ from searches import (
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from asng import checkpoints
 from asng.nas import OneShot, Value, selected, space_of
+from asng.nas import _checkpoints as checkpoints
 from asng.space import Categorical
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]

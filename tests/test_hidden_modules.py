@@ -8,7 +8,7 @@ from torch import nn
 
 from asng import nas
 from asng.nas import Decision, OneOf, Pick, Width, extract, select, space_of
-from asng.nas.decision import ElasticLayer
+from asng.nas.layers import ElasticLayer
 
 
 class Holder(nn.Module):

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from asng import ASNG, nas
 from asng.experiments.inpainting.encoding import base_values, chain, depth, random_values, runnable_layers, search_space
 from asng.experiments.inpainting.network import Autoencoder, Net, new_autoencoder, reset
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 
 pytestmark = pytest.mark.slow
 

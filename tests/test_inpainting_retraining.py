@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from commands import records_of
 from PIL import Image
 
-from asng import ASNG, checkpoints, nas
+from asng import ASNG, nas
 from asng.experiments._image_runs import retrain, search
 from asng.experiments._images import Batches, ImageSet
 from asng.experiments._jobs import TRAIN, SearchJob, TrainJob
@@ -27,6 +27,7 @@ from asng.experiments.inpainting.task import (
     InpaintingSearchSettings,
     evaluate,
 )
+from asng.nas import _checkpoints as checkpoints
 from asng.nas._loop import Epoch
 from asng.runs import CHECKPOINT, read_config
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from commands import records_of
 
-from asng import ASNG, Integer, checkpoints, nas
+from asng import ASNG, Integer, nas
 from asng.experiments._image_runs import search
 from asng.experiments._images import Batches, ImageSet, halves
 from asng.experiments._jobs import TRAIN, VALID, SearchJob
@@ -22,6 +22,7 @@ from asng.experiments.inpainting.encoding import describe_chain, search_space, s
 from asng.experiments.inpainting.masks import fixed_masks
 from asng.experiments.inpainting.network import Net
 from asng.experiments.inpainting.task import MASK_SEED, Inpainting, InpaintingSearchSettings, evenly_spaced
+from asng.nas import _checkpoints as checkpoints
 from asng.nas._loop import Epoch
 from asng.nas.architecture import from_json
 from asng.runs import CHECKPOINT, METRICS

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from asng.checkpoints import STOP_SIGNALS, delay_interrupts
+from asng.nas._checkpoints import STOP_SIGNALS, delay_interrupts
 
 pytestmark = [
     pytest.mark.slow,

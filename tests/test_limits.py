@@ -38,7 +38,7 @@ def test_the_model_is_walked_through_once_for_all_architectures(monkeypatch):
     costs = Costs(net, [Limit(lambda model, values: values["depth"] + 1, 2)])
     for name in ("modules", "named_modules", "children", "named_children", "parameters", "named_parameters"):
         monkeypatch.setattr(nn.Module, name, lambda *_, **__: pytest.fail("walked through the model"))
-    monkeypatch.setattr("asng.nas.selection.module_paths", lambda model: pytest.fail("walked through the model"))
+    monkeypatch.setattr("asng.nas.supernet.module_paths", lambda model: pytest.fail("walked through the model"))
     assert [costs.measure({**LARGE, "depth": depth}) for depth in (1, 2, 3)] == [(2.0,), (3.0,), (4.0,)]
 
 
@@ -83,7 +83,7 @@ def test_those_that_fail_at_a_later_limit_are_nearer():
 
 
 def test_the_memory_of_costs_is_bounded(monkeypatch):
-    monkeypatch.setattr("asng.nas.cost.MAX_NETWORKS", 3)
+    monkeypatch.setattr("asng.nas.limits.MAX_NETWORKS", 3)
     calls = []
     model = nn.Sequential(Value("n", Integer(1, 9)))
     costs = Costs(model, [Limit(lambda model, values: calls.append(values["n"]) or values["n"], 4)])  # type: ignore[func-returns-value]

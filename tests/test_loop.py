@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from asng import checkpoints
 from asng.experiments._image_runs import MetricsCheckpoint
 from asng.experiments._settings import cosine_lr, parse_amp_dtype, parse_device, set_lr
 from asng.experiments._train_step import TrainStep
+from asng.nas import _checkpoints as checkpoints
 from asng.nas import _loop
 from asng.nas._loop import Epoch, run_job
 from asng.runs import CHECKPOINT, METRICS, Run

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asng.ragged import MAX_DENSE_LENGTH, Ragged
+from asng._ragged import MAX_DENSE_LENGTH, Ragged
 
 PARTS = 64  # probabilities and draws are multiples of 1 / PARTS, whose sums are exact
 

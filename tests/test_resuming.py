@@ -19,8 +19,9 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-from asng import ASNG, SNG, checkpoints
+from asng import ASNG, SNG
 from asng.nas import Limit, OneOf, parameters, space_of
+from asng.nas import _checkpoints as checkpoints
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asng import nas
-from asng.nas import windows
+from asng.nas.layers import conv as windows
 from asng.space import Integer
 
 

@@ -10,8 +10,9 @@ from searches import Net, Switch, batches, cross_entropy, data, make_oneshot, ru
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-from asng import ASNG, Categorical, Integer, checkpoints
+from asng import ASNG, Categorical, Integer
 from asng.nas import OneOf, OneShot, Value
+from asng.nas import _checkpoints as checkpoints
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 

@@ -9,7 +9,7 @@ from processes import LIMIT, crowd, dying, ended, resuming_apart, searching_toge
 from searches import Net, small_search
 from tasks import LONG
 
-from asng import checkpoints
+from asng.nas import _checkpoints as checkpoints
 from asng.nas import parameters
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]

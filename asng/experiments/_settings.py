@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 
 from asng import SNG, RandomSearch
-from asng.asktell import Optimizer
+from asng._asktell import Optimizer
 from asng.optimizer import ASNG
 
 AmpDtype = Literal["off", "bfloat16", "float16"]

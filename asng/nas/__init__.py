@@ -5,19 +5,27 @@ try:
 except ImportError as error:
     raise ImportError(f"asng.nas needs PyTorch ({error}): pip install 'asng[nas]'") from None
 
+from asng.nas._decision import Decision, Searchable
+from asng.nas._extract import extract
+from asng.nas._measures import Flops, Latency, parameters
 from asng.nas.architecture import from_json, to_json
-from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
-from asng.nas.cost import Costs, Limit, Measure
-from asng.nas.decision import AnySize, Decision, ElasticLayer, Searchable
-from asng.nas.elastic import Conv2d, ConvTranspose2d, Linear
-from asng.nas.extraction import extract
-from asng.nas.measures import Flops, Latency, parameters
-from asng.nas.norms import BatchNorm1d, BatchNorm2d, LayerNorm
+from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
+from asng.nas.layers import (
+    AnySize,
+    BatchNorm1d,
+    BatchNorm2d,
+    Conv2d,
+    ConvTranspose2d,
+    ElasticLayer,
+    LayerNorm,
+    Linear,
+)
+from asng.nas.limits import Costs, Limit, Measure
 from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Architecture, SearchResult, result, top
 from asng.nas.search import search
-from asng.nas.selection import select, selected, space_of
+from asng.nas.supernet import select, selected, space_of
 
 __all__ = [
     "AnySize",

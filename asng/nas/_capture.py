@@ -15,13 +15,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from asng.nas import _switch, processes
+from asng.nas import _distributed, _switch
 from asng.nas._branch import SplitGroups
 from asng.nas._cases import Case, Columns, Refused
 from asng.nas._outcome import LossFn, Numbers, Outcome, to_outcome
 from asng.nas._sgd import FlatSGD, unsupported_reason
 from asng.nas._trace import Switch, Trace, run_all, run_one
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 
 Values = Mapping[str, Any]
 Fork = Callable[[Sequence[Callable[[], None]]], None]
@@ -289,7 +289,7 @@ class CapturedStep:
             return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"
         if self._wrapper is not None:
             return f"the model is wrapped in {self._wrapper}"
-        if processes.is_distributed():
+        if _distributed.is_distributed():
             return "there are several processes"
         if self._amp_dtype is torch.float16:
             return "gradients are scaled, as float16 needs it"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 from asng.space import Variable
 
 Assignment = tuple[tuple[str, int], ...]  # names of decisions and the positions of their values, in reading order

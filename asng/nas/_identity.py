@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
-from asng.asktell import Optimizer
-from asng.nas.cost import Limit
+from asng._asktell import Optimizer
+from asng.nas.limits import Limit
 
 CHANGED_BY_SEARCH = {"params", "lr", "initial_lr"}  # by the search and its schedule
 CHANGED_BY_CYCLES = {"momentum", "betas"}  # by a schedule that cycles them, which leaves max_momentum as its mark

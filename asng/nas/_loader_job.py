@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from asng.nas import processes
+from asng.nas import _distributed
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, rng_states, set_rng_states
 from asng.nas.oneshot import Batch, OneShot
@@ -48,9 +48,9 @@ class LoaderJob:
         self._rng_at_epoch_start = self._rng_states()
         self._rng_before_step: dict[str, Any] | None = None  # to repeat a step that fails
         self._valid_at_epoch_start = self._valid.end_epoch()
-        if processes.is_distributed():
+        if _distributed.is_distributed():
             own = self._rng_at_epoch_start["torch"]  # layers draw from it, in other architectures than elsewhere
-            self._set_rng_states({**processes.broadcast_object(self._rng_at_epoch_start), "torch": own})
+            self._set_rng_states({**_distributed.broadcast_object(self._rng_at_epoch_start), "torch": own})
 
     def step(self, index: int) -> dict[str, float] | None:
         if self._pairs is None:
@@ -106,7 +106,7 @@ class LoaderJob:
     def finish_epoch(self, epoch: Epoch) -> dict[str, float]:
         means = {"train_loss": math.nan, "valid_loss": math.nan}
         means |= {name: mean for name, mean in epoch.means().items() if mean is not None}
-        if processes.is_rank0():
+        if _distributed.is_rank0():
             self._warn_of_explosion(means["train_loss"], epoch.number)
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)

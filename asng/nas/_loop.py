@@ -1,4 +1,4 @@
-"""The loop of all resumable jobs: searches and trainings, in steps and epochs, with checkpoints.
+"""The loop of all resumable jobs: searches and trainings, in steps and epochs, with _checkpoints.
 
 A checkpoint is saved after every epoch, at Ctrl-C or SIGTERM, and after an error. Resuming is bit-exact: a step depends
 on its index, on the state that its job saves, and on the global RNG states, which the loop saves.
@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from asng import checkpoints
 from asng._files import Lock, differences
 from asng._progress import Progress, no_progress
-from asng.nas import processes
+from asng.nas import _checkpoints, _distributed
 from asng.nas.oneshot import finite_mean
 
 STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU
@@ -102,7 +101,7 @@ class Checkpoint:
     def lock(self) -> None:
         """Refuse other writers until `release`; raises ValueError if there is one."""
         self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays; its target is locked
-        self._lock = checkpoints.lock(self.path)
+        self._lock = _checkpoints.lock(self.path)
 
     def release(self) -> None:
         if self._lock is not None:
@@ -117,7 +116,7 @@ class Checkpoint:
         """The saved state, or None; raises ValueError if it has another identity."""
         if not self.path.exists():
             return None
-        state = checkpoints.load(self.path)
+        state = _checkpoints.load(self.path)
         with self.explain_errors():
             if another := differences(state["identity"], self.identity):
                 raise ValueError(another)
@@ -125,11 +124,11 @@ class Checkpoint:
 
     def save(self, state: Mapping[str, Any]) -> None:
         self.renew()
-        checkpoints.save(self.path, {"identity": self.identity, **state})
+        _checkpoints.save(self.path, {"identity": self.identity, **state})
 
     def remove(self) -> None:
         """Remove the checkpoint of a job whose result was kept, and the one before it."""
-        for path in (self.path, checkpoints.previous_path(self.path)):
+        for path in (self.path, _checkpoints.previous_path(self.path)):
             path.unlink(missing_ok=True)
 
     def restore(self, job: Job) -> dict[str, Any]:
@@ -156,7 +155,7 @@ class Checkpoint:
             raise
         except Exception as error:
             cure = "use another path, or delete it to start over"
-            raise ValueError(f"{self.path} is of another run ({checkpoints.short_reason(error)}); {cure}") from None
+            raise ValueError(f"{self.path} is of another run ({_checkpoints.short_reason(error)}); {cure}") from None
 
 
 def run_job(
@@ -176,18 +175,18 @@ def run_job(
         NoFiniteLoss: All losses of an epoch were NaN or infinite.
     """
     loop = _Loop(job, epochs, checkpoint, unit)
-    with checkpoints.delay_interrupts() as interrupted, _locked(checkpoint) as state:
+    with _checkpoints.delay_interrupts() as interrupted, _locked(checkpoint) as state:
         if state is not None and checkpoint is not None:
             with checkpoint.explain_errors():
                 loop.load_state_dict(state)
-        if checkpoint is not None and processes.is_rank0():
+        if checkpoint is not None and _distributed.is_rank0():
             checkpoint.start(loop.history)
         saved = loop.position
         while len(loop.history) < epochs:
             try:
                 while loop.step(progress):
                     # A Ctrl-C does not reach all processes in the same step.
-                    if processes.any_rank(interrupted(), job.device):
+                    if _distributed.any_rank(interrupted(), job.device):
                         loop.save()
                         raise KeyboardInterrupt(loop.how_to_continue())
                 loop.finish_epoch(progress)
@@ -211,13 +210,13 @@ def _locked(checkpoint: Checkpoint | None) -> Iterator[dict[str, Any] | None]:
     """Lock and load the checkpoint on rank 0; broadcast its state, or the error that all processes raise."""
     loaded: Any = None
     try:
-        if checkpoint is not None and processes.is_rank0():
+        if checkpoint is not None and _distributed.is_rank0():
             try:
                 checkpoint.lock()
                 loaded = checkpoint.load()
             except (OSError, ValueError) as error:
                 loaded = error
-        loaded = processes.broadcast_object(loaded)
+        loaded = _distributed.broadcast_object(loaded)
         if isinstance(loaded, Exception):
             raise loaded
         yield loaded
@@ -284,7 +283,7 @@ class _Loop:
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
         record = {self._unit: epoch.number, **means, **self._job.finish_epoch(epoch), "seconds": epoch.seconds}
-        if self._checkpoint is not None and processes.is_rank0():
+        if self._checkpoint is not None and _distributed.is_rank0():
             self._checkpoint.append(record)
         self.history.append(record)
         self._steps_per_epoch = max(self._steps_per_epoch, epoch.steps)
@@ -292,7 +291,7 @@ class _Loop:
         progress(self._fraction(), format_record(record), line=True)
 
     def save(self) -> None:
-        if self._checkpoint is not None and processes.is_rank0():
+        if self._checkpoint is not None and _distributed.is_rank0():
             self._checkpoint.save(self.state_dict())
         self._timed = time.monotonic()
 
@@ -302,8 +301,8 @@ class _Loop:
         try:
             self.save()
         except Exception as another:  # such as a full disk; the first error is the one to show
-            where = f"the state could not be saved ({checkpoints.short_reason(another)})"
-        if processes.is_rank0():
+            where = f"the state could not be saved ({_checkpoints.short_reason(another)})"
+        if _distributed.is_rank0():
             error.add_note(where)
 
     def how_to_continue(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from asng.nas import processes
+from asng.nas import _distributed
 
 Metrics = Mapping[str, Tensor | float]
 LossFn = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
@@ -80,7 +80,7 @@ def read_numbers(
     losses = [zero if outcome is None else outcome.loss.to(zero) for outcome in every]
     counts = (sum(outcome is FAILED for outcome in valid), len(measured))
     stacked = torch.stack([*losses, *(zero + count if count else zero for count in counts)])
-    processes.all_reduce_sum(stacked)
+    _distributed.all_reduce_sum(stacked)
     metrics: list[dict[str, Any]] = [{} if outcome is None else dict(outcome.metrics) for outcome in every]
     on_device = [(at, name) for at, name in measured if isinstance(metrics[at][name], Tensor)]
     if on_device:
@@ -90,6 +90,6 @@ def read_numbers(
         metrics[at][name] = number
     failed, measured_anywhere = (int(count) for count in numbers[len(every) : len(every) + len(counts)])
     if measured_anywhere:
-        metrics = [next(filter(None, of_all), {}) for of_all in zip(*processes.gather_objects(metrics), strict=True)]
+        metrics = [next(filter(None, of_all), {}) for of_all in zip(*_distributed.gather_objects(metrics), strict=True)]
     n = len(train)
     return Numbers(numbers[:n], metrics[:n]), Numbers(numbers[n : len(every)], metrics[n:]), failed

@@ -18,9 +18,9 @@ from torch.utils import _pytree as pytree
 
 from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
 from asng.nas._cases import Assignment, Case, Columns, Mode, Refused, Site, common_layouts, describe
-from asng.nas.choices import Value, Width
-from asng.nas.decision import Decision, Searchable
-from asng.nas.selection import Supernet
+from asng.nas._decision import Decision, Searchable
+from asng.nas.decisions import Value, Width
+from asng.nas.supernet import Supernet
 
 MAX_CASES = 64  # of one switch
 Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from asng.nas.selection import Values
+from asng.nas.supernet import Values
 from asng.space import Variable, to_plain
 
 VERSION = 1

@@ -1,6 +1,6 @@
 """One iteration of one-shot search (Algorithm 1 of the paper): weights first, then the distribution.
 
-Under torchrun the candidates are sharded over the processes. All processes draw the same candidates and are told
+Under torchrun the candidates are sharded over the _distributed. All processes draw the same candidates and are told
 the same losses, so theta is equal everywhere without communication.
 """
 
@@ -14,17 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng import checkpoints
-from asng.asktell import Candidate, Optimizer
-from asng.nas import processes
+from asng._asktell import Candidate, Optimizer
+from asng.nas import _checkpoints, _distributed
+from asng.nas._checks import check_not_ddp, check_search, check_weight_optimizer, is_compiled, unwrap
 from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to_outcome
-from asng.nas.cost import FEASIBLE, Costs, Limit, Violation
-from asng.nas.failures import Failures
-from asng.nas.modes import set_training
-from asng.nas.requirements import check_search, check_weight_optimizer
-from asng.nas.selection import module_paths
-from asng.nas.unread import UnreadDecisions
-from asng.nas.wrappers import check_not_ddp, is_compiled, unwrap
+from asng.nas._preserve import set_training
+from asng.nas._watch import Failures, UnreadDecisions
+from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
+from asng.nas.supernet import module_paths
 
 Batch = Any
 
@@ -124,7 +121,7 @@ class OneShot:
         self.device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
         self._failures = Failures(self.device)
-        self._rank, self._world_size = processes.rank_and_world_size()
+        self._rank, self._world_size = _distributed.rank_and_world_size()
         self._sync_from_rank0()
         watched = self._rank == 0 and not any(map(is_compiled, paths))
         self._unread = UnreadDecisions(self.supernet) if watched else None
@@ -201,7 +198,7 @@ class OneShot:
         except BaseException:
             self._reset_gradients(before)  # after an error no weight is touched
             raise
-        failed = processes.all_reduce_gradients(self._parameters, [outcome is FAILED for outcome in outcomes])
+        failed = _distributed.all_reduce_gradients(self._parameters, [outcome is FAILED for outcome in outcomes])
         good = len(candidates) - sum(failed)
         if good and any(parameter.grad is not None for parameter in self._parameters):
             if good < len(candidates):  # the mean is over the others
@@ -314,7 +311,7 @@ class OneShot:
         return self.violation(values) == FEASIBLE
 
     def violation(self, values: Mapping[str, Any]) -> Violation:
-        """The violation of the limits by an architecture; rank 0 measures for all processes."""
+        """The violation of the limits by an architecture; rank 0 measures for all _distributed."""
         if not self.costs.limits:
             return FEASIBLE
         if self._world_size > 1:
@@ -334,13 +331,13 @@ class OneShot:
         active = [self.supernet.active(c.values) for c in candidates] if self._mask_inactive else None
         self.arch_optimizer.tell(candidates, told, active=active)
 
-    # Several processes.
+    # Several _distributed.
 
     def _sync_from_rank0(self) -> None:
         """Broadcast weights, buffers and both optimizers' states from rank 0."""
         if self._world_size > 1:
-            processes.broadcast_tensors([*self._parameters, *self.model.parameters(), *self.model.buffers()])
-            arch_optimizer, weight_optimizer = processes.broadcast_object(
+            _distributed.broadcast_tensors([*self._parameters, *self.model.parameters(), *self.model.buffers()])
+            arch_optimizer, weight_optimizer = _distributed.broadcast_object(
                 (self.arch_optimizer.state_dict(), self.weight_optimizer.state_dict())
             )
             self.arch_optimizer.load_state_dict(arch_optimizer)
@@ -351,7 +348,7 @@ class OneShot:
         key = self.costs.key(values)
         if not self.costs.is_complete(self.costs.known.get(key, ())):
             costs = self.costs.measure(values) if self._rank == 0 else None
-            self.costs.remember(key, processes.broadcast_object(costs))
+            self.costs.remember(key, _distributed.broadcast_object(costs))
 
     # State.
 
@@ -387,7 +384,7 @@ class OneShot:
         except Exception as error:  # a foreign state may raise anything
             self.weight_optimizer.load_state_dict(before[0])
             self.arch_optimizer.load_state_dict(before[1])
-            raise ValueError(f"the state does not fit: {checkpoints.short_reason(error)}") from None
+            raise ValueError(f"the state does not fit: {_checkpoints.short_reason(error)}") from None
         self.costs.load_state_dict(state["costs"])
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):

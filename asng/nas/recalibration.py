@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.nas.devices import device_of, to_device
-from asng.nas.modes import set_training
-from asng.nas.wrappers import unwrap
+from asng.nas._checks import unwrap
+from asng.nas._devices import device_of, to_device
+from asng.nas._preserve import set_training
 
 
 def recalibrate(

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from asng.asktell import Optimizer
-from asng.checks import check_int
-from asng.nas import processes
-from asng.nas.extraction import extract
+from asng._asktell import Optimizer
+from asng._checks import check_int
+from asng.nas import _distributed
+from asng.nas._extract import extract
 from asng.nas.oneshot import OneShot
-from asng.nas.selection import Values
+from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable
 
@@ -49,7 +49,7 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     much it misses the limits.
     """
     (architecture,) = top(oneshot)
-    if not architecture.feasible and processes.is_rank0():
+    if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_describe_violation(oneshot, architecture.values), stacklevel=2)
     model = extract(oneshot.model, architecture.values)
     records = [dict(record) for record in history]

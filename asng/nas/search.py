@@ -14,18 +14,18 @@ from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 from torch.utils.data.distributed import DistributedSampler
 
+from asng._asktell import Optimizer
+from asng._checks import check_int
 from asng._progress import Progress, no_progress, progress_bar
-from asng.asktell import Optimizer
-from asng.checks import check_int
-from asng.nas import processes
+from asng.nas import _distributed
 from asng.nas._identity import describe_search
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas._outcome import LossFn
-from asng.nas.cost import Limit
+from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import SearchResult, result
-from asng.nas.selection import space_of
+from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
 from asng.space import Categorical
 
@@ -113,9 +113,9 @@ def search(
             arch_optimizer, weight_optimizer, scheduler, *loaders, seed=seed, epochs=length, **options
         )
         saved = Checkpoint(_check_path(Path(checkpoint)), identity)
-    with closing(job), _bar(progress and processes.is_rank0()) as show:
+    with closing(job), _bar(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
-    processes.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
+    _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
     outcome = result(oneshot, history)
     oneshot.supernet.choose(outcome.values)
     return outcome

@@ -11,8 +11,8 @@ from itertools import combinations, pairwise, permutations
 
 import numpy as np
 
+from asng._ragged import Array
 from asng.experiments.cifar10.space import Paths, loose_ends
-from asng.ragged import Array
 
 Inputs = Sequence[tuple[int, int]]  # per node, the two states that it takes
 

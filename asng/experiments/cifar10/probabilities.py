@@ -12,9 +12,9 @@ from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from asng._ragged import Array
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE
 from asng.experiments.figures import BLUE, ORANGE, SKY, VERMILION, canvas, tint
-from asng.ragged import Array
 
 Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
 

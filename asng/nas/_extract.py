@@ -5,12 +5,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from asng.nas.decision import Decision, Searchable
-from asng.nas.hidden import describe_attribute, unregistered_modules
-from asng.nas.selection import Supernet, Values, holds_decisions, module_paths
-from asng.nas.ties import Ties
-from asng.nas.untouched import Snapshot, is_from_asng, preserve_rng
-from asng.nas.wrappers import unwrap
+from asng.nas._checks import describe_attribute, unregistered_modules, unwrap
+from asng.nas._decision import Decision, Searchable
+from asng.nas._preserve import Snapshot, is_from_asng, preserve_rng
+from asng.nas._ties import Ties
+from asng.nas.supernet import Supernet, Values, holds_decisions, module_paths
 
 MAX_REPLACEMENTS = 20  # modules that replace each other, one after another
 

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, SupportsFloat
 import torch
 from torch import nn
 
-from asng.nas import processes
-from asng.nas.counting import count_parameters
-from asng.nas.devices import device_of
-from asng.nas.extraction import borrow
-from asng.nas.measures import NetworkMeasure, device_name, parameters
-from asng.nas.selection import Supernet, Values
-from asng.nas.untouched import is_from_asng, preserve_rng, preserve_state
+from asng.nas import _distributed
+from asng.nas._counting import count_parameters
+from asng.nas._devices import device_of
+from asng.nas._extract import borrow
+from asng.nas._measures import NetworkMeasure, device_name, parameters
+from asng.nas._preserve import is_from_asng, preserve_rng, preserve_state
+from asng.nas.supernet import Supernet, Values
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
 
@@ -173,7 +173,7 @@ class Costs:
 
         All processes take over what the first one may use: hosts and devices differ, but all have to know the same.
         """
-        self.known, self._nearest = processes.broadcast_object(self.parse_state(state))
+        self.known, self._nearest = _distributed.broadcast_object(self.parse_state(state))
 
     def parse_state(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
         """What of a state may be used here; raises where it is none."""

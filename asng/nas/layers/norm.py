@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas.decision import ElasticLayer, SizeLike, on_meta, size_and_max
-from asng.nas.windows import check_fixed
+from asng.nas._decision import SizeLike, size_and_max
+from asng.nas.layers._base import ElasticLayer, check_fixed, on_meta
 
 
 class BatchNorm1d(ElasticLayer, nn.BatchNorm1d):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.nas.selection import Supernet
+from asng.nas.supernet import Supernet
 
 TRANSIENT = frozenset({"training", "selected", "producers", "path", "ties"})  # changed and restored by asng itself
 
@@ -81,6 +81,20 @@ def _same_objects(now: Any, old: Any) -> bool:
     if isinstance(old, dict):
         return [*now] == [*old] and all(map(is_, now.values(), old.values()))
     return len(now) == len(old) and all(map(is_, now, old))
+
+
+def set_training(model: nn.Module) -> None:
+    """Put a model into training mode; in one that is, only call `train()` of modules whose class overrides it.
+
+    By such a method a module keeps a part of itself, usually a pretrained one, in evaluation mode. A new model is in
+    training mode although `train()` was never called. Modules that were put into evaluation mode explicitly stay in it.
+    """
+    if not model.training:
+        model.train()
+        return
+    for module in model.modules():
+        if module.training and type(module).train is not nn.Module.train:
+            module.train()
 
 
 def is_from_asng(function: Any) -> bool:

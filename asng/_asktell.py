@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from asng._checks import as_float_array, as_losses, check_bool, check_int
 from asng._decoding import Space
+from asng._ragged import Array
 from asng._state import FLOAT64, check_finite, is_finite, read_state
-from asng.checks import as_float_array, as_losses, check_bool, check_int
 from asng.families import Family
-from asng.ragged import Array
 from asng.space import Variable, family_of
 
 Seed = int | np.random.SeedSequence | None

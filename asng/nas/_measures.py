@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from asng.nas.counting import count_parameters
-from asng.nas.devices import device_of, to_device
-from asng.nas.extraction import borrow
-from asng.nas.selection import Supernet, Values
-from asng.nas.untouched import preserve_rng
+from asng.nas._counting import count_parameters
+from asng.nas._devices import device_of, to_device
+from asng.nas._extract import borrow
+from asng.nas._preserve import preserve_rng
+from asng.nas.supernet import Supernet, Values
 
 FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from asng.nas.choices import OneOf, Pick, Repeat, Value, Width
-from asng.nas.decision import ElasticLayer, Searchable
-from asng.nas.extraction import StaticBuild
-from asng.nas.selection import Supernet, Values
-from asng.nas.untouched import preserve_rng
+from asng.nas._decision import Searchable
+from asng.nas._extract import StaticBuild
+from asng.nas._preserve import preserve_rng
+from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
+from asng.nas.layers import ElasticLayer
+from asng.nas.supernet import Supernet, Values
 
 BUILT_IN_DECISIONS = frozenset({OneOf, Pick, Repeat, Value, Width})  # of which only that stays which runs inside
 

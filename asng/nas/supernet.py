@@ -9,9 +9,9 @@ from typing import Any
 from torch import nn
 
 from asng._decoding import Space
-from asng.nas.decision import Decision, ElasticLayer, Searchable
-from asng.nas.hidden import describe_attribute, unregistered_modules
-from asng.nas.wrappers import check_not_sharded
+from asng.nas._checks import check_not_sharded, describe_attribute, unregistered_modules
+from asng.nas._decision import Decision, Searchable
+from asng.nas.layers import ElasticLayer
 from asng.space import Variable, family_of
 
 Values = Mapping[str, Any]

@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from asng.checks import check_int
-from asng.nas.decision import Decision, size_and_max
-from asng.nas.plain import Constant, Item
+from asng._checks import check_int
+from asng.nas._decision import Decision, size_and_max
+from asng.nas._static import Constant, Item
 from asng.space import Categorical, Integer
 
 
@@ -53,7 +53,7 @@ class OneOf(Decision):
 class Pick(Decision):
     """One input among n: called with a list of n, it returns the chosen one.
 
-    >>> from asng.nas.selection import select
+    >>> from asng.nas.supernet import select
     >>> pick = Pick("from", 3)
     >>> select(pick, {"from": 1})
     >>> pick(["x", "y", "z"])
@@ -112,7 +112,7 @@ class Value(Decision):
     Arithmetic with integers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
     a kernel of 1, 3 or 5.
 
-    >>> from asng.nas.selection import select
+    >>> from asng.nas.supernet import select
     >>> from asng.space import Real
     >>> rate = Value("rate", Real(0.0, 0.5))
     >>> select(rate, {"rate": 0.25})

@@ -1,0 +1,162 @@
+"""Checks of a model and its optimizers: what torch does not see, wrappers, and what a search needs."""
+
+import inspect
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from itertools import islice
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+from asng._asktell import Optimizer
+
+if TYPE_CHECKING:
+    from asng.nas.supernet import Supernet
+
+MAX_DEPTH = 3  # how many containers inside each other are looked into
+MAX_ITEMS = 1000  # and how many items of each: data may be kept in lists, too
+MODULE_ATTRIBUTES = frozenset(nn.Module().__dict__)  # what every module has
+SCALAR_TYPES = frozenset({bool, int, float, str, bytes, type(None), type})
+
+
+def unregistered_modules(module: nn.Module) -> Iterator[tuple[str, Any, nn.Module]]:
+    """The unregistered modules in the attributes of a module: attribute, its value, module inside."""
+    attributes = module.__dict__
+    if len(attributes) == len(MODULE_ATTRIBUTES) or (
+        not module._modules and type(module).__module__.startswith("torch.nn.")
+    ):
+        return  # nothing of its own, or one of torch's layers
+    for name, value in attributes.items():
+        if name not in MODULE_ATTRIBUTES and type(value) not in SCALAR_TYPES:
+            for inner in _modules_in(value, MAX_DEPTH):
+                yield name, value, inner
+
+
+def _modules_in(value: Any, depth: int) -> Iterator[nn.Module]:
+    if isinstance(value, nn.Module):
+        yield value
+    elif depth:
+        items: Iterable[Any] = ()
+        if isinstance(value, (list, tuple, set, frozenset)):
+            items = value
+        elif isinstance(value, Mapping):
+            items = value.values()
+        elif not isinstance(value, ModuleType):
+            attributes = getattr(value, "__dict__", None)
+            items = attributes.values() if isinstance(attributes, dict) else ()
+        for item in islice(items, MAX_ITEMS):
+            if type(item) not in SCALAR_TYPES:
+                yield from _modules_in(item, depth - 1)
+
+
+def describe_attribute(path: str, name: str, value: Any) -> str:
+    """Describe an attribute for messages: its path and type."""
+    return f"{path}{'.' if path else ''}{name}, a plain {type(value).__name__},"
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
+    while True:
+        compiled = model._modules.get("_orig_mod")  # torch loads the class of such modules only when it is used
+        if compiled is not None:
+            model = compiled
+        elif isinstance(model, (DataParallel, DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether torch.compile was given a module, the reads of which then are no longer seen."""
+    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+
+
+def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
+    """Raise ValueError for modules, given with their paths, whose weights FSDP has sharded."""
+    fsdp: Any = sys.modules.get("torch.distributed.fsdp")  # loaded if anything is sharded
+    if fsdp is not None:
+        for module, path in paths.items():
+            if isinstance(module, (fsdp.FullyShardedDataParallel, fsdp.FSDPModule)):
+                raise ValueError(
+                    f"{path or 'the model'} is sharded by FSDP, but candidates share whole weights; pass the model "
+                    "itself, not sharded: asng shards the candidates over the processes"
+                )
+
+
+def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
+    """Raise ValueError for modules, given with their paths, in DistributedDataParallel.
+
+    Looking through it would not do: after a forward pass of its own its hooks wait for gradients that the candidates of
+    a process may not have, and the batches of those who use it differ between the processes.
+    """
+    for module, path in paths.items():
+        if isinstance(module, DistributedDataParallel):
+            raise ValueError(
+                f"{path or 'the model'} is in DistributedDataParallel; pass the model itself, and the same batches in "
+                "all processes: asng shards the candidates over them, and needs no DDP"
+            )
+
+
+def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for a model or optimizers that cannot be searched."""
+    if not isinstance(arch_optimizer, Optimizer):
+        raise ValueError(
+            "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
+            f"{type(arch_optimizer).__name__}; pass the torch optimizer of the weights as weight_optimizer"
+        )
+    if not supernet.space:
+        raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
+    _check_space(supernet, arch_optimizer)
+    _check_parameters(supernet.model, weight_optimizer)
+    for module, path in supernet.paths.items():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            raise ValueError(
+                f"{path or 'the model'} has sparse gradients, whose norm torch cannot take; make it with sparse=False"
+            )
+
+
+def check_weight_optimizer(weight_optimizer: Any) -> None:
+    """Raise ValueError unless this is one torch optimizer."""
+    if not hasattr(weight_optimizer, "param_groups"):
+        got = (
+            f"a {type(weight_optimizer).__name__} of {len(weight_optimizer)}"
+            if isinstance(weight_optimizer, Sized)
+            else repr(weight_optimizer)
+        )
+        raise ValueError(
+            f"weight_optimizer must be one torch optimizer, got {got}; give one optimizer several parameter groups, or "
+            "write a torch.optim.Optimizer over all parameters whose step() calls the others'"
+        )
+
+
+def _check_space(supernet: "Supernet", arch_optimizer: Optimizer) -> None:
+    model_space, optimizer_space = supernet.space, arch_optimizer.space
+    equal = {name for name in model_space if name in optimizer_space and model_space[name] == optimizer_space[name]}
+    differing = sorted({*model_space, *optimizer_space} - equal)
+    if differing or list(model_space) != list(optimizer_space):
+        what = f"they differ in {', '.join(map(repr, differing[:5]))}" if differing else "by its order"
+        raise ValueError(
+            f"arch_optimizer searches another space than the model's ({what}); make it with space_of(model)"
+        )
+
+
+def _check_parameters(model: nn.Module, weight_optimizer: torch.optim.Optimizer) -> None:
+    optimized = {id(parameter) for group in weight_optimizer.param_groups for parameter in group["params"]}
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ValueError(
+            f"weight_optimizer does not hold the model's parameters {', '.join(missing[:3])}{more}; make it with "
+            "model.parameters(), or call requires_grad_(False) on those that stay as they are"
+        )
+    try:
+        # Of the class: schedulers wrap that of the object.
+        inspect.signature(type(weight_optimizer).step).bind(weight_optimizer)
+    except TypeError:
+        raise ValueError(
+            f"{type(weight_optimizer).__name__} asks for a closure to evaluate the loss again, but every step here has "
+            "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
+        ) from None
