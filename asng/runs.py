@@ -73,12 +73,8 @@ class Run:
             self._check()
 
     def _check(self) -> None:
-        saved = read_config(self.folder)
-        shown = differences(saved, self.config)
-        if shown:
+        if shown := differences(read_config(self.folder), self.config):
             cure = "use another folder (--out), or delete this one"
-            if "version" in saved and saved["version"] != self.config.get("version"):  # it may compute something else
-                cure = f"continue it with asng {saved['version']}, {cure}"
             raise ValueError(f"{self.folder} holds a run of another configuration ({shown}); {cure}")
 
     def _drop_torn_line(self) -> None:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from commands import records_of
 
-from asng import ASNG, SNG, RandomSearch, nas
+from asng import ASNG, RandomSearch, nas
 from asng.experiments import _jobs
 from asng.experiments._image_runs import MetricsCheckpoint, search
 from asng.experiments._images import Batches, ImageSet, halves
@@ -101,13 +101,13 @@ def test_the_weights_move_by_sgd_with_momentum_decay_and_clipping(images):
     for number in range(3):
         optimizer.zero_grad(set_to_none=False)
         pixels, labels = train(number)
-        for candidate in twin.search_job.arch_optimizer.ask():
+        for candidate in twin.arch_optimizer.ask():
             nas.select(twin.model, candidate.values)
             (100 * F.cross_entropy(twin.model(pixels), labels) / 2).backward()
         assert torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0) > 5
         optimizer.step()
         job.step(number)
-        twin.search_job.arch_optimizer.load_state_dict(job.arch_optimizer.state_dict())
+        twin.arch_optimizer.load_state_dict(job.arch_optimizer.state_dict())
     for (name, one), other in zip(job.model.named_parameters(), twin.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, msg=name)
 
@@ -212,7 +212,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 3, 4, 5])
+@pytest.mark.parametrize("number", [1, 3])
 def test_a_search_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path, monkeypatch, number):
     folder, summary = whole
     step = SearchJob.step
@@ -240,16 +240,6 @@ def run(settings, images, folder):
     with Run(folder, {}, METRICS) as kept:
         run_job(job, epochs=settings.epochs, checkpoint=MetricsCheckpoint(kept, CHECKPOINT, {}))
     return job
-
-
-def test_another_seed_is_another_search(images, whole, tmp_path):
-    other = run(changed(seed=1), images, tmp_path).arch_optimizer.distribution()
-    assert {name: p.tolist() for name, p in other.items()} != whole[1]["distribution"]
-
-
-def test_a_folder_of_other_settings_is_refused(images, whole):
-    with pytest.raises(ValueError, match=r"another configuration \(channels: 2 there, 4 here\)"):
-        search(Cifar10(*images), changed(channels=4), whole[0])
 
 
 def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
@@ -290,15 +280,6 @@ def test_accuracy_leaves_the_mode_of_a_network_alone(images):
     assert network.training
 
 
-def test_sng_is_the_same_search_without_adaptation(images, tmp_path):
-    job = make_job(changed(method="sng"), images)
-    assert isinstance(job.arch_optimizer, SNG)
-    with Run(tmp_path, {}, METRICS) as kept:
-        records = run_job(job, epochs=2, checkpoint=MetricsCheckpoint(kept, CHECKPOINT, {}))
-    assert "delta" not in records[0]
-    assert records[0]["largest_probability"] != records[1]["largest_probability"]
-
-
 def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(images, tmp_path, monkeypatch):
     monkeypatch.setattr(_jobs, "TOP_K", 3)
     settings = changed(method="uniform", num_random=8)
@@ -332,16 +313,6 @@ def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
     losses = iter([math.nan, 3.0, math.inf, 2.0, *[math.nan] * 3, *[1.0] * 3, *[math.inf] * 6])
     job._task.search_loss = lambda model, batch: torch.tensor(next(losses))
     assert job.result()["values"] == drawn[1]  # its losses are 3, then 1; those of drawn[3] 2, then nan
-
-
-def test_random_search_shows_how_far_its_choice_is(images, tmp_path):
-    shown: list[tuple[float, str]] = []
-    settings = changed(epochs=1, method="uniform", num_random=8)
-    search(Cifar10(*images), settings, tmp_path, lambda fraction, text, line=False: shown.append((fraction, text)))
-    fractions = [fraction for fraction, text in shown if text == "choosing among 8 architectures"]
-    assert fractions == sorted(fractions)
-    assert len(fractions) == 1 + 8 + 8  # it begins; each is judged once, and as a finalist
-    assert (fractions[0], fractions[-1], shown[-1][0]) == (0, 1, 1)
 
 
 def test_random_search_is_feasible_or_says_at_once_that_it_cannot_be(images):

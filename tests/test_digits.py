@@ -2,12 +2,14 @@
 # mypy: disable-error-code="arg-type, index, union-attr"
 
 import json
+import signal
 
 import pytest
 import torch
 
 from asng import ASNG, nas
 from asng.experiments import digits
+from asng.nas._loop import Checkpoint
 from asng.nas.architecture import from_dict
 
 SMALL = digits.DigitsSettings(epochs=2, training_epochs=2)
@@ -89,11 +91,23 @@ def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
     assert row["random_best"]["accuracy"] == max(random)
     assert row["random_mean"]["accuracy"] == pytest.approx(sum(random) / len(random))
     assert summary["accuracy"]["found"] == {"mean": row["found"]["accuracy"], "standard_error": None}
+    assert not list(tmp_path.glob("*.pt"))
     kept = json.loads((tmp_path / "architecture.json").read_text())
     assert from_dict(kept, nas.space_of(digits.Net())) == row["values"]
     # The random ones took as long as the search, no longer than the last of them beyond it.
     seconds = [record["seconds"] for record in records if record["kind"] == "random"]
     assert sum(seconds[:-1]) < records[0]["seconds"] <= sum(seconds)
+
+
+def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path):
+    def interrupt(fraction, text="", *, line=False):
+        signal.raise_signal(signal.SIGINT)
+
+    data, identity = digits.load_split(3), {"seed": 3}
+    with pytest.raises(KeyboardInterrupt, match="saved in .*: the same call continues"):
+        digits.search(SMALL, 3, data, interrupt, Checkpoint(tmp_path / "c.pt", identity))
+    parted = digits.search(SMALL, 3, data, checkpoint=Checkpoint(tmp_path / "c.pt", identity))
+    assert {**parted, "seconds": 0} == {**digits.search(SMALL, 3, data), "seconds": 0}
 
 
 @pytest.mark.long

@@ -7,7 +7,6 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import records_of
 from PIL import Image
 
 from asng import ASNG, nas
@@ -100,30 +99,6 @@ def test_mixed_precision_is_that_of_the_settings(faces, amp_dtype, expected):
 def whole(faces, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
     return folder, retrain(Inpainting(*faces), TINY, VALUES, folder)
-
-
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize("number", [2, 7])
-def test_a_training_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
-    step = TrainJob.step
-
-    def until(self, at):
-        if at == number:
-            raise Killed
-        return step(self, at)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainJob, "step", until)
-        with pytest.raises(Killed):
-            retrain(Inpainting(*faces), TINY, VALUES, tmp_path)
-    torch.manual_seed(77)
-    retrain(Inpainting(*faces), TINY, VALUES, tmp_path)
-    assert records_of(tmp_path) == records_of(whole[0])
-    one, other = (checkpoints.load(path / CHECKPOINT)["job"] for path in (whole[0], tmp_path))
-    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
 
 
 def test_a_run_does_not_go_on_with_other_faces(faces, whole):

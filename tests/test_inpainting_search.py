@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from commands import records_of
 
 from asng import ASNG, Integer, nas
 from asng.experiments._image_runs import search
@@ -22,10 +21,9 @@ from asng.experiments.inpainting.encoding import describe_chain, search_space, s
 from asng.experiments.inpainting.masks import fixed_masks
 from asng.experiments.inpainting.network import Net
 from asng.experiments.inpainting.task import MASK_SEED, Inpainting, InpaintingSearchSettings, evenly_spaced
-from asng.nas import _checkpoints as checkpoints
 from asng.nas._loop import Epoch
 from asng.nas.architecture import from_json
-from asng.runs import CHECKPOINT, METRICS
+from asng.runs import METRICS
 
 pytestmark = pytest.mark.long
 
@@ -152,32 +150,6 @@ def small():
     return faces, faces
 
 
-class Killed(Exception):
-    pass
-
-
-@pytest.mark.parametrize("number", [0, 3, 5])
-def test_a_search_that_stops_anywhere_resumes_bit_equal(faces, whole, tmp_path, monkeypatch, number):
-    settings, folder, summary = whole
-    step = SearchJob.step
-
-    def until(self, at):
-        if at == number:
-            raise Killed
-        return step(self, at)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(SearchJob, "step", until)
-        with pytest.raises(Killed):
-            search(Inpainting(*faces), settings, tmp_path)
-    torch.manual_seed(1234)
-    again = search(Inpainting(*faces), settings, tmp_path)
-    assert again["distribution"] == summary["distribution"]
-    one, other = (checkpoints.load(path / CHECKPOINT)["job"] for path in (folder, tmp_path))
-    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
-    assert records_of(folder) == records_of(tmp_path)
-
-
 def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_change(faces):
     job = make_job(changed(mask="half", seed=3), faces)
     record = job.finish_epoch(Epoch())
@@ -186,17 +158,6 @@ def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_cha
     assert record["test_psnr"] == pytest.approx(float(scores.psnr.mean()))
     assert record["test_ssim"] == pytest.approx(float(scores.ssim.mean()))
     assert "test_psnr" not in make_job(changed(test=False), faces).finish_epoch(Epoch())
-
-
-def test_random_search_and_limits_work_here_too(faces, tmp_path):
-    uniform = search(Inpainting(*faces), changed(method="uniform", num_random=4), tmp_path / "uniform")
-    assert uniform["probability"] is None
-    assert make_job(changed(method="uniform"), faces).valid_batches.steps == 3  # all mini-batches of a half
-    sizes = [nas.parameters(make_job(TINY, faces).model, ASNG(SPACE, seed=seed).ask(1)[0].values) for seed in range(20)]
-    limit = int(np.median(sizes))
-    limited = search(Inpainting(*faces), changed(max_params=limit), tmp_path / "limited")
-    assert limited["feasible"]
-    assert nas.parameters(make_job(TINY, faces).model, limited["values"]) <= limit
 
 
 def test_the_masks_of_test_faces_are_the_same_for_all_runs_and_machines():

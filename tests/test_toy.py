@@ -1,4 +1,5 @@
 """The toy problem: the batched loop against a slow and obvious one, repeatability, and what the sweep reports."""
+# mypy: disable-error-code="arg-type"
 
 import dataclasses
 import json

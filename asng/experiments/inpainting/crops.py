@@ -9,9 +9,7 @@ taken. Where several of these folders lie together, only the first is used, for 
 """
 
 import os
-import stat
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -65,26 +63,18 @@ def sources(folder: Path) -> tuple[list[File], File | None]:
 
 
 def _walk(folder: Path) -> Iterator[File]:
-    """All files in a folder and those below it, linked ones too, hidden ones not."""
-    waiting, seen = [""], set()
-    while waiting:
-        path = waiting.pop()
-        inside = os.stat(folder / path)
-        if (inside.st_dev, inside.st_ino) in seen:  # a link that leads back up
-            continue
-        seen.add((inside.st_dev, inside.st_ino))
-        with os.scandir(folder / path) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                name = path + entry.name
-                with suppress(OSError):  # a link that leads nowhere, or to itself
-                    if entry.is_dir():
-                        waiting.append(name + "/")
-                    elif entry.name == BOXES or entry.name.lower().endswith(ENDINGS):
-                        about = entry.stat()
-                        if stat.S_ISREG(about.st_mode):  # who opens a pipe waits, perhaps for ever
-                            yield File(name, about.st_size, about.st_mtime_ns)
+    """All images and boxes in a folder and those below it; links are followed, hidden files and folders are not."""
+    seen = set()
+    for path, folders, names in os.walk(folder, followlinks=True):
+        real = os.path.realpath(path)
+        folders[:] = [] if real in seen else [name for name in folders if not name.startswith(".")]
+        for name in [] if real in seen else names:  # a link may lead back up
+            file = Path(path, name)
+            wanted = name == BOXES or name.lower().endswith(ENDINGS)
+            if wanted and not name.startswith(".") and file.is_file():  # no pipe, on which a reader waits
+                about = file.stat()
+                yield File(file.relative_to(folder).as_posix(), about.st_size, about.st_mtime_ns)
+        seen.add(real)
 
 
 def read_boxes(path: Path) -> dict[str, Box]:
