@@ -104,7 +104,7 @@ def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path):
         signal.raise_signal(signal.SIGINT)
 
     data, identity = digits.load_split(3), {"seed": 3}
-    with pytest.raises(KeyboardInterrupt, match="saved in .*: the same call continues"):
+    with pytest.raises(KeyboardInterrupt, match=r"saved in .*: the same call continues"):
         digits.search(SMALL, 3, data, interrupt, Checkpoint(tmp_path / "c.pt", identity))
     parted = digits.search(SMALL, 3, data, checkpoint=Checkpoint(tmp_path / "c.pt", identity))
     assert {**parted, "seconds": 0} == {**digits.search(SMALL, 3, data), "seconds": 0}
