@@ -122,9 +122,7 @@ def checkpoints(budget: int) -> list[int]:
     return sorted({n for n in grid if n < budget} | {budget})
 
 
-def search(
-    path: Path, budget: int, noiseless: bool, task: Task, tick: Callable[[float], None] = lambda fraction: None
-) -> dict[str, Any]:
+def search(path: Path, budget: int, noiseless: bool, task: Task) -> dict[str, Any]:
     """One method with one seed: regrets of its choices and the number of different architectures, at checkpoints."""
     table = load_table(path)
     name, seed = task
@@ -141,7 +139,6 @@ def search(
         code, mode = method.send(accuracy)
         if n in at:
             choices.append((best, mode, len(seen)))
-            tick(n / budget)
     bests, modes, distinct = zip(*choices, strict=True)
     row = {"method": name, "seed": seed, "best": regrets(table, bests), "distinct": distinct}
     return row if modes[0] is None else row | {"mode": regrets(table, modes)}
@@ -161,7 +158,7 @@ def run(
     budget: int = 1000,
     noiseless: bool = False,
     workers: int = 2,
-    progress: Callable[[float, float], None] = lambda fraction, left: None,
+    progress: Callable[[float, int], None] = lambda fraction, left: None,
 ) -> list[dict[str, Any]]:
     """Do what the folder does not hold yet; returns all its rows."""
     config = {
@@ -175,15 +172,10 @@ def run(
     with Run(out, config) as kept:
         done = {(row["method"], row["seed"]) for row in kept.results()}
         missing = [(name, seed) for name in methods for seed in seeds if (name, seed) not in done]
-        work = run_parallel(
-            partial(search, path, budget, noiseless),
-            missing,
-            workers,
-            lambda n: progress(1 - (len(missing) - n) / total, len(missing) - n),
-        )
-        with closing(work) as rows:
-            for _, row in rows:
+        with closing(run_parallel(partial(search, path, budget, noiseless), missing, workers)) as rows:
+            for left, (_, row) in zip(reversed(range(len(missing))), rows, strict=True):
                 kept.append(row)
+                progress(1 - left / total, left)
         return kept.results()
 
 
@@ -197,10 +189,10 @@ def read_results(folder: Path) -> tuple[list[dict[str, Any]], list[int]]:
     return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()], at  # without a torn line
 
 
-def show_progress(fraction: float, left: float) -> None:
+def show_progress(fraction: float, left: int) -> None:
     """A line that renews itself on a terminal."""
     if sys.stderr.isatty():
-        print(f"\r{fraction:6.1%} done, {left:,.1f} searches left ", end="", file=sys.stderr, flush=True)
+        print(f"\r{fraction:6.1%} done, {left:,} searches left ", end="", file=sys.stderr, flush=True)
 
 
 def main() -> None:

@@ -172,7 +172,7 @@ def first_steps(job: Any, portable: int) -> Values:
         "losses": losses,
         "theta": digest(optimizer.theta),
         "delta": optimizer.delta,
-        "weight_optimizer": weights_digest(job.model),
+        "weights": weights_digest(job.model),
         "tested": {name.removeprefix("test_"): value for name, value in job.finish_epoch(0).items()},
     }
     return {"portable": {"losses": {name: each[:portable] for name, each in losses.items()}}, "bits": bits}
@@ -353,7 +353,7 @@ def sine_search(checkpoint: Path | None, stop: int | None = None) -> Values:
         "values": found.values,
         "probability": found.probability,
         "theta": found.arch_optimizer.theta,
-        "weight_optimizer": weights_digest(model),
+        "weights": weights_digest(model),
         "extracted weights": weights_digest(found.model),
     }
     return {"portable": {"losses": {name: every[:5] for name, every in losses.items()}}, "bits": bits}

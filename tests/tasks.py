@@ -6,14 +6,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from asng.experiments import Progress
-
 LONG = 300.0  # seconds, after which waiting is in vain, however busy the machine is
 
 
-def squared(number: float, tick: Progress) -> float:
-    """What it says, with progress at a half."""
-    tick(0.5)
+def squared(number: float) -> float:
     return number**2
 
 
@@ -25,14 +21,14 @@ def for_long() -> Iterator[None]:
     raise TimeoutError("waited in vain")
 
 
-def endless(path: Path, tick: Progress) -> None:
+def endless(path: Path) -> None:
     """Writes a file when it has begun, and does not end by itself."""
     path.touch()
     for _ in for_long():
-        tick(0.25)
+        pass
 
 
-def meets(path: Path, tick: Progress) -> None:
+def meets(path: Path) -> None:
     """Of two tasks, each ends when the other has begun: only together."""
     path.touch()
     for _ in for_long():
@@ -40,27 +36,27 @@ def meets(path: Path, tick: Progress) -> None:
             return
 
 
-def one_ends(path: Path, tick: Progress) -> str:
+def one_ends(path: Path) -> str:
     """Of two tasks, the one called "short" ends as soon as the other has begun, which goes on."""
     if path.name != "short":
-        endless(path, tick)
+        endless(path)
     for _ in for_long():
         if list(path.parent.iterdir()):
             break
     return "done"
 
 
-def one_fails(path: Path, tick: Progress) -> None:
+def one_fails(path: Path) -> None:
     """The same, but with an error."""
-    one_ends(path, tick)
+    one_ends(path)
     raise ValueError(f"{path.name} cannot be done")
 
 
-def dying(path: Path, tick: Progress) -> None:
+def dying(path: Path) -> None:
     """As by lack of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def environment(name: str, tick: Progress) -> tuple[str | None, bool]:
+def environment(name: str) -> tuple[str | None, bool]:
     """A variable of the environment, and whether Ctrl-C is left to the parent."""
-    return os.environ.get(name), signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    return os.environ.get(name), signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())

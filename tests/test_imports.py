@@ -29,7 +29,15 @@ MAY_IMPORT["__main__"] = {"cli"}
 
 THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "nas": {"numpy", "torch", "rich"},
-    "experiments": {"numpy", "torch", "matplotlib", "sklearn", "PIL", "pooch"},  # and no command-line parsing
+    "experiments": {
+        "numpy",
+        "torch",
+        "matplotlib",
+        "sklearn",
+        "PIL",
+        "pooch",
+        "requests",
+    },  # and no command-line parsing
     "runs": set(),
     "_files": set(),
     "report": {"numpy", "matplotlib", "jinja2"},
@@ -189,4 +197,5 @@ for module, name in (os, "fork"), (os, "register_at_fork"), (os, "uname"), (sign
 
 
 def test_the_experiments_extra_has_what_they_and_their_commands_import():
-    assert packages("experiments") == imported_packages("experiments", "cli") - {"torch"} | {"asng[nas]"}
+    imported = imported_packages("experiments", "cli")
+    assert packages("experiments") == imported - {"torch", "requests"} | {"asng[nas]"}  # pooch brings requests

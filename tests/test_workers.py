@@ -24,77 +24,42 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from asng.experiments.workers import run_parallel
 from tasks import endless
-for _ in run_parallel(endless, [Path(argument) for argument in sys.argv[2:]], 2, lambda done: None):
+for _ in run_parallel(endless, [Path(argument) for argument in sys.argv[2:]], 2):
     pass
 """
 
 
-def ignored(done):
-    """Nobody listens to the progress."""
-
-
 @pytest.fixture(autouse=True)
 def nobody_stays_behind():
-    handler, start = signal.getsignal(signal.SIGINT), time.monotonic()
+    mask, start = signal.pthread_sigmask(signal.SIG_BLOCK, ()), time.monotonic()
     yield
     assert time.monotonic() - start < tasks.LONG, "the workers went on until they gave up by themselves"
     assert active_children() == []
-    assert signal.getsignal(signal.SIGINT) is handler
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_task_comes_once_with_the_result_that_it_has_alone(workers):
     numbers = [3.0, -1.0, 0.5, 3.0, 7.0]
-    results = list(run_parallel(tasks.squared, numbers, workers, ignored))
+    results = list(run_parallel(tasks.squared, numbers, workers))
     assert sorted(results) == sorted((number, number**2) for number in numbers)
-
-
-def test_one_worker_keeps_the_order_however_late_one_looks():
-    numbers = [float(number) for number in range(20)]
-    work = run_parallel(tasks.squared, numbers, 1, ignored)
-    results = [next(work)]
-    time.sleep(0.2)  # the others finish meanwhile
-    assert [*results, *work] == [(number, number**2) for number in numbers]
 
 
 def test_as_many_run_at_once_as_there_are_workers(tmp_path):
     paths = [tmp_path / "one", tmp_path / "two"]
-    results = dict(run_parallel(tasks.meets, paths, 2, ignored))  # alone, neither would end
+    results = dict(run_parallel(tasks.meets, paths, 2))  # alone, neither would end
     assert sorted(results) == paths
 
 
-def test_progress_goes_from_none_to_all_tasks():
-    heard: list[float] = []
-    work = run_parallel(tasks.squared, [1.0, 2.0, 3.0], 1, heard.append)
-    assert len(list(work)) == 3
-    assert heard[0] == 0
-    assert heard == sorted(heard)
-    assert heard[-1] == 3
-
-
-def test_progress_counts_the_parts_of_running_tasks(tmp_path):
-    class Heard(Exception):
-        pass
-
-    def listen(done):
-        if done == 0.5:
-            raise Heard
-
-    with pytest.raises(Heard):  # two tasks, each done to a quarter
-        list(run_parallel(tasks.endless, [tmp_path / "one", tmp_path / "two"], 2, listen))
-
-
 def test_no_tasks_are_done_at_once():
-    heard: list[float] = []
-    assert list(run_parallel(tasks.squared, [], 4, heard.append)) == []
-    assert heard == [0]
+    assert list(run_parallel(tasks.squared, [], 4)) == []
 
 
 def test_workers_have_an_environment_of_their_own_and_leave_ctrl_c_to_the_parent(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     names = [*ENVIRONMENT, "PATH"]
-    seen = dict(run_parallel(tasks.environment, names, 2, ignored))
+    seen = dict(run_parallel(tasks.environment, names, 2))
     assert seen == {name: (value, True) for name, value in {**ENVIRONMENT, "PATH": os.environ["PATH"]}.items()}
     assert os.environ["OMP_NUM_THREADS"] == "7"
     assert "MKL_NUM_THREADS" not in os.environ
@@ -102,7 +67,7 @@ def test_workers_have_an_environment_of_their_own_and_leave_ctrl_c_to_the_parent
 
 def test_work_goes_on_outside_of_the_main_thread():
     results: list[tuple[float, float]] = []
-    thread = threading.Thread(target=lambda: results.extend(run_parallel(tasks.squared, [3.0], 1, ignored)))
+    thread = threading.Thread(target=lambda: results.extend(run_parallel(tasks.squared, [3.0], 1)))
     thread.start()
     thread.join()
     assert results == [(3.0, 9.0)]
@@ -111,17 +76,17 @@ def test_work_goes_on_outside_of_the_main_thread():
 def test_an_error_in_a_worker_is_raised_here_and_stops_the_others(tmp_path):
     paths = [tmp_path / "endless", tmp_path / "short"]
     with pytest.raises(ValueError, match="short cannot be done"):
-        list(run_parallel(tasks.one_fails, paths, 2, ignored))
+        list(run_parallel(tasks.one_fails, paths, 2))
 
 
 def test_a_worker_that_is_killed_is_an_error():
     with pytest.raises(BrokenProcessPool):
-        list(run_parallel(tasks.dying, [Path("any")], 1, ignored))
+        list(run_parallel(tasks.dying, [Path("any")], 1))
 
 
 def test_closing_stops_the_workers(tmp_path):
     paths = [tmp_path / "short", tmp_path / "endless"]
-    work = run_parallel(tasks.one_ends, paths, 2, ignored)
+    work = run_parallel(tasks.one_ends, paths, 2)
     assert next(work) == (paths[0], "done")
     work.close()
     assert list(work) == []

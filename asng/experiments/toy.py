@@ -98,8 +98,8 @@ def settings_of(sweep: ToySettings) -> list[Setting]:
 
 
 @np.errstate(over="ignore", invalid="ignore")  # weights that diverge fail, quietly
-def simulate(sweep: ToySettings, setting: Setting, tick: Progress = lambda fraction: None) -> list[int | None]:
-    """Per run, the iteration that first drew the target, or None. `tick` gets the fraction done, now and then."""
+def simulate(sweep: ToySettings, setting: Setting) -> list[int | None]:
+    """Per run, the iteration that first drew the target, or None."""
     variables, choices, runs = sweep.variables, sweep.choices, sweep.runs
     family = CategoricalFamily([choices] * variables)
     generator = _generator(sweep, setting)
@@ -110,8 +110,6 @@ def simulate(sweep: ToySettings, setting: Setting, tick: Progress = lambda fract
     first_entry = np.arange(runs * variables).reshape(runs, 1, variables) * choices  # of each variable, in flat x
     running, reached = np.arange(runs), np.zeros(runs, dtype=int)
     for iteration in range(sweep.iterations):
-        if iteration % 64 == 0:
-            tick(iteration / sweep.iterations)
         lr = setting.lr * (1 + math.cos(math.pi * iteration / sweep.iterations)) / 2
         # The samples of both steps come from the same theta.
         c = family.sample(state.theta, 2 * POPULATION_SIZE, generator)
@@ -174,7 +172,7 @@ def _method(setting: Setting, step: float) -> tuple[Callable[..., Any], Callable
 def run(sweep: ToySettings, folder: Path, progress: Progress = lambda fraction: None) -> dict[str, Any]:
     """Run the settings that the folder lacks, then write `summary.json` and the figures; returns the summary.
 
-    `progress` is called with the fraction done several times a second. Ctrl-C (KeyboardInterrupt)
+    `progress` is called with the fraction done, after each setting. Ctrl-C (KeyboardInterrupt)
     ends it at once; called again, it continues, and ends with the same results.
     """
     config = {"experiment": "toy", "version": __version__, **asdict(sweep)}
@@ -185,14 +183,12 @@ def run(sweep: ToySettings, folder: Path, progress: Progress = lambda fraction: 
         missing = [setting for setting in settings if setting not in reached]
         # Long and short settings mixed, so that the first ones tell how long the rest will take.
         np.random.default_rng(0).shuffle(missing)
-        done = len(settings) - len(missing)
-        work = run_parallel(
-            partial(simulate, sweep), missing, sweep.workers, lambda n: progress((done + n) / len(settings))
-        )
-        with closing(work) as finished:
+        progress(len(reached) / len(settings))
+        with closing(run_parallel(partial(simulate, sweep), missing, sweep.workers)) as finished:
             for setting, iterations in finished:
                 run.append({"setting": setting, "iterations": iterations})
                 reached[setting] = iterations
+                progress(len(reached) / len(settings))
         summary = summarize(sweep, reached)
         write_json(run.folder / "summary.json", summary)
         draw_sweep(summary, run.folder)

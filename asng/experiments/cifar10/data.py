@@ -2,10 +2,8 @@
 
 import hashlib
 import os
-import shutil
-import tarfile
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -141,71 +139,39 @@ def _download(folder: Path, progress: Progress) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there, but without any file of CIFAR-10; {_again(folder)}")
     above = next(parent for parent in folder.absolute().parents if parent.is_dir())
+    pooch.get_logger().setLevel("WARNING")  # progress is enough
     try:
         with TemporaryDirectory(prefix=".cifar-10-", dir=above) as aside:  # the same file system, to be renamed
-            archive, unpacked = Path(aside, "archive"), Path(aside, FOLDER)
-            _fetch(archive, progress)
-            if (found := _md5(archive.read_bytes())) != RELEASE.md5:
-                raise OSError(f"what came has the MD5 sum {found}, not {RELEASE.md5}")
-            _unpack(archive, unpacked)
+            pooch.retrieve(
+                RELEASE.url,
+                f"md5:{RELEASE.md5}",
+                path=aside,
+                processor=pooch.Untar([f"{FOLDER}/{name}" for name in RELEASE.files], extract_dir="."),
+                downloader=partial(_fetch, progress),
+            )
             folder.parent.mkdir(parents=True, exist_ok=True)
-            _rename(unpacked, folder)
-    except OSError as error:
+            try:
+                os.replace(Path(aside, FOLDER), folder)
+            except OSError:
+                if _missing(folder):  # otherwise another process was faster, and all is well
+                    raise
+    except (OSError, ValueError) as error:  # ValueError: the wrong sum
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise OSError(
             f"CIFAR-10 is not in {folder} and could not be downloaded ({why}); {_manual_download()}"
         ) from None
 
 
-def _fetch(archive: Path, progress: Progress) -> None:
-    answers: list[Any] = []  # pooch leaves them open when it is interrupted
-    keep = {"response": lambda answer, **_: answers.append(answer)}
-    try:
-        pooch.HTTPDownloader(_Bar(progress), chunk_size=2**18, hooks=keep)(RELEASE.url, str(archive), None)
-    finally:
-        for answer in answers:
-            answer.close()
+def _fetch(progress: Progress, url: str, output: str, _: Any) -> None:
+    """Download a file; called by pooch, whose own downloader leaves the connection open after an error."""
+    import requests  # here, since it takes long and is needed once
 
-
-def _unpack(archive: Path, folder: Path) -> None:
-    folder.mkdir()
-    with tarfile.open(archive) as packed:
-        for name in RELEASE.files:
-            content = packed.extractfile(f"{FOLDER}/{name}")
-            assert content is not None, f"{name} is no file in an archive of the published sum"
-            with open(folder / name, "wb") as file:
-                shutil.copyfileobj(content, file)
-
-
-def _rename(unpacked: Path, folder: Path) -> None:
-    try:
-        if folder.exists():  # and is empty; not every system renames over it
-            folder.rmdir()
-        os.replace(unpacked, folder)
-    except OSError:
-        if _missing(folder):  # otherwise another process was faster, and all is well
-            raise
-
-
-class _Bar:
-    """What pooch takes for a progress bar; passes on the fraction that is done."""
-
-    total = 0  # set by pooch, if the server tells
-
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
-        self._done = 0
-
-    def update(self, size: int) -> None:
-        self._done += size
-        if self.total:
-            self._progress(min(self._done / self.total, 1.0))
-
-    def reset(self) -> None:
-        self._done = 0
-
-    def close(self) -> None:
-        pass
+    with requests.get(url, stream=True, timeout=30) as answer, open(output, "wb") as file:
+        answer.raise_for_status()
+        for chunk in answer.iter_content(2**18):
+            file.write(chunk)
+            if total := int(answer.headers.get("content-length", 0)):
+                progress(min(file.tell() / total, 1.0))
 
 
 def normalize(images: Tensor) -> Tensor:

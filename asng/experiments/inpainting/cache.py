@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import BadZipFile
 
 import numpy as np
 import pooch  # type: ignore[import-untyped]
@@ -35,16 +36,15 @@ def read_faces(folder: Path, size: int = 64, progress: Progress = lambda done: N
         raise ValueError(f"images need at least 1 pixel, got size {size}")
     files, boxes = sources(folder)
     path = _path(folder, size, json.dumps([CACHE_VERSION, files, boxes]))
-    try:
-        return _load(path)
-    except Exception:  # missing, or damaged in any way
-        pass
+    if path.exists():
+        with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile):  # damaged
+            return _load(path)
     made = _crop_all(folder, [file.name for file in files], reader(folder, boxes, size), progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
         with atomic_write(path) as file:
-            np.savez(file, images=made.images, about=json.dumps([made.names, made.damaged]))
+            np.savez(file, images=made.images, index=json.dumps([made.names, made.damaged]))
     except OSError as error:
         raise ValueError(
             f"{path} cannot be written ({error.strerror}); name another folder by XDG_CACHE_HOME"
