@@ -55,7 +55,13 @@ class StaticMeasure(ABC):
 
 
 class _Parameters(StaticMeasure):
-    """The number of parameters of the extracted network; shared ones count once."""
+    """The number of parameters of the extracted network; shared ones count once.
+
+    >>> import asng.nas
+    >>> model = asng.nas.Linear(3, asng.nas.Width("units", 2, 8))
+    >>> asng.nas.parameters(model, {"units": 4})
+    16
+    """
 
     __name__ = "parameters"
     fingerprint = "parameters"
@@ -85,10 +91,20 @@ class _ForwardMeasure(StaticMeasure):
 
 
 class Flops(_ForwardMeasure):
-    """The floating-point operations of one forward of the extracted network on the example inputs.
+    """The floating-point operations of one forward of the extracted network.
 
     Counted by torch's formulas: two for each multiplication with addition in convolutions, matrix products
-    and attention, none for anything else. The example's batch counts in full.
+    and attention, none for anything else.
+
+    Args:
+        inputs: Example inputs, with which the model is called; their batch counts in full.
+
+    Raises:
+        ValueError: There are no example inputs.
+
+    >>> from asng import nas
+    >>> Flops(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4})
+    24
     """
 
     def _measure(self, build: StaticBuild, device: torch.device) -> int:
@@ -132,12 +148,24 @@ class _FlopCounter(TorchDispatchMode):
 
 
 class Latency(_ForwardMeasure):
-    """Seconds of one forward of the extracted network on the example inputs, on a device.
+    """Seconds of one forward of the extracted network.
 
-    The device is the one where the network will run, by default the one where it is trained. On the
-    CPU torch uses the threads that it is set to (`torch.set_num_threads`). Each new network runs forward
-    `warmup` times and then at most `repeats` times, until the three fastest runs agree within 10 %: their
-    median is the latency. Other work on the device only makes runs slower, so the fastest ones say most.
+    Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
+    within 10 %: their median is the latency. Other work on the device only makes runs slower, so the fastest ones say
+    most. On the CPU torch uses the threads that it is set to (`torch.set_num_threads`).
+
+    Args:
+        inputs: Example inputs, with which the model is called.
+        device: Where the network will run; by default where it is trained.
+        repeats: Largest number of runs, at least 1.
+        warmup: Runs before them.
+
+    Raises:
+        ValueError: There are no example inputs, or a number is too small.
+
+    >>> from asng import nas
+    >>> 0 < Latency(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4}) < 60
+    True
     """
 
     def __init__(

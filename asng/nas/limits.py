@@ -16,6 +16,7 @@ from asng.nas._preserve import is_from_asng, preserve_state
 from asng.nas.supernet import Supernet, Values
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
+"""A measure of an architecture: (model, values) -> a number of at least 0."""
 
 Nearest = tuple[dict[str, Any], str, tuple[float, ...]]  # values, their network, its costs
 
@@ -24,7 +25,20 @@ MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for la
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a cost may be: `Limit(parameters, 100_000)`; the name is for messages."""
+    """The most that a cost may be.
+
+    Args:
+        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0.
+        at_most: The largest cost, in the measure's unit, above 0.
+        name: For messages; by default the measure's.
+
+    Raises:
+        ValueError: The measure cannot be called, or the limit is no number above 0.
+
+    >>> from asng.nas import parameters
+    >>> Limit(parameters, 100_000).name
+    'parameters'
+    """
 
     measure: Measure
     at_most: float
@@ -59,6 +73,13 @@ FEASIBLE = Violation(0, 0.0)
 class Costs:
     """Costs of a model's architectures under limits: in their order, up to the first that is violated.
 
+    Args:
+        supernet: The index of the model; `OneShot.costs` has that of `OneShot.supernet`.
+        limits: A list of limits.
+
+    Raises:
+        ValueError: `limits` is no list of limits.
+
     Architectures that differ only in decisions without effect are one network, and each network is measured
     once: with the values of decisions without effect as they are most likely before a search. Costs are
     remembered for the networks that were asked for last. Call `clear()` after changing the model.
@@ -82,23 +103,28 @@ class Costs:
         return self.supernet.key(self.supernet.canonical(values))
 
     def measure(self, values: Values) -> tuple[float, ...]:
-        """What an architecture costs, in the order of the limits, up to the first that it violates."""
+        """What an architecture costs, in the order of the limits, up to the first that it violates.
+
+        Of several processes all have to ask; the first one measures for all.
+        """
         network = self.supernet.canonical(values)
         key = self.supernet.key(network)
         costs = self.known.pop(key, ())
-        if not self.is_complete(costs):
-            costs = self._measure_missing(network, costs)
-        self.remember(key, costs)
+        if not self._is_complete(costs):
+            costs = _distributed.broadcast_object(
+                self._measure_missing(network, costs) if _distributed.is_rank0() else None
+            )
+        self._remember(key, costs)
         if self._nearest is None or self._violation(costs) <= self._violation(self._nearest[2]):
             self._nearest = (dict(values), key, costs)
         return costs
 
-    def is_complete(self, costs: Sequence[float]) -> bool:
+    def _is_complete(self, costs: Sequence[float]) -> bool:
         """Whether these costs decide if the limits are met."""
         pairs = zip(self.limits, costs, strict=False)
         return len(costs) == len(self.limits) or any(limit.violation(cost) for limit, cost in pairs)
 
-    def remember(self, key: str, costs: tuple[float, ...]) -> None:
+    def _remember(self, key: str, costs: tuple[float, ...]) -> None:
         """Keep the costs of a network; that of those asked for longest ago may be forgotten for it."""
         self.known[key] = costs
         if len(self.known) > MAX_NETWORKS:
@@ -106,7 +132,7 @@ class Costs:
 
     def violation(self, values: Values) -> Violation:
         """How an architecture misses the limits; compare them to say which of two is nearer."""
-        return self._violation(self.measure(values))
+        return self._violation(self.measure(values)) if self.limits else FEASIBLE
 
     def _violation(self, costs: Sequence[float]) -> Violation:
         for index, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):

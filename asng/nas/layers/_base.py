@@ -13,7 +13,10 @@ from asng.nas._decision import Decision, Searchable, Size, SizeLike, as_int, siz
 
 
 class AnySize:
-    """As many channels as the input has, up to `max`: for inputs whose size is itself searched.
+    """As many channels as the input has: for inputs whose size is itself searched.
+
+    Args:
+        max: The largest number of channels.
 
     The module that holds such a layer gives the number in its own `build_static()`:
     `layer.build_static(in_channels=64)`.

@@ -76,8 +76,18 @@ class _ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
 class Conv2d(_ElasticConv, nn.Conv2d):
     """`nn.Conv2d` whose channels, groups and kernel may follow decisions: (n, in, h, w) to (n, out, h', w').
 
-    `padding` belongs to the largest kernel and shrinks with it, so that the output keeps its size.
     Of several groups, the first channels of each are used; groups that follow a width are left out.
+
+    Args:
+        in_channels: A number, a decision, a multiple of one, or `AnySize`.
+        out_channels: A number, a decision or a multiple of one.
+        kernel_size: The same, for both axes or for each; all odd or all even.
+        padding: Belongs to the largest kernel and shrinks with it, so that the output keeps its size.
+        groups: A number, or the decision that the channels are multiples of.
+        stride, dilation, bias, padding_mode, device, dtype: As in torch.
+
+    Raises:
+        ValueError: Sizes do not fit together, or another argument is a decision.
 
     >>> import torch
     >>> from asng.nas import Width, select
@@ -129,6 +139,13 @@ class Conv2d(_ElasticConv, nn.Conv2d):
 
 class ConvTranspose2d(_ElasticConv, nn.ConvTranspose2d):
     """`nn.ConvTranspose2d` whose channels, groups and kernel may follow decisions, as those of `Conv2d` do.
+
+    Args:
+        in_channels, out_channels, kernel_size, padding, groups: As in `Conv2d`.
+        stride, output_padding, bias, dilation, padding_mode, device, dtype: As in torch.
+
+    Raises:
+        ValueError: Sizes do not fit together, or another argument is a decision.
 
     >>> import torch
     >>> from asng.nas import Value, select

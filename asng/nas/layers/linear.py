@@ -12,6 +12,14 @@ from asng.nas.layers._base import ElasticLayer, InputSize, check_fixed, input_si
 class Linear(ElasticLayer, nn.Linear):
     """`nn.Linear` whose features may follow decisions: (..., in) to (..., out).
 
+    Args:
+        in_features: A number, a decision, a multiple of one, or `AnySize`.
+        out_features: A number, a decision or a multiple of one.
+        bias, device, dtype: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
+
     >>> import torch
     >>> from asng.nas import Width, select
     >>> linear = Linear(8, Width("units", [16, 32]))

@@ -64,6 +64,13 @@ class _ElasticBatchNorm(ElasticLayer, nn.modules.batchnorm._BatchNorm):
 class BatchNorm1d(_ElasticBatchNorm, nn.BatchNorm1d):
     """`nn.BatchNorm1d` whose features may follow a decision: (n, features) or (n, features, length).
 
+    Args:
+        num_features: A number, a decision or a multiple of one.
+        eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
+
     >>> import torch
     >>> from asng.nas import Width, select
     >>> norm = BatchNorm1d(Width("units", 8, 32))
@@ -78,6 +85,13 @@ class BatchNorm1d(_ElasticBatchNorm, nn.BatchNorm1d):
 class BatchNorm2d(_ElasticBatchNorm, nn.BatchNorm2d):
     """`nn.BatchNorm2d` whose channels may follow a decision: (n, channels, h, w).
 
+    Args:
+        num_features: A number, a decision or a multiple of one.
+        eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
+
     >>> import torch
     >>> from asng.nas import Width, select
     >>> norm = BatchNorm2d(Width("channels", 8, 32))
@@ -91,6 +105,13 @@ class BatchNorm2d(_ElasticBatchNorm, nn.BatchNorm2d):
 
 class LayerNorm(ElasticLayer, nn.LayerNorm):
     """`nn.LayerNorm` over one or several last axes, whose sizes may follow decisions: (..., *normalized_shape).
+
+    Args:
+        normalized_shape: One size or several: numbers, decisions or multiples of them.
+        eps, elementwise_affine, bias, device, dtype: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
 
     >>> import torch
     >>> from asng.nas import Width, select
