@@ -401,7 +401,7 @@ def test_a_train_of_ones_own_that_freezes_is_not_felt_by_what_is_measured():
     model = Frozen()
     before = everything_of(model)
     limits = [nas.Limit(nas.Flops(torch.zeros(2, 8)), 1e9), nas.Limit(nas.Latency(torch.zeros(2, 8)), 10)]
-    assert len(nas.Costs(model, limits).measure({"w": 8})) == 2
+    assert len(nas.Costs(Supernet(model), limits).measure({"w": 8})) == 2
     nas.recalibrate(model, [torch.randn(4, 8)], lambda model, x: model.body[1](x))
     assert [flags for _, _, flags, _ in everything_of(model)[2]] == [flags for _, _, flags, _ in before[2]]
 
@@ -425,7 +425,7 @@ def test_a_decision_that_active_modules_forgets_still_counts():
             return list(self.blocks[: self.depth.value])
 
     model = nn.Sequential(Forgetful(Value("depth", Integer(1, 3)), [nn.Linear(2, 2) for _ in range(3)]))
-    costs = nas.Costs(model, [nas.Limit(parameters, 12)])
+    costs = nas.Costs(Supernet(model), [nas.Limit(parameters, 12)])
     assert [costs.measure({"depth": depth}) for depth in (1, 2, 3)] == [(6.0,), (12.0,), (18.0,)]
 
 

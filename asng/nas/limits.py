@@ -6,15 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsFloat
 
-import torch
 from torch import nn
 
 from asng.nas import _distributed
-from asng.nas._counting import count_parameters
 from asng.nas._devices import device_of
-from asng.nas._extract import borrow
-from asng.nas._measures import NetworkMeasure, device_name, parameters
-from asng.nas._preserve import is_from_asng, preserve_rng, preserve_state
+from asng.nas._extract import StaticBuild
+from asng.nas._measures import StaticMeasure, device_name
+from asng.nas._preserve import is_from_asng, preserve_state
 from asng.nas.supernet import Supernet, Values
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
@@ -66,12 +64,11 @@ class Costs:
     remembered for the networks that were asked for last. Call `clear()` after changing the model.
     """
 
-    def __init__(self, model: nn.Module, limits: Sequence[Limit]) -> None:
+    def __init__(self, supernet: Supernet, limits: Sequence[Limit]) -> None:
         if not isinstance(limits, Sequence) or not all(isinstance(limit, Limit) for limit in limits):
             raise ValueError(f"limits must be a list of limits, such as [Limit(parameters, 100_000)], got {limits!r}")
-        self.model = model
+        self.supernet = supernet
         self.limits = tuple(limits)
-        self.supernet = Supernet(model)
         self.known: dict[str, tuple[float, ...]] = {}  # by network, those asked for last at the end
         self._nearest: Nearest | None = None
 
@@ -123,22 +120,16 @@ class Costs:
 
     def _measure_missing(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
         """All costs of a network of which some are known, the violated limits' last."""
-        network: nn.Module | None = None
+        build: StaticBuild | None = None  # of which there is one for all measures
         for limit in self.limits[len(costs) :]:
+            measure, supernet = limit.measure, self.supernet
             try:
-                if limit.measure is parameters:
-                    cost: Any = count_parameters(self.supernet, values)
-                elif isinstance(limit.measure, NetworkMeasure):
-                    with preserve_rng(self.supernet, limit.measure.device), torch.no_grad():
-                        network = network or borrow(self.supernet, values)
-                        cost = limit.measure.measure(network, device_of(self.model))
+                if isinstance(measure, StaticMeasure):
+                    build = build or StaticBuild(supernet, values)
+                    cost: Any = measure.measure(build)
                 else:
-                    with (
-                        self.supernet.preserve_selection()
-                        if is_from_asng(limit.measure)
-                        else preserve_state(self.supernet)
-                    ):
-                        cost = limit.measure(self.model, values)
+                    with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
+                        cost = measure(supernet.model, values)
             except Exception as error:
                 error.add_note(f"in {limit.name} of the architecture {dict(values)}")
                 raise
@@ -190,7 +181,7 @@ class Costs:
         return {key: costs for key, costs in known.items() if costs}, nearest
 
     def _device(self) -> str:
-        return device_name(device_of(self.model))
+        return device_name(device_of(self.supernet.model))
 
 
 def _as_cost(cost: Any, limit: Limit, values: Values) -> float:

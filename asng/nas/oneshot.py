@@ -1,6 +1,6 @@
 """One iteration of one-shot search (Algorithm 1 of the paper): weights first, then the distribution.
 
-Under torchrun the candidates are sharded over the _distributed. All processes draw the same candidates and are told
+Under torchrun the candidates are sharded over the processes. All processes draw the same candidates and are told
 the same losses, so theta is equal everywhere without communication.
 """
 
@@ -21,7 +21,7 @@ from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to
 from asng.nas._preserve import set_training
 from asng.nas._watch import Failures, UnreadDecisions
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
-from asng.nas.supernet import module_paths
+from asng.nas.supernet import Supernet
 
 Batch = Any
 
@@ -104,13 +104,13 @@ class OneShot:
         capture: bool = False,
     ) -> None:
         check_weight_optimizer(weight_optimizer)
-        paths = module_paths(model)
+        paths = {module: path for path, module in model.named_modules()}
         check_not_ddp(paths)
         self.model, self.arch_optimizer, self.weight_optimizer = unwrap(model), arch_optimizer, weight_optimizer
         self._loss_fn, self._mask_inactive, self._amp_dtype = loss_fn, mask_inactive, amp_dtype
         self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
-        self.costs = Costs(self.model, limits)
-        self.supernet = self.costs.supernet
+        self.supernet = Supernet(self.model)
+        self.costs = Costs(self.supernet, limits)
         self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
         check_search(self.supernet, arch_optimizer, weight_optimizer)
         if max_grad_norm is not None and not max_grad_norm > 0:
@@ -311,7 +311,7 @@ class OneShot:
         return self.violation(values) == FEASIBLE
 
     def violation(self, values: Mapping[str, Any]) -> Violation:
-        """The violation of the limits by an architecture; rank 0 measures for all _distributed."""
+        """The violation of the limits by an architecture; rank 0 measures for all processes."""
         if not self.costs.limits:
             return FEASIBLE
         if self._world_size > 1:
@@ -331,7 +331,7 @@ class OneShot:
         active = [self.supernet.active(c.values) for c in candidates] if self._mask_inactive else None
         self.arch_optimizer.tell(candidates, told, active=active)
 
-    # Several _distributed.
+    # Several processes.
 
     def _sync_from_rank0(self) -> None:
         """Broadcast weights, buffers and both optimizers' states from rank 0."""

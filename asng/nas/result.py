@@ -13,7 +13,6 @@ from torch import nn
 from asng._asktell import Optimizer
 from asng._checks import check_int
 from asng.nas import _distributed
-from asng.nas._extract import extract
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
@@ -51,7 +50,7 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_describe_violation(oneshot, architecture.values), stacklevel=2)
-    model = extract(oneshot.model, architecture.values)
+    model = oneshot.supernet.extract(architecture.values)
     records = [dict(record) for record in history]
     return SearchResult(*architecture, model=model, history=records, arch_optimizer=oneshot.arch_optimizer)
 
