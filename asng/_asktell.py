@@ -27,14 +27,24 @@ MAX_UPDATES = 1e15  # of one run: thirty years of one in a microsecond
 
 @dataclass(slots=True, eq=False)
 class Candidate:
-    """One draw: evaluate `values`, and tell the loss. `x` is the raw draw, in the order of the space."""
+    """One draw: evaluate `values`, and tell the loss.
+
+    Attributes:
+        values: One value for each variable, by name.
+        x: The raw draw (variables,), in the order of the space, read-only.
+    """
 
     values: dict[str, Any]
     x: Array
 
 
 class Best(NamedTuple):
-    """The lowest finite loss told so far."""
+    """The lowest finite loss told so far, and its values.
+
+    Attributes:
+        values: One value for each variable, by name.
+        loss: The loss that was told for them.
+    """
 
     values: dict[str, Any]
     loss: float
@@ -44,6 +54,21 @@ class Optimizer(ABC):
     """Base class of ASNG and its baselines: ask, tell, state.
 
     A subclass defines its initial state, a tuple of arrays that starts with theta, and the update.
+
+    Args:
+        space: Names and variables.
+        population_size: Candidates per ask (lambda), at least 2.
+        mirrored: Draw numbers in pairs mean + d, mean - d.
+        initial: Prior knowledge by name: probabilities of choices, or (mean, std) of numbers.
+        seed: An integer or a SeedSequence; None for a random one.
+
+    Raises:
+        ValueError: An argument does not fit; the message names it.
+
+    >>> import asng
+    >>> optimizer = asng.RandomSearch({"n": asng.Integer(1, 3)}, seed=0)
+    >>> isinstance(optimizer, asng.Optimizer), optimizer.mode()
+    (True, {'n': 2})
     """
 
     _state: Any
@@ -113,7 +138,17 @@ class Optimizer(ABC):
         """The state after an update from draws x (lambda, variables), their losses and the mask of active variables."""
 
     def ask(self, n: int | None = None) -> list[Candidate]:
-        """Draw n candidates (by default `population_size`). Asking is free: nothing is pending afterwards."""
+        """Draw candidates. Asking is free: nothing is pending afterwards.
+
+        Args:
+            n: Number of candidates, at least 1; by default `population_size`.
+
+        Returns:
+            A list of n candidates.
+
+        Raises:
+            ValueError: n is not a positive integer.
+        """
         x = self._family.sample(
             self._state[0], self._population_size if n is None else check_int(n, "n", min=1), self._generator
         )
@@ -127,11 +162,16 @@ class Optimizer(ABC):
         *,
         active: Iterable[Collection[str]] | None = None,
     ) -> None:
-        """Learn from two or more candidates of any earlier ask; lower losses are better.
+        """Learn from candidates; only the order of their losses counts.
 
-        Losses that are not finite, minus infinity too, count as worst. `active` names, per candidate,
-        the variables that had an effect on its loss; the others are left out of what is learned from
-        it. By default all count, as in the paper.
+        Args:
+            candidates: Two or more candidates of any earlier ask.
+            losses: One number for each, lower is better. Those that are not finite, minus infinity too, count as worst.
+            active: For each candidate, the names of the variables that had an effect on its loss; the others are left
+                out of what is learned from it. By default all count, as in the paper.
+
+        Raises:
+            ValueError: Candidates, losses or names do not fit; nothing is learned.
         """
         try:
             asked = candidates if type(candidates) is list else list(candidates)

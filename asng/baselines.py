@@ -72,7 +72,21 @@ def _step_size(given: float | None, name: str, family: Family) -> float:
 
 
 class SNG(Optimizer):
-    """Stochastic natural gradient with a constant trust-region radius `delta`, by default 1/n_theta."""
+    """Stochastic natural gradient with a constant trust-region radius.
+
+    Args:
+        space: Names and variables.
+        delta: The radius; by default 1/n_theta.
+        population_size, mirrored, initial, seed: As in `ASNG`.
+
+    >>> import asng
+    >>> optimizer = asng.SNG({"op": asng.Categorical(["add", "mul"])}, seed=0)
+    >>> for _ in range(50):
+    ...     candidates = optimizer.ask()
+    ...     optimizer.tell(candidates, [float(c.values["op"] == "add") for c in candidates])
+    >>> optimizer.best
+    Best(values={'op': 'mul'}, loss=0.0)
+    """
 
     _state: SNGState
 
@@ -101,7 +115,21 @@ class SNG(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam on theta with step size `lr`, by default 1/n_theta, and the usual moments."""
+    """Adam on theta, with the usual moments.
+
+    Args:
+        space: Names and variables.
+        lr: The step size; by default 1/n_theta.
+        population_size, mirrored, initial, seed: As in `ASNG`.
+
+    >>> import asng
+    >>> optimizer = asng.Adam({"op": asng.Categorical(["add", "mul"])}, seed=0)
+    >>> for _ in range(50):
+    ...     candidates = optimizer.ask()
+    ...     optimizer.tell(candidates, [float(c.values["op"] == "add") for c in candidates])
+    >>> optimizer.best
+    Best(values={'op': 'mul'}, loss=0.0)
+    """
 
     _state: AdamState
 
@@ -139,7 +167,20 @@ class Adam(Optimizer):
 
 
 class RandomSearch(Optimizer):
-    """Random search: draws from the initial distribution, uniform by default, which never moves."""
+    """Random search: draws from the initial distribution, uniform by default, which never moves.
+
+    Args:
+        space: Names and variables.
+        population_size, mirrored, initial, seed: As in `ASNG`.
+
+    >>> import asng
+    >>> optimizer = asng.RandomSearch({"op": asng.Categorical(["add", "mul"])}, seed=0)
+    >>> for _ in range(50):
+    ...     candidates = optimizer.ask()
+    ...     optimizer.tell(candidates, [float(c.values["op"] == "add") for c in candidates])
+    >>> optimizer.best
+    Best(values={'op': 'mul'}, loss=0.0)
+    """
 
     _state: SNGState
 

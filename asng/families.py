@@ -25,7 +25,9 @@ TINY = 1e-300  # too small to change a sum of probabilities
 class Normal(NamedTuple):
     """The distribution of an integer or real variable, in the user's units.
 
-    For a log-scaled real, `mean` is the median and `std` that of the natural logarithm.
+    Attributes:
+        mean: The mean; for a log-scaled real the median.
+        std: The standard deviation; for a log-scaled real that of the natural logarithm.
     """
 
     mean: float

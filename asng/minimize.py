@@ -12,13 +12,21 @@ from asng.space import Variable, family_of
 
 
 class Result(NamedTuple):
-    """What `minimize` found."""
+    """What `minimize` found.
 
-    values: dict[str, Any]  # with the lowest loss
+    Attributes:
+        values: Those with the lowest loss, by name.
+        loss: Their loss.
+        mode: The most likely values at the end, which may be better where the losses are noisy.
+        evaluations: How many were made; fewer than asked for only after Ctrl-C.
+        optimizer: Can be inspected or continued.
+    """
+
+    values: dict[str, Any]
     loss: float
-    mode: dict[str, Any]  # the most likely values at the end
-    evaluations: int  # fewer than asked for only after Ctrl-C
-    optimizer: ASNG  # can be inspected or continued
+    mode: dict[str, Any]
+    evaluations: int
+    optimizer: ASNG
 
 
 def minimize(
@@ -31,11 +39,23 @@ def minimize(
     seed: Seed = None,
     initial: Mapping[str, Any] | None = None,
 ) -> Result:
-    """Minimize f over a space in a given number of evaluations; an executor evaluates side by side.
+    """Minimize a black box over a space. Ctrl-C ends it early with the result so far.
 
-    `population_size` candidates are compared at a time: by default 2 among choices alone, and 8 where there
-    are numbers, whose spread two mirrored draws could only shrink. Ctrl-C ends it early with the
-    result so far.
+    Args:
+        f: Called with a dict of values; returns a number, lower is better.
+        space: Names and variables.
+        evaluations: How many calls of f, at least 2.
+        population_size: Candidates compared at a time: by default 2 among choices alone, and 8 where there are
+            numbers, whose spread two mirrored draws could only shrink.
+        executor: A concurrent.futures executor that evaluates the candidates of a population side by side.
+        seed: An integer or a SeedSequence; None for a random one.
+        initial: Prior knowledge by name, as in `ASNG`.
+
+    Returns:
+        The best values, their loss, the mode, and the optimizer.
+
+    Raises:
+        ValueError: An argument does not fit, or every loss was NaN or infinite.
 
     >>> import asng
     >>> space = {"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}

@@ -31,9 +31,16 @@ def _slot_sums(n: int) -> Array:
 
 
 def rank_utilities(losses: Losses) -> Array:
-    """Utilities u of losses (..., lambda): 1 for the best quarter, -1 for the worst, 0 between.
+    """Utilities of losses: 1 for the best quarter, -1 for the worst, 0 between.
 
-    Equal losses share the mean of their slots. Losses that are not finite are worst, and equal.
+    Args:
+        losses: Losses (..., lambda), lower is better. Those that are not finite are worst, and equal.
+
+    Returns:
+        Utilities u (..., lambda); equal losses share the mean of their slots.
+
+    Raises:
+        ValueError: There are fewer than two losses.
 
     >>> rank_utilities([0.3, 0.1, math.nan, 0.2, 0.2])
     array([-1. ,  1. , -1. ,  0.5,  0.5])
@@ -186,6 +193,9 @@ class ASNG(Optimizer):
         mirrored: Draw numbers in pairs mean + d, mean - d; a single pair can only narrow their spread.
         initial: Prior knowledge: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std); warns if out of bounds.
         seed: An integer or a SeedSequence; None for a random one.
+
+    Raises:
+        ValueError: An argument does not fit; the message names it.
     """
 
     _state: ASNGState

@@ -27,7 +27,13 @@ STD_MIN_REAL = 1e-3  # of the range
 
 
 class Variable(ABC):
-    """What a search needs to know of a variable."""
+    """What a search needs to know of a variable. A kind of your own derives from it, or is a `Custom`.
+
+    >>> import asng
+    >>> width = asng.Integer(1, 3)
+    >>> isinstance(width, asng.Variable), list(width.values()), width.contains(1.0)
+    (True, [1, 2, 3], False)
+    """
 
     @abstractmethod
     def marginal(self) -> Choices | Bounds | Family:
@@ -72,7 +78,13 @@ class Variable(ABC):
 
 @dataclass(frozen=True, eq=False)
 class Categorical(Variable):
-    """One of several choices without order: names, layers, sizes, any objects that are not equal (as 1 and True are).
+    """One of several choices without order.
+
+    Args:
+        choices: Names, layers, sizes, any objects that are not equal (as 1 and True are).
+
+    Raises:
+        ValueError: There is none, two are equal, or it is not a list.
 
     >>> Categorical(["conv", "pool"])
     Categorical(choices=('conv', 'pool'))
@@ -223,7 +235,14 @@ class Integer(Variable):
 
 @dataclass(frozen=True)
 class Real(Variable):
-    """A real number from `low` to `high`; with `log=True` searched on the logarithm's scale.
+    """A real number from a range.
+
+    Args:
+        low, high: Bounds, both included.
+        log: Search on the logarithm's scale; needs low > 0.
+
+    Raises:
+        ValueError: The bounds do not fit.
 
     >>> round(Real(1e-4, 1e-2, log=True).decode(0.0), 9)
     0.001
@@ -350,7 +369,18 @@ class Custom(Variable):
 
 
 def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family:
-    """The family for a space: one for all choices, one for all numbers, and those that variables bring."""
+    """The family for a space: one for all choices, one for all numbers, and those that variables bring.
+
+    Args:
+        space: Names and variables.
+        mirrored: Draw numbers in pairs mean + d, mean - d.
+
+    Returns:
+        A family whose draws x (..., variables) have one column for each variable, in order.
+
+    >>> family_of({"op": Categorical("ab".split() + ["c"]), "n": Integer(1, 9)}).variables
+    2
+    """
     marginals = dict(enumerate(variable.marginal() for variable in space.values()))
     choices = {column: part for column, part in marginals.items() if isinstance(part, Choices)}
     numbers = {column: part for column, part in marginals.items() if isinstance(part, Bounds)}

@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-ABOVE_NAS = frozenset({"asng.experiments", "asng.cli", "matplotlib", "onnx", "PIL", "rich", "sklearn"})
+ABOVE_NAS = frozenset({"asng.cli", "asng.experiments", "asng.runs", "matplotlib", "onnx", "PIL", "rich", "sklearn"})
 ABOVE = {"core": ABOVE_NAS | {"torch"}, "nas": ABOVE_NAS}
 
 

@@ -79,6 +79,7 @@ def test_a_save_that_fails_leaves_the_last_one_and_no_litter(tmp_path, monkeypat
 
 
 def test_a_lock_removes_what_killed_processes_left_of_this_checkpoint(tmp_path):
+    pytest.importorskip("fcntl")
     path = tmp_path / "new" / "checkpoint.pt"
     save(path, state(1))
     mine = [".checkpoint.pt.asng-12-0123abcd", ".checkpoint.previous.pt.asng-12-0123abcd"]
@@ -89,6 +90,7 @@ def test_a_lock_removes_what_killed_processes_left_of_this_checkpoint(tmp_path):
 
 
 def test_two_checkpoints_in_one_folder_have_a_lock_each(tmp_path):
+    pytest.importorskip("fcntl")
     one, other = lock(tmp_path / "one.pt"), lock(tmp_path / "other.pt")
     with pytest.raises(
         ValueError, match=r"one\.pt is in use by process \d+ .*; wait until it ends, or use another path"

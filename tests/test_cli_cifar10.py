@@ -19,11 +19,12 @@ from small_cifar10 import archive_of, random_files, release_of, server, write
 
 from asng.experiments import curves
 from asng.experiments.cifar10 import data, drawing
-from asng.experiments.cifar10.space import SPACE, num_parameters, random_values
+from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.nas.architecture import from_json, to_json
 
 pytestmark = pytest.mark.slow
 
+RESULTS = Path(__file__).parents[1] / "results" / "cifar10"
 IMAGES = 8  # in each file
 SIZE = ["--channels", "2", "--cells", "3", "--batch", "4"]
 TINY = [*SIZE, "--num-train-images", "24", "--epochs", "1"]
@@ -123,6 +124,14 @@ def test_what_a_search_found_is_retrained_inside_of_its_folder(searched, plain):
     result = f"Test accuracy {accuracy:.2f} % after 6 steps (trained from scratch)"
     testing = [f"testing on 8 images: {done} %" for done in (0, 100)]
     assert tested.out.splitlines() == [*testing, result]
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("seed*")), ids=lambda folder: folder.name)
+def test_published_searches_can_be_retrained(asked, folder):
+    values = asked("retrain", str(folder))[1]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert values == values_of(records[-1]["architecture"])
+    assert len(records) == json.loads((folder / "config.json").read_text())["epochs"]
 
 
 def test_an_architecture_may_come_from_a_file_or_from_a_seed(asked, tmp_path):

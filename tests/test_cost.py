@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from asng import nas
 from asng.nas import BatchNorm1d, Costs, Flops, Latency, Limit, Linear, OneOf, Value, Width, extract, parameters, select
+from asng.nas.supernet import Supernet
 from asng.space import Integer
 
 
@@ -157,9 +158,9 @@ def test_latency_needs_a_forward_to_time():
 
 def test_the_weights_are_not_copied_for_a_look_at_the_network():
     class Borrowed(Flops):
-        def measure(self, network, device):
-            network.requires_grad_(False)
-            return sum(p.data_ptr() in memory for p in network.parameters())
+        def _measure(self, build, device):
+            build.runnable.requires_grad_(False)
+            return sum(p.data_ptr() in memory for p in build.runnable.parameters())
 
     model = Net()
     memory, before = {p.data_ptr() for p in model.parameters()}, everything(model)
@@ -180,8 +181,8 @@ def test_one_extraction_serves_all_measures():
             return nn.Sequential(self.op)
 
     example = torch.zeros(2, 3)
-    limits = [Limit(Flops(example), 100), Limit(Latency(example), 10), Limit(Flops(example, *()), 100)]
-    assert len(Costs(Once(), limits).measure({"op": 0})) == 3
+    limits = [Limit(Flops(example), 100), Limit(parameters, 100), Limit(Latency(example), 10)]
+    assert len(Costs(Supernet(Once()), limits).measure({"op": 0})) == 3
     assert len(built) == 1
 
 
@@ -243,7 +244,7 @@ def test_a_measure_that_uses_the_model_leaves_statistics_and_gradients_alone():
         model[0].register_buffer("extra", torch.zeros(1))
         return norm
 
-    assert Costs(model, [Limit(gradient_norm, 1)]).measure({"op": 1})[0] > 0
+    assert Costs(Supernet(model), [Limit(gradient_norm, 1)]).measure({"op": 1})[0] > 0
     gradients = [parameter.grad for parameter in model.parameters()]
     assert everything(model) == before[0]
     assert all(torch.equal(now, then) for now, then in zip(gradients, before[1], strict=True))
@@ -277,7 +278,7 @@ def test_measuring_leaves_the_model_as_it_was(measure, training, selected):
         measure(model, values)
         assert everything(model) == before
     try:
-        Costs(model, [Limit(measure, 1)]).measure(values)
+        Costs(Supernet(model), [Limit(measure, 1)]).measure(values)
     except RuntimeError:
         assert measure is failing
     assert everything(model) == before
@@ -296,7 +297,7 @@ def test_values_that_do_not_fit_are_the_error_of_select_and_change_nothing(measu
         with pytest.raises(ValueError, match=message):
             measure(model, values)
         with pytest.raises(ValueError, match=message):
-            Costs(model, [Limit(measure, 1)]).measure(values)
+            Costs(Supernet(model), [Limit(measure, 1)]).measure(values)
     assert everything(model) == before
 
 

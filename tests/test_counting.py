@@ -18,6 +18,7 @@ from asng.experiments import digits
 from asng.experiments.cifar10.network import Net as Cifar10Net
 from asng.experiments.inpainting.network import Net as InpaintingNet
 from asng.nas import Costs, Limit, OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
+from asng.nas.supernet import Supernet
 from asng.space import Categorical, Integer
 
 
@@ -151,7 +152,7 @@ def counted(costs: Costs, values: dict[str, Any]) -> int:
 def test_parameters_are_counted_as_they_are_extracted_whatever_was_counted_before(name):
     torch.manual_seed(0)
     model = MODELS[name]()
-    costs = Costs(model, [Limit(parameters, 1)])
+    costs = Costs(Supernet(model), [Limit(parameters, 1)])
     architectures = drawn(model, 12)
     expected = [size_of(extract(model, values)) for values in architectures]
     assert len(set(expected)) > 3
@@ -212,7 +213,7 @@ CHANGES: dict[str, Callable[[Any], object]] = {
 def test_a_model_that_has_changed_is_counted_as_it_is_now(change):
     torch.manual_seed(0)
     model = Changing()
-    costs = Costs(model, [Limit(parameters, 1)])
+    costs = Costs(Supernet(model), [Limit(parameters, 1)])
     architectures = drawn(model, 24)
     before = [counted(costs, values) for values in architectures]
     CHANGES[change](model)
@@ -223,7 +224,7 @@ def test_a_model_that_has_changed_is_counted_as_it_is_now(change):
 
 def test_a_decision_that_is_new_is_an_error_rather_than_a_wrong_number():
     model = Changing()
-    costs = Costs(model, [Limit(parameters, 1)])
+    costs = Costs(Supernet(model), [Limit(parameters, 1)])
     values = drawn(model, 1)[0]
     counted(costs, values)
     model.stem[1] = OneOf("new", [nn.Linear(2, 2), nn.ReLU()])
@@ -233,7 +234,7 @@ def test_a_decision_that_is_new_is_an_error_rather_than_a_wrong_number():
 
 def test_what_is_known_of_an_architecture_is_measured_no_more_until_it_is_cleared():
     model = CountedNet()
-    costs = Costs(model, [Limit(parameters, 1)])
+    costs = Costs(Supernet(model), [Limit(parameters, 1)])
     (small,), (large,) = costs.measure(SMALL), costs.measure(LARGE)
     model.head = nn.Linear(4, 13)
     assert costs.measure(SMALL) == (small,)
@@ -247,7 +248,7 @@ def test_a_layer_that_cannot_be_extracted_is_an_error_that_names_the_architectur
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(input)
 
-    costs = Costs(nn.Sequential(Doubled(3, Width("w", 2, 6))), [Limit(parameters, 1)])
+    costs = Costs(Supernet(nn.Sequential(Doubled(3, Width("w", 2, 6)))), [Limit(parameters, 1)])
     with pytest.raises(ValueError, match=r"forward\(\) of its own.*give it a build_static\(\) of its own") as raised:
         costs.measure({"w": 4})
     assert raised.value.__notes__ == ["in parameters of the architecture {'w': 4}"]
@@ -274,7 +275,7 @@ def test_a_rude_build_static_leaves_the_model_as_it_was():
     values = {"other": 2, "op": 1}
     select(model, {"other": 1, "op": 0})
     before = everything(model)
-    assert parameters(model, values) == Costs(model, [Limit(parameters, 1)]).measure(values)[0] == 2 + 9 + 9
+    assert parameters(model, values) == Costs(Supernet(model), [Limit(parameters, 1)]).measure(values)[0] == 2 + 9 + 9
     assert everything(model) == before
 
 

@@ -218,7 +218,6 @@ def test_copies_and_pickles_keep_their_decisions_together(make, values, shape):
             p.numel() for p in layer.build_static().parameters()
         )
         assert equal(layer(x), layer.build_static()(x))  # the original has its own values
-        assert twin.producers is not layer.producers
 
 
 @pytest.mark.parametrize(("make", "values", "shape"), EVERY)

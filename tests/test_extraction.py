@@ -401,7 +401,7 @@ def test_a_train_of_ones_own_that_freezes_is_not_felt_by_what_is_measured():
     model = Frozen()
     before = everything_of(model)
     limits = [nas.Limit(nas.Flops(torch.zeros(2, 8)), 1e9), nas.Limit(nas.Latency(torch.zeros(2, 8)), 10)]
-    assert len(nas.Costs(model, limits).measure({"w": 8})) == 2
+    assert len(nas.Costs(Supernet(model), limits).measure({"w": 8})) == 2
     nas.recalibrate(model, [torch.randn(4, 8)], lambda model, x: model.body[1](x))
     assert [flags for _, _, flags, _ in everything_of(model)[2]] == [flags for _, _, flags, _ in before[2]]
 
@@ -425,7 +425,7 @@ def test_a_decision_that_active_modules_forgets_still_counts():
             return list(self.blocks[: self.depth.value])
 
     model = nn.Sequential(Forgetful(Value("depth", Integer(1, 3)), [nn.Linear(2, 2) for _ in range(3)]))
-    costs = nas.Costs(model, [nas.Limit(parameters, 12)])
+    costs = nas.Costs(Supernet(model), [nas.Limit(parameters, 12)])
     assert [costs.measure({"depth": depth}) for depth in (1, 2, 3)] == [(6.0,), (12.0,), (18.0,)]
 
 
@@ -502,3 +502,67 @@ def test_selected_values_come_back_after_an_error(net):
     with pytest.raises(KeyError), supernet.selecting(drawn(net, 9)):
         raise KeyError
     assert net.scale.value == values["scale"]
+
+
+# The copy is what copy.deepcopy would make.
+
+
+class Odd(nn.Module):
+    """Attributes of many kinds, modules that copy themselves in their own way, and references between modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.op = OneOf("op", [nn.Linear(4, 4), nn.Tanh()])
+        self.lstm, self.attention = nn.LSTM(4, 4, batch_first=True), nn.MultiheadAttention(4, 2, batch_first=True)
+        self.scaled = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+        self.norm = nn.BatchNorm1d(4)
+        self.shared: dict[str, Any] = {}
+        self.norm.shared = self.shared  # type: ignore[assignment]
+        self.made = self.norm.weight * 2  # not a leaf
+        self.own_copies = CopiesItself()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.scaled(self.attention(*3 * [self.lstm(self.op(x))[0]])[0])
+        return self.norm(y.flatten(0, 1)) * self.made.detach()
+
+
+class CopiesItself(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(2, 2)
+        self.copies = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "CopiesItself":
+        twin = CopiesItself()
+        twin.copies = self.copies + 1
+        return twin
+
+
+def test_modules_that_copy_themselves_in_their_own_way_are_copied_so():
+    torch.manual_seed(0)
+    model = Odd().eval()
+    extracted: Any = extract(model, {"op": 0})
+    select(model, {"op": 0})
+    x = torch.randn(3, 5, 4)
+    assert torch.equal(extracted(x), model(x))
+    assert extracted.own_copies.copies == 1
+    assert extracted.norm.shared is extracted.shared is not model.shared
+    assert extracted.made is not model.made
+    assert type(extracted.scaled) is not nn.Linear  # still parametrized
+    assert {p.data_ptr() for p in extracted.parameters()}.isdisjoint(p.data_ptr() for p in model.parameters())
+    nn.init.zeros_(extracted.lstm.weight_ih_l0)
+    assert not torch.equal(extracted(x), model(x))
+
+
+def test_without_values_a_model_is_extracted_as_it_is_selected():
+    model = nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()]))
+    with pytest.raises(RuntimeError, match="decision 'act' has no value yet"):
+        extract(model)
+    select(model, {"act": 1})
+    assert type(extract(model)[0]) is nn.Tanh
+    assert Supernet(model).num_parameters() == 0
+
+
+def test_an_extracted_batch_norm_holds_no_more_memory_than_it_needs():
+    extracted: Any = extract(nn.Sequential(nas.BatchNorm1d(Width("w", 2, 1000))), {"w": 2})
+    assert extracted[0].running_mean.untyped_storage().nbytes() == 2 * 4
+    assert extracted[0].weight.untyped_storage().nbytes() == 2 * 4

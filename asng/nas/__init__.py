@@ -6,7 +6,6 @@ except ImportError as error:
     raise ImportError(f"asng.nas needs PyTorch ({error}): pip install 'asng[nas]'") from None
 
 from asng.nas._decision import Decision, Searchable
-from asng.nas._extract import extract
 from asng.nas._measures import Flops, Latency, parameters
 from asng.nas.architecture import from_json, to_json
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
@@ -25,7 +24,7 @@ from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Architecture, SearchResult, result, top
 from asng.nas.search import search
-from asng.nas.supernet import select, selected, space_of
+from asng.nas.supernet import Supernet, extract, select, selected, space_of
 
 __all__ = [
     "AnySize",
@@ -50,6 +49,7 @@ __all__ = [
     "SearchResult",
     "Searchable",
     "Step",
+    "Supernet",
     "Value",
     "Width",
     "extract",

@@ -132,6 +132,14 @@ def check_weight_optimizer(weight_optimizer: Any) -> None:
         )
 
 
+def check_step_options(max_grad_norm: float | None, amp_dtype: torch.dtype | None) -> None:
+    """Raise ValueError for options that a step cannot have."""
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {max_grad_norm!r}")
+    if amp_dtype not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"amp_dtype must be torch.bfloat16, torch.float16 or None, got {amp_dtype}")
+
+
 def _check_space(supernet: "Supernet", arch_optimizer: Optimizer) -> None:
     model_space, optimizer_space = supernet.space, arch_optimizer.space
     equal = {name for name in model_space if name in optimizer_space and model_space[name] == optimizer_space[name]}
@@ -160,3 +168,15 @@ def _check_parameters(model: nn.Module, weight_optimizer: torch.optim.Optimizer)
             f"{type(weight_optimizer).__name__} asks for a closure to evaluate the loss again, but every step here has "
             "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
         ) from None
+
+
+def check_shapes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
+    """Raise ValueError unless two state dicts have tensors of the same names and shapes."""
+    for name in {**saved, **current}:
+        size, wanted = (getattr(s[name], "shape", None) if name in s else "absent" for s in (saved, current))
+        if size != wanted:
+            raise ValueError(f"{name} is {_as_tuple(size)} there, {_as_tuple(wanted)} here")
+
+
+def _as_tuple(size: Any) -> Any:
+    return tuple(size) if isinstance(size, torch.Size) else size

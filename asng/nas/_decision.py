@@ -58,7 +58,19 @@ class Searchable(nn.Module, ABC):
 
 
 class Decision(Searchable):
-    """A named variable inside a network; `value` is what is selected."""
+    """A named variable inside a network; `value` is what is selected.
+
+    Args:
+        name: Identifies the decision: equal names share one variable anywhere in the model.
+        variable: What there is to choose from.
+
+    Raises:
+        ValueError: The name is empty or no string, or this is no variable.
+
+    >>> from asng import nas
+    >>> isinstance(nas.Width("units", 8, 32), nas.Decision)
+    True
+    """
 
     def __init__(self, name: str, variable: Variable) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
 """The device of a model, and tensors moved to it."""
 
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any
 
 import torch
@@ -9,9 +10,8 @@ from torch import nn
 
 def device_of(model: nn.Module) -> torch.device:
     """The device of its first tensor; the CPU if it has none."""
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return torch.device("cpu")
+    tensor = next(chain(model.parameters(), model.buffers()), None)
+    return torch.device("cpu") if tensor is None else tensor.device
 
 
 def to_device(value: Any, device: torch.device) -> Any:

@@ -1,95 +1,94 @@
-"""From a model with decisions to a static one: from the outside in, with copies of the weights it needs."""
+"""From a model with decisions to a static network, from the outside in."""
 
 import copy
-from typing import Any
+from collections.abc import Mapping
+from functools import cache, cached_property
+from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 
-from asng.nas._checks import describe_attribute, unregistered_modules, unwrap
+from asng.nas._checks import MODULE_ATTRIBUTES, describe_attribute, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
 from asng.nas._preserve import Snapshot, is_from_asng, preserve_rng
 from asng.nas._ties import Ties
-from asng.nas.supernet import Supernet, Values, holds_decisions, module_paths
+from asng.nas.layers._base import Build, ElasticLayer, current_build
+
+if TYPE_CHECKING:
+    from asng.nas.supernet import Supernet
 
 MAX_REPLACEMENTS = 20  # modules that replace each other, one after another
-
-
-def extract(model: nn.Module, values: Values) -> nn.Module:
-    """A static module that equals the selected model, with copies of the weights it needs and no decision.
-
-    The model may be another one with the same decisions, such as a deeper one to train from scratch.
-    A `Searchable` module is replaced by what its `build_static()` returns, from the outside in, while its
-    own decisions are still there; decisions inside of the result are replaced next. The model is not
-    changed. Weights that layers share are shared in the result too. Wrappers (torch.compile, DataParallel,
-    DistributedDataParallel) are removed.
-
-    >>> from asng.nas import OneOf
-    >>> extract(nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()])), {"act": 1})
-    Sequential(
-      (0): Tanh()
-    )
-    """
-    supernet = Supernet(unwrap(model))
-    with supernet.selecting(values), preserve_rng(supernet):
-        build = StaticBuild(supernet)
-        return copy.deepcopy(build.network(), build.memo())
-
-
-def borrow(supernet: Supernet, values: Values) -> nn.Module:
-    """The same network for measurements: modules and buffers are copies, weights share the model's memory."""
-    with supernet.selecting(values):
-        build = StaticBuild(supernet)
-        network, memo = build.network(), build.memo()
-        models = {id(parameter): parameter for parameter in supernet.model.parameters()}
-        for key, parameter in models.items():
-            if type(parameter) is nn.Parameter:
-                memo[key] = nn.Parameter(parameter.detach(), parameter.requires_grad)
-        for layer in build.new_layers():
-            if models.keys().isdisjoint(map(id, layer._parameters.values())):
-                memo[id(layer)] = layer
-        return copy.deepcopy(network, memo)
+IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
 
 
 class StaticBuild:
-    """One traversal of a model under its selected values; every module is replaced once."""
+    """The static network of an architecture, made in one traversal of the model; every module is replaced once.
 
-    def __init__(self, supernet: Supernet) -> None:
-        self._model, self._original = supernet.model, supernet.paths
+    `network` is made of the model's own modules where they hold no decision, and of layers whose weights are views of
+    the model's: to look at. `copy` returns one to keep, `runnable` one to run. The model, its selection and torch's RNG
+    state are not changed.
+    """
+
+    def __init__(self, supernet: "Supernet", values: Mapping[str, Any]) -> None:
+        self.supernet, self._values, self._original = supernet, values, supernet.paths
         self._replacements: dict[nn.Module, nn.Module] = {}
         self._in_progress: set[nn.Module] = set()
         self._makers: dict[nn.Module, frozenset[type]] = {}  # whose build_static() led to a new module
-        self._supernet = supernet
-        self._seen: dict[nn.Module, bool] = {}  # of the new ones, which are open
-        self.ties = Ties(supernet.paths if _may_untie(supernet) else {})
+        self._seen: dict[nn.Module, bool] = {}  # which hold decisions; not the index: the model may have changed
+        self._ties = Ties(supernet.paths if _may_untie(supernet) else {})
+        self._views, self._copies = (Build(copies, self._ties.record, self._original) for copies in (False, True))
+        with supernet.selecting(values), preserve_rng(supernet), torch.no_grad():
+            self.network = self._static(supernet.model)
+            self._ties.retie(self.network.named_modules())
 
-    def network(self) -> nn.Module:
-        """The static network, made of the model's own modules where they hold no decision; the model is not changed."""
-        with self.ties.record_slices(self._supernet.elastic_layers):
-            network = self._static(self._model)
-        self.ties.retie(network.named_modules())
+    def num_parameters(self) -> int:
+        """The number of parameters; shared ones count once."""
+        held = {id(p): p for module in list_modules(self.network) for p in module._parameters.values() if p is not None}
+        return sum(parameter.numel() for parameter in held.values())
+
+    @cached_property
+    def runnable(self) -> nn.Module:
+        """The network for measurements: modules and buffers are copies, weights share the model's memory."""
+        return self.copy(share_weights=True)
+
+    def copy(self, *, share_weights: bool = False) -> nn.Module:
+        """A deep copy of the network; its parameters may share the model's memory.
+
+        Attributes that refer to a module of the model refer to its replacement, or None if it was dropped. It is what
+        copy.deepcopy does, with the attributes of most modules copied here, which is several times as fast.
+        """
+        memo: dict[int, Any] = {}
+        kept = list_modules(self.network)
+        kinds: Any = {type(module) for module in kept}
+        ordinary_kinds = set(filter(_is_ordinary, kinds))
+        ordinary = [module for module in kept if type(module) in ordinary_kinds]
+        for module in ordinary:
+            memo[id(module)] = type(module).__new__(type(module))
+        for module in kept:
+            _copy_tensors(module, memo, share_weights)
+        with self.supernet.selecting(self._values):
+            self._substitute(memo, set(kept))
+        for module in ordinary:
+            attributes = memo[id(module)].__dict__
+            for name, value in module.__dict__.items():
+                attributes[name] = _copy_attribute(name, value, memo)
+        network: nn.Module = copy.deepcopy(self.network, memo)
         return network
 
-    def memo(self) -> "_SubstituteMemo":
-        """deepcopy memo that maps each module that does not stay to its replacement (None if it was dropped)."""
-        kept_modules = module_paths(self._static(self._model))
-        substitutes: dict[int, nn.Module | None] = {}
+    def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> None:
+        """Map the modules that do not stay to their replacements in the copy."""
+        others = []
         for module in self._original:
-            if module not in kept_modules:
+            if module not in kept:
                 after = self._replacements.get(module)
                 if after is None and isinstance(module, Decision) and not module._modules:
-                    after = module.build_static()  # a value that other modules may read
-                substitutes[id(module)] = after
-        memo = _SubstituteMemo(substitutes)
-        for module in kept_modules:
-            for value in module.__dict__.values():
-                for tensor in value if isinstance(value, (list, tuple)) else (value,):
-                    if isinstance(tensor, Tensor) and not tensor.is_leaf:  # not a leaf: torch does not copy it
-                        memo[id(tensor)] = tensor.detach().clone()
-        return memo
-
-    def new_layers(self) -> list[nn.Module]:
-        """The new modules without children, which the model does not hold."""
-        return [module for module in self._makers if not module._modules]
+                    memo[id(module)] = module.build_static()  # a value that other modules may read
+                elif after is None or id(after) in memo:
+                    memo[id(module)] = memo.get(id(after))
+                else:
+                    others.append((module, after))
+        for module, after in others:
+            memo[id(module)] = copy.deepcopy(after, memo)
 
     def _static(self, module: nn.Module) -> nn.Module:
         if module not in self._replacements:
@@ -97,8 +96,8 @@ class StaticBuild:
                 raise ValueError(f"{self._label(module)} is inside of what its own build_static() returned")
             self._in_progress.add(module)
             result = module
-            if self.holds_decisions(module):
-                replacement = self.replacement(module)
+            if holds_decisions(module, self._seen):
+                replacement = self._replacement(module)
                 if replacement is not module:
                     result = self._static(replacement)
                 else:
@@ -109,26 +108,26 @@ class StaticBuild:
             self._replacements[module] = result
         return self._replacements[module]
 
-    def holds_decisions(self, module: nn.Module) -> bool:
-        """True if a module, of the model or made by `build_static()`, is or holds a decision or an elastic layer."""
-        return module in self._supernet.searchable if module in self._original else holds_decisions(module, self._seen)
-
-    def replacement(self, module: nn.Module) -> nn.Module:
+    def _replacement(self, module: nn.Module) -> nn.Module:
         """The replacement of a module: the result of its `build_static()`, or itself if it is not Searchable."""
         if not isinstance(module, Searchable):
             return unwrap(module)
-        if is_from_asng(type(module).build_static):
-            static = module.build_static()
-            self._adopt(module, static)
-        else:
-            static = self._build_user_static(module)
+        from_asng = is_from_asng(type(module).build_static)
+        token = current_build.set(self._views if from_asng else self._copies)
+        try:
+            static = module.build_static() if from_asng else self._build_user_static(module)
+        finally:
+            current_build.reset(token)
+        self._adopt(module, static)
+        if not from_asng:
+            self._ties.record_lost(self.supernet.active_modules(root=module), static, self._label(module))
         return static
 
     def _build_user_static(self, module: Searchable) -> nn.Module:
         """The result of a `build_static()` of the user's; raises ValueError where it changed anything of the model."""
-        snapshot = Snapshot(module_paths(module))
+        snapshot = Snapshot(module.modules())
         try:
-            with self._supernet.preserve_selection():
+            with self.supernet.preserve_selection():
                 static = module.build_static()
         finally:
             changed = snapshot.restore()
@@ -141,8 +140,6 @@ class StaticBuild:
             raise TypeError(
                 f"build_static() of {self._label(module)} must return a module, which takes its place, got {static!r}"
             )
-        self._adopt(module, static)
-        self.ties.record_lost(self._supernet.active_modules(root=module), static, self._label(module))
         return static
 
     def _adopt(self, module: Searchable, static: nn.Module) -> None:
@@ -154,16 +151,16 @@ class StaticBuild:
             if inner in self._original or inner in self._makers:
                 continue
             self._makers[inner] = makers
-            inner.training = module.training
+            inner.__dict__["training"] = module.training
             waiting.extend(child for child in inner._modules.values() if child is not None)
-            if (type(inner) in makers or len(makers) > MAX_REPLACEMENTS) and self.holds_decisions(inner):
+            if (type(inner) in makers or len(makers) > MAX_REPLACEMENTS) and holds_decisions(inner, self._seen):
                 raise ValueError(
                     f"build_static() of {self._label(module)} returned a {type(inner).__name__} with decisions in it, "
                     "which would have to be replaced again, and so on; return a module of another class, "
                     "which runs what is selected and reads no decision of its own"
                 )
             for name, value, lost in () if isinstance(module, Decision) else unregistered_modules(inner):
-                if lost not in module_paths(static):
+                if lost not in set(static.modules()):
                     raise ValueError(
                         f"build_static() of {self._label(module)} returned a {type(inner).__name__} whose "
                         f"{describe_attribute('', name, value)} holds {type(lost).__name__}, where torch does not see "
@@ -175,21 +172,76 @@ class StaticBuild:
         return f"{path} ({type(module).__name__})" if path else type(module).__name__
 
 
-def _may_untie(supernet: Supernet) -> bool:
+def list_modules(network: nn.Module) -> list[nn.Module]:
+    """All modules, each once; as `modules()`, several times as fast."""
+    found: dict[nn.Module, None] = {}
+    waiting = [network]
+    while waiting:
+        module = waiting.pop()
+        if module not in found:
+            found[module] = None
+            waiting += [child for child in module._modules.values() if child is not None]
+    return list(found)
+
+
+def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
+    """True if a module is, or holds, a decision or an elastic layer; `seen` is a memo."""
+    known = seen.get(module)
+    if known is None:
+        kind: Any = type(module)
+        known = _is_searched(kind)
+        for child in () if known else module._modules.values():
+            if child is not None and holds_decisions(child, seen):
+                known = True
+                break
+        seen[module] = known
+    return known
+
+
+@cache
+def _is_searched(kind: Any) -> bool:
+    return issubclass(kind, (Decision, ElasticLayer))  # which is slow for abstract classes
+
+
+def _may_untie(supernet: "Supernet") -> bool:
     """True if layers may be replaced by layers with slices or copies of their weights."""
-    return bool(supernet.elastic_layers) or any(
-        isinstance(module, Searchable) and not is_from_asng(type(module).build_static) for module in supernet.searchable
+    return any(
+        isinstance(module, ElasticLayer)
+        or (isinstance(module, Searchable) and not is_from_asng(type(module).build_static))
+        for module in supernet.searchable
     )
 
 
-class _SubstituteMemo(dict[int, Any]):
-    """A deepcopy memo in which some modules, by their ids, are substituted by others."""
+@cache
+def _is_ordinary(kind: Any) -> bool:
+    """True if copy.deepcopy copies the attributes of such modules one by one, and does nothing else."""
+    same = all(
+        getattr(kind, name) is getattr(nn.Module, name) for name in ("__reduce__", "__reduce_ex__", "__getstate__")
+    )
+    # Those of torch's layers only add what is missing in the pickles of older versions.
+    setstate = kind.__setstate__.__module__
+    return same and not hasattr(kind, "__deepcopy__") and (setstate == "torch.nn" or setstate.startswith("torch.nn."))
 
-    def __init__(self, substitutes: dict[int, nn.Module | None]) -> None:
-        super().__init__()
-        self._substitutes = substitutes
 
-    def get(self, key: int, default: Any = None) -> Any:
-        if key in self._substitutes:
-            return copy.deepcopy(self._substitutes[key], self)
-        return super().get(key, default)
+def _copy_tensors(module: nn.Module, memo: dict[int, Any], share_weights: bool) -> None:
+    """Put copies of buffers, of tensors that torch does not copy, and shared weights into a memo of deepcopy."""
+    for buffer in module._buffers.values():
+        if type(buffer) is Tensor and id(buffer) not in memo:  # a copy of a view would hold all of its memory
+            memo[id(buffer)] = buffer.detach().clone().requires_grad_(buffer.requires_grad)
+    for value in module.__dict__.values():
+        for tensor in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(tensor, Tensor) and not tensor.is_leaf and id(tensor) not in memo:
+                memo[id(tensor)] = tensor.detach().clone()
+    if share_weights:
+        for parameter in module._parameters.values():
+            if type(parameter) is nn.Parameter and id(parameter) not in memo:
+                memo[id(parameter)] = nn.Parameter(parameter.detach(), parameter.requires_grad)
+
+
+def _copy_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
+    kind = type(value)
+    if kind in IMMUTABLE or (kind is tuple and all(type(item) in IMMUTABLE for item in value)):
+        return value
+    if name in MODULE_ATTRIBUTES and not value:  # hooks, most of the time
+        return kind()
+    return copy.deepcopy(value, memo)

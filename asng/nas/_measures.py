@@ -11,40 +11,76 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from asng.nas._counting import count_parameters
 from asng.nas._devices import device_of, to_device
-from asng.nas._extract import borrow
+from asng.nas._extract import StaticBuild
 from asng.nas._preserve import preserve_rng
 from asng.nas.supernet import Supernet, Values
 
 FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
 
 
-def parameters(model: nn.Module, values: Values) -> int:
-    """The number of parameters of the extracted network; shared ones count once."""
-    supernet = Supernet(model)
-    supernet.check(values)
-    return count_parameters(supernet, values)
-
-
-parameters.fingerprint = "parameters"  # type: ignore[attr-defined]
-
-
-class NetworkMeasure(ABC):
-    """A measure of the extracted network alone, so that one extraction serves all of them.
+class StaticMeasure(ABC):
+    """A measure of the static network alone, so that one `StaticBuild` serves all of them.
 
     `fingerprint` says all that its numbers depend on besides the network: costs that were saved are used again
     only where it is the same.
     """
 
     device: torch.device | None = None  # where it runs, if not where the model is
+
+    def __call__(self, model: nn.Module, values: Values) -> float:
+        return self.measure(StaticBuild(Supernet(model), values))
+
+    def measure(self, build: StaticBuild) -> float:
+        """The cost of a network; torch's RNG state is restored."""
+        supernet = build.supernet
+        with preserve_rng(supernet, self.device), torch.no_grad():
+            return self._measure(build, device_of(supernet.model))
+
+    @abstractmethod
+    def _measure(self, build: StaticBuild, device: torch.device) -> float:
+        """The cost of a network whose weights are those of a model on a device, and must stay as they are."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """What the numbers depend on besides the network."""
+
+
+class _Parameters(StaticMeasure):
+    """The number of parameters of the extracted network; shared ones count once.
+
+    >>> import asng.nas
+    >>> model = asng.nas.Linear(3, asng.nas.Width("units", 2, 8))
+    >>> asng.nas.parameters(model, {"units": 4})
+    16
+    """
+
+    __name__ = "parameters"
+    fingerprint = "parameters"
+
+    def __call__(self, model: nn.Module, values: Values) -> int:
+        return Supernet(model).num_parameters(values)
+
+    def _measure(self, build: StaticBuild, device: torch.device) -> int:
+        return build.num_parameters()
+
+    def __repr__(self) -> str:
+        return "asng.nas.parameters"
+
+
+parameters = _Parameters()
+
+
+class _ForwardMeasure(StaticMeasure):
+    """A measure of one forward on example inputs."""
 
     def __init__(self, *inputs: Any) -> None:
         if not inputs:
@@ -53,35 +89,31 @@ class NetworkMeasure(ABC):
             )
         self.inputs = inputs
 
-    def __call__(self, model: nn.Module, values: Values) -> float:
-        supernet = Supernet(model)
-        with preserve_rng(supernet, self.device), torch.no_grad():
-            return self.measure(borrow(supernet, values), device_of(model))
 
-    @abstractmethod
-    def measure(self, network: nn.Module, device: torch.device) -> float:
-        """The cost of a network, whose weights are those of a model on a device and must stay as they are."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """What the numbers depend on besides the network."""
-
-
-class Flops(NetworkMeasure):
-    """The floating-point operations of one forward of the extracted network on the example inputs.
+class Flops(_ForwardMeasure):
+    """The floating-point operations of one forward of the extracted network.
 
     Counted by torch's formulas: two for each multiplication with addition in convolutions, matrix products
-    and attention, none for anything else. The example's batch counts in full.
+    and attention, none for anything else.
+
+    Args:
+        inputs: Example inputs, with which the model is called; their batch counts in full.
+
+    Raises:
+        ValueError: There are no example inputs.
+
+    >>> from asng import nas
+    >>> Flops(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4})
+    24
     """
 
-    def measure(self, network: nn.Module, device: torch.device) -> int:
+    def _measure(self, build: StaticBuild, device: torch.device) -> int:
         counter, mha = _FlopCounter(), torch.backends.mha
         fused = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         try:
             with counter:
-                network.eval()(*to_device(self.inputs, device))
+                build.runnable.eval()(*to_device(self.inputs, device))
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
@@ -94,10 +126,11 @@ class Flops(NetworkMeasure):
 class _FlopCounter(TorchDispatchMode):
     """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module."""
 
+    _atomic: ClassVar[set[Any]] = set()  # operations that do not consist of others
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
-        self._atomic: set[Any] = set()  # operations that do not consist of others
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -114,13 +147,25 @@ class _FlopCounter(TorchDispatchMode):
         return result
 
 
-class Latency(NetworkMeasure):
-    """Seconds of one forward of the extracted network on the example inputs, on a device.
+class Latency(_ForwardMeasure):
+    """Seconds of one forward of the extracted network.
 
-    The device is the one where the network will run, by default the one where it is trained. On the
-    CPU torch uses the threads that it is set to (`torch.set_num_threads`). Each new network runs forward
-    `warmup` times and then at most `repeats` times, until the three fastest runs agree within 10 %: their
-    median is the latency. Other work on the device only makes runs slower, so the fastest ones say most.
+    Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
+    within 10 %: their median is the latency. Other work on the device only makes runs slower, so the fastest ones say
+    most. On the CPU torch uses the threads that it is set to (`torch.set_num_threads`).
+
+    Args:
+        inputs: Example inputs, with which the model is called.
+        device: Where the network will run; by default where it is trained.
+        repeats: Largest number of runs, at least 1.
+        warmup: Runs before them.
+
+    Raises:
+        ValueError: There are no example inputs, or a number is too small.
+
+    >>> from asng import nas
+    >>> 0 < Latency(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4}) < 60
+    True
     """
 
     def __init__(
@@ -133,11 +178,11 @@ class Latency(NetworkMeasure):
         self.repeats = repeats
         self.warmup = warmup
 
-    def measure(self, network: nn.Module, device: torch.device) -> float:
+    def _measure(self, build: StaticBuild, device: torch.device) -> float:
+        network = build.runnable.eval()
         if self.device is not None and self.device != device:
             device = self.device
             network = copy.deepcopy(network).to(device)
-        network.eval()
         inputs = to_device(self.inputs, device)
         for _ in range(self.warmup):
             network(*inputs)

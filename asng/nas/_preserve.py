@@ -4,14 +4,15 @@ import copy
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from operator import is_
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from asng.nas.supernet import Supernet
+if TYPE_CHECKING:
+    from asng.nas.supernet import Supernet
 
-TRANSIENT = frozenset({"training", "selected", "producers", "path", "ties"})  # changed and restored by asng itself
+TRANSIENT = frozenset({"training", "selected"})  # changed and restored by asng itself
 
 
 class Snapshot:
@@ -99,7 +100,8 @@ def set_training(model: nn.Module) -> None:
 
 def is_from_asng(function: Any) -> bool:
     """True if a function is from this package, which is tested to leave models unchanged."""
-    return str(getattr(function, "__module__", "")).split(".")[0] == "asng"
+    module = getattr(function, "__module__", None) or ""
+    return module == "asng" or module.startswith("asng.")
 
 
 def _tensors(held: Iterable[dict[str, Any]]) -> list[Tensor]:
@@ -113,7 +115,7 @@ def _version(tensor: Tensor) -> tuple[int, torch.dtype, int]:
 
 
 @contextmanager
-def preserve_state(supernet: Supernet, device: torch.device | None = None) -> Iterator[None]:
+def preserve_state(supernet: "Supernet", device: torch.device | None = None) -> Iterator[None]:
     """Restore selection, submodules, modes, requires_grad, buffers, gradients and RNG state on exit."""
     with supernet.preserve_selection(), preserve_rng(supernet, device):
         snapshot = Snapshot(supernet.paths)
@@ -123,12 +125,12 @@ def preserve_state(supernet: Supernet, device: torch.device | None = None) -> It
             snapshot.restore()
 
 
-def preserve_rng(supernet: Supernet, device: torch.device | None = None) -> AbstractContextManager[None]:
+def preserve_rng(supernet: "Supernet", device: torch.device | None = None) -> AbstractContextManager[None]:
     """Restore torch's RNG state on exit, also on the GPUs of a model and of what is measured."""
     return torch.random.fork_rng(_cuda_devices(supernet, device))
 
 
-def _cuda_devices(supernet: Supernet, device: torch.device | None) -> list[int]:
+def _cuda_devices(supernet: "Supernet", device: torch.device | None) -> list[int]:
     """The CUDA devices of a model and of a measurement."""
     cuda: Any = torch.cuda
     devices = set() if device is None else {device}

@@ -1,8 +1,7 @@
 """Tied weights: found in a model, and tied again in the extracted network."""
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +46,7 @@ class _Use:
 class Ties:
     """The parameters that modules of a model share with others, given the modules with their paths.
 
-    During extraction elastic layers record their slices of tied parameters, and the results of users'
+    During extraction elastic layers record their slices of tied parameters (`record`), and the results of users'
     `build_static()` are searched for them.
     """
 
@@ -61,27 +60,13 @@ class Ties:
         self._slices: dict[int, _Slice] = {}
         self._lost: dict[int, str] = {}  # shared parameters that a build_static() did not return, and whose
 
-    @contextmanager
-    def record_slices(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Inside the context these layers call `record` when they slice a parameter."""
-        layers = list(layers) if self._shared else []
-        for layer in layers:
-            layer.__dict__["ties"] = self
-        try:
-            yield
-        finally:
-            for layer in layers:
-                layer.__dict__.pop("ties", None)
-
-    def record(self, layer: Any, name: str, part: Tensor) -> None:
-        """Record that a layer sliced its parameter of this name."""
+    def record(self, layer: Any, name: str, view: Tensor, part: nn.Parameter) -> None:
+        """Record that `part` of a static layer is this view of a layer's parameter."""
         whole = layer._parameters.get(name)
         if id(whole) in self._shared:
-            layer_copy = copy.copy(layer)  # as it is selected now
-            location = _view_location(whole, layer.active_tensors()[name])
-            self._slices[id(part)] = _Slice(
-                part, whole, f"{self._paths[layer]}.{name}", location, lambda: _entries(layer_copy, name)
-            )
+            path = f"{self._paths.get(layer) or type(layer).__name__}.{name}"
+            location = _view_location(whole, view)
+            self._slices[id(part)] = _Slice(part, whole, path, location, lambda: _entries(copy.copy(layer), name))
 
     def record_lost(self, active: Iterable[nn.Module], static: nn.Module, label: str) -> None:
         """Record tied parameters of the active modules that a `build_static()` did not return."""

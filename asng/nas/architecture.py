@@ -42,12 +42,35 @@ def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[st
 
 
 def to_json(values: Values) -> str:
-    """An architecture as text."""
+    """An architecture as text.
+
+    Args:
+        values: One value for each decision, by name.
+
+    Returns:
+        JSON with a version, names and values.
+
+    Raises:
+        ValueError: JSON cannot hold a value; the message names it.
+
+    >>> to_json({"op": "conv"}).split()
+    ['{', '"version":', '1,', '"values":', '{', '"op":', '"conv"', '}', '}']
+    """
     return json.dumps(to_dict(values), indent=2) + "\n"
 
 
 def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[str, Any]:
-    """The values that `to_json` was given; lists match choices that are tuples when there is a space.
+    """The values that `to_json` was given.
+
+    Args:
+        text: JSON, as `to_json` writes it.
+        space: Checks the values; lists match its choices that are tuples.
+
+    Returns:
+        One value for each decision, by name.
+
+    Raises:
+        ValueError: It is no architecture, of another version, or does not fit the space.
 
     >>> from asng import Categorical
     >>> from_json(to_json({"kernel": (3, 5)}), {"kernel": Categorical([(3, 3), (3, 5)])})

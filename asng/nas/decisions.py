@@ -17,7 +17,14 @@ from asng.space import Categorical, Integer
 
 
 class OneOf(Decision):
-    """One module among several: a list, chosen by index, or a dict, chosen by its names.
+    """One module among several, which take and return the same.
+
+    Args:
+        name: The decision's name.
+        modules: A list, chosen by index, or a dict, chosen by its names.
+
+    Raises:
+        ValueError: There is none, or one is no module.
 
     >>> OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}).variable
     Categorical(choices=('relu', 'tanh'))
@@ -53,6 +60,10 @@ class OneOf(Decision):
 class Pick(Decision):
     """One input among n: called with a list of n, it returns the chosen one.
 
+    Args:
+        name: The decision's name.
+        n: Number of inputs, at least 1.
+
     >>> from asng.nas.supernet import select
     >>> pick = Pick("from", 3)
     >>> select(pick, {"from": 1})
@@ -78,7 +89,15 @@ class Pick(Decision):
 
 
 class Repeat(Decision):
-    """The first few of a list of blocks, one after another: from `low` of them to all.
+    """The first few of a list of blocks, one after another.
+
+    Args:
+        name: The decision's name.
+        blocks: Modules of one argument, each of which takes what the one before returns.
+        low: The smallest number of them; 0 passes the input on.
+
+    Raises:
+        ValueError: `low` is not from 0 to one less than there are.
 
     >>> Repeat("depth", [nn.ReLU(), nn.ReLU(), nn.ReLU()]).variable
     Integer(low=1, high=3)
@@ -109,6 +128,10 @@ class Repeat(Decision):
 class Value(Decision):
     """Any variable, read as `.value` in a module's own code or given to a layer as a kernel size.
 
+    Args:
+        name: The decision's name.
+        variable: What there is to choose from.
+
     Arithmetic with integers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
     a kernel of 1, 3 or 5.
 
@@ -128,7 +151,15 @@ class Value(Decision):
 
 
 class Width(Decision):
-    """A number of channels or units: from `low` to `high`, or one of a list.
+    """A number of channels or units. Multiples of it (`width * 2`) are sizes, too.
+
+    Args:
+        name: The decision's name.
+        low: The smallest width, or a list of widths to choose from.
+        high: The largest width, where `low` is a number.
+
+    Raises:
+        ValueError: A width can be less than 1, or `low` is not below `high`.
 
     >>> Width("hidden", [64, 128, 256]).variable
     Categorical(choices=(64, 128, 256))

@@ -6,18 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsFloat
 
-import torch
 from torch import nn
 
 from asng.nas import _distributed
-from asng.nas._counting import count_parameters
 from asng.nas._devices import device_of
-from asng.nas._extract import borrow
-from asng.nas._measures import NetworkMeasure, device_name, parameters
-from asng.nas._preserve import is_from_asng, preserve_rng, preserve_state
+from asng.nas._extract import StaticBuild
+from asng.nas._measures import StaticMeasure, device_name
+from asng.nas._preserve import is_from_asng, preserve_state
 from asng.nas.supernet import Supernet, Values
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
+"""A measure of an architecture: (model, values) -> a number of at least 0."""
 
 Nearest = tuple[dict[str, Any], str, tuple[float, ...]]  # values, their network, its costs
 
@@ -26,7 +25,20 @@ MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for la
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a cost may be: `Limit(parameters, 100_000)`; the name is for messages."""
+    """The most that a cost may be.
+
+    Args:
+        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0.
+        at_most: The largest cost, in the measure's unit, above 0.
+        name: For messages; by default the measure's.
+
+    Raises:
+        ValueError: The measure cannot be called, or the limit is no number above 0.
+
+    >>> from asng.nas import parameters
+    >>> Limit(parameters, 100_000).name
+    'parameters'
+    """
 
     measure: Measure
     at_most: float
@@ -61,17 +73,23 @@ FEASIBLE = Violation(0, 0.0)
 class Costs:
     """Costs of a model's architectures under limits: in their order, up to the first that is violated.
 
+    Args:
+        supernet: The index of the model; `OneShot.costs` has that of `OneShot.supernet`.
+        limits: A list of limits.
+
+    Raises:
+        ValueError: `limits` is no list of limits.
+
     Architectures that differ only in decisions without effect are one network, and each network is measured
     once: with the values of decisions without effect as they are most likely before a search. Costs are
     remembered for the networks that were asked for last. Call `clear()` after changing the model.
     """
 
-    def __init__(self, model: nn.Module, limits: Sequence[Limit]) -> None:
+    def __init__(self, supernet: Supernet, limits: Sequence[Limit]) -> None:
         if not isinstance(limits, Sequence) or not all(isinstance(limit, Limit) for limit in limits):
             raise ValueError(f"limits must be a list of limits, such as [Limit(parameters, 100_000)], got {limits!r}")
-        self.model = model
+        self.supernet = supernet
         self.limits = tuple(limits)
-        self.supernet = Supernet(model)
         self.known: dict[str, tuple[float, ...]] = {}  # by network, those asked for last at the end
         self._nearest: Nearest | None = None
 
@@ -85,23 +103,28 @@ class Costs:
         return self.supernet.key(self.supernet.canonical(values))
 
     def measure(self, values: Values) -> tuple[float, ...]:
-        """What an architecture costs, in the order of the limits, up to the first that it violates."""
+        """What an architecture costs, in the order of the limits, up to the first that it violates.
+
+        Of several processes all have to ask; the first one measures for all.
+        """
         network = self.supernet.canonical(values)
         key = self.supernet.key(network)
         costs = self.known.pop(key, ())
-        if not self.is_complete(costs):
-            costs = self._measure_missing(network, costs)
-        self.remember(key, costs)
+        if not self._is_complete(costs):
+            costs = _distributed.broadcast_object(
+                self._measure_missing(network, costs) if _distributed.is_rank0() else None
+            )
+        self._remember(key, costs)
         if self._nearest is None or self._violation(costs) <= self._violation(self._nearest[2]):
             self._nearest = (dict(values), key, costs)
         return costs
 
-    def is_complete(self, costs: Sequence[float]) -> bool:
+    def _is_complete(self, costs: Sequence[float]) -> bool:
         """Whether these costs decide if the limits are met."""
         pairs = zip(self.limits, costs, strict=False)
         return len(costs) == len(self.limits) or any(limit.violation(cost) for limit, cost in pairs)
 
-    def remember(self, key: str, costs: tuple[float, ...]) -> None:
+    def _remember(self, key: str, costs: tuple[float, ...]) -> None:
         """Keep the costs of a network; that of those asked for longest ago may be forgotten for it."""
         self.known[key] = costs
         if len(self.known) > MAX_NETWORKS:
@@ -109,7 +132,7 @@ class Costs:
 
     def violation(self, values: Values) -> Violation:
         """How an architecture misses the limits; compare them to say which of two is nearer."""
-        return self._violation(self.measure(values))
+        return self._violation(self.measure(values)) if self.limits else FEASIBLE
 
     def _violation(self, costs: Sequence[float]) -> Violation:
         for index, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):
@@ -123,22 +146,16 @@ class Costs:
 
     def _measure_missing(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
         """All costs of a network of which some are known, the violated limits' last."""
-        network: nn.Module | None = None
+        build: StaticBuild | None = None  # of which there is one for all measures
         for limit in self.limits[len(costs) :]:
+            measure, supernet = limit.measure, self.supernet
             try:
-                if limit.measure is parameters:
-                    cost: Any = count_parameters(self.supernet, values)
-                elif isinstance(limit.measure, NetworkMeasure):
-                    with preserve_rng(self.supernet, limit.measure.device), torch.no_grad():
-                        network = network or borrow(self.supernet, values)
-                        cost = limit.measure.measure(network, device_of(self.model))
+                if isinstance(measure, StaticMeasure):
+                    build = build or StaticBuild(supernet, values)
+                    cost: Any = measure.measure(build)
                 else:
-                    with (
-                        self.supernet.preserve_selection()
-                        if is_from_asng(limit.measure)
-                        else preserve_state(self.supernet)
-                    ):
-                        cost = limit.measure(self.model, values)
+                    with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
+                        cost = measure(supernet.model, values)
             except Exception as error:
                 error.add_note(f"in {limit.name} of the architecture {dict(values)}")
                 raise
@@ -190,7 +207,7 @@ class Costs:
         return {key: costs for key, costs in known.items() if costs}, nearest
 
     def _device(self) -> str:
-        return device_name(device_of(self.model))
+        return device_name(device_of(self.supernet.model))
 
 
 def _as_cost(cost: Any, limit: Limit, values: Values) -> float:

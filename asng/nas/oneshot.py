@@ -1,6 +1,6 @@
 """One iteration of one-shot search (Algorithm 1 of the paper): weights first, then the distribution.
 
-Under torchrun the candidates are sharded over the _distributed. All processes draw the same candidates and are told
+Under torchrun the candidates are sharded over the processes. All processes draw the same candidates and are told
 the same losses, so theta is equal everywhere without communication.
 """
 
@@ -16,12 +16,20 @@ from torch import Tensor, nn
 
 from asng._asktell import Candidate, Optimizer
 from asng.nas import _checkpoints, _distributed
-from asng.nas._checks import check_not_ddp, check_search, check_weight_optimizer, is_compiled, unwrap
+from asng.nas._checks import (
+    check_not_ddp,
+    check_search,
+    check_shapes,
+    check_step_options,
+    check_weight_optimizer,
+    is_compiled,
+    unwrap,
+)
 from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to_outcome
 from asng.nas._preserve import set_training
 from asng.nas._watch import Failures, UnreadDecisions
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
-from asng.nas.supernet import module_paths
+from asng.nas.supernet import Supernet
 
 Batch = Any
 
@@ -31,14 +39,23 @@ WORST_LOSS = 1e300  # told for candidates that rank behind all finite losses
 
 @dataclass(frozen=True)
 class Step:
-    """The record of one iteration."""
+    """The record of one iteration.
 
-    train_losses: tuple[float, ...]  # of the candidates for the weights; inf: out of memory; empty: none was feasible
-    valid_losses: tuple[float | None, ...]  # of the candidates that moved the distribution; None: infeasible, not run
-    train_metrics: tuple[dict[str, float], ...]  # one mapping per candidate; empty without metrics and for those that
-    valid_metrics: tuple[dict[str, float], ...]  # ran out of memory or are infeasible
-    candidates: tuple[dict[str, Any], ...]  # the values of these candidates
-    violations: tuple[float, ...]  # by how much each misses the first limit that it violates, relative; 0: feasible
+    Attributes:
+        train_losses: Of the candidates for the weights; inf: out of memory. Empty where none was feasible.
+        valid_losses: Of the candidates that moved the distribution; None: infeasible, not run.
+        train_metrics: One mapping per candidate; empty without metrics, and for those out of memory.
+        valid_metrics: The same; also empty for infeasible candidates.
+        candidates: The values of the candidates that moved the distribution.
+        violations: How far each is above the first limit that it violates, relative to it; 0: feasible.
+    """
+
+    train_losses: tuple[float, ...]
+    valid_losses: tuple[float | None, ...]
+    train_metrics: tuple[dict[str, float], ...]
+    valid_metrics: tuple[dict[str, float], ...]
+    candidates: tuple[dict[str, Any], ...]
+    violations: tuple[float, ...]
 
     @property
     def train_loss(self) -> float:
@@ -88,6 +105,22 @@ class OneShot:
     Several processes (torch.distributed, set up before) all have to pass the same batches. They begin
     with the weights, the buffers and the state of the first. Each has the running statistics of the
     candidates that it ran itself.
+
+    Attributes:
+        supernet: The index of the model: its space, selection, extraction.
+        costs: The costs of its architectures under the limits.
+        model, arch_optimizer, weight_optimizer, device: As given; the model without a wrapper.
+
+    Raises:
+        ValueError: The model or the optimizers cannot be searched; the message says what to change.
+
+    >>> from asng import ASNG, nas
+    >>> model = nn.Sequential(nas.OneOf("act", [nn.ReLU(), nn.Tanh()]), nn.Linear(2, 1))
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), sgd, lambda net, x: net(x).square().mean())
+    >>> step = oneshot.step(torch.ones(4, 2), torch.ones(4, 2))
+    >>> len(step.train_losses), len(step.valid_losses)
+    (2, 2)
     """
 
     def __init__(
@@ -104,19 +137,16 @@ class OneShot:
         capture: bool = False,
     ) -> None:
         check_weight_optimizer(weight_optimizer)
-        paths = module_paths(model)
+        paths = {module: path for path, module in model.named_modules()}
         check_not_ddp(paths)
         self.model, self.arch_optimizer, self.weight_optimizer = unwrap(model), arch_optimizer, weight_optimizer
         self._loss_fn, self._mask_inactive, self._amp_dtype = loss_fn, mask_inactive, amp_dtype
         self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
-        self.costs = Costs(self.model, limits)
-        self.supernet = self.costs.supernet
+        self.supernet = Supernet(self.model)
+        self.costs = Costs(self.supernet, limits)
         self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
         check_search(self.supernet, arch_optimizer, weight_optimizer)
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {max_grad_norm!r}")
-        if amp_dtype not in (None, torch.bfloat16, torch.float16):
-            raise ValueError(f"amp_dtype must be torch.bfloat16, torch.float16 or None, got {amp_dtype}")
+        check_step_options(max_grad_norm, amp_dtype)
         self._max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
         self.device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
@@ -143,7 +173,19 @@ class OneShot:
             )
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
-        """One iteration: all candidates of a half see the same batch. The model stays selected as it was."""
+        """One iteration; the model stays selected as it was.
+
+        Args:
+            train_batch: What all candidates for the weights see, as `loss_fn` takes it.
+            valid_batch: What all candidates that move the distribution see.
+
+        Returns:
+            The losses, metrics, candidates and violations.
+
+        Raises:
+            ValueError: The loss is no scalar tensor, or does not depend on the weights.
+            RuntimeError: Every candidate of five steps in a row ran out of memory.
+        """
         with self.supernet.preserve_selection():
             return self._step(train_batch, valid_batch)
 
@@ -156,7 +198,7 @@ class OneShot:
         if not self.model.training:
             self.model.train()
         drawn, candidates = self._draw_feasible(), self.arch_optimizer.ask()
-        violations = [self.violation(candidate.values) for candidate in candidates]
+        violations = [self.costs.violation(candidate.values) for candidate in candidates]
         relative = [violation.relative for violation in violations]
         feasible = [candidate for candidate, violated in zip(candidates, relative, strict=True) if not violated]
         done = None
@@ -308,15 +350,7 @@ class OneShot:
 
     def is_feasible(self, values: Mapping[str, Any]) -> bool:
         """Whether an architecture meets all limits."""
-        return self.violation(values) == FEASIBLE
-
-    def violation(self, values: Mapping[str, Any]) -> Violation:
-        """The violation of the limits by an architecture; rank 0 measures for all _distributed."""
-        if not self.costs.limits:
-            return FEASIBLE
-        if self._world_size > 1:
-            self._share_costs(values)
-        return self.costs.violation(values)
+        return self.costs.violation(values) == FEASIBLE
 
     def _tell(self, candidates: list[Candidate], losses: list[float | None], violations: list[Violation]) -> None:
         """Feasible by loss, then feasible without a finite loss, then infeasible by violation."""
@@ -331,7 +365,7 @@ class OneShot:
         active = [self.supernet.active(c.values) for c in candidates] if self._mask_inactive else None
         self.arch_optimizer.tell(candidates, told, active=active)
 
-    # Several _distributed.
+    # Several processes.
 
     def _sync_from_rank0(self) -> None:
         """Broadcast weights, buffers and both optimizers' states from rank 0."""
@@ -342,13 +376,6 @@ class OneShot:
             )
             self.arch_optimizer.load_state_dict(arch_optimizer)
             self.weight_optimizer.load_state_dict(weight_optimizer)
-
-    def _share_costs(self, values: Mapping[str, Any]) -> None:
-        """Broadcast the costs of an architecture from rank 0."""
-        key = self.costs.key(values)
-        if not self.costs.is_complete(self.costs.known.get(key, ())):
-            costs = self.costs.measure(values) if self._rank == 0 else None
-            self.costs.remember(key, _distributed.broadcast_object(costs))
 
     # State.
 
@@ -370,7 +397,7 @@ class OneShot:
         """Continue from `state_dict()` of a OneShot made in the same way; raises ValueError, changing nothing."""
         before = copy.deepcopy(self.weight_optimizer.state_dict()), self.arch_optimizer.state_dict()
         try:
-            _check_shapes(state["model"], self.model.state_dict())
+            check_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
             limits = [limit.name for limit in self.costs.limits]
@@ -397,14 +424,3 @@ def _zero(gradients: list[Tensor | None]) -> None:
     present = [gradient for gradient in gradients if gradient is not None]
     if present:
         torch._foreach_zero_(present)
-
-
-def _check_shapes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    for name in {**saved, **current}:
-        size, wanted = (getattr(s[name], "shape", None) if name in s else "absent" for s in (saved, current))
-        if size != wanted:
-            raise ValueError(f"{name} is {_as_tuple(size)} there, {_as_tuple(wanted)} here")
-
-
-def _as_tuple(size: Any) -> Any:
-    return tuple(size) if isinstance(size, torch.Size) else size

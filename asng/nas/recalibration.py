@@ -21,8 +21,22 @@ def recalibrate(
     while the model trains are frozen, such as those of a pretrained part, and stay as they are: those that
     are so in a model in training mode, or else after `model.train()`.
 
-    `forward(model, batch)` runs the model; without it a batch is the input, or a tuple or list that starts
-    with it. If anything fails, the statistics stay as they were.
+    torch's own `update_bn` puts the whole model into training mode, dropout included, and restores nothing after an
+    error.
+
+    Args:
+        model: Any network with batch norms; wrappers of torch.compile and DataParallel are looked through.
+        batches: Inputs, or tuples or lists that start with them.
+        forward: (model, batch) -> anything; runs the model on other batches.
+
+    Raises:
+        ValueError: There are no batches, or no batch norm to recalibrate; the statistics stay as they were, as they do
+            after any other error.
+
+    >>> net = nn.BatchNorm1d(1)
+    >>> recalibrate(net, [torch.tensor([[1.0], [3.0]])])
+    >>> net.running_mean
+    tensor([2.])
     """
     model = unwrap(model)
     kinds = nn.modules.batchnorm._BatchNorm

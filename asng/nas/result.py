@@ -13,7 +13,6 @@ from torch import nn
 from asng._asktell import Optimizer
 from asng._checks import check_int
 from asng.nas import _distributed
-from asng.nas._extract import extract
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
@@ -23,35 +22,55 @@ DRAWS = 1000  # candidates drawn where the most likely values do not suffice
 
 
 class Architecture(NamedTuple):
-    """An architecture, and how sure a search is of it."""
+    """An architecture, and how sure a search is of it.
+
+    Attributes:
+        values: One value for each decision, by name.
+        probability: That of drawing this network; variables without effect on it, and real ones, do not count.
+        feasible: Whether it meets all limits.
+    """
 
     values: dict[str, Any]
-    probability: float  # of drawing this network: variables without effect on it, and real ones, do not count
-    feasible: bool  # whether it meets all limits
+    probability: float
+    feasible: bool
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search ends with."""
+    """What a search ends with.
 
-    values: dict[str, Any]  # the architecture: the most likely feasible one
-    probability: float  # of drawing this network from the final distribution, as in `Architecture`
-    feasible: bool  # False where no architecture met the limits, and a warning said so: then the nearest one
-    model: nn.Module  # extracted, with the weights of the search; batch norms need `recalibrate`
-    history: list[dict[str, float]]  # one record per epoch
+    Attributes:
+        values: The architecture: the most likely feasible one, one value for each decision, by name.
+        probability: That of drawing this network from the final distribution, as in `Architecture`.
+        feasible: False where no architecture met the limits, and a warning said so: then it is the nearest one.
+        model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
+        history: One record per epoch.
+        arch_optimizer: The optimizer of the architecture, with its final distribution.
+    """
+
+    values: dict[str, Any]
+    probability: float
+    feasible: bool
+    model: nn.Module
+    history: list[dict[str, float]]
     arch_optimizer: Optimizer
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> SearchResult:
     """The result of a OneShot so far: its most likely feasible architecture, extracted.
 
-    Where no architecture that was drawn or measured is feasible, it is the nearest one, and a warning says by how
-    much it misses the limits.
+    Args:
+        oneshot: A search, at any time.
+        history: Records of its epochs, to go into the result.
+
+    Returns:
+        The result. Where no architecture that was drawn or measured is feasible, it is the nearest one, and a warning
+        says by how much it misses the limits.
     """
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_describe_violation(oneshot, architecture.values), stacklevel=2)
-    model = extract(oneshot.model, architecture.values)
+    model = oneshot.supernet.extract(architecture.values)
     records = [dict(record) for record in history]
     return SearchResult(*architecture, model=model, history=records, arch_optimizer=oneshot.arch_optimizer)
 
@@ -61,8 +80,17 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
 
     The most likely values come first; with k = 1 and values that meet all limits this is cheap enough for every
     epoch. Otherwise a thousand candidates are drawn, ordered by the probability of their values, and measured until
-    k networks are feasible. There may be fewer; where there is none, the nearest one of all measured so far is
-    returned, with `feasible` False. Of several processes all have to call it, as the first one measures for all.
+    k networks are feasible. Of several processes all have to call it, as the first one measures for all.
+
+    Args:
+        oneshot: A search, at any time.
+        k: How many, at least 1.
+
+    Returns:
+        At most k architectures. Where none is feasible, the nearest one of all measured so far, with `feasible` False.
+
+    Raises:
+        ValueError: k is not a positive integer.
     """
     k = check_int(k, "k", min=1)
     found: dict[str, dict[str, Any]] = {}  # by network, each once

@@ -1,4 +1,4 @@
-"""The index of a model's decisions: space, selection, and which decisions are active."""
+"""The index of a model's decisions: space, selection, active decisions, static networks."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,8 +9,9 @@ from typing import Any
 from torch import nn
 
 from asng._decoding import Space
-from asng.nas._checks import check_not_sharded, describe_attribute, unregistered_modules
+from asng.nas._checks import check_not_sharded, describe_attribute, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
+from asng.nas._extract import StaticBuild, holds_decisions
 from asng.nas.layers import ElasticLayer
 from asng.space import Variable, family_of
 
@@ -18,36 +19,46 @@ Values = Mapping[str, Any]
 
 
 class Supernet:
-    """The index of a model's decisions, built once.
+    """The index of a model's decisions, built once. `OneShot.supernet` is that of the model that is searched.
 
-    Elastic layers learn their paths in the model, for error messages.
+    Changes of the model that add, remove or replace modules need a new one. The model is not changed but by `select`.
+
+    Args:
+        model: Any module with decisions.
+
+    Attributes:
+        model: The module itself.
+        space: The decisions' names and variables, in the order of the model.
+        paths: All modules with their paths, as `model.named_modules()` gives them.
+
+    Raises:
+        ValueError: A name is declared twice, differently; a decision is where torch does not see it; the model is
+            sharded.
 
     >>> from asng.nas import OneOf, Repeat
     >>> model = nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()]), Repeat("depth", [nn.ELU(), nn.ELU()]))
     >>> supernet = Supernet(model)
     >>> supernet.space
     {'act': Categorical(choices=(0, 1)), 'depth': Integer(low=1, high=2)}
-    >>> supernet.select({"act": 1, "depth": 2})
+    >>> supernet.extract({"act": 1, "depth": 1})
+    Sequential(
+      (0): Tanh()
+      (1): Sequential(
+        (0): ELU(alpha=1.0)
+      )
+    )
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.space: dict[str, Variable] = {}
-        self._by_name: dict[str, list[Decision]] = {}
-        self.paths = module_paths(model)
+        self.paths = {module: path for path, module in model.named_modules()}
         check_not_sharded(self.paths)
-        self.elastic_layers: list[ElasticLayer] = []
+        self._by_name: dict[str, list[Decision]] = {}
         declared: dict[str, str] = {}
         for module, path in self.paths.items():
             if isinstance(module, Decision):
                 self._declare(module, path, declared)
-            elif isinstance(module, ElasticLayer):
-                module.path = path
-                self.elastic_layers.append(module)
-        # A Supernet made earlier of the same model uses the same dict.
-        self._producers = self.elastic_layers[0].producers if self.elastic_layers else {}
-        for layer in self.elastic_layers:
-            layer.producers = self._producers
         self._check_registered()
 
     def _declare(self, decision: Decision, path: str, declared: dict[str, str]) -> None:
@@ -67,7 +78,7 @@ class Supernet:
             for name, value, module in unregistered_modules(holder):
                 if module in self.paths:
                     continue
-                inside = module_paths(module)
+                inside = dict.fromkeys(module.modules())
                 lost = [m for m in inside if isinstance(m, (Decision, ElasticLayer)) and m not in self.paths]
                 if lost and holder not in inside:  # a reference to what is further out is no part of the model
                     what = type(lost[0]).__name__ + (f" {lost[0].name!r}" if isinstance(lost[0], Decision) else "")
@@ -77,7 +88,14 @@ class Supernet:
                     )
 
     def select(self, values: Values) -> None:
-        """Select a value for every decision; raises ValueError, changing nothing, if they do not fit."""
+        """Select an architecture: the model behaves as this network until the next call.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Raises:
+            ValueError: The values do not fit; nothing is changed.
+        """
         self.check(values)
         self.choose(values)
 
@@ -100,7 +118,6 @@ class Supernet:
 
     def choose(self, values: Values) -> None:
         """Select values without checking them, such as those of `ask`."""
-        self._producers.clear()
         for name, decisions in self._by_name.items():
             value = values[name]
             for decision in decisions:
@@ -158,6 +175,20 @@ class Supernet:
         seen: dict[nn.Module, bool] = {}
         return {module for module in self.paths if holds_decisions(module, seen)}
 
+    def extract(self, values: Values | None = None) -> nn.Module:
+        """The static network of an architecture, by default the selected one; see `asng.nas.extract`."""
+        return self._build(values).copy()
+
+    def num_parameters(self, values: Values | None = None) -> int:
+        """The number of parameters of the static network of an architecture, by default the selected one.
+
+        Nothing is copied. Shared parameters count once.
+        """
+        return self._build(values).num_parameters()
+
+    def _build(self, values: Values | None) -> StaticBuild:
+        return StaticBuild(self, selected(self.model) if values is None else values)
+
     def canonical(self, values: Values) -> Values:
         """The same network, with inactive decisions at a canonical value: the mode of the initial distribution."""
         active = self.active(values)
@@ -185,19 +216,57 @@ class Supernet:
 
 
 def space_of(model: nn.Module) -> dict[str, Variable]:
-    """The search space of a model: its decisions' names and variables, in the order of the model."""
+    """The search space of a model.
+
+    Args:
+        model: Any module with decisions.
+
+    Returns:
+        The names and variables of its decisions, in the order of the model.
+
+    Raises:
+        ValueError: A name is declared twice, differently, or a decision is where torch does not see it.
+
+    >>> from asng.nas import OneOf
+    >>> space_of(nn.Sequential(nn.Linear(2, 2), OneOf("act", [nn.ReLU(), nn.Tanh()])))
+    {'act': Categorical(choices=(0, 1))}
+    """
     return Supernet(model).space
 
 
 def select(model: nn.Module, values: Values) -> None:
-    """Select an architecture: the model behaves as this network until the next call."""
+    """Select an architecture: the model behaves as this network until the next call.
+
+    It indexes the model at each call; in a loop, make a `Supernet` once and call its `select`.
+
+    Args:
+        model: Any module with decisions.
+        values: One value for each decision, by name.
+
+    Raises:
+        ValueError: The values do not fit; nothing is changed.
+
+    >>> import torch
+    >>> from asng.nas import OneOf
+    >>> model = OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})
+    >>> select(model, {"act": "relu"})
+    >>> model(torch.tensor([-1.0]))
+    tensor([0.])
+    """
     Supernet(model).select(values)
 
 
 def selected(model: nn.Module) -> dict[str, Any]:
-    """The values that a model is selected as, one for each decision; RuntimeError names the first without one.
+    """The values that a model is selected as; in a loss, those of the candidate that runs.
 
-    In a loss it tells the values of the candidate that runs.
+    Args:
+        model: Any module with decisions.
+
+    Returns:
+        One value for each decision, by name.
+
+    Raises:
+        RuntimeError: A decision has no value yet; the message names the first one.
 
     >>> from asng.nas import OneOf
     >>> model = OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})
@@ -205,23 +274,37 @@ def selected(model: nn.Module) -> dict[str, Any]:
     >>> selected(model)
     {'act': 'tanh'}
     """
-    decisions = [module for module in module_paths(model) if isinstance(module, Decision)]
+    decisions = [module for module in model.modules() if isinstance(module, Decision)]
     # Not by .value, the reads of which are watched; it only says what is wrong where there is none.
     return {decision.name: decision.selected[0] if decision.selected else decision.value for decision in decisions}
 
 
-def module_paths(model: nn.Module) -> dict[nn.Module, str]:
-    """All modules of a model with their paths, as torch's named_modules() gives them, but quickly."""
-    paths: dict[nn.Module, str] = {}
-    waiting = [(model, "")]
-    while waiting:
-        module, path = waiting.pop()
-        if module not in paths:
-            paths[module] = path
-            prefix = path and path + "."
-            children = reversed(module._modules.items())
-            waiting.extend((child, prefix + name) for name, child in children if child is not None)
-    return paths
+def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
+    """A static module that equals the selected model, with copies of the weights it needs and no decision.
+
+    A `Searchable` module is replaced by what its `build_static()` returns, from the outside in, while its own
+    decisions are still there; decisions inside of the result are replaced next. The model is not changed. Weights that
+    layers share are shared in the result too.
+
+    Args:
+        model: Any module with decisions, also another one with the same decisions, such as a deeper one to train from
+            scratch. Wrappers (torch.compile, DataParallel, DistributedDataParallel) are removed.
+        values: One value for each decision, by name; by default the selected ones.
+
+    Returns:
+        A network of torch's own modules, the user's, and two for which torch has no equivalent.
+
+    Raises:
+        ValueError: The values do not fit, or a `build_static()` does not return what it has to.
+        RuntimeError: `values` are not given, and a decision has no value yet.
+
+    >>> from asng.nas import OneOf
+    >>> extract(nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()])), {"act": 1})
+    Sequential(
+      (0): Tanh()
+    )
+    """
+    return Supernet(unwrap(model)).extract(values)
 
 
 def _check_modules(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Module]:
@@ -233,14 +316,6 @@ def _check_modules(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Mo
                 f"active_modules() of {type(module).__name__} must return modules, got {inner!r} among them"
             )
     return modules
-
-
-def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
-    """True if a module is, or holds, a decision or an elastic layer; `seen` is a memo."""
-    if module not in seen:
-        inside = (holds_decisions(child, seen) for child in module._modules.values() if child is not None)
-        seen[module] = isinstance(module, (Decision, ElasticLayer)) or any(inside)
-    return seen[module]
 
 
 def _to_key(name: str, variable: Variable, value: Any) -> Any:

@@ -50,7 +50,7 @@ def separable(channels: int, kernel: int, stride: int, affine: bool) -> nn.Seque
 class AveragePool(nn.AvgPool2d):
     """3x3 means with zeros around.
 
-    For channels last on CUDA, torch before 2.14 computes a wrong gradient of padded means
+    For channels last on CUDA, torch 2.11 computes a wrong gradient of padded means
     (https://github.com/pytorch/pytorch/issues/188344).
     """
 

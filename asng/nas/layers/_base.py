@@ -1,22 +1,27 @@
 """Elastic layers: torch's layer of the largest size, of which the slice of the selected sizes is used."""
 
+import sys
 from abc import abstractmethod
-from functools import lru_cache
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import cache, lru_cache
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from asng.nas._decision import Decision, Searchable, Size, SizeLike, as_int, size_and_max
-from asng.nas._ties import Ties
 
 
 class AnySize:
-    """As many channels as the input has, up to `max`: for inputs whose size is itself searched.
+    """As many channels as the input has: for inputs whose size is itself searched.
+
+    Args:
+        max: The largest number of channels.
 
     The module that holds such a layer gives the number in its own `build_static()`:
     `layer.build_static(in_channels=64)`.
 
+    >>> import torch
     >>> from asng.nas import Linear
     >>> linear = Linear(AnySize(64), 8)
     >>> linear(torch.zeros(1, 20)).shape
@@ -57,118 +62,148 @@ def check_fixed(**settings: Any) -> None:
                 )
 
 
-TorchLayer = TypeVar("TorchLayer", bound=nn.Module)
-
-
-def on_meta(kind: type[TorchLayer], *arguments: Any, **settings: Any) -> TorchLayer:
-    """A torch layer on the device "meta", without initialization, which takes most of the time."""
-    bare: Any = _without_first_values(kind)  # type: ignore[arg-type] # mypy takes types of a bound for not hashable
-    layer: TorchLayer = bare(*arguments, **settings, device="meta")
-    layer.__class__ = kind
+def on_meta(kind: Any, **settings: Any) -> nn.Module:
+    """A torch layer on the device "meta"; the constructor runs once for equal settings, which are hashable."""
+    attributes, containers = _prototype(kind, tuple(settings.items()))
+    layer: nn.Module = kind.__new__(kind)
+    layer.__dict__.update(attributes)
+    for name in containers:
+        layer.__dict__[name] = attributes[name].copy()
     return layer
 
 
-@lru_cache
-def _without_first_values(kind: Any) -> Any:
-    return type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
+@lru_cache(maxsize=1024)
+def _prototype(kind: Any, settings: tuple[tuple[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
+    """The attributes of a layer without initialization, which takes most of the time; and which of them to copy."""
+    bare = type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
+    attributes = bare(**dict(settings), device="meta").__dict__
+    return attributes, [name for name, value in attributes.items() if isinstance(value, (dict, list, set))]
+
+
+@cache
+def _has_own_forward(kind: Any) -> bool:
+    """True if a subclass of an elastic layer has another forward()."""
+    layer = next(base for base in kind.__mro__ if "torch_layer" in vars(base))
+    return kind.forward is not layer.forward
+
+
+class Build(NamedTuple):
+    """An extraction in progress, as elastic layers see it."""
+
+    copies: bool  # layers copy their weights; otherwise their static layers hold views, which are copied later
+    record: Callable[["ElasticLayer", str, Tensor, nn.Parameter], None]  # told slice and parameter of static layers
+    paths: Mapping[nn.Module, str]  # of the model's modules
+
+
+current_build: ContextVar[Build | None] = ContextVar("current_build", default=None)
 
 
 class ElasticLayer(Searchable):
     """A torch layer of the largest size that uses the slice of the selected sizes.
 
-    Its decisions are submodules, named by their roles. `asng.nas.select` tells the layers of a model their paths,
-    so that errors name both layers whose sizes do not fit together.
+    A subclass also derives from the torch layer, `torch_layer`. Its constructor calls `register_sizes` with the sizes
+    by their roles, whose decisions become submodules; its `forward` calls `check_input` and computes with
+    `active_tensors()`. `asng.nas.layers.linear` is the shortest example.
     """
 
-    path: str = ""
-    producers: dict[
-        int, str
-    ]  # number of channels -> path of the layer that last returned it, shared by a model's layers
-    ties: Ties | None = None  # while a model that shares this layer's weights is extracted
+    torch_layer: type[nn.Module]  # what it becomes
 
     @abstractmethod
     def active_tensors(self) -> dict[str, Tensor | None]:
-        """The slices of its parameters and buffers in use under the selected values."""
+        """The slices of its parameters and buffers in use under the selected values, by name."""
 
     @abstractmethod
-    def build_meta(self) -> nn.Module:
-        """The torch layer of the selected sizes, on the device "meta"."""
+    def static_settings(self) -> dict[str, Any]:
+        """The arguments of the torch layer's constructor under the selected values, by name, hashable."""
 
     def build_static(self, in_channels: int | None = None) -> nn.Module:
         """The equivalent torch layer under the selected values, with copies of the weights.
 
-        `in_channels` is required for a layer with `AnySize` inputs, and allowed only there.
+        Args:
+            in_channels: The size of the input; required for a layer with `AnySize` inputs, and allowed only there.
+
+        Raises:
+            ValueError: `in_channels` does not fit, or the class has a `forward` of its own.
         """
-        tensors = self.static_tensors(in_channels, copy=True)
-        static = self.build_meta()
-        for name, tensor in tensors.items():
-            setattr(static, name, tensor)
-        static.training = self.training
+        self._check_static(in_channels)
+        build = current_build.get()
+        before = None if self._any_size is None else self._any_size.last_seen
+        try:
+            if self._any_size is not None:
+                self._any_size.last_seen = in_channels
+            static = on_meta(self.torch_layer, **self.static_settings())
+            tensors = self.active_tensors()
+        finally:
+            if self._any_size is not None:
+                self._any_size.last_seen = before
+        copies = build is None or build.copies
+        for name, used in tensors.items():
+            tensor = used.detach().clone() if copies and used is not None else used
+            if name in self._buffers:
+                static._buffers[name] = tensor
+            elif used is None or tensor is None:
+                static._parameters[name] = None
+            else:
+                parameter = nn.Parameter(tensor, getattr(self, name).requires_grad)
+                static._parameters[name] = parameter
+                if build is not None:
+                    build.record(self, name, used, parameter)
+        static.__dict__["training"] = self.training
         return static
 
-    def static_tensors(self, in_channels: int | None = None, *, copy: bool) -> dict[str, Tensor | None]:
-        """The tensors of `build_static`: copies, with parameters of their own, or views of this layer's, to look at."""
-        self._check_forward()
-        self._set_in_channels(in_channels)
-        tensors: dict[str, Tensor | None] = {}
-        for name, used in self.active_tensors().items():
-            tensor = used.detach().clone() if copy and used is not None else used
-            if tensor is not None and name not in self._buffers:
-                if copy:
-                    tensor = nn.Parameter(tensor, getattr(self, name).requires_grad)
-                if self.ties is not None:
-                    self.ties.record(self, name, tensor)
-            tensors[name] = tensor
-        return tensors
-
-    def _check_forward(self) -> None:
-        kind: Any = next(kind for kind in type(self).__mro__ if "build_meta" in vars(kind))
-        if type(self).forward is not kind.forward:
+    def _check_static(self, in_channels: int | None) -> None:
+        kind: Any = type(self)
+        if _has_own_forward(kind):
             raise ValueError(
-                f"{self._label()} is a {type(self).__name__} with a forward() of its own, which the static layer would "
+                f"{path_of(self)} is a {kind.__name__} with a forward() of its own, which the static layer would "
                 "not have; give it a build_static() of its own, too"
             )
-
-    def _set_in_channels(self, in_channels: int | None) -> None:
-        if self._any_size is not None:
-            if in_channels is None or not 1 <= in_channels <= self._any_size.max:
+        if self._any_size is None:
+            if in_channels is not None:
                 raise ValueError(
-                    f"{self._label()} takes any number of channels up to {self._any_size.max}, got "
-                    f"in_channels={in_channels}; say how many by layer.build_static(in_channels=...) in the "
-                    "build_static() of the module that holds it"
+                    f"{path_of(self)} is told by its decisions how much it takes, not by in_channels={in_channels}"
                 )
-            self._any_size.last_seen = in_channels
-        elif in_channels is not None:
+        elif in_channels is None or not 1 <= in_channels <= self._any_size.max:
             raise ValueError(
-                f"{self._label()} is told by its decisions how much it takes, not by in_channels={in_channels}"
+                f"{path_of(self)} takes any number of channels up to {self._any_size.max}, got "
+                f"in_channels={in_channels}; say how many by layer.build_static(in_channels=...) in the "
+                "build_static() of the module that holds it"
             )
 
-    def _register_sizes(self, **roles: Size | AnySize) -> None:
-        self.producers = {}
-        self._any_size = next((size for size in roles.values() if isinstance(size, AnySize)), None)
+    def register_sizes(self, **roles: Size | AnySize) -> None:
+        """Register the decisions that the layer's sizes follow as submodules, named by their roles."""
+        self._any_size: Any = next((size for size in roles.values() if isinstance(size, AnySize)), None)
         for role, size in roles.items():
             if size.decision is not None:
                 self.add_module(f"{role}_decision", size.decision)
 
-    def _check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> int:
-        """Return the selected size; RuntimeError if the input has another one on this axis."""
-        if x.dim() < -axis:
+    def check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> int:
+        """Return the selected size; RuntimeError if the input has another one on this axis, counted from either end."""
+        if not -x.dim() <= axis < x.dim():
             return size()  # torch says what is wrong
         got = x.shape[axis]
         if isinstance(size, AnySize):
             size.last_seen = min(got, size.max)
-        in_channels = size()
-        if got != in_channels:
-            at_most = f"up to {in_channels}" if self._any_size else in_channels
-            wanted = at_most if size.decision is None else f"{size} = {in_channels}"
-            producer = f", which {self.producers[got]} last gave" if got in self.producers else ""
-            raise RuntimeError(f"{self._label()} takes {wanted} {unit}, but got {got}{producer}")
-        return in_channels
+        wanted = size()
+        if got != wanted:
+            most = f"up to {wanted}" if isinstance(size, AnySize) else wanted
+            described = most if size.decision is None else f"{size} = {wanted}"
+            raise RuntimeError(f"{path_of(self)} takes {described} {unit}, but got {got}")
+        return wanted
 
-    def _label(self) -> str:
-        return self.path or type(self).__name__
 
-    def _record_output(self, channels: int, y: Tensor) -> Tensor:
-        if not torch.compiler.is_compiling():
-            self.producers[channels] = self._label()
-        return y
+def path_of(layer: nn.Module) -> str:
+    """The path of a layer in the model that is extracted or, for its own calls, in the outermost one; else its class.
+
+    A module does not know where it is, but when it raises an error, the calls of the modules around it are on the
+    stack. So nothing has to be written into layers beforehand.
+    """
+    build = current_build.get()
+    path = "" if build is None else build.paths.get(layer, "")
+    frame = sys._getframe(1).f_back
+    while build is None and frame is not None:
+        caller = frame.f_locals.get("self")
+        if isinstance(caller, nn.Module):
+            path = next((path for path, module in caller.named_modules() if module is layer), path)
+        frame = frame.f_back
+    return path or type(layer).__name__
