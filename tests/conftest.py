@@ -3,16 +3,14 @@ import signal
 
 os.environ["OMP_NUM_THREADS"] = "1"  # the same sums in every process; set before torch is loaded
 
-import sys
-from pathlib import Path
-
 import pytest
+
+from tests.helpers.layers import is_above
 
 # Shells start what runs in the background deaf to Ctrl-C, and all that it starts; the tests press it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-sys.path.insert(0, str(Path(__file__).parent))  # so that tests can import what they share
-pytest.register_assert_rewrite("family_checks")
+pytest.register_assert_rewrite("tests.helpers.family_checks")
 
 
 def pytest_addoption(parser):
@@ -20,8 +18,6 @@ def pytest_addoption(parser):
 
 
 def pytest_ignore_collect(collection_path, config):
-    from layers import is_above  # found only now
-
     layer = config.getoption("--layer")
     return True if layer and collection_path.suffix == ".py" and is_above(layer, collection_path) else None
 

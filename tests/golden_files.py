@@ -1,6 +1,6 @@
 """Golden values on the disk: a JSON file for each case, with the machine that computed it, and how they are compared.
 
-    python tests/golden_files.py [CASE ...]     compute cases anew, by default all whose data is there
+    python -m tests.golden_files [CASE ...]     compute cases again, by default all whose data is there
 
 Do so only where numbers are meant to change, and say why in the commit.
 """
@@ -18,7 +18,8 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: the order of sums
 
 import numpy as np
 import torch
-from golden_values import QUICK, SLOW, Missing, packed
+
+from tests.helpers.golden_values import QUICK, SLOW, Missing, packed
 
 FOLDER = Path(__file__).parent / "golden"
 NUMPY_ALONE = {"ask_tell", "toy_short", "toy_quick"}  # cases that torch has no part in

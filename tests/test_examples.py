@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from family_checks import CHECKS, Case
-from tasks import LONG
 
 import asng
+from tests.helpers.family_checks import CHECKS, Case
+from tests.helpers.tasks import LONG
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 FINDS = {

@@ -1,14 +1,15 @@
 """For the same seeds everything computes the same numbers as before, to the bit where the machine is the same, too.
 
-`python tests/golden_files.py` computes the fixtures in `golden/` anew, where numbers are meant to change.
+`python -m tests.golden_files` computes the fixtures in `golden/` again, where numbers are meant to change.
 """
 
 import json
 
 import pytest
 import torch
-from golden_files import changes, differences, machine_of, path_of
-from golden_values import QUICK, SLOW, Missing, nas_search_stopped, packed
+
+from tests.golden_files import changes, differences, machine_of, path_of
+from tests.helpers.golden_values import QUICK, SLOW, Missing, nas_search_stopped, packed
 
 CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.long) for case in SLOW)]
 

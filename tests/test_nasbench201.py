@@ -12,7 +12,6 @@ import pytest
 pytestmark = pytest.mark.slow
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-sys.path.insert(0, str(FOLDER))  # also where its workers look for it
 
 import nasbench201 as bench  # noqa: E402
 import nasbench201_report as report  # noqa: E402

@@ -1,0 +1,284 @@
+"""What all commands share: the overview, bars, exit codes; and `asng toy` and `asng digits search`."""
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from rich.console import Console
+
+from asng import __version__, cli
+from asng.cli.terminal import progress_bar
+from asng.experiments import toy
+from asng.runs import Run
+from tests.helpers.commands import MAIN, hold_at, interrupted, refused, refused_in_use, run, unexplained
+
+pytestmark = pytest.mark.slow
+
+SIZE = ["--variables", "10", "--choices", "4", "--lrs", "0.05", "--alphas", "1.5"]
+SMALL = [*SIZE, "--runs", "4", "--iterations", "1500", "--powers", "0", "2"]
+LONGER = [*SIZE, "--runs", "5", "--iterations", "2500", "--powers", "0", "3", "4"]  # most of these never succeed
+LIVE = "epoch 1/100 step 123/390, train loss 2.305, valid loss 2.301, valid accuracy 0.1125, delta 1.234, 1234 images/s"
+
+
+# The overview
+
+
+def test_without_a_command_all_of_them_are_listed():
+    for words in ([], ["-h"], ["--help"]):
+        done = run(*words)
+        assert (done.code, done.err) == (0, "")
+        for command, purpose in cli.COMMANDS.items():
+            assert re.search(rf"asng {' '.join(command)} +{purpose}", done.out)
+
+
+def test_the_version_is_that_of_the_package():
+    done = run("--version")
+    assert (done.code, done.out, done.err) == (0, f"asng {__version__}\n", "")
+    module = subprocess.run([sys.executable, "-m", "asng", "--version"], capture_output=True, text=True, check=True)
+    assert module.stdout == done.out
+
+
+def test_an_experiment_alone_lists_its_verbs():
+    for words in (["cifar10"], ["cifar10", "--help"]):
+        done = run(*words)
+        assert done.code == 0
+        assert done.out.startswith("usage: asng cifar10 VERB [flags]\n")
+        assert re.findall(r"  asng (\w+ \w+)", done.out) == ["cifar10 search", "cifar10 retrain", "cifar10 evaluate"]
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["tony"], "no command 'tony'; asng has cifar10, digits, inpainting, toy"),
+        (["--runs", "3"], "no command '--runs'; asng has cifar10, digits, inpainting, toy"),
+        (["cifar10", "serach"], "no command 'cifar10 serach'; cifar10 has search, retrain, evaluate"),
+        (["digits", "--seeds", "3"], "no command 'digits --seeds'; digits has search"),
+    ],
+)
+def test_a_command_that_is_none_is_wrong_input_and_the_others_are_named(words, message):
+    assert refused(*words) == message
+
+
+def test_every_command_in_the_overview_can_be_run():
+    assert all(callable(cli.function_of(words)) for words in cli.COMMANDS)
+
+
+def test_the_overview_does_not_wait_for_torch():
+    program = "import sys; from asng.cli import main; main([]); print('torch' in sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert done.stderr == "False\n"
+
+
+@pytest.mark.parametrize(("words", "missing"), [("toy", "tyro"), ("digits search", "sklearn.datasets")])
+def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp_path):
+    program = f"import sys; sys.modules[{missing!r}] = None\n{MAIN}"
+    command = [sys.executable, "-c", program, *words.split(), "--out", str(tmp_path)]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.fullmatch(rf"asng: .*{missing}.*; the commands need pip install 'asng\[experiments\]'\n", done.stderr)
+
+
+def test_ctrl_c_anywhere_is_exit_code_130_without_a_traceback(monkeypatch):
+    monkeypatch.setattr(cli, "import_module", lambda name: os.kill(os.getpid(), signal.SIGINT))
+    done = run("toy")
+    assert (done.code, done.out, done.err) == (130, "", "")
+
+
+# Bars
+
+
+def frames(width, *news, folder=None, pause=0.15):
+    """What a terminal of a width is sent, cut where it is cleared for something new, without its other controls."""
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, width=width, _environ={})
+    with progress_bar(console, "cifar10 search", folder) as progress:
+        for fraction, text, line in news:
+            progress(fraction, text, line=line)
+            time.sleep(pause)
+    sent = re.split(r"\x1b\[2K(?:\x1b\[1A\x1b\[2K)*", file.getvalue().replace("\r", ""))
+    return [re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", frame) for frame in sent]
+
+
+@pytest.mark.parametrize(("width", "lines"), [(80, 3), (160, 2)])
+def test_a_long_text_breaks_below_the_bar_and_the_bar_stays_whole(width, lines):
+    shown = [frame for frame in frames(width, (0.1, LIVE, False), (0.2, LIVE, False)) if frame]
+    assert shown
+    for frame in shown:
+        bar, *text = frame.rstrip("\n").split("\n")
+        assert re.fullmatch(r"cifar10 search [━╸╺]+ +\d+% \d:\d\d:\d\d left [-\d:]+ *", bar)
+        assert len(text) == lines - 1
+        assert " ".join(" ".join(text).split()) == LIVE
+        assert max(len(line) for line in (bar, *text)) <= width
+
+
+def test_what_is_worth_a_line_stays_above_the_bar():
+    sent = frames(80, (0.5, "epoch 1, train loss 2.3", True), (1.0, "epoch 2, train loss 2.2", True))
+    assert [line for frame in sent for line in frame.split("\n") if line.startswith("epoch")] == [
+        "epoch 1, train loss 2.3",
+        "epoch 2, train loss 2.2",
+    ]
+
+
+def test_what_begins_anew_has_a_time_of_its_own():
+    lines = [(0.5, "epoch 1"), (1.0, "epoch 2"), (0.0, "choosing"), (0.25, "choosing"), (0.5, "choosing")]
+    sent = "".join(frames(80, *((fraction, text, True) for fraction, text in lines)))
+    assert re.search(r"100% 0:00:\d\d left 0:00:00", sent)
+    assert re.search(r" 25% 0:00:\d\d left -:--:--", sent)  # nothing is known yet of how fast it goes
+    assert re.search(r" 50% 0:00:\d\d left 0:00:0[1-9]", sent)
+
+
+def test_where_there_is_nothing_to_do_no_bar_appears():
+    assert frames(80) == [""]
+
+
+def test_without_a_terminal_tenths_are_said_once(capsys):
+    with progress_bar(Console(width=80), "toy", None) as progress:
+        for fraction in (0.0, 0.04, 0.31, 0.39, 1.0):
+            progress(fraction)
+    assert capsys.readouterr().out == "toy: 0 %\ntoy: 30 %\ntoy: 100 %\n"
+    with progress_bar(Console(width=80), "toy", None) as progress:
+        for fraction in (0.0, 1.0, 0.2):
+            progress(fraction)
+    assert capsys.readouterr().out == "toy: 0 %\ntoy: 100 %\ntoy: 20 %\n"
+
+
+def test_without_a_terminal_what_goes_on_is_said_once_a_minute(capsys, monkeypatch):
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    with progress_bar(Console(width=80), "search", None) as progress:
+        for now, fraction in [
+            (59, 0.1),
+            (61, 0.12),
+            (62, 0.2),
+            (100, 0.25),
+            (150, 0.3),
+            (161, 0.345),
+            (221, 0.4),
+            (222, 0.5),
+        ]:
+            progress(fraction, f"step {now}", line=now == 100)
+    assert capsys.readouterr().out == "12.0%: step 61\nstep 100\n34.5%: step 161\n50.0%: step 222\n"
+
+
+def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
+    for folder, message in (
+        (None, "Interrupted.\n"),
+        (tmp_path, f"Interrupted. What is finished is in {tmp_path}; the same command continues.\n"),
+    ):
+        with pytest.raises(KeyboardInterrupt), progress_bar(Console(width=80), "toy", folder):
+            raise KeyboardInterrupt
+        assert capsys.readouterr().err == message
+
+
+# toy and digits
+
+
+@pytest.mark.long
+def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
+    done = run("toy", *SMALL, "--out", tmp_path / "toy")
+    assert (done.code, done.err) == (0, "")
+    assert all(method in done.out for method in toy.METHODS)
+    assert done.out.rstrip().endswith(str(tmp_path / "toy" / "toy.png"))
+    assert {file.name for file in (tmp_path / "toy").iterdir()} == {
+        "config.json",
+        "results.jsonl",
+        "summary.json",
+        "toy.png",
+        "toy.svg",
+    }
+    assert "\x1b" not in done.out  # plain when not a terminal
+
+
+@pytest.mark.parametrize("words", [("toy", *SMALL), ("digits", "search")])
+def test_a_folder_in_use_is_refused(words, tmp_path):
+    refused_in_use(tmp_path, *words)
+
+
+@pytest.mark.long
+def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    assert run("toy", *LONGER, "--out", whole).code == 0
+
+    results = parted / "results.jsonl"
+    sign = tmp_path / "first result"
+    program = hold_at(Run, "append", 1, sign) + MAIN
+    done = interrupted(["-c", program, "toy", *LONGER, "--out", str(parted)], sign.exists)
+    assert done.code == 130
+    assert done.err == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
+    kept = results.read_text()
+    assert kept.count("\n") == 1 < (whole / "results.jsonl").read_text().count("\n")
+    assert not (parted / "summary.json").exists()
+
+    assert run("toy", *LONGER, "--out", parted).code == 0
+    assert results.read_text().startswith(kept)
+    for name in ("summary.json", "toy.svg"):
+        assert (parted / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["toy", "--runs", "0"], "runs must be at least 1, got 0"),
+        (["toy", "--alphas", "0.5"], "alphas must be above 1, got (0.5,)"),
+    ],
+)
+def test_wrong_input_is_one_line_and_exit_code_2(arguments, message):
+    assert refused(*arguments) == message
+
+
+def test_a_folder_of_another_configuration_is_wrong_input(tmp_path):
+    (tmp_path / "config.json").write_text('{"experiment": "digits"}')
+    assert "experiment: digits there, toy here" in refused("toy", "--out", tmp_path)
+
+
+def test_a_flag_that_is_not_a_number_is_wrong_input():
+    done = run("toy", "--runs", "many")
+    assert done.code == 2
+    assert "--runs" in done.err
+
+
+@pytest.mark.parametrize("command", ["toy", "digits search"])
+def test_help_shows_examples_and_explains_every_flag(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    done = run(*command.split(), "--help")
+    assert done.code == 0
+    for part in (f"Examples:\n  asng {command}", "--out", "the same command continues"):
+        assert part in done.out
+    assert unexplained(done.out) == []
+
+
+def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
+    seen = []
+
+    def note(sweep, folder, progress):
+        seen.append((sweep, folder))
+        return {"runs": 1, "iterations": 1, "ranges": [], "points": []}
+
+    monkeypatch.setattr(toy, "run", note)
+    cli.main(["toy", "--quick", "--runs", "3", "--out", str(tmp_path)])
+    cli.main(["toy", "--runs", "3"])
+    assert seen[0][0].runs == seen[1][0].runs == 3
+    assert seen[0][0].iterations == toy.QUICK.iterations
+    assert seen[1][0].iterations == toy.ToySettings().iterations
+    assert seen[0][1] == tmp_path
+    assert str(seen[1][1]) == "runs/toy"
+
+
+@pytest.mark.long
+def test_digits_ends_in_its_result_beside_the_baselines(tmp_path):
+    done = run("digits", "search", "--epochs", "1", "--training-epochs", "1", "--out", tmp_path)
+    assert (done.code, done.err) == (0, "")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    values = ", ".join(f"{name}={value}" for name, value in summary["rows"][0]["values"].items())
+    assert re.search(rf"^Found with seed 0, probability [\d.e-]+: {re.escape(values)}$", done.out, re.MULTILINE)
+    kinds = ("found", "random_mean", "random_best", "handcrafted")
+    assert re.findall(r"(\d+\.\d\d) %", done.out) == [
+        f"{100 * summary['accuracy'][kind]['mean']:.2f}" for kind in kinds
+    ]
+    assert done.out.rstrip().endswith(f"Architecture: {tmp_path / 'architecture.json'}")

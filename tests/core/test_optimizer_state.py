@@ -1,0 +1,272 @@
+"""The state of an optimizer: through JSON it goes on to the bit, and what does not fit is refused."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from asng import ASNG, Adam, Categorical, Custom, Integer, Real
+from tests.helpers.small_space import METHODS, SPACE, Bounded, Stubborn, run, through_json
+
+# Going on -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("population_size", [2, 5])
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_equals_uninterrupted_to_the_bit(method, population_size):
+    whole = method(SPACE, population_size=population_size, seed=3)
+    for _ in range(25):
+        resumed = method(SPACE, population_size=population_size, seed=99)
+        resumed.load_state_dict(through_json(whole.state_dict()))
+        assert resumed.state_dict() == whole.state_dict()
+        assert resumed.best == whole.best
+        for optimizer in (whole, resumed):
+            optimizer.ask(3)  # odd numbers of draws, so that the generator is caught at any moment
+            run(optimizer, 4)
+        assert resumed.state_dict() == whole.state_dict()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_in_another_process(method, tmp_path):
+    (tmp_path / "state.json").write_text(json.dumps(run(method(SPACE, seed=3), 20).state_dict()))
+    program = (
+        "import json, pathlib\n"
+        "from tests.helpers import small_space as t\n"
+        f"optimizer = t.{method.__name__}(t.SPACE)\n"
+        "optimizer.load_state_dict(json.loads(pathlib.Path('state.json').read_text()))\n"
+        "print(json.dumps(t.run(optimizer, 20).state_dict()))\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    assert json.loads(done.stdout) == through_json(run(method(SPACE, seed=3), 40).state_dict())
+
+
+def test_a_saved_state_is_a_copy():
+    optimizer = run(ASNG(SPACE, seed=0), 5)
+    state = optimizer.state_dict()
+    kept = through_json(state)
+    run(optimizer, 5)
+    assert state == kept
+    other = ASNG(SPACE)
+    other.load_state_dict(state)
+    state["state"]["theta"][0] = 0.0
+    state["generator"]["state"]["state"] = 0
+    assert other.state_dict() == kept
+
+
+# What is refused ------------------------------------------------------------------------------------
+
+
+def changed(path, value):
+    def change(state):
+        *inner, last = path
+        for key in inner:
+            state = state[key]
+        state[last] = value
+
+    return change
+
+
+def removed(path):
+    def change(state):
+        *inner, last = path
+        for key in inner:
+            state = state[key]
+        del state[last]
+
+    return change
+
+
+DAMAGE: dict[str, Any] = {
+    "without space": removed(["space"]),
+    "without settings": removed(["settings"]),
+    "without state": removed(["state"]),
+    "without generator": removed(["generator"]),
+    "without best": removed(["best"]),
+    "with something more": changed(["more"], 1),
+    "space is nothing": changed(["space"], None),
+    "space is something else": changed(["space"], ["lr"]),
+    "settings is no dict": changed(["settings"], "ASNG"),
+    "of another method": changed(["settings", "method"], "Other"),
+    "drawn otherwise": changed(["settings", "mirrored"], False),
+    "state is no dict": changed(["state"], None),
+    "without theta": removed(["state", "theta"]),
+    "theta too short": changed(["state", "theta"], [0.5]),
+    "theta not numbers": changed(["state", "theta"], ["a"] * 11),
+    "theta one number": changed(["state", "theta"], 0.5),
+    "theta nested unevenly": changed(["state", "theta"], [[1.0], [1.0, 2.0]]),
+    "theta NaN": changed(["state", "theta", 0], math.nan),
+    "theta infinite": changed(["state", "theta", 0], math.inf),
+    "theta outside the allowed set": changed(["state", "theta", 0], -0.5),
+    "theta null": changed(["state", "theta", 0], None),
+    "generator is no dict": changed(["generator"], None),
+    "generator empty": changed(["generator"], {}),
+    "generator of another kind": changed(["generator", "bit_generator"], "MT19937"),
+    "generator without state": removed(["generator", "state"]),
+    "generator with a negative state": changed(["generator", "state", "state"], -1),
+    "generator with text": changed(["generator", "state", "state"], "x"),
+    "best is no dict": changed(["best"], 3),
+    "best without loss": removed(["best", "loss"]),
+    "best without x": removed(["best", "x"]),
+    "best too short": changed(["best", "x"], [0.0]),
+    "best of text": changed(["best", "x"], ["a"] * 5),
+    "best NaN": changed(["best", "x", 0], math.nan),
+    "best loss NaN": changed(["best", "loss"], math.nan),
+    "best loss text": changed(["best", "loss"], "low"),
+    "best of no choice": changed(["best", "x", 1], 3.0),
+    "best far away": changed(["best", "x", 2], 1e200),
+    "best loss as text": changed(["best", "loss"], "0.5"),
+    "space is an array": changed(["space"], np.zeros((5, 2))),
+    "settings do not compare": changed(["settings", "mirrored"], Stubborn()),
+    "state is an array": changed(["state"], np.zeros(3)),
+    "state is no NumPy": changed(["state"], Stubborn()),
+    "theta is no NumPy": changed(["state", "theta"], Stubborn()),
+    "theta as text": changed(["state", "theta", 0], "0.5"),
+    "theta complex": changed(["state", "theta", 0], 1j),
+    "generator is an array": changed(["generator"], np.zeros(3)),
+    "generator with an even increment": changed(["generator", "state", "inc"], 2),
+    "generator in a fraction": changed(["generator", "state", "state"], 1.5),
+    "best is an array": changed(["best"], np.zeros(3)),
+}
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_a_damaged_state_is_refused_and_changes_nothing(damage, method):
+    optimizer = run(method(SPACE, seed=0), 5)
+    before, best = optimizer.state_dict(), optimizer.best
+    state = through_json(run(method(SPACE, seed=1), 9).state_dict())
+    damage(state)
+    with pytest.raises(ValueError, match="state"):
+        optimizer.load_state_dict(state)
+    assert optimizer.state_dict() == before
+    assert optimizer.best == best
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "value"),
+    [
+        (ASNG, "gamma", None),
+        (ASNG, "gamma", [0.0]),
+        (ASNG, "gamma", 1.1),
+        (ASNG, "gamma", 0.0),  # where the path is none
+        (ASNG, "divisor", math.nan),
+        (ASNG, "divisor", 0.0),
+        (ASNG, "divisor", -1.0),
+        (ASNG, "divisor", 1e300),
+        (ASNG, "path", [1e200] + [0.0] * 10),
+        (ASNG, "path", [1e8] * 11),
+        (Adam, "updates", -1.0),
+        (Adam, "updates", 1.5),
+        (Adam, "updates", 1e300),
+        (Adam, "updates", 0.0),  # where the moments are none
+        (Adam, "second", [-1e-9] + [1.0] * 10),
+        (Adam, "second", [1e200] * 11),
+        (Adam, "second", [0.0] * 11),  # where the first moment is none
+        (Adam, "first", [1e200] * 11),
+        (Adam, "first", [8.0] * 11),
+    ],
+)
+def test_a_state_with_impossible_numbers_is_refused(method, name, value):
+    optimizer = method(SPACE, seed=0)
+    state = through_json(run(method(SPACE, seed=1), 9).state_dict())
+    state["state"][name] = value
+    before = optimizer.state_dict()
+    with pytest.raises(ValueError, match=r"the state is damaged: (its \w+ is invalid|\w+ has to be)"):
+        optimizer.load_state_dict(state)
+    assert optimizer.state_dict() == before
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
+def test_no_path_is_longer_than_the_bound_on_a_loaded_one(betas):
+    path = gamma = 0.0
+    for beta in betas:  # all in one direction, so that it becomes as long as it can
+        path = (1 - beta) * path + math.sqrt(beta * (2 - beta))
+        gamma = (1 - beta) ** 2 * gamma + beta * (2 - beta)
+    assert path**2 <= len(betas) * gamma * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("growth", [0.5, 0.9, 1.0, 0.999 / 0.9, 1.5, 10.0])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_all_moments_that_adam_can_have_may_be_loaded(growth, sign):
+    optimizer = Adam(SPACE)
+    state = optimizer.state_dict()
+    first, second, step = 0.0, 0.0, 1e-3
+    for updates in range(1, 40):
+        step *= growth * sign
+        first, second = 0.9 * first + 0.1 * step, 0.999 * second + 0.001 * step * step
+        state["state"] |= {"first": [first] * 11, "second": [second] * 11, "updates": float(updates)}
+        optimizer.load_state_dict(through_json(state))
+
+
+@pytest.mark.parametrize("state", [None, [], "state", {}, 3])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match="state"):
+        ASNG(SPACE).load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {**SPACE, "op": Categorical(["pool", "conv", "skip"])},
+        {**SPACE, "op": Categorical(["conv", "pool"])},
+        {**SPACE, "n": Integer(1, 10)},
+        {**SPACE, "lr": Real(1e-4, 1e-1)},
+        {**SPACE, "more": Categorical([1])},
+        {name: SPACE[name] for name in list(SPACE)[:-1]},
+        {name: SPACE[name] for name in reversed(SPACE)},
+    ],
+    ids=["order of choices", "fewer choices", "range", "scale", "more", "fewer", "order of variables"],
+)
+def test_a_state_of_another_space_is_refused(other):
+    optimizer, state = ASNG(other, seed=0), run(ASNG(SPACE, seed=1), 5).state_dict()
+    before = optimizer.state_dict()
+    with pytest.raises(ValueError, match="another space"):
+        optimizer.load_state_dict(through_json(state))
+    assert optimizer.state_dict() == before
+
+
+@pytest.mark.parametrize("setting", [{"alpha": 2.0}, {"delta_init": 0.5}, {"delta_max": 9.0}, {"mirrored": False}])
+def test_a_state_with_other_settings_is_refused_by_name(setting):
+    optimizer = ASNG(SPACE, **setting)
+    with pytest.raises(ValueError, match=next(iter(setting))):
+        optimizer.load_state_dict(ASNG(SPACE).state_dict())
+
+
+def test_a_state_of_another_method_is_refused():
+    for method in METHODS:
+        for other in METHODS:
+            if method is not other:
+                with pytest.raises(ValueError, match="method"):
+                    method(SPACE).load_state_dict(other(SPACE).state_dict())
+
+
+def test_a_state_of_other_parameters_of_ones_own_family_is_refused():
+    state = ASNG({"own": Custom(Bounded(5))}).state_dict()
+    ASNG({"own": Custom(Bounded(5))}).load_state_dict(state)
+    with pytest.raises(ValueError, match=r"high=5.*high=6"):
+        ASNG({"own": Custom(Bounded(6))}).load_state_dict(state)
+
+
+def test_sets_as_choices_are_the_same_space_in_another_process():
+    code = (
+        "from asng import *\n"
+        "print(ASNG({'s': Categorical([frozenset('abcde'), frozenset('xyz')])}).state_dict()['space'])"
+    )
+    seen = {
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, check=True, capture_output=True, text=True
+        ).stdout
+        for seed in ("1", "2", "3")
+    }
+    assert len(seen) == 1

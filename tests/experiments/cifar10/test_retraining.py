@@ -1,0 +1,233 @@
+"""Training from scratch on CIFAR-10: sizes, schedule, dropped paths, resumption, and testing; on images of noise."""
+# mypy: disable-error-code="arg-type, index, union-attr"
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from asng import nas
+from asng.experiments._image_runs import retrain, search
+from asng.experiments._images import Batches, ImageSet
+from asng.experiments._jobs import TRAIN, SearchJob, TrainJob
+from asng.experiments.cifar10.data import augment_batches
+from asng.experiments.cifar10.network import Cell, count_without_auxiliary
+from asng.experiments.cifar10.space import channels_for, num_parameters, random_values
+from asng.experiments.cifar10.task import (
+    Cifar10,
+    Cifar10RetrainSettings,
+    Cifar10SearchSettings,
+    accuracy,
+    evaluate,
+)
+from asng.nas import _checkpoints as checkpoints
+from asng.runs import CHECKPOINT, METRICS, read_config
+from tests.helpers.commands import records_of
+
+pytestmark = pytest.mark.long
+
+TINY = Cifar10RetrainSettings(epochs=3, channels=2, cells=3, batch=4, num_train_images=12)
+VALUES = random_values(5)
+
+
+def changed(**settings):
+    return Cifar10RetrainSettings(**{**vars(TINY), **settings})
+
+
+@pytest.fixture(scope="module")
+def images():
+    generator = torch.Generator().manual_seed(0)
+    pixels = torch.randint(256, (16, 3, 32, 32), generator=generator, dtype=torch.uint8)
+    some = ImageSet(pixels, torch.randint(10, (16,), generator=generator))
+    return some, some.subset(torch.arange(10))
+
+
+def rates_of(job):
+    return {module.drop_path for module in job.model.modules() if isinstance(module, Cell)}
+
+
+def test_the_defaults_are_the_papers():
+    settings = Cifar10RetrainSettings()
+    assert (settings.epochs, settings.cells, settings.batch, settings.lr) == (600, 20, 80, 0.025)
+    assert (settings.drop_path, settings.auxiliary, settings.max_params) == (0.3, 0.4, 4_000_000)
+
+
+def test_the_channels_are_as_many_as_the_parameters_allow(images):
+    task, settings = Cifar10(*images), changed(channels=None, max_params=20_000)
+    job = TrainJob(task, settings, VALUES)
+    summary, channels = task.summarize(settings, VALUES, job.model), channels_for(VALUES, cells=3, at_most=20_000)
+    assert summary == {"channels": channels, "parameters": count_without_auxiliary(job.model)}
+    assert summary["parameters"] == num_parameters(VALUES, channels, 3) <= 20_000  # batch norms scale
+
+
+def test_the_learning_rate_and_dropped_paths_follow_the_epoch_linearly_and_on_a_cosine(images):
+    job = TrainJob(Cifar10(*images), TINY, VALUES)
+    assert job.steps_per_epoch == 3
+    for number in (0, 2, 3, 5, 6, 8):
+        job.step(number)
+        epoch = number // 3
+        assert rates_of(job) == {0.3 * epoch / 3}
+        rate = job._train_step.optimizer.param_groups[0]["lr"]
+        assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * epoch / 3)) / 2)
+
+
+def test_the_loss_is_that_of_both_heads_and_a_step_is_sgd_with_momentum_decay_and_clipping(images):
+    job, twin = (TrainJob(Cifar10(*images), changed(drop_path=0.0, auxiliary=40.0), VALUES) for _ in range(2))
+    optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    batches = Batches(images[0], torch.arange(12), 4, augment_batches, 0, TRAIN)
+    for number in range(2):
+        loss = job.step(number)["train_loss"]
+        pixels, labels = batches(number)
+        scores, auxiliary = twin.model(pixels)
+        expected = F.cross_entropy(scores, labels) + 40 * F.cross_entropy(auxiliary, labels)
+        optimizer.zero_grad()
+        expected.backward()
+        assert torch.nn.utils.clip_grad_norm_(twin.model.parameters(), 5.0) > 5
+        optimizer.step()
+        assert float(loss) == expected.item()
+    assert all(torch.equal(a, b) for a, b in zip(job.model.parameters(), twin.model.parameters(), strict=True))
+
+
+def test_mixed_precision_is_that_of_the_training(images):
+    job = TrainJob(Cifar10(*images), changed(amp_dtype="bfloat16"), VALUES)
+    kinds = []
+    job.model.get_submodule("classifier").register_forward_hook(
+        lambda layer, inputs, output: kinds.append(output.dtype)
+    )
+    job.step(0)
+    assert kinds == [torch.bfloat16]
+
+
+def test_weights_and_mini_batches_follow_from_the_seed(images):
+    def drawn(seed):
+        job = TrainJob(Cifar10(*images), changed(seed=seed), VALUES)
+        return job.model.state_dict()["stem.0.weight"].tolist(), [
+            job.train_batches(number)[1].tolist() for number in range(6)
+        ]
+
+    assert drawn(1) == drawn(1)
+    assert all(one != other for one, other in zip(drawn(0), drawn(1), strict=True))
+
+
+@pytest.fixture(scope="module")
+def whole(images, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("whole")
+    return folder, retrain(Cifar10(*images), TINY, VALUES, folder)
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("number", [4, 7])
+def test_a_training_that_stops_anywhere_resumes_bit_equal(images, whole, tmp_path, monkeypatch, number):
+    step = TrainJob.step
+
+    def until(self, at):
+        if at == number:
+            raise KeyboardInterrupt if at % 2 else Killed
+        return step(self, at)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainJob, "step", until)
+        with pytest.raises((Killed, KeyboardInterrupt)):
+            retrain(Cifar10(*images), TINY, VALUES, tmp_path)
+    torch.manual_seed(77)
+    retrain(Cifar10(*images), TINY, VALUES, tmp_path)
+    assert records_of(tmp_path) == records_of(whole[0])
+    one, other = (checkpoints.load(path / CHECKPOINT)["job"] for path in (whole[0], tmp_path))
+    assert all(torch.equal(one["model"][name], other["model"][name]) for name in one["model"])
+
+
+def test_a_record_counts_the_images_of_an_epoch(whole):
+    for record in map(json.loads, (whole[0] / METRICS).read_text().splitlines()):
+        assert record["images_per_second"] == pytest.approx(3 * 4 / record["seconds"])
+
+
+def test_settings_that_are_refused_late_leave_no_folder(images, tmp_path):
+    with pytest.raises(ValueError, match="more than at_most=10"):
+        retrain(Cifar10(*images), changed(channels=None, max_params=10), VALUES, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_another_architecture_is_refused(images, whole):
+    with pytest.raises(ValueError, match=r"another configuration \(architecture\.values\..*; and \d+ more\); "):
+        retrain(Cifar10(*images), TINY, random_values(6), whole[0])
+
+
+def test_evaluating_gives_the_accuracy_of_the_last_record(images, whole):
+    result = evaluate(Cifar10(*images), whole[0], read_config(whole[0], "cifar10", CHECKPOINT))
+    assert result == {"kind": "retrain", "steps": 9, "test_accuracy": whole[1]["last"]["test_accuracy"]}
+
+
+def test_evaluating_a_search_gives_the_accuracy_of_what_it_found(images, tmp_path):
+    settings = Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch=4, num_train_images=16)
+    summary = search(Cifar10(*images), settings, tmp_path)
+    result = evaluate(Cifar10(*images), tmp_path, read_config(tmp_path, "cifar10", CHECKPOINT))
+    assert result == {"kind": "search", "steps": 2, "test_accuracy": summary["last"]["test_accuracy"]}
+
+
+def test_evaluating_a_search_tests_all_images(images, tmp_path, monkeypatch):
+    def count(network, images, max_images=None, progress=None):
+        return max_images or len(images)
+
+    monkeypatch.setattr("asng.experiments.cifar10.task.accuracy", count)
+    settings = Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch=4, num_train_images=16, num_test_images=3)
+    assert search(Cifar10(*images), settings, tmp_path)["last"]["test_accuracy"] == 3
+    assert evaluate(Cifar10(*images), tmp_path, read_config(tmp_path, "cifar10", CHECKPOINT))["test_accuracy"] == 10
+
+
+def test_evaluating_tells_how_far_it_is(images, whole):
+    many = ImageSet(images[0].images.repeat(15, 1, 1, 1), images[0].labels.repeat(15))
+    heard: list[float] = []
+    evaluate(Cifar10(images[0], many), whole[0], read_config(whole[0]), heard.append)
+    assert heard == [0, 100 / 240, 200 / 240, 1]
+
+
+def test_evaluating_a_checkpoint_of_another_run_says_what_to_do(images, whole, tmp_path):
+    retrain(Cifar10(*images), changed(epochs=1, channels=4), VALUES, tmp_path)
+    (tmp_path / CHECKPOINT).write_bytes((whole[0] / CHECKPOINT).read_bytes())
+    with pytest.raises(ValueError, match=r"another run \(.*use another path, or delete it"):
+        evaluate(Cifar10(*images), tmp_path, read_config(tmp_path, "cifar10", CHECKPOINT))
+
+
+def test_training_learns_to_tell_colors_apart():
+    """Two labels, two colors, some noise: what was trained tells nearly all of them right."""
+    generator = torch.Generator().manual_seed(3)
+    labels = torch.randint(2, (40,), generator=generator)
+    colors = torch.tensor([[200, 60, 60], [60, 60, 200]])[labels][:, :, None, None]
+    pixels = (colors + torch.randint(-40, 40, (40, 3, 32, 32), generator=generator)).to(torch.uint8)
+    train, test = (ImageSet(pixels, labels).subset(part) for part in (torch.arange(24), torch.arange(24, 40)))
+    job = TrainJob(Cifar10(train, test), changed(epochs=15, num_train_images=24, batch=8), VALUES)
+    for number in range(45):
+        job.step(number)
+    assert accuracy(job.model, test) >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"drop_path": 1.0}, "drop_path must be at least 0 and below 1, got 1.0"),
+        ({"num_train_images": 3}, "num_train_images must be at least a mini-batch of 4, got 3"),
+        ({"channels": 0}, "channels must be at least 1, got 0"),
+        ({"auxiliary": -0.4}, "auxiliary must be at least 0, got -0.4"),
+        ({"auxiliary": math.nan}, "auxiliary must be at least 0, got nan"),
+        ({"max_params": 0}, "max_params must be at least 1, got 0"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        changed(**settings)
+
+
+def test_the_trained_network_has_no_decision_left(images):
+    job = TrainJob(Cifar10(*images), TINY, VALUES)
+    assert not any(isinstance(module, nas.Decision) for module in job.model.modules())
+    assert isinstance(
+        SearchJob(
+            Cifar10(*images), Cifar10SearchSettings(epochs=1, channels=2, cells=3, batch=4, num_train_images=16)
+        ).model,
+        torch.nn.Module,
+    )

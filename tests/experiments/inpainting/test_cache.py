@@ -1,0 +1,178 @@
+"""The cache of many faces: one file in the user's cache folder, built again when something changes."""
+# mypy: disable-error-code="arg-type, index, union-attr"
+
+import io
+import os
+import threading
+
+import numpy as np
+import pytest
+
+from asng.experiments.inpainting import cache
+from asng.experiments.inpainting.cache import read_faces
+from tests.helpers.small_faces import BLUE, RED, save, texture, write_boxes
+
+
+@pytest.fixture(autouse=True)
+def cached(tmp_path_factory, monkeypatch):
+    """Lists the files of an empty cache."""
+    folder = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    return lambda: [path for path in folder.rglob("*") if path.is_file()]
+
+
+def test_all_good_images_are_kept_with_their_names_in_order(tmp_path):
+    pixels = {name: texture(tmp_path / name, (64, 64), seed) for seed, name in enumerate(("b.png", "c/a.png", "a.png"))}
+    kept = read_faces(tmp_path)
+    assert kept.names == ("a.png", "b.png", "c/a.png")
+    assert kept.images.shape == (3, 3, 64, 64)
+    assert kept.images.dtype == np.uint8
+    assert kept.images.flags.c_contiguous
+    assert kept.damaged == {}
+    for name, image in zip(kept.names, kept.images, strict=True):
+        assert np.array_equal(image, pixels[name].transpose(2, 0, 1))
+
+
+def test_other_sizes_are_kept_beside_each_other(tmp_path, cached):
+    save(tmp_path / "a.png")
+    assert read_faces(tmp_path, size=8).images.shape == (1, 3, 8, 8)
+    assert read_faces(tmp_path).images.shape == (1, 3, 64, 64)
+    assert len(cached()) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["a.png"]  # nothing is written beside the images
+
+
+def test_damaged_images_are_listed_and_left_out(tmp_path):
+    texture(tmp_path / "whole.jpg", (200, 200))
+    texture(tmp_path / "cut.jpg", (200, 200))
+    texture(tmp_path / "cut.png", (200, 200))
+    texture(tmp_path / "changed.png", (200, 200))
+    for name in ("cut.jpg", "cut.png"):
+        content = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(content[: len(content) // 2])
+    content = bytearray((tmp_path / "changed.png").read_bytes())
+    content[len(content) // 2] ^= 255
+    (tmp_path / "changed.png").write_bytes(content)
+    (tmp_path / "empty.webp").touch()
+    (tmp_path / "text.bmp").write_text("this is not an image")
+    kept = read_faces(tmp_path)
+    assert kept.names == ("whole.jpg",)
+    assert len(kept.images) == 1
+    assert list(kept.damaged) == ["changed.png", "cut.jpg", "cut.png", "empty.webp", "text.bmp"]
+    assert "truncated" in kept.damaged["cut.jpg"]
+    assert all(str(tmp_path) not in reason for reason in kept.damaged.values())
+    assert read_faces(tmp_path).damaged == kept.damaged  # from the cache too
+
+
+def test_a_folder_without_good_images_is_an_error_with_the_cure(tmp_path, cached):
+    with pytest.raises(ValueError, match=r"nowhere; name the one.*--data, ASNG_DATA or"):
+        read_faces(tmp_path / "nowhere")
+    (tmp_path / "notes.txt").write_text("no image")
+    with pytest.raises(ValueError, match=r"holds no images \(\.jpg.*--data, ASNG_DATA or"):
+        read_faces(tmp_path)
+    (tmp_path / "a.png").write_text("no image either")
+    with pytest.raises(ValueError, match=rf"all 1 images in {tmp_path} are damaged, such as a\.png \(cannot identify"):
+        read_faces(tmp_path)
+    assert cached() == []
+
+
+def built(folder, **options):
+    """Whether faces() had to build the cache."""
+    heard: list[float] = []
+    read_faces(folder, progress=heard.append, **options)
+    assert heard == sorted(heard)
+    assert heard == [] or (heard[0] == 0 and heard[-1] == 1)
+    return bool(heard)
+
+
+def test_the_cache_is_built_again_when_files_or_boxes_change_and_the_old_one_goes(tmp_path, cached):
+    other = tmp_path.parent / f"{tmp_path.name}-other"
+    save(other / "a.png")
+    assert built(other)
+    folder = tmp_path / "img_celeba"
+    for number in range(3):
+        save(folder / f"{number}.jpg", color=RED)
+    boxes = {f"{number}.jpg": (0, 0, 64, 64) for number in range(5)}
+    write_boxes(tmp_path / "list_bbox_celeba.txt", boxes)
+    assert built(tmp_path)
+    assert not built(tmp_path)
+    save(folder / "3.jpg", color=BLUE)  # one more
+    assert built(tmp_path)
+    assert read_faces(tmp_path).images.shape[0] == 4
+    os.rename(folder / "3.jpg", folder / "4.jpg")  # another name
+    assert built(tmp_path)
+    os.utime(folder / "0.jpg", ns=(1, 1))  # written again
+    assert built(tmp_path)
+    (folder / "4.jpg").unlink()
+    assert built(tmp_path)
+    write_boxes(tmp_path / "list_bbox_celeba.txt", boxes | {"0.jpg": (0, 0, 20, 20)})
+    assert built(tmp_path)
+    assert not built(tmp_path)
+    assert not built(other)
+    assert len(cached()) == 2
+
+
+def test_the_cache_of_another_version_is_built_again(tmp_path, monkeypatch):
+    save(tmp_path / "a.png")
+    assert built(tmp_path)
+    monkeypatch.setattr(cache, "CACHE_VERSION", cache.CACHE_VERSION + 1)
+    assert built(tmp_path)
+
+
+def npz(**arrays):
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
+
+
+HARM = {
+    "cut off": lambda content: content[: len(content) // 2],
+    "one bit": lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:],
+    "empty": lambda content: b"",
+    "no archive": lambda content: b"an image",
+    "no names": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8)),
+    "other names": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8), index="{"),
+}
+
+
+@pytest.mark.parametrize("harm", HARM)
+def test_a_damaged_cache_is_built_again(tmp_path, cached, harm):
+    pixels = texture(tmp_path / "a.png", (64, 64))
+    read_faces(tmp_path)
+    (file,) = cached()
+    file.write_bytes(HARM[harm](file.read_bytes()))
+    assert built(tmp_path)
+    assert np.array_equal(read_faces(tmp_path).images[0], pixels.transpose(2, 0, 1))
+
+
+def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cached):
+    for number in range(cache.CHUNK + 1):
+        save(tmp_path / f"{number:03}.png", (4, 4))
+    read_faces(tmp_path, size=4)
+    before = {path: path.read_bytes() for path in cached()}
+    save(tmp_path / "more.png", (4, 4))
+
+    def interrupt(done):
+        if done > 0:
+            raise KeyboardInterrupt
+
+    threads = threading.active_count()
+    with pytest.raises(KeyboardInterrupt):
+        read_faces(tmp_path, 4, interrupt)
+    assert threading.active_count() == threads
+    assert {path: path.read_bytes() for path in cached()} == before
+    assert len(read_faces(tmp_path, size=4).names) == cache.CHUNK + 2
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_with_the_cure(tmp_path, monkeypatch):
+    save(tmp_path / "faces/a.png")
+    (tmp_path / "cache").write_text("in the way, as a missing permission would be")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(
+        ValueError, match=r"cannot be written \(Not a directory\); name another folder by XDG_CACHE_HOME"
+    ):
+        read_faces(tmp_path / "faces")
+
+
+def test_what_is_not_a_size_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="got size 0"):
+        read_faces(tmp_path, size=0)

@@ -1,0 +1,347 @@
+"""Captured steps as far as a CPU can run them: the same code, with a switch in Python in place of the graph's."""
+
+# mypy: disable-error-code="attr-defined, index, union-attr"
+
+import copy
+import itertools
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from asng import Categorical, Integer, Real
+from asng.experiments.cifar10.network import Net as CifarNet
+from asng.nas import OneOf, Value, select
+from asng.nas import _trace as trace
+from asng.nas._branch import SplitGroups
+from asng.nas._capture import Iteration
+from asng.nas._cases import Columns, Refused
+from asng.nas._sgd import FlatSGD, unsupported_reason
+from asng.nas._switch import unavailable_reason
+from asng.nas.supernet import Supernet
+from tests.helpers.captures import Body, Choosy, oneshot, touched
+from tests.helpers.searches import Net, batches, cross_entropy, pairs
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
+
+
+def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, amp_dtype=None):
+    """The iteration of a OneShot, rehearsed."""
+    result = Iteration(
+        search.supernet, search.weight_optimizer, loss_fn, 2, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype
+    )
+    result.prepare(batch, batch)
+    result.sgd.load()
+    return result
+
+
+def step(search, open_iteration, train, valid):
+    """What OneShot.step does, by way of the iteration."""
+    drawn, candidates = search.arch_optimizer.ask(), search.arch_optimizer.ask()
+    trained, judged = open_iteration.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
+    search.arch_optimizer.tell(candidates, judged.losses)
+    return trained.losses, judged.losses
+
+
+def compare(model, n=20, dtype=torch.float, *, same=True, max_grad_norm=None, amp_dtype=None, data=None):
+    """Run the plain path and the open iteration side by side, from the same weights."""
+    model, twin = model.to(dtype), copy.deepcopy(model).to(dtype)
+    plain, other = (oneshot(m, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype) for m in (model, twin))
+    data = data or pairs(n, dtype)
+    opened = iteration(other, data[0][0], max_grad_norm=max_grad_norm or math.inf, amp_dtype=amp_dtype)
+    for train, valid in data:
+        expected = plain.step(train, valid)
+        got = step(other, opened, train, valid)
+        if same:
+            assert (list(expected.train_losses), list(expected.valid_losses)) == got
+        else:
+            torch.testing.assert_close([*expected.train_losses, *expected.valid_losses], [*got[0], *got[1]])
+    opened.sgd.store()
+    assert touched(model) == touched(twin)
+    if same:
+        torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
+    else:  # running statistics also of what the plain path leaves out
+        torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
+
+
+# Steps ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.double])
+@pytest.mark.parametrize("model", [Choosy, lambda: Net(dropout=0, norm=True)], ids=["choosy", "net"])
+def test_an_open_iteration_equals_the_plain_step_bit_for_bit(model, dtype):
+    compare(model(), dtype=dtype)
+
+
+def test_choices_with_too_many_cases_get_switches_inside(monkeypatch):
+    monkeypatch.setattr(trace, "MAX_CASES", 4)
+    compare(Choosy())
+
+
+def test_mixed_precision_equals_the_plain_step_bit_for_bit():
+    compare(Choosy(), amp_dtype=torch.bfloat16)
+
+
+def test_clipped_steps_equal_the_plain_ones_up_to_rounding():
+    compare(Choosy(), dtype=torch.double, max_grad_norm=0.3, same=False)
+
+
+def test_a_searchable_module_that_reads_its_decision_is_a_switch():
+    model = nn.Sequential(Body(), nn.Linear(4, 3))
+    compare(model)
+
+
+def test_the_cifar10_network_equals_the_plain_step_up_to_rounding():
+    data = [
+        [(torch.randn(4, 3, 8, 8, dtype=torch.double), torch.randint(10, (4,))) for _ in range(2)] for _ in range(4)
+    ]
+    compare(CifarNet(4, 3), dtype=torch.double, same=False, max_grad_norm=5.0, data=data)
+
+
+def cross_entropy_and_metrics(model, batch):
+    loss = cross_entropy(model, batch)
+    return loss, {"twice": 2 * loss, "rows": len(batch[0])} if loss.requires_grad else {"half": loss / 2}
+
+
+def test_metrics_are_read_with_the_losses():
+    model = Choosy()
+    plain, other = (oneshot(m, loss_fn=cross_entropy_and_metrics) for m in (model, copy.deepcopy(model)))
+    opened = iteration(other, batches(1)[0], loss_fn=cross_entropy_and_metrics)
+    for train, valid in pairs(3):
+        expected = plain.step(train, valid)
+        drawn, candidates = other.arch_optimizer.ask(), other.arch_optimizer.ask()
+        trained, judged = opened.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
+        other.arch_optimizer.tell(candidates, judged.losses)
+        assert (tuple(trained.metrics), tuple(judged.metrics)) == (expected.train_metrics, expected.valid_metrics)
+        assert expected.train_metrics[0]["rows"] == len(train[0])
+
+
+def test_param_groups_with_schedules_equal_the_plain_step():
+    model = Choosy()
+    twin = copy.deepcopy(model)
+
+    def made(model):
+        groups = [
+            {"params": model.stem.parameters(), "lr": 0.01},
+            {"params": [*model.parameters()][2:], "nesterov": True},
+        ]
+        weight_optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5, weight_decay=0.1)
+        return oneshot(model, weight_optimizer=weight_optimizer)
+
+    plain, other = made(model), made(twin)
+    opened = iteration(other, batches(1)[0])
+    for train, valid in pairs(5):
+        expected = plain.step(train, valid)
+        assert (list(expected.train_losses), list(expected.valid_losses)) == step(other, opened, train, valid)
+        for search in (plain, other):
+            search.weight_optimizer.param_groups[0]["lr"] *= 0.5  # as a schedule does
+
+
+def test_a_rehearsal_leaves_weights_buffers_selection_and_rng_alone():
+    model = Net(norm=True)
+    select(model, {"first": 1, "depth": 2})
+    before, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    iteration(oneshot(model), batches(1)[0])
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert model.first.value == 1
+    assert model.first.forward.__self__ is model.first
+
+
+def test_a_gradient_that_is_not_finite_leaves_weights_and_momentum():
+    model = Choosy()
+    search = oneshot(model)
+    x, y = batches(1)[0]
+    opened = iteration(search, (x, y))
+    step(search, opened, (x, y), (x, y))
+    weights, momentum = copy.deepcopy([*model.parameters()]), opened.sgd.groups[0].momentum.clone()
+    losses, _ = step(search, opened, (x * math.nan, y), (x, y))
+    assert all(map(math.isnan, losses))
+    torch.testing.assert_close([*model.parameters()], weights, rtol=0, atol=0)
+    assert torch.equal(opened.sgd.groups[0].momentum, momentum)
+
+
+def test_plain_steps_go_on_where_an_open_iteration_stopped():
+    model = Choosy()
+    twin = copy.deepcopy(model)
+    plain, other = oneshot(model), oneshot(twin)
+    opened = iteration(other, batches(1)[0])
+    for number, (train, valid) in enumerate(pairs(12)):
+        plain.step(train, valid)
+        if number % 4 < 2:
+            opened.sgd.load()
+            step(other, opened, train, valid)
+            opened.sgd.store()
+        else:
+            other.step(train, valid)
+    torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
+    assert touched(twin) == touched(model)
+
+
+# What cannot be captured ---------------------------------------------------------------------------
+
+
+class Reads(nn.Module):
+    def __init__(self, variable):
+        super().__init__()
+        self.decision = Value("x", variable)
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x) * (1 + self.decision.value)
+
+
+def shared():
+    model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 4), nn.Identity()]), nn.Linear(4, 3))
+    model[1].options[0].weight = model[0].weight
+    return model
+
+
+class Remembers(nn.Module):
+    """Its option uses what it was not given."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.op = OneOf("op", [Recalls(), nn.Identity()])
+
+    def forward(self, x):
+        self.op.options[0].seen = self.stem(x)
+        return self.head(self.op(x))
+
+
+class Recalls(nn.Module):
+    def forward(self, x):
+        return x + self.seen
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (Remembers, r"'op' \(op\) uses a tensor with a gradient that is not among its arguments"),
+        (lambda: Reads(Categorical([1, 2])), r"decision 'x' \(decision\) is read in Python outside of a choice"),
+        (lambda: OneOf("op", [nn.Linear(4, 3), nn.Linear(4, 5)]), r"results of 'op' \(the model\) differ in shape"),
+        (lambda: OneOf("op", [Reads(Real(0, 1)), nn.Linear(4, 3)]), "'x' .*, without cases"),
+        (lambda: OneOf("op", [Reads(Integer(1, 99)), nn.Linear(4, 3)]), "'op' .* more than 64 cases"),
+        (shared, "parameter 0.weight is used inside and outside of a choice"),
+    ],
+)
+def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
+    search = oneshot(model())
+    with pytest.raises(Refused, match=reason):
+        iteration(search, batches(1)[0])
+
+
+def test_metrics_that_change_their_names_are_refused():
+    calls = itertools.count()
+    search = oneshot(Choosy(), loss_fn=None)
+
+    def loss(model, batch):
+        return cross_entropy(model, batch), {f"metric {next(calls)}": 1.0}
+
+    opened = iteration(search, batches(1)[0], loss_fn=loss)
+    with pytest.raises(Refused, match=r"the metrics change from \['metric 0'\] to \['metric 2'\]"):
+        step(search, opened, *batches(2))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (torch.optim.Adam, "is Adam"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1), "dampening=0.1"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), None),
+    ],
+)
+def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
+    got = unsupported_reason(optimizer(nn.Linear(2, 2).parameters()))
+    assert got is reason if reason is None else reason in str(got)
+
+
+def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    (first, second) = pairs(2)
+    with pytest.warns(UserWarning, match="not captured as a CUDA graph.*the weights are on cpu"):
+        step_one = captured.step(*first)
+    assert (step_one, captured.step(*second)) == (plain.step(*first), plain.step(*second))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device_the_reason_is_told():
+    assert unavailable_reason() == "torch sees no CUDA device"
+
+
+# Parts ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+@pytest.mark.parametrize("weight_decay", [0.0, 0.1])
+def test_flat_sgd_moves_weights_as_torch_does(settings, weight_decay):
+    ours = [
+        nn.Parameter(torch.randn(3, 5)),
+        nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+    ]
+    theirs = copy.deepcopy(ours)
+    made = [torch.optim.SGD(p, lr=0.1, weight_decay=weight_decay, **settings) for p in (ours, theirs)]
+    flat = FlatSGD(made[0], math.inf, 1)
+    for number in range(5):
+        flat.begin()
+        for index, (one, two) in enumerate(zip(ours, theirs, strict=True)):
+            if number >= index:  # the second is touched later
+                gradient = torch.randn_like(one)
+                flat.weights(0).gradients[id(one)].copy_(gradient)
+                two.grad = gradient
+        flat.step(flat.lrs)
+        made[1].step()
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
+def test_the_index_of_a_decision_is_the_position_of_its_value():
+    model = nn.Sequential(OneOf("op", {"a": nn.ReLU(), "b": nn.Tanh()}), Body())
+    select(model, {"op": "b", "depth": 3})
+    assert (model[0].index, model[1].depth.index) == (1, 2)
+
+
+def test_columns_tell_the_case_of_an_architecture():
+    columns = Columns(Supernet(Choosy()))
+    columns.add([(("op", 0),), (("op", 1), ("inner", 0)), (("op", 1), ("inner", 1)), (("op", 2),)])
+    assert columns.of_decision("depth") == 1
+    values = {"op": 1, "inner": 1, "depth": 3, "source": 0, "last": 0}
+    assert columns.encode(values) == [2, 2]
+
+
+def test_a_module_with_its_own_mask_reads_the_index_on_the_device():
+    class Mask(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.which = Value("which", Categorical(range(3)))
+            self.weight = nn.Parameter(torch.randn(3, 4, 3))
+
+        def forward(self, x):
+            mask = torch.as_tensor(self.which.index) == torch.arange(3)
+            return x @ (self.weight * mask[:, None, None]).sum(0)
+
+    model = Mask()
+    plain, other = oneshot(model), oneshot(copy.deepcopy(model))
+    opened = iteration(other, batches(1)[0])
+    for train, valid in pairs(5):
+        expected = plain.step(train, valid)
+        assert (list(expected.train_losses), list(expected.valid_losses)) == step(other, opened, train, valid)
+
+
+@pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1}, {"bias": False}])
+def test_grouped_convolutions_are_split_into_one_per_group(settings):
+    conv, x = nn.Conv2d(8, 12, 3, groups=4, **settings), torch.randn(2, 8, 6, 6)
+    names = []
+
+    class Names(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            names.append(function)
+            return function(*args, **(kwargs or {}))
+
+    with Names(), SplitGroups():
+        split = conv(x)
+    torch.testing.assert_close(split, conv(x))
+    assert names.count(torch.conv2d) == 4

@@ -1,0 +1,212 @@
+"""Captured steps on a GPU, beside the plain path."""
+
+# mypy: disable-error-code="misc, var-annotated"
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from asng.experiments.cifar10.network import Net as CifarNet
+from asng.experiments.cifar10.space import random_values
+from asng.nas import Limit, OneOf, parameters, select
+from asng.nas import _trace as trace
+from asng.nas._switch import BranchingGraph, unavailable_reason
+from tests.helpers.captures import Choosy, oneshot, touched
+from tests.helpers.searches import batches, cross_entropy, pairs
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def on_gpu(batch):
+    return tuple(tensor.cuda() for tensor in batch)
+
+
+def gpu_pairs(n):
+    return [(on_gpu(train), on_gpu(valid)) for train, valid in pairs(n)]
+
+
+def test_graphs_can_branch_here():
+    assert unavailable_reason() is None
+
+
+def test_a_switch_runs_the_body_that_the_device_names():
+    index, out = torch.zeros(2, dtype=torch.int32, device="cuda"), torch.zeros(2, device="cuda")
+    graph = BranchingGraph(out.device)
+
+    def outer(number):
+        out[0].fill_(number)
+        graph.switch(index[1], [lambda inner=inner: out[1].fill_(10 * number + inner) for inner in range(2)])
+
+    with graph.capture():
+        out.fill_(-1)
+        graph.switch(index[0], [lambda number=number: outer(number) for number in range(3)])
+    for first in range(4):
+        for second in range(3):
+            index.copy_(torch.tensor([first, second]))
+            graph.replay()
+            inner = 10 * first + second if second < 2 else -1
+            assert out.tolist() == ([first, inner] if first < 3 else [-1, -1])
+
+
+@pytest.mark.parametrize("fails", [lambda: 1 / 0, lambda: torch.ones(1, device="cuda").item()], ids=["python", "sync"])
+def test_after_a_failed_rehearsal_all_else_works(fails):
+    index = torch.zeros(1, dtype=torch.int32, device="cuda")
+    graph = BranchingGraph(index.device)
+    with pytest.raises((ZeroDivisionError, RuntimeError)), graph.rehearse():
+        graph.switch(index[0], [lambda: None, fails])
+    test_a_switch_runs_the_body_that_the_device_names()
+
+
+@pytest.mark.parametrize("cases", [64, 4], ids=["flat", "nested"])
+@pytest.mark.parametrize("max_grad_norm", [None, 0.3])
+def test_captured_steps_equal_the_plain_ones(cases, max_grad_norm, monkeypatch):
+    monkeypatch.setattr(trace, "MAX_CASES", cases)
+    torch.manual_seed(0)
+    model = Choosy().cuda()
+    twin = copy.deepcopy(model)
+    plain, captured = (
+        oneshot(model, max_grad_norm=max_grad_norm),
+        oneshot(twin, max_grad_norm=max_grad_norm, capture=True),
+    )
+    for train, valid in gpu_pairs(20):
+        expected, got = plain.step(train, valid), captured.step(train, valid)
+        torch.testing.assert_close(
+            [*got.train_losses, *got.valid_losses], [*expected.train_losses, *expected.valid_losses]
+        )
+    captured.state_dict()
+    assert touched(twin) == touched(model)
+    torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
+
+
+def test_captured_metrics_equal_the_plain_ones():
+    def loss(model, batch):
+        scores = model(batch[0])
+        return nn.functional.cross_entropy(scores, batch[1]), {
+            "accuracy": (scores.argmax(1) == batch[1]).double().mean()
+        }
+
+    torch.manual_seed(0)
+    model = Choosy().cuda()
+    plain, captured = oneshot(model, loss_fn=loss), oneshot(copy.deepcopy(model), loss_fn=loss, capture=True)
+    for train, valid in gpu_pairs(5):
+        expected, got = plain.step(train, valid), captured.step(train, valid)
+        assert (got.train_metrics, got.valid_metrics) == (expected.train_metrics, expected.valid_metrics)
+
+
+def test_a_captured_search_resumes_from_its_state():
+    torch.manual_seed(0)
+    model = Choosy().cuda()
+    first, second = oneshot(model, capture=True), oneshot(copy.deepcopy(model), capture=True)
+    data = gpu_pairs(8)
+    for train, valid in data[:4]:
+        first.step(train, valid)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for train, valid in data[4:]:
+        assert first.step(train, valid) == second.step(train, valid)
+
+
+def test_a_batch_of_another_shape_runs_plain_and_then_goes_on():
+    torch.manual_seed(0)
+    model = Choosy().cuda()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    data = gpu_pairs(9)
+    small = tuple(tensor[:5] for tensor in data[0][0])
+    data[3:3] = [(small, small)]
+    for train, valid in data:
+        expected, got = plain.step(train, valid), captured.step(train, valid)
+        torch.testing.assert_close(got.valid_losses, expected.valid_losses)
+
+
+def test_replays_draw_new_dropout_masks_and_follow_the_seed():
+    def losses(seed):
+        torch.manual_seed(0)
+        search = oneshot(
+            nn.Sequential(OneOf("op", [nn.Dropout(0.5), nn.Dropout(0.4)]), nn.Linear(4, 3)).cuda(), capture=True
+        )
+        search.weight_optimizer.param_groups[0].update(lr=0.0, momentum=0.0, weight_decay=0.0)
+        batch = on_gpu(batches(1)[0])
+        torch.manual_seed(seed)
+        return [search.step(batch, batch).valid_losses for _ in range(4)]
+
+    one = losses(1)
+    assert len(set(one)) == 4
+    assert losses(1) == one
+    assert losses(2) != one
+
+
+def test_infeasible_candidates_are_not_judged():
+    torch.manual_seed(0)
+    model = Choosy().cuda()
+    limits = [Limit(parameters, 300)]
+    plain, captured = oneshot(model, limits=limits), oneshot(copy.deepcopy(model), limits=limits, capture=True)
+    seen = set()
+    for train, valid in gpu_pairs(20):
+        expected, got = plain.step(train, valid), captured.step(train, valid)
+        assert [loss is None for loss in got.valid_losses] == [loss is None for loss in expected.valid_losses]
+        seen.update(loss is None for loss in got.valid_losses)
+        for one, two in zip(got.valid_losses, expected.valid_losses, strict=True):
+            assert one is None or one == pytest.approx(two, rel=1e-4)
+    assert seen == {True, False}
+
+
+def synchronizes(model, batch):
+    loss = cross_entropy(model, batch)
+    return loss * (1.0 if loss.item() > 0 else 2.0)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"loss": synchronizes}, "synchroniz"),
+        ({"amp_dtype": torch.float16}, "float16"),
+        ({"weight_optimizer": torch.optim.Adam}, "is Adam"),
+    ],
+    ids=["sync", "float16", "adam"],
+)
+def test_what_cannot_be_captured_runs_as_usual_with_the_reason(settings, reason):
+    model = Choosy().cuda()
+    if "weight_optimizer" in settings:
+        settings = {"weight_optimizer": settings["weight_optimizer"](model.parameters())}
+    search = oneshot(model, capture=True, **settings)
+    data = gpu_pairs(2)
+    with pytest.warns(UserWarning, match=f"not captured as a CUDA graph.*{reason}"):
+        search.step(*data[0])
+    search.step(*data[1])
+
+
+@pytest.mark.parametrize("settings", [{}, {"amp_dtype": torch.bfloat16}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "channels_last"])
+def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, settings):
+    torch.manual_seed(0)
+    model = CifarNet(8, 3).cuda()
+    plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
+    losses = []
+    for _ in range(3):
+        images, labels = torch.randn(2, 16, 3, 32, 32, device="cuda"), torch.randint(10, (2, 16), device="cuda")
+        train, valid = ((images[half].to(memory_format=layout), labels[half]) for half in range(2))
+        losses.append([search.step(train, valid).train_losses for search in (plain, captured)])
+    torch.testing.assert_close(*losses[0], rtol=0.01, atol=0.01)  # later ones differ by what rounding has become
+    assert all(math.isfinite(loss) for _, got in losses for loss in got)
+
+
+def test_the_gradient_of_the_cifar10_network_does_not_depend_on_the_memory_format(monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    images, labels = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")
+    model = CifarNet(8, 3).cuda()
+    select(model, random_values(1))
+
+    def gradients(layout):
+        loss = nn.functional.cross_entropy(model(images.to(memory_format=layout)), labels)
+        found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+        return torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+
+    expected, got = gradients(torch.contiguous_format), gradients(torch.channels_last)
+    assert (got - expected).norm() < 0.02 * expected.norm()  # rounding moves inputs of ReLUs over 0

@@ -1,0 +1,326 @@
+"""Costs of architectures: counted by hand, and measured without a trace in the model."""
+
+import time
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from asng import nas
+from asng.nas import BatchNorm1d, Costs, Flops, Latency, Limit, Linear, OneOf, Value, Width, extract, parameters, select
+from asng.nas.supernet import Supernet
+from asng.space import Integer
+from tests.helpers.counted_net import BLOCK, HEAD, IMAGES, LARGE, POINT, SMALL, STEM, WIDE, Net, everything
+
+
+class Touched(nn.Module):
+    """Draws random numbers whenever it is made or run, and counts in a buffer."""
+
+    calls: torch.Tensor
+
+    def __init__(self, net, width):
+        super().__init__()
+        self.net, self.width = net, width
+        self.shift = nn.Parameter(torch.rand(3))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        self.calls += 1
+        return self.net(x) + self.width.value + self.shift * torch.rand(3, device=x.device)
+
+
+class Touchy(Touched, nas.Searchable):
+    """The same with decisions."""
+
+    def __init__(self):
+        super().__init__(Net(), Value("width", Integer(1, 4)))
+
+    def build_static(self):
+        return Touched(self.net, self.width)
+
+
+class Watch(nn.Module):
+    """Writes down how it is run."""
+
+    seen: ClassVar[list] = []
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.act = OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})
+
+    def forward(self, x, *more):
+        assert x.device == self.scale.device
+        self.seen.append((self.training, torch.is_grad_enabled(), tuple(x.shape), more))
+        return self.act(x * self.scale)
+
+
+@pytest.mark.parametrize(
+    ("values", "count"),
+    [
+        (SMALL, STEM + HEAD),
+        (LARGE, STEM + WIDE + 3 * BLOCK + HEAD),
+        ({"op": "point", "depth": 2, "input": 0}, STEM + POINT + 2 * BLOCK + HEAD),
+    ],
+)
+def test_parameters_are_those_of_the_extracted_network(values, count):
+    net = Net()
+    assert parameters(net, values) == count
+    assert sum(parameter.numel() for parameter in extract(net, values).parameters()) == count
+
+
+def test_what_is_shared_counts_once():
+    shared = nn.Linear(5, 5)
+    net = nn.Sequential(OneOf("a", [shared, nn.Linear(5, 5)]), OneOf("b", [shared, nn.Linear(5, 5)]))
+    assert parameters(net, {"a": 0, "b": 0}) == 30
+    assert parameters(net, {"a": 0, "b": 1}) == 60
+
+
+@pytest.mark.parametrize(
+    ("values", "flops"),
+    [
+        # 2 for each multiplication with addition: 2 images, 36 pixels, 4 channels
+        (SMALL, 2 * 2 * (36 * 4 * 9 + 4 * 3)),
+        ({**LARGE, "depth": 0}, 2 * 2 * (36 * 4 * 9 + 36 * 4 * 4 * 9 + 4 * 3)),
+        ({"op": "point", "depth": 2, "input": 1}, 2 * 2 * (36 * 4 * 9 + 3 * 36 * 4 * 4 + 4 * 3)),
+    ],
+)
+def test_flops_are_counted_on_the_example(values, flops):
+    assert Flops(IMAGES)(Net(), values) == flops
+    assert Flops(IMAGES.repeat(3, 1, 1, 1))(Net(), values) == 3 * flops
+
+
+def test_a_module_that_returns_its_parameter_has_no_operations():
+    class Flat(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.constant = nn.Parameter(torch.zeros(5))
+
+        def forward(self, x):
+            return self.constant.expand(len(x), -1)
+
+    net = nn.Sequential(OneOf("op", [nn.Linear(3, 5), Flat()]), nn.Linear(5, 2))
+    assert [Flops(torch.zeros(4, 3))(net, {"op": op}) for op in (0, 1)] == [2 * 4 * (15 + 10), 2 * 4 * 10]
+
+
+@pytest.mark.parametrize("width", [1, 3, 8])
+def test_elastic_layers_cost_what_their_selected_part_costs(width):
+    units = Width("width", 1, 8)
+    net = nn.Sequential(Linear(5, units), BatchNorm1d(units), nn.ReLU(), Linear(units, 2))
+    assert parameters(net, {"width": width}) == 5 * width + width + 2 * width + 2 * width + 2
+    assert Flops(torch.zeros(4, 5))(net, {"width": width}) == 2 * 4 * (5 * width + 2 * width)
+
+
+@pytest.mark.parametrize("measure", [Flops, Latency])
+def test_a_network_is_measured_in_evaluation_without_gradients_on_the_example(measure):
+    Watch.seen.clear()
+    measure(torch.zeros(7, 2), "more", {"a": 1})(Watch().train(), {"act": "tanh"})
+    assert set(map(str, Watch.seen)) == {str((False, False, (7, 2), ("more", {"a": 1})))}
+
+
+def test_latency_runs_forward_as_often_as_it_says():
+    for repeats, warmup in [(1, 0), (2, 2)]:
+        Watch.seen.clear()
+        Latency(IMAGES, repeats=repeats, warmup=warmup)(Watch(), {"act": "relu"})
+        assert len(Watch.seen) == repeats + warmup
+
+
+def test_latency_is_the_median_of_the_three_fastest_forwards(monkeypatch):
+    ticks = iter([0, 5, 10, 11, 20, 120, 200, 202, 300, 303])  # 5, 1, 100, 2 and 3 seconds
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    assert Latency(IMAGES, repeats=5)(Net(), SMALL) == 2
+
+
+def test_a_network_fifty_times_larger_takes_longer():
+    layers = [nn.Linear(200, 200) for _ in range(50)]
+    net = OneOf("size", {"large": nn.Sequential(*layers), "small": nn.Linear(200, 200)})
+    latency = Latency(torch.zeros(8, 200))
+    assert latency(net, {"size": "large"}) > 5 * latency(net, {"size": "small"}) > 0
+
+
+def test_a_device_that_cannot_be_timed_is_an_error_with_the_cure():
+    with pytest.raises(ValueError, match=r"on cpu or cuda, not on meta; give a measure of your own"):
+        Latency(IMAGES, device="meta")(Net(), SMALL)
+
+
+@pytest.mark.parametrize("measure", [Flops, Latency])
+def test_an_example_is_needed(measure):
+    with pytest.raises(ValueError, match="example inputs are missing"):
+        measure()
+
+
+def test_latency_needs_a_forward_to_time():
+    with pytest.raises(ValueError, match="repeats must be at least 1"):
+        Latency(IMAGES, repeats=0)
+
+
+def test_the_weights_are_not_copied_for_a_look_at_the_network():
+    class Borrowed(Flops):
+        def _measure(self, build, device):
+            build.runnable.requires_grad_(False)
+            return sum(p.data_ptr() in memory for p in build.runnable.parameters())
+
+    model = Net()
+    memory, before = {p.data_ptr() for p in model.parameters()}, everything(model)
+    assert Borrowed(IMAGES)(model, LARGE) == len(list(extract(model, LARGE).parameters()))
+    assert everything(model) == before
+
+
+def test_one_extraction_serves_all_measures():
+    built = []
+
+    class Once(nas.Searchable):
+        def __init__(self):
+            super().__init__()
+            self.op = OneOf("op", [nn.Linear(3, 3), nn.ReLU()])
+
+        def build_static(self):
+            built.append(self)
+            return nn.Sequential(self.op)
+
+    example = torch.zeros(2, 3)
+    limits = [Limit(Flops(example), 100), Limit(parameters, 100), Limit(Latency(example), 10)]
+    assert len(Costs(Supernet(Once()), limits).measure({"op": 0})) == 3
+    assert len(built) == 1
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.heads = Value("heads", Integer(1, 4))
+        self.mixed = nn.Linear(8, 24)
+        self.norm, self.conv = nn.BatchNorm1d(5), nn.Conv1d(5, 5, 3, groups=5)
+
+    def forward(self, x):
+        shape = (len(x), -1, self.heads.value, 8 // self.heads.value)
+        q, k, v = (part.reshape(shape).transpose(1, 2) for part in self.mixed(x).chunk(3, -1))
+        y = nn.functional.scaled_dot_product_attention(q, k, v)
+        return self.conv(self.norm(y.transpose(1, 2).reshape(len(x), 5, 8))) @ torch.ones(6, 2)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.enable_grad, torch.inference_mode])
+@pytest.mark.parametrize("heads", [1, 2, 4])
+def test_flops_are_those_of_torchs_own_counter(mode, heads):
+    model, x = Attention(), torch.randn(3, 5, 8)
+    network = extract(model, {"heads": heads}).eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        network(x)
+    with mode():
+        assert Flops(x)(model, {"heads": heads}) == counter.get_total_flops() > 0
+
+
+def test_attention_that_torch_fuses_in_evaluation_is_counted():
+    layers = [nn.TransformerEncoderLayer(8, 2, 16, batch_first=True) for _ in range(2)]
+    model = nn.Sequential(nas.Repeat("depth", layers))
+    one, two = (Flops(torch.zeros(1, 5, 8))(model, {"depth": depth}) for depth in (1, 2))
+    assert two == 2 * one >= 2 * 2 * 5 * (8 * 24 + 8 * 8 + 2 * 8 * 16)  # that of the projections
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_latency_stops_early_only_when_the_times_agree(monkeypatch):
+    def runs(seconds):
+        ticks = iter([tick for second in seconds for tick in (0.0, second)])
+        monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+        latency = Latency(IMAGES, repeats=7)(Net(), SMALL)
+        return latency, len(seconds) - len(list(ticks)) // 2
+
+    assert runs([1.0, 9.0, 1.01, 1.005, 0.5, 7.0, 7.0]) == (1.005, 4)
+    assert runs([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == (2.0, 7)
+
+
+def test_a_measure_that_uses_the_model_leaves_statistics_and_gradients_alone():
+    model: Any = nn.Sequential(nn.BatchNorm1d(3), OneOf("op", [nn.Linear(3, 3), nn.ReLU()]))
+    select(model, {"op": 0})
+    model(torch.randn(4, 3)).sum().backward()
+    before = everything(model), [parameter.grad.clone() for parameter in model.parameters()]
+
+    def gradient_norm(model, values):
+        select(model, values)
+        model.train()(torch.randn(4, 3)).square().sum().backward()
+        norm = sum(p.grad.norm() for p in model.parameters() if p.grad is not None)
+        model.requires_grad_(False)
+        model[0].register_buffer("extra", torch.zeros(1))
+        return norm
+
+    assert Costs(Supernet(model), [Limit(gradient_norm, 1)]).measure({"op": 1})[0] > 0
+    gradients = [parameter.grad for parameter in model.parameters()]
+    assert everything(model) == before[0]
+    assert all(torch.equal(now, then) for now, then in zip(gradients, before[1], strict=True))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert "extra" not in dict(model.named_buffers())
+
+
+def rude(model, values):
+    select(model, values)
+    model.train(not model.training)
+    return float(torch.rand(()))
+
+
+def failing(model, values):
+    select(model, values)
+    raise RuntimeError("cannot measure")
+
+
+@pytest.mark.parametrize("selected", [None, {**SMALL, "width": 2}])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("measure", [parameters, Flops(IMAGES), Latency(IMAGES), rude, failing])
+def test_measuring_leaves_the_model_as_it_was(measure, training, selected):
+    model: Any = Touchy().train(training)
+    model.net.head.train(not training)
+    if selected is not None:
+        select(model, selected)
+        model(IMAGES).sum().backward()
+    before = everything(model)
+    values: dict[str, Any] = {**LARGE, "width": 3}
+    if measure not in (rude, failing):  # these need the help of Costs
+        measure(model, values)
+        assert everything(model) == before
+    try:
+        Costs(Supernet(model), [Limit(measure, 1)]).measure(values)
+    except RuntimeError:
+        assert measure is failing
+    assert everything(model) == before
+
+
+@pytest.mark.parametrize("measure", [parameters, Flops(IMAGES), Latency(IMAGES)])
+def test_values_that_do_not_fit_are_the_error_of_select_and_change_nothing(measure):
+    model = Net()
+    select(model, SMALL)
+    before = everything(model)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"op": "none"}, "no value for 'depth'"),
+        ({**SMALL, "depth": 4}, "4 is outside"),
+    ]
+    for values, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            measure(model, values)
+        with pytest.raises(ValueError, match=message):
+            Costs(Supernet(model), [Limit(measure, 1)]).measure(values)
+    assert everything(model) == before
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("trained_on", ["cpu", "cuda"])
+@pytest.mark.parametrize("runs_on", ["cpu", "cuda", None])
+def test_latency_on_another_device_than_the_one_trained_on(trained_on, runs_on):
+    model = Touchy().to(trained_on)
+    generator = torch.cuda.get_rng_state()
+    before = everything(model)
+    values: dict[str, Any] = {**LARGE, "width": 3}
+    assert 1e-6 < Latency(IMAGES, device=runs_on)(model, values) < 1
+    assert Flops(IMAGES)(model, values) > 0
+    assert everything(model) == before
+    assert torch.equal(torch.cuda.get_rng_state(), generator)
+    assert all(parameter.device.type == trained_on for parameter in model.parameters())
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_latency_on_cuda_waits_for_the_result():
+    layers = [nn.Linear(2048, 2048) for _ in range(50)]
+    net = OneOf("size", [layers[0], nn.Sequential(*layers)])
+    latency = Latency(torch.zeros(8192, 2048), device="cuda")
+    small, large = latency(net, {"size": 0}), latency(net, {"size": 1})
+    assert 20 * small < large
+    assert small > 2 * 8192 * 2048**2 / 2e15  # no device computes faster

@@ -1,0 +1,257 @@
+"""Elastic layers: equal to torch's at every size, frozen into torch's, with gradients in the selected part alone."""
+# mypy: disable-error-code="index"
+# (torch's layers are looked into)
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from asng import nas
+from asng.nas import extract, select
+from tests.helpers.elastic_sizes import equal, odd, width
+
+# Linear layers and norms.
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_linear_is_torchs_of_the_small_size(bias):
+    layer = nas.Linear(width("a"), width("b") * 2, bias=bias)
+    assert layer.weight.shape == (16, 8)
+    for a, b in [(1, 1), (5, 3), (8, 8)]:
+        select(layer, {"a": a, "b": b})
+        x = torch.randn(4, 2, a)
+        expected = F.linear(x, layer.weight[: 2 * b, :a], layer.bias[: 2 * b] if bias else None)
+        assert equal(layer(x), expected)
+        frozen = layer.build_static()
+        assert type(frozen) is nn.Linear
+        assert repr(frozen) == repr(nn.Linear(a, 2 * b, bias=bias))
+        assert equal(frozen(x), expected)
+
+
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+def test_layer_norm_is_torchs_of_the_small_size(affine, bias):
+    layer = nas.LayerNorm((3, width()), eps=1e-3, elementwise_affine=affine, bias=bias)
+    if affine:
+        nn.init.normal_(layer.weight)
+    for a in (2, 5, 8):
+        select(layer, {"a": a})
+        plain = nn.LayerNorm((3, a), eps=1e-3, elementwise_affine=affine, bias=bias)
+        with torch.no_grad():
+            for name, parameter in plain.named_parameters():
+                parameter.copy_(getattr(layer, name)[:, :a])
+        x = torch.randn(4, 3, a)
+        assert equal(layer(x), plain(x))
+        frozen = layer.build_static()
+        assert type(frozen) is nn.LayerNorm
+        assert repr(frozen) == repr(plain)
+        assert equal(frozen(x), plain(x))
+
+
+@pytest.mark.parametrize(
+    ("kind", "plain_kind", "shape"),
+    [
+        (nas.BatchNorm1d, nn.BatchNorm1d, ()),
+        (nas.BatchNorm1d, nn.BatchNorm1d, (5,)),
+        (nas.BatchNorm2d, nn.BatchNorm2d, (3, 4)),
+    ],
+)
+@pytest.mark.parametrize("momentum", [0.1, 0.0, None])
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("tracks", [True, False])
+def test_batch_norm_is_torchs_of_the_small_size(kind, plain_kind, shape, momentum, affine, tracks):
+    layer = kind(width(), eps=1e-3, momentum=momentum, affine=affine, track_running_stats=tracks)
+    if affine:
+        nn.init.normal_(layer.weight)
+        nn.init.normal_(layer.bias)
+    select(layer, {"a": 5})
+    plain = plain_kind(5, eps=1e-3, momentum=momentum, affine=affine, track_running_stats=tracks)
+    plain.load_state_dict({name: tensor[:5] if tensor.dim() else tensor for name, tensor in layer.state_dict().items()})
+    for _ in range(3):
+        x = torch.randn(6, 5, *shape) * 3 + 1
+        assert equal(layer(x), plain(x))
+    frozen = layer.build_static()
+    assert type(frozen) is plain_kind
+    assert repr(frozen) == repr(plain)
+    assert frozen.state_dict().keys() == plain.state_dict().keys()
+    for name, tensor in plain.state_dict().items():
+        assert equal(frozen.state_dict()[name].float(), tensor.float())
+    if tracks:
+        assert torch.equal(layer.running_mean[5:], torch.zeros(3))
+        assert torch.equal(layer.running_var[5:], torch.ones(3))
+        assert (layer.running_mean[:5] != 0).all() == (momentum != 0.0)
+        assert int(layer.num_batches_tracked) == 3
+    before = copy.deepcopy(layer.state_dict())
+    layer.eval(), plain.eval()
+    x = torch.randn(6, 5, *shape)
+    assert equal(layer(x), plain(x))
+    assert equal(layer.build_static()(x), plain(x))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("tracks", [True, False])
+def test_statistics_rest_where_they_are_switched_off_later(tracks):
+    layer, plain = nas.BatchNorm1d(width()), nn.BatchNorm1d(8)
+    select(layer, {"a": 8})
+    x = torch.randn(4, 8)
+    for norm in (layer, plain):
+        norm(x)
+        norm.track_running_stats = tracks
+        norm(x)
+    assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in layer.state_dict().items())
+    assert equal(layer(x), plain(x))
+    assert equal(layer.eval()(x), plain.eval()(x))
+    assert equal(layer.build_static()(x), plain(x))
+
+
+def test_a_batch_norm_may_do_without_a_bias():
+    layer = nas.BatchNorm2d(width(), bias=False)
+    select(layer, {"a": 3})
+    assert list(layer.state_dict()) == ["weight", "running_mean", "running_var", "num_batches_tracked"]
+    frozen = layer.build_static()
+    assert list(frozen.state_dict()) == list(layer.state_dict())
+    x = torch.randn(2, 3, 4, 4)
+    assert equal(frozen(x), nn.functional.batch_norm(x, None, None, layer.weight[:3], None, training=True))
+
+
+def test_a_parametrized_weight_is_frozen_as_it_is():
+    layer = nn.utils.parametrizations.weight_norm(nas.Linear(width(), width("b")))
+    nas.select(layer, {"a": 3, "b": 4})
+    frozen = extract(layer, {"a": 3, "b": 4})
+    assert type(frozen) is nn.Linear
+    x = torch.randn(2, 3)
+    assert equal(frozen(x), layer(x))
+
+
+def test_batch_norms_still_check_their_input():
+    norm = nas.BatchNorm2d(width())
+    select(norm, {"a": 3})
+    with pytest.raises(ValueError, match="expected 4D input"):
+        norm(torch.zeros(2, 3))
+
+
+# Plain numbers: torch's layers.
+
+
+PLAIN = [
+    (lambda m: m.Conv2d(4, 6, 3, 2, 1, 1, 2), (2, 4, 7, 7)),
+    (lambda m: m.Conv2d(4, 6, (3, 1), padding="same", padding_mode="reflect", bias=False), (2, 4, 7, 7)),
+    (lambda m: m.Conv2d(4, 6, 3, padding="valid"), (2, 4, 7, 7)),
+    (lambda m: m.ConvTranspose2d(4, 6, 3, 2, 1, 1, 2), (2, 4, 7, 7)),
+    (lambda m: m.Linear(4, 6), (2, 4)),
+    (lambda m: m.BatchNorm1d(4), (2, 4)),
+    (lambda m: m.BatchNorm2d(4, momentum=None), (2, 4, 7, 7)),
+    (lambda m: m.LayerNorm([3, 4]), (2, 3, 4)),
+]
+
+
+@pytest.mark.parametrize(("make", "shape"), PLAIN)
+def test_plain_numbers_make_torchs_layer(make, shape):
+    torch.manual_seed(0)
+    layer = make(nas)
+    torch.manual_seed(0)
+    plain = make(nn)
+    assert repr(layer) == repr(plain)
+    assert layer.state_dict().keys() == plain.state_dict().keys()
+    assert all(torch.equal(tensor, plain.state_dict()[name]) for name, tensor in layer.state_dict().items())
+    x = torch.randn(shape)
+    assert torch.equal(layer(x), plain(x))
+    assert nas.space_of(layer) == {}
+    assert type(extract(nn.Sequential(layer), {})[0]) is type(plain)
+
+
+def test_the_largest_size_is_initialized_as_torch_does():
+    torch.manual_seed(0)
+    layer = nas.Conv2d(width("a"), width("b"), odd(), padding=2)
+    torch.manual_seed(0)
+    assert torch.equal(layer.weight, nn.Conv2d(8, 8, 5, padding=2).weight)
+
+
+# Slices, gradients, copies.
+
+
+EVERY = [
+    (lambda: nas.Conv2d(width(), width("b"), odd(), padding=2), {"a": 3, "b": 4, "k": 2}, (2, 3, 6, 6)),
+    (lambda: nas.Conv2d(width(), width() * 2, 3, groups=width()), {"a": 3}, (2, 3, 6, 6)),
+    (lambda: nas.Conv2d(width() * 2, 6, 3, groups=2), {"a": 3}, (2, 6, 6, 6)),
+    (lambda: nas.ConvTranspose2d(width(), width("b"), odd(), padding=2), {"a": 3, "b": 4, "k": 2}, (2, 3, 6, 6)),
+    (lambda: nas.Linear(width(), width("b")), {"a": 3, "b": 4}, (2, 3)),
+    (lambda: nas.BatchNorm1d(width()), {"a": 3}, (2, 3)),
+    (lambda: nas.BatchNorm2d(width()), {"a": 3}, (2, 3, 4, 4)),
+    (lambda: nas.LayerNorm(width()), {"a": 3}, (2, 3)),
+]
+
+
+@pytest.mark.parametrize(("make", "values", "shape"), EVERY)
+def test_gradients_reach_only_the_slice_and_equal_those_of_the_frozen_layer(make, values, shape):
+    layer = make()
+    select(layer, values)
+    frozen = layer.build_static()
+    x = torch.randn(shape)
+    layer(x).square().sum().backward()
+    frozen(x).square().sum().backward()
+    grads = copy.deepcopy(layer)
+    for name, parameter in layer.named_parameters():
+        grads.get_parameter(name).data = parameter.grad
+    for name, part in grads.build_static().named_parameters():
+        torch.testing.assert_close(part.data, frozen.get_parameter(name).grad, rtol=1e-4, atol=1e-4)
+        whole = layer.get_parameter(name).grad
+        assert torch.count_nonzero(whole) == torch.count_nonzero(part)  # so there is none outside
+
+
+@pytest.mark.parametrize(("make", "values", "shape"), EVERY)
+def test_copies_and_pickles_keep_their_decisions_together(make, values, shape):
+    layer = make()
+    select(layer, values)
+    x = torch.randn(shape)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        twin.eval(), layer.eval()
+        assert equal(twin(x), layer(x))
+        lowest = {name: variable.low for name, variable in nas.space_of(twin).items()}  # type: ignore[attr-defined]
+        select(twin, lowest)
+        assert twin.build_static().state_dict().keys() == layer.state_dict().keys()
+        assert sum(p.numel() for p in twin.build_static().parameters()) < sum(
+            p.numel() for p in layer.build_static().parameters()
+        )
+        assert equal(layer(x), layer.build_static()(x))  # the original has its own values
+
+
+@pytest.mark.parametrize(("make", "values", "shape"), EVERY)
+def test_a_frozen_layer_keeps_dtype_mode_and_what_trains(make, values, shape):
+    layer = make().double().eval()
+    layer.weight.requires_grad_(False)
+    select(layer, values)
+    state = torch.get_rng_state()
+    frozen = layer.build_static()
+    assert torch.equal(torch.get_rng_state(), state)  # no number is drawn for it
+    assert frozen.weight.dtype == torch.float64
+    assert frozen.weight.device == layer.weight.device
+    assert not frozen.weight.requires_grad
+    assert frozen.bias.requires_grad
+    assert not frozen.training
+    frozen.weight.zero_()
+    assert (layer.weight != 0).all()  # copies, not views
+    assert frozen.weight.is_contiguous()
+    assert all(buffer.device.type != "meta" for buffer in frozen.buffers())
+
+
+def test_layers_on_another_device_freeze_there():
+    layer = nas.Conv2d(3, width(), 3, device="meta", dtype=torch.bfloat16)
+    select(layer, {"a": 3})
+    assert layer.build_static().weight.device.type == "meta"
+    assert layer.build_static().weight.dtype == torch.bfloat16
+
+
+def test_decisions_add_nothing_to_the_state():
+    shared = width()
+    model = nn.Sequential(nas.Conv2d(3, shared, 3), nas.BatchNorm2d(shared), nas.Conv2d(shared, 4, 1))
+    plain = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.Conv2d(8, 4, 1))
+    assert list(model.state_dict()) == list(plain.state_dict())
+    model.load_state_dict(plain.state_dict())
+    select(model, {"a": 8})
+    x = torch.randn(2, 3, 6, 6)
+    assert torch.equal(model(x), plain(x))

@@ -1,0 +1,364 @@
+"""Candidates that run out of memory rank last and move no weights; other errors leave a checkpoint to go on from."""
+# mypy: disable-error-code="func-returns-value"
+
+import copy
+import itertools
+import math
+import signal
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from asng.nas import OneShot, Value, selected, space_of
+from asng.nas import _checkpoints as checkpoints
+from asng.space import Categorical
+from tests.helpers.processes import crowd, ended, failing_together
+from tests.helpers.searches import (
+    FailingBackward,
+    Net,
+    Scripted,
+    Switch,
+    batches,
+    cross_entropy,
+    data,
+    make_oneshot,
+    outcome,
+    run_search,
+    same,
+    small_search,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
+
+OUT_OF_MEMORY = pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
+ignore_warnings = pytest.mark.filterwarnings("ignore:the architecture .* ran out of memory")
+
+# One candidate fails -------------------------------------------------------------------------------
+
+
+class Sum(nn.Module):
+    """Shared weights, and one for each choice; choice 1 fails in one half of its run."""
+
+    def __init__(self, half, kind):
+        super().__init__()
+        self.which = Value("which", Categorical(range(3)))
+        self.shared = nn.Parameter(torch.ones(3))
+        self.own = nn.ParameterList([nn.Parameter(torch.ones(3)) for _ in range(3)])
+        self.fails_in, self.kind = half, kind
+
+    def forward(self, x):
+        own = self.own[self.which.value]
+        if self.which.value == 1:
+            if self.fails_in == "forward":
+                raise self.kind("too large")
+            own = FailingBackward.apply(own, self.kind)  # after the gradient of the shared weights was added
+        return (self.shared * x).sum() + (own * x).sum()
+
+
+def scripted(model, train, judged, **settings):
+    """One step in which these choices are trained and judged."""
+    arch_optimizer = Scripted(space_of(model), population_size=len(train), seed=0)
+    arch_optimizer.script = [*train, *judged]
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=1.0, momentum=0.9)
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, lambda model, x: model(x), **settings)
+    return oneshot, oneshot.step(torch.full((3,), 0.5), torch.full((3,), 0.5))
+
+
+@OUT_OF_MEMORY
+@pytest.mark.parametrize("half", ["forward", "backward"])
+@pytest.mark.parametrize("train", [[1, 0, 2], [0, 1, 2], [0, 2, 1], [1, 2, 1], [2, 1, 1]])
+@ignore_warnings
+def test_the_gradient_is_the_mean_over_the_candidates_that_did_not_fail(half, train, kind):
+    model, others = Sum(half, kind), [which for which in train if which != 1]
+    _, step = scripted(model, train, [0, 0, 0])
+    assert step.train_losses == tuple(math.inf if which == 1 else 3.0 for which in train)
+    torch.testing.assert_close(model.shared.data, torch.full((3,), 0.5))
+    for which in range(3):
+        share = others.count(which) / len(others)
+        torch.testing.assert_close(model.own[which].data, torch.full((3,), 1 - 0.5 * share))
+    assert model.own[1].grad is None  # never touched
+
+
+@OUT_OF_MEMORY
+def test_a_judged_candidate_that_fails_is_worst_and_named_in_a_warning(kind):
+    model = Sum("forward", kind)
+    with pytest.warns(UserWarning, match=r"the architecture {'which': 1} ran out of memory \(too large\)"):
+        _, step = scripted(model, [0, 0, 0], [2, 1, 0])
+    assert step.valid_losses == (2.25, math.inf, 1.5)
+
+
+@ignore_warnings
+def test_where_all_fail_in_training_the_weights_and_their_momentum_rest():
+    model = Sum("backward", MemoryError)
+    oneshot, _ = scripted(model, [0, 2], [0, 2])
+    before = copy.deepcopy([model.state_dict(), oneshot.weight_optimizer.state_dict()])
+    oneshot.arch_optimizer.script = [1, 1, 0, 2]
+    step = oneshot.step(torch.ones(3), torch.ones(3))
+    assert step.train_losses == (math.inf, math.inf)
+    assert math.isnan(step.train_loss)
+    assert str([model.state_dict(), oneshot.weight_optimizer.state_dict()]) == str(before)
+    assert np.isfinite(step.valid_losses).all()
+
+
+def test_an_architecture_is_warned_of_once():
+    def loss(model, x):
+        if model.which.value:
+            raise MemoryError
+        return model(x)
+
+    oneshot = make_oneshot(Switch(3), population_size=4, loss_fn=loss)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(40):
+            oneshot.step(torch.ones(3), torch.ones(3))
+    architectures = sorted(str(warning.message).split(" ran out")[0] for warning in caught)
+    assert architectures == [f"the architecture {{'which': {which}}}" for which in (1, 2)]
+    assert oneshot.arch_optimizer.mode() == {"which": 0}
+
+
+@ignore_warnings
+def test_after_five_steps_in_a_row_in_which_all_fail_there_is_an_error():
+    calls = itertools.count()
+
+    def loss(model, x):
+        if next(calls) // 4 not in (0, 3):  # of four runs: the first and the fourth step
+            raise torch.OutOfMemoryError
+        return model(x)
+
+    oneshot, x = make_oneshot(Switch(), loss_fn=loss), torch.ones(3)
+    for _ in range(8):
+        oneshot.step(x, x)
+    with pytest.raises(
+        RuntimeError, match="every candidate of 5 steps in a row ran out of memory; use smaller batches"
+    ):
+        oneshot.step(x, x)
+
+
+@pytest.mark.parametrize("half", ["training", "judging"])
+@ignore_warnings
+def test_a_half_that_always_fails_ends_in_the_error_too(half):
+    def loss(model, x):
+        if torch.is_grad_enabled() == (half == "training"):
+            raise torch.OutOfMemoryError
+        return model(x)
+
+    oneshot, x = make_oneshot(Switch(), loss_fn=loss), torch.ones(3)
+    for _ in range(4):
+        oneshot.step(x, x)
+    with pytest.raises(RuntimeError, match="every candidate of 5 steps in a row"):
+        oneshot.step(x, x)
+
+
+@ignore_warnings
+def test_a_search_goes_on_without_what_does_not_fit_and_resumes_to_the_bit(tmp_path):
+    def run(path, stop=None):
+        calls = itertools.count()
+
+        def loss(model, batch):
+            if next(calls) == stop:
+                signal.raise_signal(signal.SIGINT)
+            if selected(model)["depth"] == 3:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return cross_entropy(model, batch)
+
+        model = Net()
+        return outcome(model, run_search(model, batches(20, 1), batches(20, 2), loss, epochs=4, checkpoint=path))
+
+    torch.manual_seed(0)
+    expected = run(None)
+    assert expected["values"]["depth"] < 3
+    torch.manual_seed(0)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "c.pt", stop=105)
+    assert same(run(tmp_path / "c.pt"), expected)
+
+
+@pytest.mark.parametrize("half", ["forward", "backward"])
+@ignore_warnings
+def test_two_processes_drop_the_same_candidates_as_one(tmp_path, half):
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    for folder in (alone, both):
+        folder.mkdir()
+    members = crowd(failing_together, both, half)
+    failing_together(0, alone, half)
+    assert [ended(member) for member in members] == [0, 0]
+    expected, *results = (torch.load(path, weights_only=True) for path in sorted(tmp_path.glob("*/rank*.pt")))
+    assert any(math.inf in losses for losses in expected["train"])
+    assert any(math.inf in losses for losses in expected["valid"])
+    for result in results:
+        assert result["optimizer"]["state"] == expected["optimizer"]["state"]
+        assert result["optimizer"]["generator"] == expected["optimizer"]["generator"]
+        for half in ("train", "valid"):
+            np.testing.assert_allclose(result[half], expected[half], rtol=1e-9)
+        for name, value in result["weights"].items():
+            torch.testing.assert_close(value, expected["weights"][name], rtol=1e-9, atol=1e-9)
+        assert result["metrics"] == expected["metrics"]
+        assert {metrics.get("depth") for step in result["metrics"] for metrics in step} == {1.0, 2.0, None}
+        assert result["error"] == expected["error"] == "RuntimeError after 5 steps"
+
+
+# Errors that leave a search ------------------------------------------------------------------------
+
+
+def failing_at(call):
+    calls = itertools.count(1)
+
+    def loss(model, batch):
+        if next(calls) == call:
+            raise ArithmeticError("of the user's")
+        return cross_entropy(model, batch)
+
+    return loss
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return {own: small_search(None, epochs=3, own_generator=own) for own in (False, True)}
+
+
+@pytest.mark.parametrize("own_generator", [False, True])
+@pytest.mark.parametrize("call", [5, 6, 18, 30, 58])  # the first and the second candidate that is trained
+def test_an_error_in_training_is_raised_after_a_save_and_the_step_repeated(tmp_path, whole, call, own_generator):
+    path = tmp_path / "checkpoint.pt"
+    epoch, step = divmod((call - 1) // 4, 5)
+    with pytest.raises(ArithmeticError) as caught:
+        small_search(path, epochs=3, own_generator=own_generator, loss_fn=failing_at(call))
+    assert caught.value.__notes__[1:] == [
+        f"stopped in epoch {epoch + 1} of 3 after step {step}; saved in {path}: the same call continues from there"
+    ]
+    assert same(small_search(path, epochs=3, own_generator=own_generator), whole[own_generator])
+
+
+@pytest.mark.parametrize("call", [7, 8, 31])
+def test_after_an_error_in_judging_the_step_is_repeated_with_the_same_candidates(tmp_path, call):
+    path, seen = tmp_path / "checkpoint.pt", []
+
+    def watched(loss):
+        return lambda model, batch: (seen.append((selected(model), batch[0].tolist())), loss(model, batch))[1]
+
+    with pytest.raises(ArithmeticError):
+        small_search(path, epochs=3, loss_fn=watched(failing_at(call)))
+    failed, step = seen[call - 1 - (call - 1) % 4 :], (call - 1) // 4
+    seen.clear()
+    result = small_search(path, epochs=3, loss_fn=watched(cross_entropy))
+    assert seen[: len(failed)] == failed
+    assert len(seen) == 4 * (15 - step)
+    assert [record["epoch"] for record in result["history"]] == [1, 2, 3]
+
+
+class Flaky(Dataset):
+    """Cannot be read once."""
+
+    def __init__(self, when):
+        self._reads, self._when = itertools.count(), when
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        if next(self._reads) == self._when:
+            raise OSError("connection reset")
+        x, y = data(40)
+        return x[index] + torch.rand(()), y[index]
+
+
+@pytest.mark.parametrize("read", [9, 70, 119])
+def test_an_error_in_loading_is_repeated_to_the_bit(tmp_path, read):
+    def run(path, when=None):
+        torch.manual_seed(1)
+        model = Net()
+        loader = DataLoader(Flaky(when), batch_size=8, shuffle=True)
+        return outcome(model, run_search(model, loader, batches(7), checkpoint=path, epochs=3))
+
+    expected = run(None)
+    with pytest.raises(OSError, match="connection reset") as caught:
+        run(tmp_path / "c.pt", read)
+    assert "saved in" in caught.value.__notes__[-1]
+    assert same(run(tmp_path / "c.pt"), expected)
+
+
+def test_an_error_in_the_first_step_leaves_no_checkpoint_in_the_way(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(ArithmeticError) as caught:
+        run_search(loss_fn=failing_at(1), checkpoint=path)
+    assert not path.exists()
+    assert not any("saved" in note for note in caught.value.__notes__)
+
+
+def test_an_error_right_after_a_save_keeps_what_was_saved(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    for _ in range(2):
+        with pytest.raises(ArithmeticError):  # in the judging half of the sixth step, the first of an epoch
+            run_search(loss_fn=failing_at(23), checkpoint=path)
+        assert checkpoints.load(path)["measured"] == {}
+        assert not checkpoints.previous_path(path).exists()
+        path.unlink()
+
+
+def test_an_error_of_the_schedule_keeps_the_steps_of_its_epoch(tmp_path):
+    class Wrong(torch.optim.lr_scheduler.StepLR):
+        wrong = True
+
+        def step(self, epoch=None):
+            if self.last_epoch == 1 and self.wrong:
+                raise ArithmeticError("of the user's")
+            super().step(epoch)
+
+    def run(path):
+        torch.manual_seed(0)
+        model = Net()
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        lr_scheduler = Wrong(weight_optimizer, 1)
+        return outcome(
+            model,
+            run_search(model, weight_optimizer=weight_optimizer, lr_scheduler=lr_scheduler, checkpoint=path, epochs=3),
+        )
+
+    with pytest.raises(ArithmeticError) as caught:
+        run(tmp_path / "c.pt")
+    assert "stopped in epoch 2 of 3 after step 5; saved in" in caught.value.__notes__[-1]
+    Wrong.wrong = False
+    assert same(run(tmp_path / "c.pt"), run(None))
+
+
+def test_a_state_that_cannot_be_saved_does_not_hide_the_error(tmp_path):
+    path = tmp_path / "folder"
+    loss, calls = failing_at(9), itertools.count()
+
+    def blocked(model, batch):
+        if next(calls) == 0:
+            path.mkdir()
+        return loss(model, batch)
+
+    with pytest.raises(ArithmeticError, match="of the user's") as caught:
+        run_search(loss_fn=blocked, checkpoint=path)
+    assert caught.value.__notes__[-1].startswith("the state could not be saved (")
+
+
+@ignore_warnings
+def test_memory_that_never_suffices_ends_a_search_that_can_be_continued(tmp_path):
+    path, steps = tmp_path / "checkpoint.pt", itertools.count()
+
+    def loss(model, batch):
+        if next(steps) >= 8:
+            raise MemoryError
+        return cross_entropy(model, batch)
+
+    with pytest.raises(RuntimeError, match="ran out of memory") as caught:
+        run_search(loss_fn=loss, checkpoint=path, epochs=3)
+    assert "after step 1; saved in" in caught.value.__notes__[-1]  # steps that failed altogether are done, too
+    assert len(run_search(checkpoint=path, epochs=3).history) == 3
+
+
+@ignore_warnings
+def test_memory_that_never_suffices_is_named_also_where_epochs_are_short(tmp_path):
+    def loss(model, batch):
+        raise MemoryError
+
+    with pytest.raises(RuntimeError, match="every candidate of 5 steps in a row ran out of memory") as caught:
+        run_search(train_loader=batches(3, 1), loss_fn=loss, checkpoint=tmp_path / "checkpoint.pt", epochs=3)
+    assert "saved in" in caught.value.__notes__[-1]

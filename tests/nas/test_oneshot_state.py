@@ -1,0 +1,91 @@
+"""The state of OneShot: it goes on with the same bits, and the state of another search changes nothing."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+from asng.nas import Limit, parameters
+from tests.helpers.searches import Net, Switch, batches, make_oneshot
+
+pytestmark = pytest.mark.usefixtures("same_numbers")
+
+
+def test_a_loaded_state_goes_on_with_the_same_bits():
+    train, valid = batches(16, seed=1), batches(16, seed=2)
+    whole = make_oneshot(Net(dropout=0), population_size=3)
+    half = make_oneshot(Net(dropout=0), population_size=3)
+    half.model.load_state_dict(whole.model.state_dict())
+    for place in range(8):
+        whole.step(train[place], valid[place])
+        half.step(train[place], valid[place])
+    resumed = make_oneshot(Net(dropout=0), population_size=3, seed=99)
+    resumed.load_state_dict(copy.deepcopy(half.state_dict()))
+    for place in range(8, 16):
+        assert whole.step(train[place], valid[place]) == resumed.step(train[place], valid[place])
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: make_oneshot(Net(width=9)),
+        lambda: make_oneshot(Net(depth=4)),
+        lambda: make_oneshot(Switch()),
+        lambda: make_oneshot(amp_dtype=torch.float16),
+        lambda: make_oneshot(limits=[Limit(parameters, 200)]),
+        lambda: (
+            lambda net: make_oneshot(
+                net, weight_optimizer=torch.optim.SGD([{"params": [p]} for p in net.parameters()], 0.1)
+            )
+        )(Net()),
+    ],
+)
+def test_a_state_of_another_search_changes_nothing(other):
+    oneshot = make_oneshot()
+    oneshot.step(*batches(2))
+    mine = copy.deepcopy(oneshot.state_dict())
+    foreign = other().state_dict()
+    if "scale" in foreign["scaler"]:
+        oneshot, foreign = other(), oneshot.state_dict()
+        mine = copy.deepcopy(oneshot.state_dict())
+    with pytest.raises(ValueError, match="the state does not fit: "):
+        oneshot.load_state_dict(foreign)
+    after = oneshot.state_dict()
+    assert after["arch_optimizer"] == mine["arch_optimizer"]
+    assert all(torch.equal(value, mine["model"][name]) for name, value in after["model"].items())
+    assert after["touched"] == mine["touched"]
+    assert str(after["weight_optimizer"]) == str(mine["weight_optimizer"])
+
+
+def changes(state, path=()):
+    """States in which one part is something else."""
+    for key, value in state.items():
+        if isinstance(value, dict):
+            yield from changes(value, (*path, key))
+        others: list[Any] = [None, "x", 3, []]
+        for other in others:
+            if type(other) is not type(value):
+                yield (*path, key), other
+
+
+def test_a_state_of_which_a_part_is_something_else_does_not_fit():
+    oneshot = make_oneshot()
+    oneshot.step(*batches(2))
+    whole = oneshot.state_dict()
+    messages = []
+    for path, other in changes({key: whole[key] for key in ("model", "arch_optimizer", "touched", "limits", "costs")}):
+        state = copy.deepcopy(whole)
+        *way, last = path
+        part = state
+        for key in way:
+            part = part[key]
+        part[last] = other
+        try:
+            make_oneshot().load_state_dict(state)  # numbers of other types may do
+        except ValueError as error:
+            messages.append(str(error))
+    assert len(messages) > 40
+    assert all(message.startswith("the state does not fit: ") for message in messages)

@@ -1,0 +1,283 @@
+"""search: the loop on any batches, its schedule and progress, and what it finds."""
+# mypy: disable-error-code="func-returns-value"
+
+import copy
+import io
+import itertools
+import math
+import random
+import re
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from asng import ASNG, Categorical, Integer, Normal, Real, nas
+from asng.nas import Decision, OneOf, OneShot, SearchResult, select, space_of, top
+from asng.nas.result import probability
+from tests.helpers.searches import Net, batches, cross_entropy, data, outcome, run_search, same
+
+pytestmark = pytest.mark.usefixtures("same_numbers")
+
+# What it gives back --------------------------------------------------------------------------------
+
+
+@pytest.mark.long
+def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
+    torch.manual_seed(1)
+    model = Net(dropout=0)
+    x, y = data(400, 5)
+    result = run_search(model, batches(40, 1), batches(40, 2), epochs=12)
+    assert isinstance(result, SearchResult)
+    assert result.feasible
+    assert result.values == result.arch_optimizer.mode()
+    assert result.values["first"] != 2  # it would not know of its input
+    assert not any(isinstance(module, Decision) for module in result.model.modules())
+    assert (result.model(x).argmax(1) == y).float().mean() > 0.7
+    assert [record["epoch"] for record in result.history] == list(range(1, 13))
+    assert result.history[-1]["train_loss"] < 0.7 * result.history[0]["train_loss"]
+    assert set(result.history[0]) == {"epoch", "train_loss", "valid_loss", "seconds", "largest_probability", "delta"}
+    assert 0 < result.probability <= 1
+
+
+def test_history_holds_the_means_of_the_steps():
+    model, other = Net(dropout=0), Net(dropout=0)
+    other.load_state_dict(model.state_dict())
+    result = run_search(model, epochs=1)
+    stream = np.random.SeedSequence(0).spawn(1)[0]
+    weight_optimizer = torch.optim.SGD(other.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
+    oneshot = OneShot(other, ASNG(space_of(other), seed=stream), weight_optimizer, cross_entropy, max_grad_norm=5.0)
+    steps = [oneshot.step(*pair) for pair in zip(batches(5, 1), batches(5, 2), strict=True)]
+    train, valid = (np.mean([s.train_losses for s in steps]), np.mean([s.valid_losses for s in steps]))
+    assert result.history[0]["train_loss"] == pytest.approx(train)
+    assert result.history[0]["valid_loss"] == pytest.approx(valid)
+    assert same(outcome(model, result)["weights"], dict(other.state_dict()))  # only OneShot
+
+
+def test_probability_is_that_of_choices_and_integers():
+    space = {"c": Categorical([0, 1, "x"]), "n": Integer(1, 4), "r": Real(0, 1)}
+    distribution = {"c": np.array([0.2, 0.5, 0.3]), "n": Normal(2.0, 1.0), "r": Normal(0.5, 0.1)}
+    draws = np.clip(np.rint(np.random.default_rng(0).normal(2.0, 1.0, 200_000)), 1, 4)
+    total = 0.0
+    for value in (1, 2, 3, 4):
+        one = probability(distribution, space, {"c": 1, "n": value, "r": 0.1})
+        assert one == pytest.approx(0.5 * (draws == value).mean(), abs=0.003)
+        total += one
+    assert total == pytest.approx(0.5)
+
+
+def nested():
+    """A choice of which one branch holds another choice."""
+    inner = OneOf("inner", [nn.Linear(4, 3), nn.Linear(4, 3)])
+    model = nn.Sequential(OneOf("outer", {"plain": nn.Linear(4, 3), "nested": inner}))
+    prior = {"outer": [0.25, 0.75], "inner": [0.4, 0.6]}
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return lambda outer: OneShot(
+        model, ASNG(space_of(model), initial=prior | {"outer": outer}, seed=0), weight_optimizer, cross_entropy
+    )
+
+
+def test_the_probability_has_the_same_bits_in_every_process():
+    """Whatever the hashes of strings are there: factors are taken in the order of the space."""
+    model = nn.Sequential(*(OneOf(f"choice {i}", [nn.Identity(), nn.ReLU()]) for i in range(40)))
+    initial = {f"choice {i}": [1 - 1 / (i % 37 + 3), 1 / (i % 37 + 3)] for i in range(40)}
+    arch_optimizer = ASNG(space_of(model), initial=initial, seed=0)
+    weight_optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    (likely,) = top(OneShot(model, arch_optimizer, weight_optimizer, cross_entropy))
+    assert likely.probability == probability(arch_optimizer.distribution(), arch_optimizer.space, likely.values)
+
+
+def test_the_probability_is_that_of_the_network_so_that_what_has_no_effect_does_not_count():
+    make_oneshot = nested()
+    oneshot = make_oneshot([0.75, 0.25])
+    outer, inner = (oneshot.arch_optimizer.distribution()[name] for name in ("outer", "inner"))
+    draws = [c.values for c in copy.deepcopy(oneshot.arch_optimizer).ask(20_000)]
+    plain, second = top(oneshot)[0], top(make_oneshot([0.25, 0.75]))[0]
+    assert plain == ({"outer": "plain", "inner": 1}, pytest.approx(outer[0]), True)
+    assert plain.probability == pytest.approx(np.mean([v["outer"] == "plain" for v in draws]), abs=0.02)
+    assert second.values == {"outer": "nested", "inner": 1}
+    assert second.probability == pytest.approx(outer[0] * inner[1])
+    assert nas.result(oneshot).probability == plain.probability
+
+
+def test_looking_at_the_most_likely_copies_and_changes_nothing(monkeypatch):
+    oneshot = nested()([0.75, 0.25])
+    select(oneshot.model, {"outer": "nested", "inner": 0})
+    before = oneshot.arch_optimizer.state_dict()
+    result = nas.result(oneshot)
+    monkeypatch.setattr(nas.Supernet, "extract", lambda *_: pytest.fail("extracted"))
+    assert top(oneshot)[0] == (result.values, result.probability, result.feasible)
+    assert oneshot.arch_optimizer.state_dict() == before
+    assert oneshot.model[0].value == "nested"
+
+
+def test_top_lists_each_network_once_most_likely_first():
+    oneshot = nested()([0.75, 0.25])
+    plain, *others = top(oneshot, 3)
+    assert top(oneshot) == [plain]
+    assert [one.values for one in others] == [{"outer": "nested", "inner": 1}, {"outer": "nested", "inner": 0}]
+    assert sum(one.probability for one in (plain, *others)) == pytest.approx(1)
+    assert top(oneshot, 9) == [plain, *others]  # there are no more
+    with pytest.raises(ValueError, match="k must be at least 1, got 0"):
+        top(oneshot, 0)
+
+
+def test_the_same_seed_gives_the_same_numbers_whatever_the_global_state():
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(4)
+        model = Net(dropout=0)
+        torch.manual_seed(random.randrange(1000))
+        loader = DataLoader(TensorDataset(*data(40)), batch_size=8, shuffle=True)
+        results.append(outcome(model, run_search(model, loader, loader, seed=seed)) | {"torch": None})
+    assert same(results[0], results[1])
+    assert not same(results[0], results[2])
+
+
+# Batches -------------------------------------------------------------------------------------------
+
+
+class Generated:
+    """A new generator for each epoch."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        yield from batches(self.n)
+
+
+@pytest.mark.parametrize(
+    "iterable",
+    [
+        batches(3),
+        tuple(batches(3)),
+        Generated(3),
+        DataLoader(TensorDataset(*data(24)), batch_size=8),
+        DataLoader(TensorDataset(*data(24)), batch_size=8, shuffle=True, num_workers=1),
+    ],
+    ids=["list", "tuple", "generators", "loader", "workers"],
+)
+def test_any_iterable_of_batches_will_do(iterable):
+    calls = []
+    result = run_search(
+        train_loader=iterable, valid_loader=iterable, loss_fn=lambda m, b: calls.append(1) or cross_entropy(m, b)
+    )
+    assert len(calls) == 2 * 3 * 4
+    assert len(result.history) == 2
+
+
+def test_every_batch_of_train_is_used_once_in_every_epoch():
+    seen = []
+    run_search(
+        train_loader=[("train", i) for i in range(5)],
+        valid_loader=[("valid", i) for i in range(9)],
+        loss_fn=lambda model, batch: seen.append(batch) or model(torch.ones(1, 4)).mean(),
+        epochs=2,
+    )
+    steps = [([("train", i % 5)] * 2, [("valid", i % 9)] * 2) for i in range(10)]
+    assert seen == [batch for step in steps for half in step for batch in half]
+
+
+def test_the_paper_s_schedule_is_the_default():
+    rates = []
+    model = Net()
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025)
+    weight_optimizer.register_step_post_hook(lambda used, *_: rates.append(used.param_groups[0]["lr"]))
+    run_search(model, batches(1), batches(1), weight_optimizer=weight_optimizer, epochs=5)
+    assert rates == pytest.approx([0.025 * (1 + math.cos(math.pi * epoch / 5)) / 2 for epoch in range(5)])
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (lambda w: torch.optim.lr_scheduler.StepLR(w, 2, gamma=0.1), [1e-3, 1e-3, 1e-4, 1e-4]),
+        (
+            lambda w: torch.optim.lr_scheduler.ReduceLROnPlateau(w, patience=0, threshold=10.0, threshold_mode="abs"),
+            [1e-3, 1e-3, 1e-4, 1e-5],
+        ),
+    ],
+)
+def test_a_given_schedule_is_used(make, expected):
+    rates = []
+    model = Net()
+    weight_optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    weight_optimizer.register_step_post_hook(lambda used, *_: rates.append(used.param_groups[0]["lr"]))
+    run_search(
+        model, batches(1), batches(1), weight_optimizer=weight_optimizer, lr_scheduler=make(weight_optimizer), epochs=4
+    )
+    assert rates == pytest.approx(expected)
+
+
+# Losses that explode -------------------------------------------------------------------------------
+
+
+def growing(from_call, factor):
+    calls = itertools.count()
+
+    def loss(model, batch):
+        return cross_entropy(model, batch) * (factor if next(calls) >= from_call else 1)
+
+    return loss
+
+
+@pytest.mark.parametrize(("call", "epoch", "first"), [(2, 1, "step"), (20, 2, "epoch"), (44, 3, "epoch")])
+def test_finite_losses_that_explode_are_warned_of(call, epoch, first):
+    with pytest.warns(UserWarning, match=rf"of epoch {epoch} is .*e\+.*, after .* in the first {first}; .*lower the l"):
+        assert len(run_search(loss_fn=growing(call, 1e6), epochs=3).history) == 3
+
+
+def test_losses_that_grow_somewhat_are_not_warned_of():
+    run_search(loss_fn=growing(20, 500), epochs=3)
+
+
+# Progress ------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "progress", "shown"), [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)]
+)
+def test_progress_is_shown_on_a_terminal_alone(stream, progress, shown, monkeypatch, capsys):
+    pytest.importorskip("rich")
+    monkeypatch.setenv("TERM", "xterm")
+    for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS"):
+        monkeypatch.delenv(name, raising=False)
+    text = stream()
+    monkeypatch.setattr(sys, "stderr", text)
+    run_search(progress=progress)
+    assert ("epoch 2, train loss " in text.getvalue()) == shown
+    assert bool(text.getvalue()) == shown
+    assert capsys.readouterr().out == ""
+
+
+def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):
+    text, now = Terminal(), 0.0
+
+    def one_second(model, batch):  # four times per step
+        nonlocal now
+        now += 1.0
+        return cross_entropy(model, batch)
+
+    monkeypatch.setattr(sys, "stderr", text)
+    monkeypatch.setitem(sys.modules, "rich.console", None)  # as if it were not installed
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    run_search(loss_fn=one_second, progress=True)
+    shown = re.findall(
+        r"^\d+.\d%: epoch (\d)/2 step (\d), train loss [\d.]+, valid loss [\d.]+$", text.getvalue(), re.MULTILINE
+    )
+    assert shown == [("1", "3"), ("2", "1"), ("2", "4")]
+    assert text.getvalue().count("\n") == len(shown)
+
+
+def test_without_rich_nothing_is_written_where_no_terminal_is(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "rich.console", None)
+    run_search(progress=True)
+    assert capsys.readouterr() == ("", "")

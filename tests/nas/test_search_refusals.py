@@ -1,0 +1,217 @@
+"""What OneShot and search refuse: wrong models, optimizers, losses and batches, each named with its cure."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+from asng import ASNG, Categorical, Integer
+from asng.nas import OneOf, OneShot, Value
+from asng.nas import _checkpoints as checkpoints
+from tests.helpers.searches import Net, Switch, batches, cross_entropy, data, make_oneshot, run_search
+
+pytestmark = pytest.mark.usefixtures("same_numbers")
+
+# OneShot -------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_decisions_is_refused():
+    model = nn.Linear(2, 2)
+    with pytest.raises(ValueError, match=r"no decisions to search; put some in, such as asng\.nas\.OneOf"):
+        OneShot(model, ASNG({"a": Categorical(["x", "y"])}), torch.optim.SGD(model.parameters(), 0.1), cross_entropy)
+
+
+def test_a_torch_optimizer_in_the_place_of_asng_is_refused():
+    model = Net()
+    weight_optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(ValueError, match=r"optimizer moves the architecture, .* got SGD; pass the torch optimizer"):
+        OneShot(model, weight_optimizer, weight_optimizer, cross_entropy)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("space", "message"),
+    [
+        ({"a": Categorical(["x", "y"])}, "differ in 'a', 'depth', 'first'"),
+        ({"first": Categorical([0, 1, 2]), "depth": Integer(1, 4)}, "differ in 'depth'"),
+        ({"depth": Integer(1, 3), "first": Categorical([0, 1, 2])}, "by its order"),
+    ],
+)
+def test_an_optimizer_of_another_space_is_refused(space, message):
+    model = Net()
+    with pytest.raises(ValueError, match=f"another space than the model's .*{message}.*space_of"):
+        OneShot(model, ASNG(space), torch.optim.SGD(model.parameters(), 0.1), cross_entropy)
+
+
+def test_parameters_that_weights_does_not_hold_are_named():
+    model = Net()
+    some = [p for name, p in model.named_parameters() if not name.startswith("head")]
+    with pytest.raises(ValueError, match=r"head\.weight, head\.bias; make it with model\.parameters\(\)"):
+        make_oneshot(model, weight_optimizer=torch.optim.SGD(some, 0.1))
+    with pytest.raises(ValueError, match="and 10 more"):
+        make_oneshot(model, weight_optimizer=torch.optim.SGD(Net().parameters(), 0.1))
+    model.head.requires_grad_(False)
+    make_oneshot(model, weight_optimizer=torch.optim.SGD(some, 0.1)).step(*batches(2))
+
+
+def test_choices_that_are_arrays_are_compared():
+    model = nn.Sequential(Value("a", Categorical([np.arange(2), np.arange(3)])), nn.Linear(3, 3))
+    weight_optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    equal, other = (Categorical([np.arange(2), np.arange(n)]) for n in (3, 4))
+    OneShot(model, ASNG({"a": equal}), weight_optimizer, cross_entropy)
+    with pytest.raises(ValueError, match="they differ in 'a'"):
+        OneShot(model, ASNG({"a": other}), weight_optimizer, cross_entropy)
+
+
+def test_sparse_gradients_are_refused_by_name():
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), OneOf("op", [nn.Identity(), nn.Tanh()]))
+    with pytest.raises(ValueError, match=r"^0 has sparse gradients, .* make it with sparse=False"):
+        make_oneshot(model)
+
+
+def test_several_optimizers_in_the_place_of_one_are_refused():
+    model = Net()
+    several = [torch.optim.SGD(part.parameters(), 0.1) for part in (model.first, model.blocks, model.head)]
+    with pytest.raises(
+        ValueError, match="weight_optimizer must be one torch optimizer, got a list of 3; give one optimizer sev"
+    ):
+        make_oneshot(model, weight_optimizer=several)
+    with pytest.raises(ValueError, match=r"weight_optimizer must be one torch optimizer, got 0\.1; "):
+        run_search(weight_optimizer=0.1)
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused():
+    model = Net()
+    with pytest.raises(ValueError, match=r"^LBFGS asks for a closure .*use a torch optimizer that steps without one"):
+        make_oneshot(model, weight_optimizer=torch.optim.LBFGS(model.parameters()))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("amp_dtype", torch.float32), ("max_grad_norm", 0.0), ("max_grad_norm", -1.0)]
+)
+def test_wrong_settings_are_named(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be .*{value}"):
+        make_oneshot(**{name: value})
+
+
+# Losses --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (lambda model, x: 1.0, r"must return a scalar tensor, or \(loss, metrics\), got 1\.0"),
+        (lambda model, x: model(x) * torch.ones(2), r"got a tensor of shape \(2,\)"),
+        (lambda model, x: (model(x), 0.5), r"metrics must be a mapping of names to numbers, got 0\.5"),
+        (lambda model, x: (model(x), {1: 0.5}), r"names of metrics must be strings, got 1"),
+        (lambda model, x: (model(x), {"a": x}), r"metric 'a' must be a real number .* of shape \(3,\)"),
+        (lambda model, x: (model(x), {"a": "b"}), r"metric 'a' must be a real number or a scalar tensor, got 'b'"),
+        (lambda model, x: model(x).detach(), "does not depend on the weights"),
+        (lambda model, x: (model(x) > 0).sum(), r"is a tensor of torch\.int64, which has no gradient; return floating"),
+        (lambda model, x: model(x) > 0, r"is a tensor of torch\.bool, which has no gradient"),
+        (lambda model, x: model(x) * 1j, r"must return a real number, got torch\.complex64; take its abs\(\)"),
+    ],
+)
+def test_a_wrong_loss_is_named(loss, message):
+    with pytest.raises(ValueError, match=message):
+        make_oneshot(Switch(), loss_fn=loss).step(torch.ones(3), torch.ones(3))
+
+
+def test_architectures_may_be_judged_by_whole_numbers():
+    def loss(model, x):
+        return model(x) if torch.is_grad_enabled() else torch.tensor(model.which.value)
+
+    step = make_oneshot(Switch(), loss_fn=loss).step(torch.ones(3), torch.ones(3))
+    assert step.valid_losses == tuple(values["which"] for values in step.candidates)
+
+
+def test_a_batch_of_one_row_is_told_from_a_fault_of_the_architecture():
+    with pytest.raises(ValueError, match="Expected more than 1 value per channel when training") as error:
+        make_oneshot(Net(norm=True)).step(batches(1)[0], batches(1, size=1)[0])
+    assert "candidates are judged in training mode; leave out a last batch of one row" in error.value.__notes__[-1]
+
+
+def test_an_error_in_the_loss_says_in_which_architecture():
+    def loss(model, x):
+        return model(x)[:, 2 * model.which.value]
+
+    with pytest.raises(IndexError) as error:
+        make_oneshot(Switch(), loss_fn=loss).step(torch.ones(3), torch.ones(3))
+    assert error.value.__notes__ in (["in the architecture {'which': 0}"], ["in the architecture {'which': 1}"])
+
+
+def test_an_epoch_without_a_finite_loss_ends_the_search(tmp_path):
+    path = tmp_path / "checkpoint.pt"
+    calls = itertools.count()
+    message = "all losses of epoch 2 were NaN or infinite; lower the learning rate"
+    with pytest.raises(ValueError, match=message) as error:
+        run_search(
+            loss_fn=lambda model, batch: cross_entropy(model, batch) * (math.nan if next(calls) >= 20 else 1),
+            epochs=4,
+            checkpoint=path,
+        )
+    assert len(checkpoints.load(path)["history"]) == 1
+    assert error.value.__notes__ == [f"{path} is as it was after epoch 1, before these losses"]
+
+
+def test_a_folder_is_no_checkpoint(tmp_path):
+    with pytest.raises(ValueError, match=r"is a folder; give the path of a file, such as .*search\.pt"):
+        run_search(checkpoint=tmp_path)
+
+
+# search --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"epochs": 1.5}, r"epochs must be an integer, got 1\.5"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"train_loader": 3}, "train_loader must give batches when it is iterated, such as a DataLoader, got 3"),
+        ({"train_loader": []}, "train_loader gave no batches in epoch 1; is it empty, or used up?"),
+        ({"valid_loader": []}, "valid_loader gave no batches; is it empty, or used up?"),
+        (
+            {"train_loader": iter(batches(2))},
+            "train_loader is an iterator .* ends after one epoch of 2; pass what it is made from",
+        ),
+        (
+            {"valid_loader": (b for b in batches(2))},
+            r"valid_loader is an iterator \(generator\), which ends after one epoch of 2",
+        ),
+        (
+            {"valid_loader": (b for b in batches(2)), "epochs": 1},
+            "valid_loader gave no batches; is it empty, or used up?",
+        ),
+        ({"model": nn.Linear(4, 3)}, "the model has no decisions"),
+        ({"arch_optimizer": ASNG({"a": Categorical(["x", "y"])})}, "another space than the model's"),
+        (
+            {"weight_optimizer": torch.optim.SGD(Net().parameters(), 0.1)},
+            "weight_optimizer does not hold the model's parameters",
+        ),
+        ({"max_grad_norm": 0}, "max_grad_norm must be above 0, or None"),
+        (
+            {"lr_scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(Net().parameters(), 0.1), 1)},
+            "lr_scheduler belongs to another optimizer; pass the one",
+        ),
+    ],
+)
+def test_wrong_arguments_are_named_with_their_cure(settings, message):
+    with pytest.raises(ValueError, match=message):
+        run_search(**settings)
+
+
+def test_one_epoch_takes_an_iterator():
+    assert len(run_search(train_loader=iter(batches(2)), valid_loader=iter(batches(2)), epochs=1).history) == 1
+
+
+def test_a_sampler_that_deals_out_batches_is_refused():
+    dataset = TensorDataset(*data(16))
+    loader = DataLoader(dataset, sampler=DistributedSampler(dataset, num_replicas=2, rank=0))
+    with pytest.raises(
+        ValueError, match="train_loader has a DistributedSampler, but all processes need the same batches"
+    ):
+        run_search(train_loader=loader)
