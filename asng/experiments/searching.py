@@ -172,7 +172,7 @@ class SearchJob:
 
     def _evaluate(self, values: Values, batches: Iterable[Batch]) -> float:
         """The mean loss on some mini-batches; what is not finite is worst."""
-        nas.select(self.oneshot.model, values)
+        self.oneshot.supernet.select(values)
         with torch.no_grad():
             losses = [to_outcome(self._loss_fn(self.oneshot.model, batch)).loss for batch in batches]
         loss = torch.stack(losses).mean().item()
