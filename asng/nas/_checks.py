@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from asng._asktell import Optimizer
+from asng.nas._decision import Decision
 
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
@@ -52,9 +53,13 @@ def _modules_in(value: Any, depth: int) -> Iterator[nn.Module]:
                 yield from _modules_in(item, depth - 1)
 
 
-def describe_attribute(path: str, name: str, value: Any) -> str:
-    """Describe an attribute for messages: its path and type."""
-    return f"{path}{'.' if path else ''}{name}, a plain {type(value).__name__},"
+def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
+    """The error for a module in the attribute `where`, which is `value`."""
+    what = type(lost).__name__ + (f" {lost.name!r}" if isinstance(lost, Decision) else "")
+    return ValueError(
+        f"{where}, a plain {type(value).__name__}, holds {what}, where torch does not see it; "
+        "use nn.ModuleList, nn.ModuleDict or an attribute, or keep it outside of the model"
+    )
 
 
 def unwrap(model: nn.Module) -> nn.Module:

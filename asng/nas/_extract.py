@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from asng.nas._checks import MODULE_ATTRIBUTES, describe_attribute, unregistered_modules, unwrap
+from asng.nas._checks import MODULE_ATTRIBUTES, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
 from asng.nas._preserve import Snapshot, is_from_asng, preserve_rng
 from asng.nas._ties import Ties
@@ -161,11 +161,8 @@ class StaticBuild:
                 )
             for name, value, lost in () if isinstance(module, Decision) else unregistered_modules(inner):
                 if lost not in set(static.modules()):
-                    raise ValueError(
-                        f"build_static() of {self._label(module)} returned a {type(inner).__name__} whose "
-                        f"{describe_attribute('', name, value)} holds {type(lost).__name__}, where torch does not see "
-                        "it; use nn.ModuleList, nn.ModuleDict or an attribute"
-                    )
+                    where = f"build_static() of {self._label(module)} returned a {type(inner).__name__} whose {name}"
+                    raise unregistered_error(where, value, lost)
 
     def _label(self, module: nn.Module) -> str:
         path = self._original.get(module)

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from asng._decoding import Space
-from asng.nas._checks import check_not_sharded, describe_attribute, unregistered_modules, unwrap
+from asng.nas._checks import check_not_sharded, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
 from asng.nas._extract import StaticBuild, holds_decisions
 from asng.nas.layers import ElasticLayer
@@ -81,11 +81,7 @@ class Supernet:
                 inside = dict.fromkeys(module.modules())
                 lost = [m for m in inside if isinstance(m, (Decision, ElasticLayer)) and m not in self.paths]
                 if lost and holder not in inside:  # a reference to what is further out is no part of the model
-                    what = type(lost[0]).__name__ + (f" {lost[0].name!r}" if isinstance(lost[0], Decision) else "")
-                    raise ValueError(
-                        f"{describe_attribute(path, name, value)} holds {what}, where torch does not see it; "
-                        "use nn.ModuleList, nn.ModuleDict or an attribute, or keep it outside of the model"
-                    )
+                    raise unregistered_error(f"{path}{'.' if path else ''}{name}", value, lost[0])
 
     def select(self, values: Values) -> None:
         """Select an architecture: the model behaves as this network until the next call.
