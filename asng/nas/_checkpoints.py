@@ -17,7 +17,7 @@ import torch
 
 from asng._files import Lock, atomic_write
 
-FORMAT = "asng checkpoint 3"
+FORMAT = "asng checkpoint 2"
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
 
 
@@ -55,8 +55,10 @@ def load(path: Path) -> dict[str, Any]:
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file may raise anything
             raise ValueError(f"{path} is damaged or no checkpoint ({short_reason(error)}){_offer(path)}") from None
-    if not isinstance(content, dict) or content.get("format") != FORMAT or not isinstance(content.get("state"), dict):
-        raise ValueError(f"{path} is not a checkpoint of this version of asng{_offer(path)}")
+    found = content.get("format") if isinstance(content, dict) else None
+    if found != FORMAT or not isinstance(content.get("state"), dict):
+        kind = f"an {found}" if str(found).startswith("asng checkpoint") else "no checkpoint of asng"
+        raise ValueError(f"{path} is {kind}; this version reads an {FORMAT}{_offer(path)}")
     state: dict[str, Any] = content["state"]
     return state
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,12 @@ def test_it_can_be_selected():
     kernel = Value("kernel", SPACE["kernel"])
     select(kernel, from_json(to_json({"kernel": (3, 5)}), space_of(kernel)))
     assert kernel.value == (3, 5)
+
+
+def test_files_of_version_1_are_read_by_every_later_asng():
+    text = (Path(__file__).parent / "architecture-version-1.json").read_text()
+    assert from_json(text, SPACE) == VALUES
+    assert to_json(VALUES) == text
 
 
 def test_it_goes_through_a_file(tmp_path):

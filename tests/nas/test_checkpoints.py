@@ -185,12 +185,16 @@ def test_a_file_of_another_kind_is_no_checkpoint(written, write):
         load(written)
 
 
-@pytest.mark.parametrize(
-    "content", [torch.ones(3), {"weight": torch.ones(3)}, {"format": "asng checkpoint 1", "state": {}}, {"format": 1}]
-)
+@pytest.mark.parametrize("content", [torch.ones(3), {"weight": torch.ones(3)}, {"format": 1}], ids=repr)
 def test_a_file_of_torch_that_is_no_checkpoint_is_refused(written, content):
     torch.save(content, written)
-    with pytest.raises(ValueError, match=rf"checkpoint\.pt is not a checkpoint of this version of asng{OFFER}"):
+    with pytest.raises(ValueError, match=rf"is no checkpoint of asng; this version reads an asng checkpoint 2{OFFER}"):
+        load(written)
+
+
+def test_a_checkpoint_of_another_format_is_refused_by_its_number(written):
+    torch.save({"format": "asng checkpoint 1", "state": {}}, written)
+    with pytest.raises(ValueError, match=rf"is an asng checkpoint 1; this version reads an asng checkpoint 2{OFFER}"):
         load(written)
 
 
