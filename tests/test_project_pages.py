@@ -67,10 +67,7 @@ def test_the_oldest_python_is_tested_beside_newer_ones():
     assert versions == ["3.11", "3.12", "3.13", "3.14"]
 
 
-NO_FOLDER = pytest.mark.xfail(reason="the page describes tests/nas/, which is not there yet")
-
-
-@pytest.mark.parametrize("page", [pytest.param("CONTRIBUTING.md", marks=NO_FOLDER), "docs/architecture.md"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/architecture.md"])
 def test_files_that_the_pages_for_contributors_name_are_there(page):
     text = (ROOT / page).read_text(encoding="utf-8")
     named = re.findall(r"`((?:asng|benchmarks|docs|examples|tests)/[\w./-]*|[\w-]+\.(?:cff|md|txt))`", text)
