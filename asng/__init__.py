@@ -2,7 +2,7 @@
 
 from asng._asktell import Best, Candidate, Optimizer
 from asng.baselines import SNG, Adam, RandomSearch
-from asng.families import CategoricalFamily, Family, Joint, Normal, NormalFamily
+from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
 from asng.minimize import Result, minimize
 from asng.optimizer import ASNG, rank_utilities
 from asng.space import Categorical, Custom, Integer, Real, Variable, family_of
@@ -14,9 +14,11 @@ __all__ = [
     "SNG",
     "Adam",
     "Best",
+    "Bounds",
     "Candidate",
     "Categorical",
     "CategoricalFamily",
+    "Choices",
     "Custom",
     "Family",
     "Integer",

@@ -32,6 +32,11 @@ class Candidate:
     Attributes:
         values: One value for each variable, by name.
         x: The raw draw (variables,), in the order of the space, read-only.
+
+    >>> import asng
+    >>> candidate = asng.ASNG({"op": asng.Categorical(["add", "mul"])}, seed=0).ask()[0]
+    >>> candidate.values, candidate.x
+    ({'op': 'mul'}, array([1.]))
     """
 
     values: dict[str, Any]
@@ -44,6 +49,12 @@ class Best(NamedTuple):
     Attributes:
         values: One value for each variable, by name.
         loss: The loss that was told for them.
+
+    >>> import asng
+    >>> optimizer = asng.ASNG({"n": asng.Integer(1, 3)}, seed=0)
+    >>> optimizer.tell(optimizer.ask(), [0.5, 0.2])
+    >>> optimizer.best.loss
+    0.2
     """
 
     values: dict[str, Any]
@@ -265,7 +276,11 @@ class Optimizer(ABC):
         return dict(zip(self._space.names, self._space.variables, strict=True))
 
     def mode(self) -> dict[str, Any]:
-        """The most likely values: the largest probability, or the mean, of each variable."""
+        """Return the most likely values.
+
+        Returns:
+            For each variable, by name, the choice of the largest probability, or the mean.
+        """
         return self._space.decode(self._family.mode(self.theta)[None])[0]
 
     @property
@@ -277,7 +292,12 @@ class Optimizer(ABC):
         return Best(self._space.decode(x[None])[0], loss)
 
     def distribution(self) -> dict[str, Any]:
-        """Per variable: the probabilities of its choices, or Normal(mean, std); can be passed as `initial`."""
+        """Return the distribution that candidates are drawn from; it can be passed as `initial`.
+
+        Returns:
+            For each variable, by name, the probabilities of its choices (choices,), or `Normal(mean, std)` in the
+            user's units.
+        """
         rows = zip(self._space.names, self._space.variables, self._family.describe(self.theta), strict=True)
         return {name: variable.to_external(parameters) for name, variable, parameters in rows}
 
@@ -288,11 +308,15 @@ class Optimizer(ABC):
 
     @property
     def generator_state(self) -> dict[str, Any]:
-        """The part of `state_dict()` that `ask` changes: the RNG state; much cheaper than all of it."""
+        """The RNG state: the part of `state_dict()` that `ask` changes, and much cheaper than all of it."""
         return dict(self._generator.bit_generator.state)
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later asks and tells depend on, except `population_size`, as JSON-safe values."""
+        """Save the state.
+
+        Returns:
+            All that later asks and tells depend on, except `population_size`, as JSON-safe values.
+        """
         best = None if self._best is None else {"x": self._best[0].tolist(), "loss": self._best[1]}
         return {
             "space": self._space.describe(),
@@ -303,7 +327,14 @@ class Optimizer(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()`, bit for bit; raises ValueError, changing nothing, if it does not fit."""
+        """Restore the state: the optimizer continues bit for bit.
+
+        Args:
+            state: What `state_dict()` returned, of an optimizer with the same space and settings.
+
+        Raises:
+            ValueError: The state does not fit or is damaged; nothing is changed.
+        """
         new, generator, best = read_state(state, self.state_dict(), self._state)
         with np.errstate(all="ignore"):
             allowed = np.allclose(self._family.project(new.theta), new.theta, rtol=1e-9, atol=0)

@@ -79,6 +79,9 @@ class SNG(Optimizer):
         delta: The radius; by default 1/n_theta.
         population_size, mirrored, initial, seed: As in `ASNG`.
 
+    Raises:
+        ValueError: An argument does not fit; the message names it.
+
     >>> import asng
     >>> optimizer = asng.SNG({"op": asng.Categorical(["add", "mul"])}, seed=0)
     >>> for _ in range(50):
@@ -121,6 +124,9 @@ class Adam(Optimizer):
         space: Names and variables.
         lr: The step size; by default 1/n_theta.
         population_size, mirrored, initial, seed: As in `ASNG`.
+
+    Raises:
+        ValueError: An argument does not fit; the message names it.
 
     >>> import asng
     >>> optimizer = asng.Adam({"op": asng.Categorical(["add", "mul"])}, seed=0)
@@ -172,6 +178,9 @@ class RandomSearch(Optimizer):
     Args:
         space: Names and variables.
         population_size, mirrored, initial, seed: As in `ASNG`.
+
+    Raises:
+        ValueError: An argument does not fit; the message names it.
 
     >>> import asng
     >>> optimizer = asng.RandomSearch({"op": asng.Categorical(["add", "mul"])}, seed=0)

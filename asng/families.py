@@ -28,6 +28,10 @@ class Normal(NamedTuple):
     Attributes:
         mean: The mean; for a log-scaled real the median.
         std: The standard deviation; for a log-scaled real that of the natural logarithm.
+
+    >>> import asng
+    >>> asng.ASNG({"n": asng.Integer(1, 9)}).distribution()
+    {'n': Normal(mean=5.0, std=4.0)}
     """
 
     mean: float
@@ -35,7 +39,15 @@ class Normal(NamedTuple):
 
 
 class Choices(NamedTuple):
-    """A variable's part of a `CategoricalFamily`; raw draws are 0 to n - 1."""
+    """A variable's part of a `CategoricalFamily`; raw draws are 0 to n - 1.
+
+    Attributes:
+        n: The number of choices.
+
+    >>> import asng
+    >>> asng.Categorical(["conv", "pool"]).marginal()
+    Choices(n=2)
+    """
 
     n: int
 
@@ -46,7 +58,16 @@ class Choices(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """A variable's part of a `NormalFamily`: bounds of the mean, and the smallest standard deviation."""
+    """A variable's part of a `NormalFamily`.
+
+    Attributes:
+        low, high: Bounds of the mean, in the units of raw draws.
+        std_min: The smallest standard deviation, in the same units.
+
+    >>> import asng
+    >>> asng.Integer(1, 9).marginal()
+    Bounds(low=1, high=9, std_min=0.25)
+    """
 
     low: float
     high: float
@@ -54,12 +75,41 @@ class Bounds(NamedTuple):
 
 
 class Family(ABC):
-    """An exponential family. Bring your own by writing these methods; `Custom` puts it into a space.
+    """Base class of exponential families in expectation parameters; `Custom` puts one of your own into a space.
+
+    A subclass sets the attributes and implements the abstract methods such that E[statistics(x)] = theta. It keeps no
+    state: theta is an argument. `...` stands for leading batch axes, which all arrays may have.
 
     Attributes:
         size: Length of theta, of statistics and of gradients.
         dimension: Free parameters among them (n_theta): smaller where theta is redundant.
         variables: Numbers in one draw.
+
+    >>> import numpy as np
+    >>> class Exponential(Family):  # its only parameter is the mean
+    ...     size = dimension = variables = 1
+    ...     def initial(self):
+    ...         return np.array([1.0])
+    ...     def sample(self, theta, n, generator):
+    ...         return theta[..., None, :] * generator.standard_exponential((*theta.shape[:-1], n, 1))
+    ...     def statistics(self, x):
+    ...         return x
+    ...     def whiten(self, theta, gradient):  # F = 1 / mean^2
+    ...         return gradient / theta
+    ...     def project(self, theta):
+    ...         return np.clip(theta, 0.01, 100.0)
+    ...     def mode(self, theta):  # the mean: the density is highest at 0, whatever the mean is
+    ...         return theta
+    ...     def describe(self, theta):
+    ...         return [float(theta[0])]
+    ...     def encode(self, parameters):
+    ...         return np.array(parameters, dtype=float)
+    >>> import asng
+    >>> result = asng.minimize(
+    ...     lambda v: abs(v["delay"] - 3), {"delay": asng.Custom(Exponential())}, evaluations=400, seed=0
+    ... )
+    >>> round(result.values["delay"], 1)
+    3.0
     """
 
     size: int
@@ -85,35 +135,94 @@ class Family(ABC):
 
     @abstractmethod
     def initial(self) -> Array:
-        """Theta (size,) of maximal entropy in the allowed set."""
+        """Return the parameters to start from.
+
+        Returns:
+            Theta (size,) of maximal entropy in the allowed set.
+        """
 
     @abstractmethod
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
-        """Draw n raw samples: theta (..., size) to x (..., n, variables)."""
+        """Draw raw samples.
+
+        Args:
+            theta: Parameters (..., size).
+            n: Number of samples.
+            generator: The source of random numbers.
+
+        Returns:
+            Samples x (..., n, variables).
+        """
 
     @abstractmethod
     def statistics(self, x: Array) -> Array:
-        """Sufficient statistics T: x (..., variables) to (..., size), E[T] = theta; ValueError for what is no draw."""
+        """Compute the sufficient statistics T, whose expectation is theta.
+
+        Args:
+            x: Raw draws (..., variables).
+
+        Returns:
+            Statistics (..., size).
+
+        Raises:
+            ValueError: A number cannot have been drawn.
+        """
 
     @abstractmethod
     def whiten(self, theta: Array, gradient: Array) -> Array:
-        """A^T gradient, where A A^T = F(theta) is the Fisher information; (..., size) each."""
+        """Multiply by a root of the Fisher information, so that lengths do not depend on the parametrization.
+
+        Args:
+            theta: Parameters (..., size).
+            gradient: A natural gradient (..., size).
+
+        Returns:
+            A^T gradient (..., size), where A A^T = F(theta).
+        """
 
     @abstractmethod
     def project(self, theta: Array) -> Array:
-        """The nearest allowed theta (..., size); the family defines nearest."""
+        """Project into the allowed set.
+
+        Args:
+            theta: Any parameters (..., size).
+
+        Returns:
+            The nearest allowed theta (..., size); the family defines nearest.
+        """
 
     @abstractmethod
     def mode(self, theta: Array) -> Array:
-        """The most likely raw draw: theta (..., size) to x (..., variables)."""
+        """Return the most likely raw draw.
+
+        Args:
+            theta: Parameters (..., size).
+
+        Returns:
+            A raw draw x (..., variables).
+        """
 
     @abstractmethod
     def describe(self, theta: Array) -> list[Any]:
-        """Per variable, its parameters in readable form; theta (size,)."""
+        """List the parameters of each variable in readable form.
+
+        Args:
+            theta: Parameters (size,).
+
+        Returns:
+            One entry for each variable, such as an array of probabilities or a `Normal`.
+        """
 
     @abstractmethod
     def encode(self, parameters: Sequence[Any]) -> Array:
-        """The inverse of `describe`: theta (size,), not yet projected."""
+        """Invert `describe`.
+
+        Args:
+            parameters: One entry for each variable, as `describe` returns it.
+
+        Returns:
+            Theta (size,), not yet projected.
+        """
 
 
 class CategoricalFamily(Family):
@@ -121,6 +230,18 @@ class CategoricalFamily(Family):
 
     theta holds all probabilities, one variable after another. The last one of each variable is
     redundant, and what the paper computes for j < m_i is kept at zero there.
+
+    Args:
+        counts: The number of choices of each variable, at least 1.
+
+    Raises:
+        ValueError: `counts` is no list of positive integers.
+
+    >>> family = CategoricalFamily([2, 3])
+    >>> family.size, family.dimension, family.variables
+    (5, 3, 2)
+    >>> family.statistics(np.array([1.0, 0.0]))
+    array([0., 1., 1., 0., 0.])
     """
 
     def __init__(self, counts: Sequence[int]) -> None:
@@ -181,7 +302,22 @@ class CategoricalFamily(Family):
 class NormalFamily(Family):
     """Independent Gaussians with means in [low, high] and bounded deviations (supplements B and C).
 
-    theta holds all means, then all mean^2 + std^2. With `mirrored`, draws come in pairs mean + d, mean - d.
+    theta holds all means, then all mean^2 + std^2. Standard deviations stay between `std_min` and half the range.
+
+    Args:
+        low, high: Bounds of the mean of each variable.
+        std_min: The smallest standard deviation of each variable.
+        mirrored: Draw in pairs mean + d, mean - d.
+
+    Raises:
+        ValueError: The lists differ in length, or 0 < std_min <= (high - low) / 2 does not hold.
+
+    >>> family = NormalFamily([0.0], [10.0], [0.5], mirrored=True)
+    >>> family.initial()
+    array([ 5., 50.])
+    >>> x = family.sample(family.initial(), 2, np.random.default_rng(0))
+    >>> x.sum(axis=0)  # a mirrored pair
+    array([10.])
     """
 
     def __init__(
@@ -260,9 +396,19 @@ class NormalFamily(Family):
 
 
 class Joint(Family):
-    """Independent families side by side: `parts` pairs each with its columns of x.
+    """Independent families side by side; theta is the concatenation of their thetas.
 
-    theta is the concatenation of the parts' thetas.
+    Args:
+        parts: Pairs of a family and its columns of x.
+
+    Raises:
+        ValueError: There are no parts, or their columns do not cover 0, 1, 2, ... once each.
+
+    >>> joint = Joint([(CategoricalFamily([2]), [1]), (NormalFamily([0.0], [4.0], [0.5], mirrored=True), [0])])
+    >>> joint.initial()
+    array([0.5, 0.5, 2. , 8. ])
+    >>> joint.mode(joint.initial())
+    array([2., 0.])
     """
 
     def __init__(self, parts: Sequence[tuple[Family, Sequence[int]]]) -> None:

@@ -20,6 +20,11 @@ class Result(NamedTuple):
         mode: The most likely values at the end, which may be better where the losses are noisy.
         evaluations: How many were made; fewer than asked for only after Ctrl-C.
         optimizer: Can be inspected or continued.
+
+    >>> import asng
+    >>> result = asng.minimize(lambda values: values["n"], {"n": asng.Integer(1, 3)}, evaluations=20, seed=0)
+    >>> result.values, result.loss, result.evaluations
+    ({'n': 1}, 1.0, 20)
     """
 
     values: dict[str, Any]
@@ -52,7 +57,7 @@ def minimize(
         initial: Prior knowledge by name, as in `ASNG`.
 
     Returns:
-        The best values, their loss, the mode, and the optimizer.
+        The best values, their loss, the mode, the number of evaluations, and the optimizer.
 
     Raises:
         ValueError: An argument does not fit, or every loss was NaN or infinite.

@@ -176,14 +176,6 @@ def asng_update(
 class ASNG(Optimizer):
     """Adaptive stochastic natural gradient: minimizes over any mixture of variables, with nothing to tune.
 
-    >>> import asng
-    >>> optimizer = asng.ASNG({"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}, seed=1)
-    >>> for _ in range(200):
-    ...     candidates = optimizer.ask()
-    ...     optimizer.tell(candidates, [abs(c.values["n"] - 7) + (c.values["op"] == "add") for c in candidates])
-    >>> optimizer.mode()
-    {'op': 'mul', 'n': 7}
-
     Args:
         space: Names and variables.
         population_size: Candidates per ask (lambda); where there are integers or reals, 8 find more surely than 2.
@@ -196,6 +188,14 @@ class ASNG(Optimizer):
 
     Raises:
         ValueError: An argument does not fit; the message names it.
+
+    >>> import asng
+    >>> optimizer = asng.ASNG({"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}, seed=1)
+    >>> for _ in range(200):
+    ...     candidates = optimizer.ask()
+    ...     optimizer.tell(candidates, [abs(c.values["n"] - 7) + (c.values["op"] == "add") for c in candidates])
+    >>> optimizer.mode()
+    {'op': 'mul', 'n': 7}
     """
 
     _state: ASNGState

@@ -27,7 +27,9 @@ STD_MIN_REAL = 1e-3  # of the range
 
 
 class Variable(ABC):
-    """What a search needs to know of a variable. A kind of your own derives from it, or is a `Custom`.
+    """Base class of variables: one number of a raw draw, and the values that it stands for.
+
+    A kind of your own implements the abstract methods; a family of your own needs only `Custom`.
 
     >>> import asng
     >>> width = asng.Integer(1, 3)
@@ -37,43 +39,120 @@ class Variable(ABC):
 
     @abstractmethod
     def marginal(self) -> Choices | Bounds | Family:
-        """Its part of a joint family: a number of choices, bounds of a Gaussian, or a family of its own."""
+        """Return the variable's part of the joint family of a space.
+
+        Returns:
+            A number of choices, bounds of a Gaussian, or a family of its own.
+        """
 
     @abstractmethod
     def decode(self, x: float) -> Any:
-        """The value of a raw draw."""
+        """Convert a raw draw to a value.
+
+        Args:
+            x: One number, as the family draws it.
+
+        Returns:
+            The value that is evaluated.
+        """
 
     @abstractmethod
     def contains(self, value: Any) -> bool:
-        """Whether this is one of its values, of the same type: 1, 1.0 and True are three."""
+        """Tell whether a value is one of the variable's.
+
+        Args:
+            value: Any object.
+
+        Returns:
+            True for values of the variable, which have its type, too: 1, 1.0 and True are three values.
+        """
 
     @abstractmethod
     def values(self) -> Sequence[Any] | None:
-        """All values in order, or None where they cannot be listed."""
+        """List all values.
+
+        Returns:
+            The values in order, or None where they cannot be listed.
+        """
 
     @abstractmethod
     def index(self, value: Any) -> int:
-        """The position of a value among `values()`; raises ValueError where it has none."""
+        """Find a value among `values()`.
+
+        Args:
+            value: One of the values.
+
+        Returns:
+            Its position, from 0.
+
+        Raises:
+            ValueError: The variable does not contain the value, or its values cannot be listed.
+        """
 
     @abstractmethod
     def log_prob(self, parameters: Any, value: Any) -> float:
-        """The logarithm of the probability of a value under `to_external` parameters; 0 where there are densities."""
+        """Compute the log-probability of a value.
+
+        Args:
+            parameters: The distribution of the variable, as `to_external` returns it.
+            value: One of the values.
+
+        Returns:
+            The natural logarithm of the probability; 0 for real numbers, which have densities instead.
+        """
 
     @abstractmethod
     def to_json(self, value: Any) -> Any:
-        """A value as JSON can hold it; raises ValueError where it cannot."""
+        """Convert a value to JSON-safe data.
+
+        Args:
+            value: One of the values.
+
+        Returns:
+            Numbers, strings, and lists of them.
+
+        Raises:
+            ValueError: The variable does not contain the value, or JSON cannot hold it.
+        """
 
     @abstractmethod
     def from_json(self, data: Any) -> Any:
-        """The value that `to_json` was given; raises ValueError where there is none."""
+        """Invert `to_json`.
+
+        Args:
+            data: What `to_json` returned, after a file perhaps.
+
+        Returns:
+            The value.
+
+        Raises:
+            ValueError: No value of the variable is written like this, or several are.
+        """
 
     @abstractmethod
     def to_internal(self, prior: Any) -> Any:
-        """Convert a user's prior to the family's parameters; raises ValueError."""
+        """Convert a prior to the parameters of the family.
+
+        Args:
+            prior: Probabilities of the choices (choices,), or (mean, std) in the user's units.
+
+        Returns:
+            The parameters, as `Family.encode` takes them.
+
+        Raises:
+            ValueError: The prior does not fit the variable.
+        """
 
     @abstractmethod
     def to_external(self, parameters: Any) -> Any:
-        """The family's parameters in the user's units."""
+        """Convert the parameters of the family to the user's units.
+
+        Args:
+            parameters: The entry of `Family.describe` for this variable.
+
+        Returns:
+            Probabilities of the choices (choices,), or `Normal(mean, std)`.
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,7 +249,13 @@ class Categorical(Variable):
 
 @dataclass(frozen=True)
 class Integer(Variable):
-    """An integer from `low` to `high`, both included.
+    """An integer from a range, drawn as a Gaussian number that is clipped and rounded.
+
+    Args:
+        low, high: Bounds, both included, at most 2**53 in absolute value.
+
+    Raises:
+        ValueError: The bounds are no integers, are not in order, or cannot be told apart in float64.
 
     >>> Integer(64, 256).decode(100.5)
     100
@@ -212,7 +297,7 @@ class Integer(Variable):
         return int(self.to_json(value)) - self.low
 
     def log_prob(self, parameters: Any, value: Any) -> float:
-        """Of the normal numbers that are clipped and rounded to the value."""
+        # Of the normal numbers that are clipped and rounded to the value.
         normal = NormalDist(*parameters)
         below = 0.0 if value == self.low else normal.cdf(value - 0.5)
         above = 1.0 if value == self.high else normal.cdf(value + 0.5)
@@ -317,7 +402,14 @@ class Real(Variable):
 
 @dataclass(frozen=True)
 class Custom(Variable):
-    """A variable of a family of your own that draws one number; `value` makes what is evaluated of it.
+    """A variable of a family of your own.
+
+    Args:
+        family: A family that draws one number.
+        value: (raw draw) -> the value that is evaluated.
+
+    Raises:
+        ValueError: `family` is no family of one variable, or `value` cannot be called.
 
     >>> import asng
     >>> asng.Custom(asng.NormalFamily([0.0], [10.0], [0.5], mirrored=True), value=round).decode(6.8)
@@ -377,6 +469,9 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
 
     Returns:
         A family whose draws x (..., variables) have one column for each variable, in order.
+
+    Raises:
+        ValueError: The space is empty.
 
     >>> family_of({"op": Categorical("ab".split() + ["c"]), "n": Integer(1, 9)}).variables
     2

@@ -12,7 +12,7 @@ from asng.space import Variable
 
 
 class Searchable(nn.Module, ABC):
-    """A module that defines which of its children run, and its static equivalent.
+    """Base class of modules that say which of their children run, and what their static equivalent is.
 
     Decisions and elastic layers are such modules. Derive your own module from it if it holds decisions and does
     not simply run all its children. Other modules are extracted child by child; none of their methods is called.
@@ -43,22 +43,28 @@ class Searchable(nn.Module, ABC):
     """
 
     def active_modules(self) -> Iterable[nn.Module]:
-        """The children that run, and the decisions that are read, under the selected values; by default all children.
+        """List what has an effect under the selected values.
 
-        Decisions that are attributes of this module count as read even if they are not returned.
+        Returns:
+            The children that run, and the decisions that are read; by default all children. Decisions that are
+            attributes of this module count as read even if they are not returned.
         """
         return [child for child in self._modules.values() if child is not None]
 
     @abstractmethod
     def build_static(self) -> nn.Module:
-        """Return the static equivalent of this module under the selected values; this module must stay unchanged.
+        """Build the static equivalent of this module under the selected values; this module must stay unchanged.
 
-        The result may hold modules of this one, also modules with decisions: they are replaced next.
+        Returns:
+            A module that computes the same. It may hold modules of this one, also modules with decisions: they are
+            replaced next.
         """
 
 
 class Decision(Searchable):
-    """A named variable inside a network; `value` is what is selected.
+    """Base class of decisions: a named variable inside a network, whose selected value is `value`.
+
+    Arithmetic with integers gives a `Size` that follows the decision, such as `width * 2`.
 
     Args:
         name: Identifies the decision: equal names share one variable anywhere in the model.
@@ -83,12 +89,20 @@ class Decision(Searchable):
         self.selected: tuple[Any, ...] = ()  # the value, once there is one
 
     def choose(self, value: Any) -> None:
-        """Select a value, unchecked; `asng.nas.select` checks."""
+        """Select a value without checking it; `asng.nas.select` checks.
+
+        Args:
+            value: One of the variable's values.
+        """
         self.__dict__["selected"] = (value,)  # past nn.Module's bookkeeping, which is slow
 
     @property
     def value(self) -> Any:
-        """The selected value."""
+        """The selected value.
+
+        Raises:
+            RuntimeError: No value is selected yet.
+        """
         selected = self.selected
         if len(selected) != 1:
             if not selected:
@@ -102,7 +116,7 @@ class Decision(Searchable):
 
     @property
     def index(self) -> Any:
-        """The position of the selected value among all values.
+        """The position of the selected value among all values, from 0.
 
         An int; a tensor on the device, int32 of no axes, while a captured step leaves the value open.
         """
@@ -113,11 +127,19 @@ class Decision(Searchable):
 
     @abstractmethod
     def active_modules(self) -> Iterable[nn.Module]:
-        """The modules inside that run under the selected value."""
+        """List the modules inside that run under the selected value.
+
+        Returns:
+            Modules of this one; none for a decision that only has a value.
+        """
 
     @abstractmethod
     def build_static(self) -> nn.Module:
-        """A module without this decision that does the same under the selected value."""
+        """Build what takes the place of this decision in an extracted network.
+
+        Returns:
+            A module without this decision that computes the same under the selected value.
+        """
 
     def extra_repr(self) -> str:
         return f"{self.name!r}, {self.variable}"
@@ -142,8 +164,23 @@ class Decision(Searchable):
 class Size:
     """An integer that follows a decision, scale * value + shift; or a constant.
 
-    >>> Size(3) * 2 + 1
-    7
+    Calling it gives the size under the selected value. Products and sums with integers are sizes, too.
+
+    Args:
+        of: A decision among integers, another size, or a number.
+        scale: A factor.
+        shift: A summand.
+
+    Raises:
+        ValueError: The decision is not among integers, or a number is no integer.
+
+    >>> from asng.nas import Width
+    >>> size = Width("channels", 4, 6) * 2 + 1
+    >>> size, size.all()
+    (2 * 'channels' + 1, [9, 11, 13])
+    >>> size.decision.choose(5)
+    >>> size()
+    11
     """
 
     def __init__(self, of: "Decision | Size | int", scale: int = 1, shift: int = 0) -> None:
@@ -164,13 +201,24 @@ class Size:
         return self.shift if self.decision is None else int(self.scale * self.decision.value + self.shift)
 
     def all(self) -> list[int]:
-        """Every size there can be, in the order of the decision's values."""
+        """List every size there can be.
+
+        Returns:
+            The sizes in the order of the decision's values; the number alone for a constant.
+        """
         if self.decision is None:
             return [self.shift]
         return [self.scale * value + self.shift for value in self.decision.variable.values() or ()]
 
     def shares_decision_with(self, other: "Size") -> bool:
-        """True if both sizes are driven by the same decision (compared by name)."""
+        """Tell whether two sizes follow the same decision.
+
+        Args:
+            other: Another size.
+
+        Returns:
+            True if both follow a decision of the same name.
+        """
         return self.decision is not None and other.decision is not None and self.decision.name == other.decision.name
 
     def __mul__(self, factor: int) -> "Size":

@@ -36,13 +36,7 @@ class StaticMeasure(ABC):
     device: torch.device | None = None  # where it runs, if not where the model is
 
     def __call__(self, model: nn.Module, values: Values) -> float:
-        return self.measure(StaticBuild(Supernet(model), values))
-
-    def measure(self, build: StaticBuild) -> float:
-        """The cost of a network; torch's RNG state is restored."""
-        supernet = build.supernet
-        with preserve_rng(supernet, self.device), torch.no_grad():
-            return self._measure(build, device_of(supernet.model))
+        return measure_static(self, StaticBuild(Supernet(model), values))
 
     @abstractmethod
     def _measure(self, build: StaticBuild, device: torch.device) -> float:
@@ -54,8 +48,25 @@ class StaticMeasure(ABC):
         """What the numbers depend on besides the network."""
 
 
+def measure_static(measure: StaticMeasure, build: StaticBuild) -> float:
+    """The cost of a network; torch's RNG state is restored."""
+    supernet = build.supernet
+    with preserve_rng(supernet, measure.device), torch.no_grad():
+        return measure._measure(build, device_of(supernet.model))
+
+
 class _Parameters(StaticMeasure):
-    """The number of parameters of the extracted network; shared ones count once.
+    """Count the parameters of the extracted network; shared ones count once.
+
+    Args:
+        model: Any module with decisions.
+        values: One value for each decision, by name.
+
+    Returns:
+        The number of parameters.
+
+    Raises:
+        ValueError: The values do not fit.
 
     >>> import asng.nas
     >>> model = asng.nas.Linear(3, asng.nas.Width("units", 2, 8))
@@ -91,13 +102,13 @@ class _ForwardMeasure(StaticMeasure):
 
 
 class Flops(_ForwardMeasure):
-    """The floating-point operations of one forward of the extracted network.
+    """A measure: the floating-point operations of one forward of the extracted network.
 
-    Counted by torch's formulas: two for each multiplication with addition in convolutions, matrix products
-    and attention, none for anything else.
+    torch's formulas count two for each multiplication with addition in convolutions, matrix products and attention,
+    and none for anything else.
 
     Args:
-        inputs: Example inputs, with which the model is called; their batch counts in full.
+        inputs: Example inputs, with which the model is called; the whole batch counts.
 
     Raises:
         ValueError: There are no example inputs.
@@ -148,7 +159,7 @@ class _FlopCounter(TorchDispatchMode):
 
 
 class Latency(_ForwardMeasure):
-    """Seconds of one forward of the extracted network.
+    """A measure: the seconds of one forward of the extracted network.
 
     Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
     within 10 %: their median is the latency. Other work on the device only makes runs slower, so the fastest ones say

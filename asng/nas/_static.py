@@ -7,13 +7,21 @@ from torch import nn
 
 
 class Item(nn.Module):
-    """One input among several, fixed."""
+    """What a `Pick` becomes: called with a sequence, it returns the item at a fixed position.
+
+    Args:
+        index: The position, from 0.
+
+    >>> Item(1)(["x", "y", "z"])
+    'y'
+    """
 
     def __init__(self, index: int) -> None:
         super().__init__()
         self.index = index
 
     def forward(self, inputs: Sequence[Any]) -> Any:
+        """Return the chosen input."""
         return inputs[self.index]
 
     def extra_repr(self) -> str:
@@ -21,7 +29,14 @@ class Item(nn.Module):
 
 
 class Constant(nn.Module):
-    """A value that used to be a decision, still read as `.value`."""
+    """What a `Value` or a `Width` becomes: a fixed value, still read as `.value`.
+
+    Args:
+        value: The value that was selected.
+
+    >>> Constant(0.25).value
+    0.25
+    """
 
     def __init__(self, value: Any) -> None:
         super().__init__()

@@ -48,6 +48,7 @@ class OneOf(Decision):
         return chosen
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
+        """Call the selected module."""
         return self._selected_module()(*inputs, **named)
 
     def active_modules(self) -> list[nn.Module]:
@@ -64,6 +65,9 @@ class Pick(Decision):
         name: The decision's name.
         n: Number of inputs, at least 1.
 
+    Raises:
+        ValueError: n is not a positive integer; or, when it is called, the list has another length.
+
     >>> from asng.nas.supernet import select
     >>> pick = Pick("from", 3)
     >>> select(pick, {"from": 1})
@@ -77,6 +81,7 @@ class Pick(Decision):
         self.n = inputs
 
     def forward(self, inputs: Sequence[Any]) -> Any:
+        """Return the selected input."""
         if len(inputs) != self.n:
             raise ValueError(f"Pick {self.name!r} chooses among {self.n} inputs, got {len(inputs)}")
         return inputs[self.value]
@@ -114,6 +119,7 @@ class Repeat(Decision):
         self.blocks = nn.ModuleList(blocks)
 
     def forward(self, x: Any) -> Any:
+        """Call the selected blocks, each with what the one before returned."""
         for block in self.active_modules():
             x = block(x)
         return x
@@ -128,12 +134,15 @@ class Repeat(Decision):
 class Value(Decision):
     """Any variable, read as `.value` in a module's own code or given to a layer as a kernel size.
 
+    Arithmetic with integers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
+    a kernel of 1, 3 or 5.
+
     Args:
         name: The decision's name.
         variable: What there is to choose from.
 
-    Arithmetic with integers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
-    a kernel of 1, 3 or 5.
+    Raises:
+        ValueError: The name is empty or no string, or this is no variable.
 
     >>> from asng.nas.supernet import select
     >>> from asng.space import Real

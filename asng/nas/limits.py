@@ -11,7 +11,7 @@ from torch import nn
 from asng.nas import _distributed
 from asng.nas._devices import device_of
 from asng.nas._extract import StaticBuild
-from asng.nas._measures import StaticMeasure, device_name
+from asng.nas._measures import StaticMeasure, device_name, measure_static
 from asng.nas._preserve import is_from_asng, preserve_state
 from asng.nas.supernet import Supernet, Values
 
@@ -25,19 +25,20 @@ MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for la
 
 @dataclass(frozen=True)
 class Limit:
-    """The most that a cost may be.
+    """A hard limit on the cost of architectures.
 
     Args:
         measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0.
-        at_most: The largest cost, in the measure's unit, above 0.
-        name: For messages; by default the measure's.
+        at_most: The largest feasible cost, above 0, in the unit of the measure: a count, operations, seconds.
+        name: The name in messages; by default that of the measure.
 
     Raises:
         ValueError: The measure cannot be called, or the limit is no number above 0.
 
     >>> from asng.nas import parameters
-    >>> Limit(parameters, 100_000).name
-    'parameters'
+    >>> limit = Limit(parameters, 100_000)
+    >>> limit.name, limit.violation(150_000)
+    ('parameters', 0.5)
     """
 
     measure: Measure
@@ -56,33 +57,61 @@ class Limit:
             raise ValueError(f"the limit of {self.name} must be a number above 0, got {self.at_most!r}")
 
     def violation(self, cost: float) -> float:
-        """How far a cost is above the limit, relative to it; 0 where it is met."""
+        """Compute how far a cost is above the limit.
+
+        Args:
+            cost: What the measure returned.
+
+        Returns:
+            The excess relative to the limit; 0 where the limit is met.
+        """
         return max(0.0, cost / self.at_most - 1)
 
 
 class Violation(NamedTuple):
-    """How an architecture misses the limits, in order of how badly; both are 0 where it meets them all."""
+    """How an architecture misses the limits; the smaller of two, compared as tuples, is nearer to feasible.
 
-    not_reached: int  # limits behind the first violated one, which were not measured
-    relative: float  # how far the cost is above the first violated limit
+    Attributes:
+        not_reached: The number of limits after the first violated one, which were not measured.
+        relative: How far the cost is above the first violated limit, relative to it; 0 for feasible architectures.
+
+    >>> Violation(not_reached=0, relative=0.5) < Violation(not_reached=1, relative=0.1)
+    True
+    """
+
+    not_reached: int
+    relative: float
 
 
 FEASIBLE = Violation(0, 0.0)
 
 
 class Costs:
-    """Costs of a model's architectures under limits: in their order, up to the first that is violated.
+    """Costs of a model's architectures under limits: measured in order, up to the first violated limit, and cached.
+
+    Architectures that differ only in inactive decisions are one network, and each network is measured once, with
+    inactive decisions at their most likely initial values. The cache holds the networks asked for last. Call `clear()`
+    after changing the model.
 
     Args:
         supernet: The index of the model; `OneShot.costs` has that of `OneShot.supernet`.
         limits: A list of limits.
 
+    Attributes:
+        supernet: As given.
+        limits: The limits, as a tuple.
+        known: The cache: costs by the key of the network, those asked for last at the end.
+
     Raises:
         ValueError: `limits` is no list of limits.
 
-    Architectures that differ only in decisions without effect are one network, and each network is measured
-    once: with the values of decisions without effect as they are most likely before a search. Costs are
-    remembered for the networks that were asked for last. Call `clear()` after changing the model.
+    >>> from asng import nas
+    >>> model = nas.Linear(3, nas.Width("units", 2, 8))
+    >>> costs = Costs(nas.Supernet(model), [Limit(nas.parameters, 20)])
+    >>> costs.measure({"units": 4}), costs.violation({"units": 4}).relative
+    ((16.0,), 0.0)
+    >>> round(costs.violation({"units": 6}).relative, 3)
+    0.2
     """
 
     def __init__(self, supernet: Supernet, limits: Sequence[Limit]) -> None:
@@ -99,13 +128,32 @@ class Costs:
         self._nearest = None
 
     def key(self, values: Values) -> str:
-        """The network of an architecture, as one line of text; raises ValueError for values that do not fit."""
+        """Name the network of an architecture.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Returns:
+            One line of text, equal for architectures that differ only in inactive decisions.
+
+        Raises:
+            ValueError: The values do not fit.
+        """
         return self.supernet.key(self.supernet.canonical(values))
 
     def measure(self, values: Values) -> tuple[float, ...]:
-        """What an architecture costs, in the order of the limits, up to the first that it violates.
+        """Measure the costs of an architecture, or look them up.
 
-        Of several processes all have to ask; the first one measures for all.
+        All processes have to call it together; rank 0 measures and broadcasts.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Returns:
+            One cost for each limit, in order, up to the first violated one.
+
+        Raises:
+            ValueError: The values do not fit, or a measure returned no number of at least 0.
         """
         network = self.supernet.canonical(values)
         key = self.supernet.key(network)
@@ -131,7 +179,17 @@ class Costs:
             del self.known[next(iter(self.known))]
 
     def violation(self, values: Values) -> Violation:
-        """How an architecture misses the limits; compare them to say which of two is nearer."""
+        """Compute how an architecture misses the limits.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Returns:
+            The violation; the smaller of two is nearer to feasible.
+
+        Raises:
+            ValueError: As in `measure`.
+        """
         return self._violation(self.measure(values)) if self.limits else FEASIBLE
 
     def _violation(self, costs: Sequence[float]) -> Violation:
@@ -141,7 +199,11 @@ class Costs:
         return FEASIBLE
 
     def nearest(self) -> dict[str, Any] | None:
-        """Of all architectures asked for so far, the newest with the smallest violation."""
+        """Return the architecture that is nearest to feasible.
+
+        Returns:
+            Of all architectures measured so far, the newest with the smallest violation; None if there is none.
+        """
         return None if self._nearest is None else self._nearest[0]
 
     def _measure_missing(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
@@ -152,7 +214,7 @@ class Costs:
             try:
                 if isinstance(measure, StaticMeasure):
                     build = build or StaticBuild(supernet, values)
-                    cost: Any = measure.measure(build)
+                    cost: Any = measure_static(measure, build)
                 else:
                     with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
                         cost = measure(supernet.model, values)
@@ -167,7 +229,11 @@ class Costs:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """What was measured and may be used again, in another process, too."""
+        """Save the cache.
+
+        Returns:
+            The costs, with the device and the fingerprints of the measures that they hold for.
+        """
         fingerprints = [getattr(limit.measure, "fingerprint", None) for limit in self.limits]
         return {
             "device": self._device(),
@@ -186,14 +252,24 @@ class Costs:
             return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over costs of the same measures on the same kind of device; others are measured again.
+        """Restore costs of the same measures on the same kind of device; others are measured again.
 
-        All processes take over what the first one may use: hosts and devices differ, but all have to know the same.
+        All processes restore what rank 0 can use: hosts and devices may differ, but the caches must not.
+
+        Args:
+            state: What `state_dict()` returned.
         """
         self.known, self._nearest = _distributed.broadcast_object(self.parse_state(state))
 
     def parse_state(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
-        """What of a state may be used here; raises where it is none."""
+        """Read from a state what can be used here; a damaged state raises an error.
+
+        Args:
+            state: What `state_dict()` returned.
+
+        Returns:
+            Costs by the key of the network, and the nearest architecture (values, key, costs) or None.
+        """
         current = self.state_dict()
         pairs = zip(state["measures"], current["measures"], strict=True)
         same = [there is not None and there == here for there, here in pairs]
