@@ -25,6 +25,14 @@ ALIASES = {"Measure"}  # of types: they have no docstrings, a string below them 
 ERRORS = {"ValueError", "TypeError", "RuntimeError"}
 
 
+class Member(NamedTuple):
+    """A method or property, the docstring that a user sees, and whether it is of torch's protocol of modules."""
+
+    value: Any
+    text: str
+    of_torch: bool
+
+
 class Documented(NamedTuple):
     """A function, and the docstring that a user sees."""
 
@@ -33,8 +41,8 @@ class Documented(NamedTuple):
 
 
 @cache
-def members() -> dict[str, tuple[Any, str]]:
-    """The public methods and properties of public classes that the package defines, each once, with docstrings."""
+def members() -> dict[str, Member]:
+    """The public methods and properties of public classes that the package defines, each once."""
     found = {}
     for kind in CLASSES.values():
         for base in kind.__mro__:
@@ -42,7 +50,9 @@ def members() -> dict[str, tuple[Any, str]]:
                 for name, value in vars(base).items():
                     kinds = (property, cached_property, classmethod, staticmethod)
                     if not name.startswith("_") and (inspect.isfunction(value) or isinstance(value, kinds)):
-                        found[f"{base.__qualname__}.{name}"] = value, inspect.getdoc(getattr(kind, name)) or ""
+                        of_torch = issubclass(base, nn.Module) and hasattr(nn.Module, name)
+                        text = inspect.getdoc(getattr(kind, name)) or ""
+                        found[f"{base.__qualname__}.{name}"] = Member(value, text, of_torch)
     return found
 
 
@@ -56,8 +66,8 @@ def functions() -> dict[str, Documented]:
     found["parameters"] = Documented(type(nas.parameters).__call__, inspect.getdoc(nas.parameters) or "")
     return found | {
         path: Documented(value, text)
-        for path, (value, text) in members().items()
-        if inspect.isfunction(value) and not hasattr(nn.Module, path.rpartition(".")[2])
+        for path, (value, text, of_torch) in members().items()
+        if inspect.isfunction(value) and not of_torch
     }
 
 
@@ -102,7 +112,7 @@ def returns_something(function: Callable[..., Any]) -> bool:
 def test_public_objects_and_their_members_have_docstrings():
     objects = [name for name, thing in EXPORTED.items() if name not in ALIASES and not inspect.getdoc(thing)]
     inherited = [name for name, kind in CLASSES.items() if not vars(kind).get("__doc__")]
-    assert [objects, inherited, [path for path, (_, text) in members().items() if not text]] == [[], [], []]
+    assert [objects, inherited, [path for path, (_, text, _) in members().items() if not text]] == [[], [], []]
 
 
 def test_all_arguments_of_functions_and_methods_are_explained():
@@ -150,7 +160,7 @@ def types_in(annotation: Any) -> Iterator[Any]:
 
 def test_types_that_public_signatures_name_are_public():
     signatures: dict[str, Any] = {path: f for path, (f, _) in {**functions(), **constructors()}.items()}
-    for path, (value, _) in members().items():
+    for path, (value, *_) in members().items():
         signatures[path] = value.fget if isinstance(value, property) else getattr(value, "func", value)
     named = {path: list(typing.get_type_hints(f).values()) for path, f in signatures.items()}
     for name, kind in CLASSES.items():

@@ -5,8 +5,9 @@ try:
 except ImportError as error:
     raise ImportError(f"asng.nas needs PyTorch ({error}): pip install 'asng[nas]'") from None
 
-from asng.nas._decision import Decision, Searchable
+from asng.nas._decision import Decision, Searchable, Size
 from asng.nas._measures import Flops, Latency, parameters
+from asng.nas._static import Constant, Item
 from asng.nas.architecture import from_json, to_json
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
 from asng.nas.layers import (
@@ -19,7 +20,7 @@ from asng.nas.layers import (
     LayerNorm,
     Linear,
 )
-from asng.nas.limits import Costs, Limit, Measure
+from asng.nas.limits import Costs, Limit, Measure, Violation
 from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Architecture, SearchResult, result, top
@@ -31,12 +32,14 @@ __all__ = [
     "Architecture",
     "BatchNorm1d",
     "BatchNorm2d",
+    "Constant",
     "Conv2d",
     "ConvTranspose2d",
     "Costs",
     "Decision",
     "ElasticLayer",
     "Flops",
+    "Item",
     "Latency",
     "LayerNorm",
     "Limit",
@@ -48,9 +51,11 @@ __all__ = [
     "Repeat",
     "SearchResult",
     "Searchable",
+    "Size",
     "Step",
     "Supernet",
     "Value",
+    "Violation",
     "Width",
     "extract",
     "from_json",

@@ -42,7 +42,7 @@ def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[st
 
 
 def to_json(values: Values) -> str:
-    """An architecture as text.
+    """Write an architecture as text.
 
     Args:
         values: One value for each decision, by name.
@@ -60,7 +60,7 @@ def to_json(values: Values) -> str:
 
 
 def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[str, Any]:
-    """The values that `to_json` was given.
+    """Read an architecture that `to_json` wrote.
 
     Args:
         text: JSON, as `to_json` writes it.

@@ -63,7 +63,7 @@ class Limit:
             cost: What the measure returned.
 
         Returns:
-            The excess relative to the limit; 0 where the limit is met.
+            The relative violation, cost / at_most - 1; 0 where the limit is met.
         """
         return max(0.0, cost / self.at_most - 1)
 

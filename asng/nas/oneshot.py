@@ -48,6 +48,11 @@ class Step:
         valid_metrics: The same; also empty for infeasible candidates.
         candidates: The values of the candidates that moved the distribution.
         violations: How far each is above the first limit that it violates, relative to it; 0: feasible.
+
+    >>> numbers = {"train_losses": (0.5, 0.7), "valid_losses": (0.4, None), "violations": (0.0, 0.1)}
+    >>> step = Step(**numbers, train_metrics=({}, {}), valid_metrics=({}, {}), candidates=({"act": 0}, {"act": 1}))
+    >>> step.train_loss, step.valid_loss
+    (0.6, 0.4)
     """
 
     train_losses: tuple[float, ...]
@@ -81,6 +86,18 @@ def finite_mean(numbers: Iterable[float | None]) -> float:
 class OneShot:
     """Alternates between the weights of a model with decisions and the distribution of its architecture.
 
+    Both halves run the model in training mode, so batch norm uses the statistics of the batch; parts that
+    were put into evaluation mode explicitly, or by the model's own `train()`, stay in it. Running statistics
+    mix those of all candidates and have no effect on the search: an extracted network needs
+    `recalibrate`. A gradient that is not finite leaves the weights as they are; losses that are not
+    finite are worst. A candidate that runs out of memory is worst, too, its gradient is dropped from the
+    mean, and a warning names it; after five steps in a row in which every candidate failed, there is an
+    error. A warning names decisions that nothing reads.
+
+    Several processes (torch.distributed, set up before) all have to pass the same batches. They begin
+    with the weights, the buffers and the state of rank 0. Each has the running statistics of the
+    candidates that it ran itself.
+
     Args:
         model: Any module with decisions, on the device where it is trained; also what torch.compile or DataParallel
             made of it, which is then what `loss_fn` is called with. DDP and FSDP are refused.
@@ -93,18 +110,6 @@ class OneShot:
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
         mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
         capture: Run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual.
-
-    Both halves run the model in training mode, so batch norm uses the statistics of the batch; parts that
-    were put into evaluation mode explicitly, or by the model's own `train()`, stay in it. Running statistics
-    mix those of all candidates and have no effect on the search: an extracted network needs
-    `recalibrate`. A gradient that is not finite leaves the weights as they are; losses that are not
-    finite are worst. A candidate that runs out of memory is worst, too, its gradient is dropped from the
-    mean, and a warning names it; after five steps in a row in which every candidate failed, there is an
-    error. A warning names decisions that nothing reads.
-
-    Several processes (torch.distributed, set up before) all have to pass the same batches. They begin
-    with the weights, the buffers and the state of the first. Each has the running statistics of the
-    candidates that it ran itself.
 
     Attributes:
         supernet: The index of the model: its space, selection, extraction.
@@ -173,7 +178,7 @@ class OneShot:
             )
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
-        """One iteration; the model stays selected as it was.
+        """Run one iteration; the selection of the model is restored on exit.
 
         Args:
             train_batch: What all candidates for the weights see, as `loss_fn` takes it.
@@ -349,7 +354,17 @@ class OneShot:
         return loss.requires_grad
 
     def is_feasible(self, values: Mapping[str, Any]) -> bool:
-        """Whether an architecture meets all limits."""
+        """Tell whether an architecture meets all limits.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Returns:
+            True if it does; without limits, for all architectures.
+
+        Raises:
+            ValueError: There are limits, and the values do not fit.
+        """
         return self.costs.violation(values) == FEASIBLE
 
     def _tell(self, candidates: list[Candidate], losses: list[float | None], violations: list[Violation]) -> None:
@@ -380,7 +395,11 @@ class OneShot:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """All that later steps depend on, except torch's RNG state; loads with `weights_only=True`."""
+        """Save the state.
+
+        Returns:
+            All that later steps depend on, except torch's RNG state; `torch.load` reads it with `weights_only=True`.
+        """
         if self._captured is not None:
             self._captured.store()
         return {
@@ -394,7 +413,14 @@ class OneShot:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from `state_dict()` of a OneShot made in the same way; raises ValueError, changing nothing."""
+        """Restore the state.
+
+        Args:
+            state: What `state_dict()` of a OneShot made in the same way returned.
+
+        Raises:
+            ValueError: The state does not fit or is damaged; nothing is changed.
+        """
         before = copy.deepcopy(self.weight_optimizer.state_dict()), self.arch_optimizer.state_dict()
         try:
             check_shapes(state["model"], self.model.state_dict())

@@ -16,22 +16,23 @@ def recalibrate(
 ) -> None:
     """Re-estimate the batch-norm statistics of a network, as averages over the batches.
 
-    An extracted network has those of the supernet, where they were averaged over many architectures.
-    During the passes everything but the batch norms is in evaluation mode. Batch norms that are in evaluation mode
-    while the model trains are frozen, such as those of a pretrained part, and stay as they are: those that
-    are so in a model in training mode, or else after `model.train()`.
+    An extracted network has the running statistics of the supernet, which average over many architectures.
+    During the passes everything but the batch norms is in evaluation mode. Batch norms that stay in evaluation mode
+    while the model trains, such as those of a pretrained part, are frozen and keep their statistics.
 
     torch's own `update_bn` puts the whole model into training mode, dropout included, and restores nothing after an
     error.
 
     Args:
-        model: Any network with batch norms; wrappers of torch.compile and DataParallel are looked through.
-        batches: Inputs, or tuples or lists that start with them.
-        forward: (model, batch) -> anything; runs the model on other batches.
+        model: Any network with batch norms; wrappers of torch.compile and DataParallel are looked through. Train/eval
+            modes are restored on exit.
+        batches: Inputs, or tuples or lists that start with them; they are moved to the device of the model.
+        forward: (model, batch) -> anything; replaces `model(inputs)` for batches of another structure, and moves them
+            itself.
 
     Raises:
-        ValueError: There are no batches, or no batch norm to recalibrate; the statistics stay as they were, as they do
-            after any other error.
+        ValueError: There are no batches, or no batch norm to recalibrate; after this and any other error the
+            statistics are restored.
 
     >>> net = nn.BatchNorm1d(1)
     >>> recalibrate(net, [torch.tensor([[1.0], [3.0]])])

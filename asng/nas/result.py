@@ -26,8 +26,11 @@ class Architecture(NamedTuple):
 
     Attributes:
         values: One value for each decision, by name.
-        probability: That of drawing this network; variables without effect on it, and real ones, do not count.
+        probability: The probability of drawing this network; inactive and real variables do not count.
         feasible: Whether it meets all limits.
+
+    >>> Architecture({"act": "tanh"}, probability=0.75, feasible=True).values
+    {'act': 'tanh'}
     """
 
     values: dict[str, Any]
@@ -41,11 +44,24 @@ class SearchResult:
 
     Attributes:
         values: The architecture: the most likely feasible one, one value for each decision, by name.
-        probability: That of drawing this network from the final distribution, as in `Architecture`.
+        probability: The probability of drawing this network from the final distribution, as in `Architecture`.
         feasible: False where no architecture met the limits, and a warning said so: then it is the nearest one.
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
         history: One record per epoch.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
+
+    >>> import torch
+    >>> from asng import ASNG, nas
+    >>> model = nn.Sequential(nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}), nn.Linear(2, 1))
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> arch_optimizer = ASNG(nas.space_of(model), initial={"act": [0.25, 0.75]}, seed=0)
+    >>> oneshot = nas.OneShot(model, arch_optimizer, sgd, lambda net, x: net(x).square().mean())
+    >>> found = nas.result(oneshot)
+    >>> found.feasible, found.model
+    (True, Sequential(
+      (0): Tanh()
+      (1): Linear(in_features=2, out_features=1, bias=True)
+    ))
     """
 
     values: dict[str, Any]
@@ -57,7 +73,9 @@ class SearchResult:
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> SearchResult:
-    """The result of a OneShot so far: its most likely feasible architecture, extracted.
+    """Extract the most likely feasible architecture of a search so far.
+
+    Of several processes all have to call it, as in `top`.
 
     Args:
         oneshot: A search, at any time.
@@ -66,6 +84,16 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     Returns:
         The result. Where no architecture that was drawn or measured is feasible, it is the nearest one, and a warning
         says by how much it misses the limits.
+
+    >>> import torch
+    >>> from asng import ASNG, nas
+    >>> model = nn.Sequential(nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}), nn.Linear(2, 1))
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> arch_optimizer = ASNG(nas.space_of(model), initial={"act": [0.25, 0.75]}, seed=0)
+    >>> oneshot = nas.OneShot(model, arch_optimizer, sgd, lambda net, x: net(x).square().mean())
+    >>> found = nas.result(oneshot)
+    >>> found.values, round(found.probability, 3)
+    ({'act': 'tanh'}, 0.75)
     """
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
@@ -76,21 +104,32 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
 
 
 def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
-    """The k most likely feasible architectures, most likely first, without extracting them.
+    """Find the k most likely feasible architectures, without extracting them.
 
     The most likely values come first; with k = 1 and values that meet all limits this is cheap enough for every
-    epoch. Otherwise a thousand candidates are drawn, ordered by the probability of their values, and measured until
-    k networks are feasible. Of several processes all have to call it, as the first one measures for all.
+    epoch. Otherwise a thousand candidates are drawn from a copy of the optimizer, ordered by the probability of their
+    values, and measured until k networks are feasible. Of several processes all have to call it: rank 0 measures and
+    broadcasts the costs.
 
     Args:
         oneshot: A search, at any time.
-        k: How many, at least 1.
+        k: The number of architectures, at least 1.
 
     Returns:
-        At most k architectures. Where none is feasible, the nearest one of all measured so far, with `feasible` False.
+        At most k architectures of different networks, most likely first. Where none is feasible, the nearest one of
+        all measured so far, with `feasible` False.
 
     Raises:
         ValueError: k is not a positive integer.
+
+    >>> import torch
+    >>> from asng import ASNG, nas
+    >>> model = nn.Sequential(nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}), nn.Linear(2, 1))
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> arch_optimizer = ASNG(nas.space_of(model), initial={"act": [0.25, 0.75]}, seed=0)
+    >>> oneshot = nas.OneShot(model, arch_optimizer, sgd, lambda net, x: net(x).square().mean())
+    >>> [(architecture.values, round(architecture.probability, 3)) for architecture in nas.top(oneshot, k=2)]
+    [({'act': 'tanh'}, 0.75), ({'act': 'relu'}, 0.25)]
     """
     k = check_int(k, "k", min=1)
     found: dict[str, dict[str, Any]] = {}  # by network, each once

@@ -49,17 +49,10 @@ def search(
     progress: bool = True,
     seed: int = 0,
 ) -> SearchResult:
-    """Search the architecture of a model with decisions while training it; the model is left selected as found.
+    """Search the architecture of a model with decisions while training it.
 
-    Every epoch is one pass over `train_loader` (a list, a DataLoader). `valid_loader` goes on where the epoch before
-    stopped and starts over at its end, so that all of its batches are used alike. By default the weights
-    follow SGD from 0.025 to 0 on a cosine, with momentum 0.9 and decay 3e-4, as in the paper; that suits
-    images, but is slow for small tabular problems, where
-    `weight_optimizer=torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. The lr_scheduler is stepped
-    after every epoch.
-
-    `capture` runs each step as one CUDA graph, several times as fast where the host's kernel launches are what takes
-    the time; see `OneShot`.
+    The model itself is trained, and the architecture found is selected in it on return. Under torchrun the candidates
+    are sharded over the processes, and all of them see the batches of rank 0.
 
     With a `checkpoint` the state is saved after every epoch and at Ctrl-C or SIGTERM, and the same call
     continues from there; on the CPU it ends with the same bits as without a pause. For that the batches may
@@ -79,10 +72,54 @@ def search(
     complete step; a note on it says where. The same call repeats the step that failed, with the same
     batches and candidates: bit for bit where it failed in loading or training the weights (running
     statistics aside), and with weights that have moved already where it failed in judging. NumPy's
-    and Python's random numbers are not taken back.
+    and Python's RNG states are not restored.
 
-    `seed` decides the architectures drawn and the order of the batches: while batches are loaded,
-    torch's generator is one of their own. In several processes all see the batches of the first.
+    Args:
+        model: Any module with decisions, on the device where it is trained; wrappers as in `OneShot`.
+        train_loader: Batches that train the weights, as `loss_fn` takes them: a list, a DataLoader, or any iterable
+            that starts over. An epoch is one pass over it.
+        valid_loader: Batches that move the distribution, other data than those of `train_loader`. An epoch continues
+            where the one before stopped and starts over at the end, so that all batches are used alike.
+        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) with a mapping of names to numbers or scalar
+            tensors, whose means go into the history. It moves batches to the device itself.
+        epochs: The number of passes over `train_loader`, at least 1.
+        arch_optimizer: `ASNG`, or a baseline, over `space_of(model)`; by default `ASNG` with its default settings.
+        weight_optimizer: Any torch optimizer of the model's parameters; by default SGD with learning rate 0.025,
+            momentum 0.9 and weight decay 3e-4, as in the paper. That suits images, but is slow for small tabular
+            problems, where `torch.optim.Adam(model.parameters(), lr=0.005)` is a better start.
+        lr_scheduler: A scheduler of `weight_optimizer`, stepped after every epoch; by default a cosine to 0.
+        max_grad_norm: Largest norm of the gradient of the weights; None for no limit.
+        limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
+        amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
+        mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
+        capture: Run each step as one CUDA graph, several times as fast where the host's kernel launches take most of
+            the time; where that cannot be, a warning says why, and steps run as usual.
+        checkpoint: The path of a file to save to and to resume from; by default nothing is saved.
+        progress: Show a progress bar, on rank 0.
+        seed: An integer of at least 0 for the architectures drawn and the order of the batches: while batches are
+            loaded, torch's global generator has an RNG state of their own.
+
+    Returns:
+        The most likely feasible architecture, its extracted network, and the history.
+
+    Raises:
+        ValueError: An argument does not fit, the model cannot be searched, or the checkpoint belongs to another search.
+        RuntimeError: Every candidate of five steps in a row ran out of memory.
+
+    >>> from asng import nas
+    >>> x = torch.linspace(-1, 1, 32)[:, None]
+    >>> model = nn.Sequential(nas.OneOf("act", {"relu": nn.ReLU(), "zero": nn.Threshold(9.0, 0.0)}), nn.Linear(1, 1))
+    >>> found = nas.search(
+    ...     model,
+    ...     [x] * 8,
+    ...     [x] * 8,
+    ...     lambda net, x: (net(x) - x.relu()).square().mean(),
+    ...     epochs=5,
+    ...     weight_optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
+    ...     progress=False,
+    ... )
+    >>> found.values, len(found.history)
+    ({'act': 'relu'}, 5)
     """
     epochs = check_int(epochs, "epochs", min=1)
     for name, batches in (("train_loader", train_loader), ("valid_loader", valid_loader)):

@@ -21,7 +21,8 @@ Values = Mapping[str, Any]
 class Supernet:
     """The index of a model's decisions, built once. `OneShot.supernet` is that of the model that is searched.
 
-    Changes of the model that add, remove or replace modules need a new one. The model is not changed but by `select`.
+    Changes of the model that add, remove or replace modules need a new one. Only `select` and `choose` change the
+    model.
 
     Args:
         model: Any module with decisions.
@@ -96,7 +97,14 @@ class Supernet:
         self.choose(values)
 
     def check(self, values: Values) -> None:
-        """Raise ValueError unless there is one possible value for each decision."""
+        """Check an architecture.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Raises:
+            ValueError: A name is missing or unknown, or a value is outside of its variable.
+        """
         self._check_names(values)
         for name, variable in self.space.items():
             if not variable.contains(values[name]):
@@ -113,7 +121,11 @@ class Supernet:
             raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; a model needs one for each decision")
 
     def choose(self, values: Values) -> None:
-        """Select values without checking them, such as those of `ask`."""
+        """Select values without checking them, such as those of `ask`.
+
+        Args:
+            values: One value for each decision, by name.
+        """
         for name, decisions in self._by_name.items():
             value = values[name]
             for decision in decisions:
@@ -121,7 +133,14 @@ class Supernet:
 
     @contextmanager
     def selecting(self, values: Values) -> Iterator[None]:
-        """Select values; restore the selection on exit."""
+        """Select values; restore the selection on exit.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Raises:
+            ValueError: The values do not fit; nothing is changed.
+        """
         with self.preserve_selection():
             self.select(values)
             yield
@@ -138,9 +157,18 @@ class Supernet:
                 decision.__dict__["selected"] = value
 
     def active(self, values: Values) -> set[str]:
-        """The names of the decisions that run, or are read, under these values; the others have no effect.
+        """Find the decisions that have an effect; the others are inactive.
 
-        A `Searchable` module says in `active_modules()` which of its children run; of others all do.
+        A `Searchable` module says in `active_modules()` which of its children run; other modules run all of them.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Returns:
+            The names of the decisions that run, or are read, under these values.
+
+        Raises:
+            ValueError: The values do not fit.
         """
         with self.selecting(values):
             modules = self.active_modules(self.searchable.__contains__)
@@ -149,9 +177,15 @@ class Supernet:
     def active_modules(
         self, predicate: Callable[[nn.Module], bool] = lambda module: True, root: nn.Module | None = None
     ) -> Iterator[nn.Module]:
-        """The modules that run under the selected values, each once, from `root` (by default the model) on.
+        """Walk the modules that run under the selected values.
 
-        Modules for which `predicate` is False are skipped, with all inside."""
+        Args:
+            predicate: (module) -> whether to visit it; otherwise it is skipped, with all inside.
+            root: Where to start; by default the model.
+
+        Yields:
+            Modules, each once.
+        """
         seen, waiting = set(), [self.model if root is None else root]
         while waiting:
             module = waiting.pop()
@@ -167,18 +201,37 @@ class Supernet:
 
     @cached_property
     def searchable(self) -> set[nn.Module]:
-        """Modules that are, or hold, a decision or an elastic layer."""
+        """The modules that are, or hold, a decision or an elastic layer."""
         seen: dict[nn.Module, bool] = {}
         return {module for module in self.paths if holds_decisions(module, seen)}
 
     def extract(self, values: Values | None = None) -> nn.Module:
-        """The static network of an architecture, by default the selected one; see `asng.nas.extract`."""
+        """Build the static network of an architecture, as `asng.nas.extract` does.
+
+        Args:
+            values: One value for each decision, by name; by default the selected ones.
+
+        Returns:
+            A module without decisions, with copies of the weights it needs.
+
+        Raises:
+            ValueError: The values do not fit, or a `build_static()` does not return what it has to.
+            RuntimeError: `values` are not given, and a decision has no value yet.
+        """
         return self._build(values).copy()
 
     def num_parameters(self, values: Values | None = None) -> int:
-        """The number of parameters of the static network of an architecture, by default the selected one.
+        """Count the parameters of the static network of an architecture, without copying any.
 
-        Nothing is copied. Shared parameters count once.
+        Args:
+            values: One value for each decision, by name; by default the selected ones.
+
+        Returns:
+            The number of parameters; shared ones count once.
+
+        Raises:
+            ValueError: The values do not fit.
+            RuntimeError: `values` are not given, and a decision has no value yet.
         """
         return self._build(values).num_parameters()
 
@@ -186,7 +239,17 @@ class Supernet:
         return StaticBuild(self, selected(self.model) if values is None else values)
 
     def canonical(self, values: Values) -> Values:
-        """The same network, with inactive decisions at a canonical value: the mode of the initial distribution."""
+        """Set inactive decisions to a canonical value, the mode of the initial distribution.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Returns:
+            The values of the same network, equal for all architectures that differ only in inactive decisions.
+
+        Raises:
+            ValueError: The values do not fit.
+        """
         active = self.active(values)
         if len(active) == len(self.space):
             return values
@@ -198,9 +261,16 @@ class Supernet:
         return Space(self.space).decode(family.mode(family.initial())[None])[0]
 
     def key(self, values: Values) -> str:
-        """An architecture as one line of text; choices by their index, since they may be any object.
+        """Write an architecture as one line of text.
 
-        Raises ValueError for values that do not fit.
+        Args:
+            values: One value for each decision, by name.
+
+        Returns:
+            JSON with one entry for each decision; choices by their index, since they may be any object.
+
+        Raises:
+            ValueError: The values do not fit.
 
         >>> from asng.nas import OneOf
         >>> Supernet(OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})).key({"act": "tanh"})
@@ -212,7 +282,7 @@ class Supernet:
 
 
 def space_of(model: nn.Module) -> dict[str, Variable]:
-    """The search space of a model.
+    """Collect the search space of a model.
 
     Args:
         model: Any module with decisions.
@@ -253,7 +323,7 @@ def select(model: nn.Module, values: Values) -> None:
 
 
 def selected(model: nn.Module) -> dict[str, Any]:
-    """The values that a model is selected as; in a loss, those of the candidate that runs.
+    """Read the selected values of a model; in a loss, those of the candidate that runs.
 
     Args:
         model: Any module with decisions.
@@ -276,7 +346,7 @@ def selected(model: nn.Module) -> dict[str, Any]:
 
 
 def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
-    """A static module that equals the selected model, with copies of the weights it needs and no decision.
+    """Build the static network of an architecture, with copies of the weights it needs and no decision.
 
     A `Searchable` module is replaced by what its `build_static()` returns, from the outside in, while its own
     decisions are still there; decisions inside of the result are replaced next. The model is not changed. Weights that
@@ -288,7 +358,7 @@ def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
         values: One value for each decision, by name; by default the selected ones.
 
     Returns:
-        A network of torch's own modules, the user's, and two for which torch has no equivalent.
+        A network of torch's own modules, the user's, and `Item` and `Constant`, for which torch has no equivalent.
 
     Raises:
         ValueError: The values do not fit, or a `build_static()` does not return what it has to.

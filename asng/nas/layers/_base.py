@@ -15,11 +15,11 @@ from asng.nas._decision import Decision, Searchable, Size, SizeLike, as_int, siz
 class AnySize:
     """As many channels as the input has: for inputs whose size is itself searched.
 
-    Args:
-        max: The largest number of channels.
-
     The module that holds such a layer gives the number in its own `build_static()`:
     `layer.build_static(in_channels=64)`.
+
+    Args:
+        max: The largest number of channels.
 
     >>> import torch
     >>> from asng.nas import Linear
@@ -99,28 +99,64 @@ current_build: ContextVar[Build | None] = ContextVar("current_build", default=No
 
 
 class ElasticLayer(Searchable):
-    """A torch layer of the largest size that uses the slice of the selected sizes.
+    """Base class of elastic layers: a torch layer of the largest size that uses the slice of the selected sizes.
 
-    A subclass also derives from the torch layer, `torch_layer`. Its constructor calls `register_sizes` with the sizes
-    by their roles, whose decisions become submodules; its `forward` calls `check_input` and computes with
-    `active_tensors()`. `asng.nas.layers.linear` is the shortest example.
+    A subclass also derives from the torch layer. Its constructor calls `register_sizes` with the sizes by their roles,
+    whose decisions become submodules; its `forward` calls `check_input` and computes with `active_tensors()`.
+
+    Attributes:
+        torch_layer: The torch layer that it becomes when it is extracted.
+
+    >>> import torch
+    >>> from asng import nas
+    >>> class GroupNorm(nas.ElasticLayer, nn.GroupNorm):
+    ...     torch_layer = nn.GroupNorm
+    ...     def __init__(self, num_groups, num_channels):
+    ...         channels = nas.Size(num_channels)
+    ...         super().__init__(num_groups, max(channels.all()))
+    ...         self._channels = channels
+    ...         self.register_sizes(input=channels)
+    ...     def active_tensors(self):
+    ...         return {"weight": self.weight[: self._channels()], "bias": self.bias[: self._channels()]}
+    ...     def static_settings(self):
+    ...         return {"num_groups": self.num_groups, "num_channels": self._channels()}
+    ...     def forward(self, input):
+    ...         self.check_input(self._channels, input, 1)
+    ...         return nn.functional.group_norm(input, self.num_groups, **self.active_tensors())
+    >>> norm = GroupNorm(4, nas.Width("channels", [16, 32]))
+    >>> nas.select(norm, {"channels": 16})
+    >>> norm(torch.ones(2, 16, 8)).shape
+    torch.Size([2, 16, 8])
+    >>> type(nas.extract(norm)), nas.extract(norm).num_channels
+    (<class 'torch.nn.modules.normalization.GroupNorm'>, 16)
     """
 
-    torch_layer: type[nn.Module]  # what it becomes
+    torch_layer: type[nn.Module]
 
     @abstractmethod
     def active_tensors(self) -> dict[str, Tensor | None]:
-        """The slices of its parameters and buffers in use under the selected values, by name."""
+        """Slice the parameters and buffers to what is used under the selected values.
+
+        Returns:
+            Views by name, as in `state_dict()`; None for those that the layer does not have, such as a bias.
+        """
 
     @abstractmethod
     def static_settings(self) -> dict[str, Any]:
-        """The arguments of the torch layer's constructor under the selected values, by name, hashable."""
+        """Return the arguments of the torch layer's constructor under the selected values.
+
+        Returns:
+            Hashable arguments by name, without device and dtype.
+        """
 
     def build_static(self, in_channels: int | None = None) -> nn.Module:
-        """The equivalent torch layer under the selected values, with copies of the weights.
+        """Build the equivalent torch layer under the selected values, with copies of the weights.
 
         Args:
             in_channels: The size of the input; required for a layer with `AnySize` inputs, and allowed only there.
+
+        Returns:
+            A `torch_layer`.
 
         Raises:
             ValueError: `in_channels` does not fit, or the class has a `forward` of its own.
@@ -171,14 +207,31 @@ class ElasticLayer(Searchable):
             )
 
     def register_sizes(self, **roles: Size | AnySize) -> None:
-        """Register the decisions that the layer's sizes follow as submodules, named by their roles."""
+        """Register the decisions that the layer's sizes follow as submodules, named by their roles.
+
+        Args:
+            roles: Sizes by role, such as `input` and `output`.
+        """
         self._any_size: Any = next((size for size in roles.values() if isinstance(size, AnySize)), None)
         for role, size in roles.items():
             if size.decision is not None:
                 self.add_module(f"{role}_decision", size.decision)
 
     def check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> int:
-        """Return the selected size; RuntimeError if the input has another one on this axis, counted from either end."""
+        """Check the size of an input on one axis.
+
+        Args:
+            size: The size that the input has to have.
+            x: The input.
+            axis: The axis, counted from either end.
+            unit: What is counted on this axis, for the message.
+
+        Returns:
+            The selected size.
+
+        Raises:
+            RuntimeError: The input has another size.
+        """
         if not -x.dim() <= axis < x.dim():
             return size()  # torch says what is wrong
         got = x.shape[axis]

@@ -34,7 +34,7 @@ class _ElasticBatchNorm(ElasticLayer, nn.modules.batchnorm._BatchNorm):
         self.register_sizes(input=features)
 
     def active_tensors(self) -> dict[str, Tensor | None]:
-        """The first features of all that it holds; views, so that updates reach the layer."""
+        # Views, so that updates of the running statistics reach the layer.
         features = self._features()
         whole = {name: getattr(self, name) for name in ("weight", "bias", "running_mean", "running_var")}
         parts = {name: None if tensor is None else tensor[:features] for name, tensor in whole.items()}
