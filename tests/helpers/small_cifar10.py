@@ -57,7 +57,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 @contextmanager
-def server(monkeypatch, content: bytes, *, sent: int | None = None, status: int = 200, then=lambda: None):
+def server(monkeypatch, content: bytes, *, sent: int | None = None, status: int = 200):
     """Serves an archive, or only the first bytes of it and `then` does something; notes the requests."""
     requests: list[str] = []
 
@@ -69,7 +69,6 @@ def server(monkeypatch, content: bytes, *, sent: int | None = None, status: int 
             self.end_headers()
             with suppress(ConnectionError):  # nobody listens any more
                 self.wfile.write(content[:sent])
-                then()
 
         def log_message(self, *arguments):
             pass
