@@ -58,7 +58,7 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 @contextmanager
 def server(monkeypatch, content: bytes, *, sent: int | None = None, status: int = 200):
-    """Serves an archive, or only the first bytes of it and `then` does something; notes the requests."""
+    """Serves an archive, or only the first bytes of it; notes the requests."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
