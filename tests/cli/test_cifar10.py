@@ -5,9 +5,9 @@ import math
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
+import requests
 
 from asng.experiments import curves
 from asng.experiments.cifar10 import data, drawing
@@ -188,9 +188,14 @@ def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path, release
 @pytest.mark.long
 @pytest.mark.parametrize("interrupt", [False, True])
 def test_a_download_has_a_bar_and_ctrl_c_in_it_promises_nothing(plain, tmp_path, monkeypatch, interrupt):
-    content = archive_of(random_files(IMAGES))
-    stopped: dict[str, Any] = {"sent": -1000, "then": lambda: os.kill(os.getpid(), signal.SIGINT)}
-    with server(monkeypatch, content, **(stopped if interrupt else {})):
+    def press_ctrl_c(answer, size, whole=requests.Response.iter_content):
+        for chunk in whole(answer, size):
+            yield chunk
+            os.kill(os.getpid(), signal.SIGINT)
+
+    if interrupt:
+        monkeypatch.setattr(requests.Response, "iter_content", press_ctrl_c)
+    with server(monkeypatch, archive_of(random_files(IMAGES))):
         done = run("cifar10", "search", *TINY, "--no-test", "--data", tmp_path / "new", "--out", tmp_path / "run")
     if interrupt:
         assert (done.code, done.err) == (130, "Interrupted.\n")

@@ -57,8 +57,8 @@ def write(folder: Path, files: dict[str, bytes]) -> Path:
 
 
 @contextmanager
-def server(monkeypatch, content: bytes, *, sent: int | None = None, status: int = 200, then=lambda: None):
-    """Serves an archive, or only the first bytes of it and `then` does something; notes the requests."""
+def server(monkeypatch, content: bytes, *, sent: int | None = None, status: int = 200):
+    """Serves an archive, or only the first bytes of it; notes the requests."""
     requests: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -69,7 +69,6 @@ def server(monkeypatch, content: bytes, *, sent: int | None = None, status: int 
             self.end_headers()
             with suppress(ConnectionError):  # nobody listens any more
                 self.wfile.write(content[:sent])
-                then()
 
         def log_message(self, *arguments):
             pass
