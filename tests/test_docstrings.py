@@ -74,9 +74,9 @@ def functions() -> dict[str, Documented]:
 def constructors() -> dict[str, Documented]:
     """The constructors of public classes, which the docstrings of the classes describe."""
     return {
-        name: Documented(kind.__init__, inspect.getdoc(kind) or "")  # type: ignore[misc]
+        name: Documented(kind.__init__, inspect.getdoc(kind) or "")
         for name, kind in CLASSES.items()
-        if inspect.isfunction(kind.__init__) and kind.__init__.__module__.startswith("asng")  # type: ignore[misc]
+        if inspect.isfunction(kind.__init__) and kind.__init__.__module__.startswith("asng")
     }
 
 
@@ -147,7 +147,9 @@ def test_errors_are_explained():
 
 
 def test_public_classes_and_functions_have_examples():
-    assert [n for n, thing in EXPORTED.items() if n not in ALIASES and ">>> " not in (inspect.getdoc(thing) or "")] == []
+    assert [
+        n for n, thing in EXPORTED.items() if n not in ALIASES and ">>> " not in (inspect.getdoc(thing) or "")
+    ] == []
 
 
 def types_in(annotation: Any) -> Iterator[Any]:

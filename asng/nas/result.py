@@ -47,7 +47,7 @@ class SearchResult:
         probability: The probability of drawing this network from the final distribution, as in `Architecture`.
         feasible: False where no architecture met the limits, and a warning said so: then it is the nearest one.
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
-        history: One record per epoch.
+        history: One record per epoch: mean losses, certainty of the distribution, seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
 
     >>> import torch

@@ -80,14 +80,15 @@ def search(
             that starts over. An epoch is one pass over it.
         valid_loader: Batches that move the distribution, other data than those of `train_loader`. An epoch continues
             where the one before stopped and starts over at the end, so that all batches are used alike.
-        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) with a mapping of names to numbers or scalar
-            tensors, whose means go into the history. It moves batches to the device itself.
+        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) as in `OneShot`; the history holds losses alone.
+            It moves batches to the device itself.
         epochs: The number of passes over `train_loader`, at least 1.
         arch_optimizer: `ASNG`, or a baseline, over `space_of(model)`; by default `ASNG` with its default settings.
         weight_optimizer: Any torch optimizer of the model's parameters; by default SGD with learning rate 0.025,
             momentum 0.9 and weight decay 3e-4, as in the paper. That suits images, but is slow for small tabular
             problems, where `torch.optim.Adam(model.parameters(), lr=0.005)` is a better start.
-        lr_scheduler: A scheduler of `weight_optimizer`, stepped after every epoch; by default a cosine to 0.
+        lr_scheduler: A scheduler of `weight_optimizer`, stepped after every epoch (`ReduceLROnPlateau` with the mean
+            validation loss); by default a cosine to 0.
         max_grad_norm: Largest norm of the gradient of the weights; None for no limit.
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
