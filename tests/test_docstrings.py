@@ -74,10 +74,12 @@ def functions() -> dict[str, Documented]:
 
 def constructors() -> dict[str, Documented]:
     """The constructors of public classes, which the docstrings of the classes describe."""
+    made = {name: kind.__new__ if hasattr(kind, "_fields") else kind.__init__ for name, kind in CLASSES.items()}
     return {
-        name: Documented(kind.__init__, inspect.getdoc(kind) or "")
-        for name, kind in CLASSES.items()
-        if inspect.isfunction(kind.__init__) and kind.__init__.__module__.startswith("asng")
+        name: Documented(function, inspect.getdoc(CLASSES[name]) or "")
+        for name, function in made.items()
+        if inspect.isfunction(function)
+        and (hasattr(CLASSES[name], "_fields") or function.__module__.startswith("asng"))
     }
 
 
@@ -98,7 +100,7 @@ def has_section(sections: str, text: str) -> bool:
 
 def raises_itself(function: Any) -> bool:
     """Whether a raise statement for a wrong argument or state stands in the function's own body."""
-    if function.__code__.co_filename == "<string>":  # generated, as constructors of dataclasses are
+    if function.__code__.co_filename.startswith("<"):  # generated, as constructors of records are
         return False
     tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
     calls = [node.exc for node in ast.walk(tree) if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call)]
