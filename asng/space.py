@@ -9,7 +9,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import NormalDist
@@ -487,6 +487,30 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
         parts.append((NormalFamily(low, high, std_min, mirrored=mirrored), list(numbers)))
     parts += [(part, [column]) for column, part in marginals.items() if isinstance(part, Family)]
     return parts[0][0] if len(parts) == 1 else Joint(parts)
+
+
+def check_names(names: Iterable[str], space: Mapping[str, Variable]) -> None:
+    """Raise ValueError unless these are the names of a space."""
+    given = list(names)
+    unknown = [name for name in given if name not in space]  # first: a misspelled one is missing, too
+    if unknown:
+        raise ValueError(f"the space has no {', '.join(map(repr, unknown[:5]))}; it has {', '.join([*space][:9])}")
+    missing = [name for name in space if name not in given]
+    if missing:
+        raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; the space needs one for each of its names")
+
+
+def check_value(name: str, variable: Variable, value: Any) -> None:
+    """Raise ValueError with the name of a variable unless this is one of its values."""
+    if not variable.contains(value):
+        raise ValueError(f"{value!r} is outside of {variable}, which is {name!r}")
+
+
+def check_values(values: Mapping[str, Any], space: Mapping[str, Variable]) -> None:
+    """Raise ValueError unless these are values of a space, one for each name."""
+    check_names(values, space)
+    for name, variable in space.items():
+        check_value(name, variable, values[name])
 
 
 def describe(thing: Any) -> str:

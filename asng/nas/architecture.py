@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from asng.nas.supernet import Values
-from asng.space import Variable, to_plain
+from asng.space import Variable, check_names, to_plain
 
 VERSION = 1
 
@@ -32,12 +32,7 @@ def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[st
     values = dict(data["values"])
     if space is None:
         return values
-    missing = [name for name in space if name not in values]
-    if missing:
-        raise ValueError(f"the architecture has no value for {', '.join(map(repr, missing[:5]))}, which the space has")
-    unknown = [name for name in values if name not in space]
-    if unknown:
-        raise ValueError(f"the space has no {', '.join(map(repr, unknown[:5]))}, which the architecture names")
+    check_names(values, space)
     return {name: _convert(variable.from_json, values[name], name) for name, variable in space.items()}
 
 

@@ -13,7 +13,7 @@ from asng.nas._checks import check_not_sharded, unregistered_error, unregistered
 from asng.nas._decision import Decision, Searchable
 from asng.nas._extract import StaticBuild, holds_decisions
 from asng.nas.layers import ElasticLayer
-from asng.space import Variable, family_of
+from asng.space import Variable, check_names, check_value, check_values, family_of
 
 Values = Mapping[str, Any]
 
@@ -105,20 +105,7 @@ class Supernet:
         Raises:
             ValueError: A name is missing or unknown, or a value is outside of its variable.
         """
-        self._check_names(values)
-        for name, variable in self.space.items():
-            if not variable.contains(values[name]):
-                raise _not_contained(name, variable, values[name])
-
-    def _check_names(self, values: Values) -> None:
-        unknown = [name for name in values if name not in self.space]  # first: a misspelled one is missing, too
-        if unknown:
-            raise ValueError(
-                f"the model has no decision {', '.join(map(repr, unknown[:5]))}; it has {list(self.space)[:9]}"
-            )
-        missing = [name for name in self.space if name not in values]
-        if missing:
-            raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; a model needs one for each decision")
+        check_values(values, self.space)
 
     def choose(self, values: Values) -> None:
         """Select values without checking them, such as those of `ask`.
@@ -277,7 +264,7 @@ class Supernet:
         '[1]'
         """
         if values.keys() != self.space.keys():
-            self._check_names(values)
+            check_names(values, self.space)
         return json.dumps([_to_key(name, v, values[name]) for name, v in self.space.items()], default=repr)
 
 
@@ -386,10 +373,5 @@ def _check_modules(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Mo
 
 def _to_key(name: str, variable: Variable, value: Any) -> Any:
     """A value of a decision as it stands in a key."""
-    if not variable.contains(value):
-        raise _not_contained(name, variable, value)
+    check_value(name, variable, value)
     return value if variable.values() is None else variable.index(value)
-
-
-def _not_contained(name: str, variable: Variable, value: Any) -> ValueError:
-    return ValueError(f"{value!r} is outside of {variable}, which is decision {name!r}")

@@ -149,7 +149,7 @@ def test_an_architecture_that_is_not_there_or_not_of_the_space_is_wrong_input(tm
     path = tmp_path / "cell.json"
     for content, message in (
         ('{"op": 1}', 'an architecture is {"version": 1'),
-        (to_json({"layer1.channels": 64}), "the architecture has no value for 'normal0.in1'"),
+        (to_json({"layer1.channels": 64}), "the space has no 'layer1.channels'; it has normal0.in1"),
         (to_json({**random_values(0), "normal0.op1": "conv7"}), "'conv7' is outside of"),
     ):
         path.write_text(content)

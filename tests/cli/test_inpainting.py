@@ -260,7 +260,7 @@ def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_
         (to_json({**values, "layer2.channels": "many"}), "this is no autoencoder: "),
         (to_json({**values, "layer1.type": "7x7 skip"}), "'7x7 skip' is outside of"),
         (to_json({**values, "layer2.connection": 3}), "3 is outside of"),  # it would lead in a circle
-        (to_json({k: v for k, v in values.items() if k != "output.connection"}), "the architecture has no value for"),
+        (to_json({k: v for k, v in values.items() if k != "output.connection"}), "no value for 'output.connection'"),
     ):
         path.write_text(content)
         assert refused("inpainting", "retrain", "--architecture", path).startswith(f"{path}: {message}")
@@ -352,7 +352,7 @@ def test_the_next_command_is_told_the_same_data(plain, faces, tmp_path):
     done = run(*shlex.split(retrain)[1:], *STEPS, "--batch", "1")
     evaluate = f"asng inpainting evaluate '{tmp_path / 'a run' / 'retrain-seed0'}' {flags}"
     assert done.out.splitlines()[-1].endswith(f" parameters. Test it: {evaluate}")
-    assert "on 3 faces" in run(*shlex.split(evaluate)[1:]).out
+    assert "on 1 faces" in run(*shlex.split(evaluate)[1:]).out
 
 
 def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path):

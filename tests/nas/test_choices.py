@@ -199,13 +199,13 @@ FITTING = {"op": "b", "from": 2, "depth": 2, "rate": 0.5, "w": 4, "array": np.ar
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"op": "c"}, r"'c' is outside of Categorical\(choices=\('a', 'b'\)\), which is decision 'op'"),
+        ({"op": "c"}, r"'c' is outside of Categorical\(choices=\('a', 'b'\)\), which is 'op'"),
         ({"op": 0}, "0 is outside of .*'op'"),
         ({"from": 3}, "3 is outside of .*'from'"),
         ({"from": -1}, "-1 is outside of .*'from'"),
         ({"from": True}, "True is outside of .*'from'"),
         ({"from": 1.0}, "1.0 is outside of .*'from'"),
-        ({"depth": 0}, r"0 is outside of Integer\(low=1, high=2\), which is decision 'depth'"),
+        ({"depth": 0}, r"0 is outside of Integer\(low=1, high=2\), which is 'depth'"),
         ({"depth": 3}, "3 is outside of .*'depth'"),
         ({"depth": 1.5}, "1.5 is outside of .*'depth'"),
         ({"depth": True}, "True is outside of .*'depth'"),
@@ -215,7 +215,7 @@ FITTING = {"op": "b", "from": 2, "depth": 2, "rate": 0.5, "w": 4, "array": np.ar
         ({"rate": True}, "True is outside of .*'rate'"),
         ({"w": 6}, "6 is outside of .*'w'"),
         ({"array": np.arange(4)}, "is outside of .*'array'"),
-        ({"new": 1}, r"the model has no decision 'new'; it has \['op', 'from'"),
+        ({"new": 1}, r"the space has no 'new'; it has op, from"),
     ],
 )
 def test_values_outside_are_refused_and_change_nothing(change, message):
@@ -232,7 +232,7 @@ def test_leaving_one_out_is_refused(name):
     model = every_kind()
     values = {key: value for key, value in FITTING.items() if key != name}
     for use in (select, extract):
-        with pytest.raises(ValueError, match=f"no value for '{name}'; a model needs one for each decision"):
+        with pytest.raises(ValueError, match=f"no value for '{name}'; the space needs one for each of its names"):
             use(model, values)
 
 
@@ -240,7 +240,7 @@ def test_leaving_one_out_is_refused(name):
 def test_a_misspelled_name_is_the_one_that_is_named(name):
     values = {f"{key}s" if key == name else key: value for key, value in FITTING.items()}
     for use in (select, extract):
-        with pytest.raises(ValueError, match=f"the model has no decision '{name}s'; it has "):
+        with pytest.raises(ValueError, match=f"the space has no '{name}s'; it has "):
             use(every_kind(), values)
 
 

@@ -6,7 +6,6 @@ What stands in the table and in the pictures of the cells has the same names and
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
@@ -15,6 +14,7 @@ from matplotlib.patches import Rectangle
 from asng._ragged import Array
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE
 from asng.experiments.figures import BLUE, ORANGE, SKY, VERMILION, canvas, tint
+from asng.space import check_names
 
 Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
 
@@ -36,16 +36,13 @@ LABEL, COLUMN, ROW, BAR = 0.55, 0.52, 0.29, 0.42
 
 def check_probabilities(probabilities: Probabilities) -> dict[str, Array]:
     """The same as arrays, if they are probabilities of all decisions; ValueError otherwise."""
-    wrong = [name for name in (*SPACE, *probabilities) if (name in SPACE) != (name in probabilities)]
-    if wrong:
-        what = "has no probabilities" if wrong[0] in SPACE else "has probabilities, but is not of the space"
-        raise ValueError(f"{wrong[0]!r} {what}; give those of all {len(SPACE)} decisions, and no others")
-    arrays = {name: np.asarray(probabilities[name], dtype=float) for name in SPACE}
-    for name, array in arrays.items():
-        if array.shape != (len(SPACE[name].choices),):
-            raise ValueError(f"{name!r} needs {len(SPACE[name].choices)} probabilities, got {array.tolist()}")
-        if not ((array >= 0).all() and abs(array.sum() - 1) < 1e-6):
-            raise ValueError(f"the probabilities of {name!r} must be at least 0 and sum to 1, got {array.tolist()}")
+    check_names(probabilities, SPACE)
+    arrays = {}
+    for name, variable in SPACE.items():
+        try:
+            arrays[name] = variable.to_internal(probabilities[name])
+        except ValueError as error:
+            raise ValueError(f"{name!r}: {error}") from None
     return arrays
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from asng.space import Categorical
+from asng.space import Categorical, check_values
 
 CELL_KINDS = ("normal", "reduction")
 NODES = 5
@@ -81,7 +81,7 @@ SMALLEST = values_of([number for node in range(NODES) for number in (1 + node, 1
 
 def code_of(values: Mapping[str, Any]) -> list[int]:
     """The 40 numbers that `values_of` makes these values of."""
-    _check(values)
+    check_values(values, SPACE)
     return [variable.choices.index(values[name]) for name, variable in SPACE.items()]
 
 
@@ -97,7 +97,7 @@ def num_parameters(values: Mapping[str, Any], channels: int, cells: int, *, affi
     What is used twice counts once. The way in from a cell that no node looks at counts, though it is
     never computed, as it does in the paper's numbers.
     """
-    _check(values)
+    check_values(values, SPACE)
     width, before, previous = channels, 3 * channels, 3 * channels
     total = 27 * previous + 2 * previous  # the stem, always affine
     for index in range(cells):
@@ -128,16 +128,3 @@ def channels_for(values: Mapping[str, Any], cells: int = 20, at_most: int = 4_00
         minimum = num_parameters(values, 1, cells)
         raise ValueError(f"with one channel there are {minimum:,} parameters already, more than at_most={at_most:,}")
     return channels
-
-
-def _check(values: Mapping[str, Any]) -> None:
-    """Raise ValueError where values are not of this space."""
-    wrong = [name for name in (*SPACE, *values) if (name in SPACE) != (name in values)]
-    if wrong:
-        what = "is missing" if wrong[0] in SPACE else "is not of the space"
-        raise ValueError(
-            f"{wrong[0]!r} {what}; an architecture has the {len(SPACE)} names normal0.in1 to {[*SPACE][-1]}"
-        )
-    for name, variable in SPACE.items():
-        if values[name] not in variable.choices:
-            raise ValueError(f"{name} is one of {variable.choices}, got {values[name]!r}")

@@ -206,8 +206,8 @@ def test_an_input_that_no_node_takes_is_marked():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"normal2.in1": 4}, "normal2.in1.*got 4"),
-        ({"reduction4.op2": "conv"}, "reduction4.op2.*got 'conv'"),
+        ({"normal2.in1": 4}, "^4 is outside of .*normal2.in1"),
+        ({"reduction4.op2": "conv"}, "^'conv' is outside of .*reduction4.op2"),
         ({"normal5.in1": 0}, "normal5.in1"),
     ],
 )
@@ -226,16 +226,16 @@ def test_a_missing_value_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"normal2.in1": [0.5, 0.5]}, "normal2.in1.*needs 4.*got"),
-        ({"normal0.in1": [0.5, 0.6]}, "normal0.in1.*sum to 1.*0.6"),
-        ({"normal0.in1": [1.5, -0.5]}, "normal0.in1.*at least 0.*-0.5"),
-        ({"normal0.in1": [float("nan"), 1.0]}, "normal0.in1.*nan"),
-        ({"elsewhere": [1.0]}, "elsewhere.*not of the space"),
+        ({"normal2.in1": [0.5, 0.5]}, "normal2.in1.*each of the 4 choices"),
+        ({"normal0.in1": [0.5, 0.6]}, "normal0.in1.*0.6.*sum to 1, not 1.1"),
+        ({"normal0.in1": [1.5, -0.5]}, "normal0.in1.*-0.5.*>= 0"),
+        ({"normal0.in1": [float("nan"), 1.0]}, "normal0.in1.*finite"),
+        ({"elsewhere": [1.0]}, "the space has no 'elsewhere'"),
     ],
 )
 def test_wrong_probabilities_are_refused_by_name(tmp_path, change, message):
     with pytest.raises(ValueError, match=message):
         drawing.draw_cells(ARCHITECTURES[0], tmp_path, {**some_probabilities(), **change})
     without = {name: array for name, array in some_probabilities().items() if name != "normal3.op2"}
-    with pytest.raises(ValueError, match=r"normal3\.op2.*has no probabilities"):
+    with pytest.raises(ValueError, match=r"normal3\.op2.*the space needs one"):
         drawing.draw_cells(ARCHITECTURES[0], tmp_path, without)
