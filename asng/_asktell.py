@@ -140,9 +140,9 @@ class Optimizer(ABC):
     def _initial_state(self, theta: Array) -> Any:
         """The state before the first update."""
 
-    @abstractmethod
     def _invalid_part(self, state: Any) -> str | None:
         """Return the name of the part of a loaded state, besides theta, that no run can have, or None."""
+        return None
 
     @abstractmethod
     def _update(self, x: Array, losses: list[float], active: Array | None) -> Any:

@@ -110,9 +110,6 @@ class SNG(Optimizer):
     def _initial_state(self, theta: Array) -> SNGState:
         return SNGState(theta)
 
-    def _invalid_part(self, state: SNGState) -> None:
-        return None  # theta is the whole state
-
     def _update(self, x: Array, losses: list[float], active: Array | None) -> SNGState:
         return sng_update(self._family, self._state, x, losses, active, delta=self._delta)
 
@@ -195,9 +192,6 @@ class RandomSearch(Optimizer):
 
     def _initial_state(self, theta: Array) -> SNGState:
         return SNGState(theta)
-
-    def _invalid_part(self, state: SNGState) -> None:
-        return None  # theta is the whole state
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> SNGState:
         self._family.statistics(x)  # raises ValueError for impossible draws
