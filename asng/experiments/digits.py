@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from asng import __version__, nas
 from asng._progress import Progress, no_progress, part_of
 from asng.experiments._checkpoint import RunCheckpoint
+from asng.experiments._settings import check_settings
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas.architecture import to_dict
@@ -53,13 +54,7 @@ class DigitsSettings:
     """How many searches, with seeds that follow the first."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "training_epochs", "batch", "seeds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        if not self.lr > 0 or not math.isfinite(self.lr):
-            raise ValueError(f"lr must be above 0, got {self.lr}")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}")
+        check_settings(self, epochs=1, training_epochs=1, batch=1, seeds=1, seed=0)
 
 
 class Block(nn.Module):
@@ -256,29 +251,16 @@ def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress)
 
 def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
     """Per seed the accuracies beside each other, and their means with standard errors."""
-    seeds = sorted({record["seed"] for record in records})
     rows = []
-    for seed in seeds:
+    for seed in sorted({record["seed"] for record in records}):
         of_seed = [record for record in records if record["seed"] == seed]
         by_kind = {record["kind"]: record for record in of_seed}
-        random = [record for record in of_seed if record["kind"] == "random"]
-        best = max(random, key=lambda record: record["accuracy"])
-        rows.append(
-            {
-                "seed": seed,
-                "values": by_kind["search"]["values"],
-                "probability": by_kind["search"]["probability"],
-                "seconds": by_kind["search"]["seconds"],
-                "found": _short(by_kind["found"]),
-                "handcrafted": _short(by_kind["handcrafted"]),
-                "random_mean": {
-                    "accuracy": float(np.mean([record["accuracy"] for record in random])),
-                    "parameters": float(np.mean([record["parameters"] for record in random])),
-                },
-                "random_best": _short(best),
-                "random_count": len(random),
-            }
-        )
+        random = [_short(record) for record in of_seed if record["kind"] == "random"]
+        row = {name: by_kind["search"][name] for name in ("seed", "values", "probability", "seconds")}
+        row |= {kind: _short(by_kind[kind]) for kind in ("found", "handcrafted")}
+        row["random_mean"] = {name: float(np.mean([record[name] for record in random])) for name in random[0]}
+        row["random_best"] = max(random, key=lambda record: record["accuracy"])
+        rows.append({**row, "random_count": len(random)})
     kinds = ("found", "random_mean", "random_best", "handcrafted")
     means = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in kinds}
     return {"rows": rows, "accuracy": means}
