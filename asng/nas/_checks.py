@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from asng._asktell import Optimizer
+from asng._files import differences
 from asng.nas._decision import Decision
 
 if TYPE_CHECKING:
@@ -177,11 +178,6 @@ def _check_parameters(model: nn.Module, weight_optimizer: torch.optim.Optimizer)
 
 def check_shapes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise ValueError unless two state dicts have tensors of the same names and shapes."""
-    for name in {**saved, **current}:
-        size, wanted = (getattr(s[name], "shape", None) if name in s else "absent" for s in (saved, current))
-        if size != wanted:
-            raise ValueError(f"{name} is {_as_tuple(size)} there, {_as_tuple(wanted)} here")
-
-
-def _as_tuple(size: Any) -> Any:
-    return tuple(size) if isinstance(size, torch.Size) else size
+    there, here = ({name: tuple(getattr(s[name], "shape", ())) for name in s} for s in (saved, current))
+    if shown := differences(there, here):
+        raise ValueError(shown)

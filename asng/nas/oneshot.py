@@ -166,15 +166,13 @@ class OneShot:
         if capture:
             from asng.nas._capture import CapturedStep
 
-            wrapper = None if model is self.model else type(model).__name__
-            max_grad_norm = self._max_grad_norm
             self._captured = CapturedStep(
                 self.supernet,
                 weight_optimizer,
                 loss_fn,
-                max_grad_norm=max_grad_norm,
+                max_grad_norm=self._max_grad_norm,
                 amp_dtype=amp_dtype,
-                wrapper=wrapper,
+                wrapper=None if model is self.model else type(model).__name__,
             )
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
@@ -265,16 +263,14 @@ class OneShot:
     ) -> list[Outcome | None]:
         """Accumulate the gradients of this process's candidates; returns their outcomes."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
-        waiting = [index for index, (_, is_mine) in enumerate(self._shard(candidates)) if is_mine]
-        added: list[int] = []
+        waiting, added = self._shard(candidates), []
         while waiting:
             index = waiting.pop(0)
-            values = candidates[index].values
-            outcome = self._failures.attempt(values, self._run, candidates[index], batch)
+            outcome = self._attempt(candidates[index], batch)
             outcomes[index] = FAILED if outcome is None else outcome.detach()
             if outcome is None:
                 continue
-            if self._failures.attempt(values, self._backward, outcome.loss, len(candidates)):
+            if self._failures.attempt(candidates[index].values, self._backward, outcome.loss, len(candidates)):
                 added.append(index)
             else:  # a part of its gradient was accumulated: accumulate the others again
                 outcomes[index], outcome = FAILED, None
@@ -297,10 +293,8 @@ class OneShot:
         """The outcomes of the candidates of this process."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
         with torch.no_grad():
-            for index, (candidate, is_mine) in enumerate(self._shard(candidates)):
-                if is_mine:
-                    outcome = self._failures.attempt(candidate.values, self._run, candidate, batch)
-                    outcomes[index] = FAILED if outcome is None else outcome
+            for index in self._shard(candidates):
+                outcomes[index] = self._attempt(candidates[index], batch) or FAILED
         return outcomes
 
     def _draw_feasible(self) -> list[Candidate]:
@@ -315,9 +309,13 @@ class OneShot:
             feasible += [c for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
         return feasible
 
-    def _shard(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, bool]]:
-        """Pairs of a candidate and whether this process runs it."""
-        return [(candidate, index % self._world_size == self._rank) for index, candidate in enumerate(candidates)]
+    def _shard(self, candidates: Sequence[Candidate]) -> list[int]:
+        """The positions of the candidates that this process runs."""
+        return list(range(self._rank, len(candidates), self._world_size))
+
+    def _attempt(self, candidate: Candidate, batch: Batch) -> Outcome | None:
+        """The outcome of a candidate, or None if it ran out of memory."""
+        return self._failures.attempt(candidate.values, self._run, candidate, batch)
 
     def _run(self, candidate: Candidate, batch: Batch) -> Outcome:
         """The loss and the metrics of a candidate."""
@@ -372,10 +370,9 @@ class OneShot:
         told = [math.inf if loss is None else loss for loss in losses]
         if any(violation != FEASIBLE for violation in violations):
             steps = sorted({FEASIBLE, *violations})
-            finite = [math.isfinite(number) for number in told]
             told = [
-                number if good else WORST_LOSS * (1 + steps.index(violation))
-                for number, good, violation in zip(told, finite, violations, strict=True)
+                number if math.isfinite(number) else WORST_LOSS * (1 + steps.index(violation))
+                for number, violation in zip(told, violations, strict=True)
             ]
         active = [self.supernet.active(c.values) for c in candidates] if self._mask_inactive else None
         self.arch_optimizer.tell(candidates, told, active=active)

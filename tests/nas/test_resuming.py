@@ -209,10 +209,10 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
     path = tmp_path / "checkpoint.pt"
     run_search(checkpoint=path)
     others: dict[str, Any] = {
-        "first.options.0.weight is (8, 4) there, absent here": {
+        "first.options.0.weight: (8, 4) there, None here": {
             "model": nn.Sequential(OneOf("first", [nn.Sequential(nn.Linear(4, 3)), nn.Linear(4, 3)]))
         },
-        "first.options.0.weight is (8, 4) there, (9, 4) here": {"model": Net(width=9)},
+        "first.options.0.weight: (8, 4) there, (9, 4) here": {"model": Net(width=9)},
         "blocks.blocks.3": {"model": Net(depth=4)},
         "(epochs of the default lr_scheduler: 2 there, 3 here)": {"epochs": 3},
         "(limits: [] there, ['parameters <= 200.0'] here)": {"limits": [Limit(parameters, 200)]},
