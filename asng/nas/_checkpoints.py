@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from asng._files import Lock, atomic_write
@@ -40,7 +41,16 @@ def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint at `path` atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, keep=previous_path(path)) as file:
-        torch.save({"format": FORMAT, "state": state}, file)
+        torch.save({"format": FORMAT, "state": _to_python(state)}, file)
+
+
+def _to_python(value: Any) -> Any:
+    """Convert NumPy's scalars, as schedules may compute them, which do not load with `weights_only=True`."""
+    if isinstance(value, np.generic):
+        return value.item()
+    if type(value) in (list, tuple):
+        return type(value)(map(_to_python, value))
+    return {key: _to_python(item) for key, item in value.items()} if type(value) is dict else value
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -26,7 +26,8 @@ class Snapshot:
         self._saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
         parameters = _tensors(m._parameters for m, _, _, _ in self._saved)
         buffers = _tensors(m._buffers for m, _, _, _ in self._saved)
-        self._tensors = [(tensor, tensor.requires_grad, _version(tensor)) for tensor in (*parameters, *buffers)]
+        tensors = (*parameters, *buffers)
+        self._tensors = [(tensor, tensor.requires_grad, _version(tensor), tensor.detach()) for tensor in tensors]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
         for parameter, _ in self._gradients:
@@ -57,12 +58,14 @@ class Snapshot:
 
     def _restore_tensors(self) -> str | None:
         changed = None
-        for tensor, requires_grad, version in self._tensors:
+        for tensor, requires_grad, version, whole in self._tensors:
             if tensor.requires_grad is not requires_grad:
                 changed = changed or "requires_grad of its parameters"
                 tensor.requires_grad_(requires_grad)
             if _version(tensor) != version:
                 changed = changed or "the numbers in its tensors"
+                if _version(tensor)[1:] != version[1:]:  # replaced through .data
+                    tensor.data = whole
         with torch.no_grad():
             for buffer, numbers in self._buffers:
                 buffer.copy_(numbers)
@@ -109,9 +112,9 @@ def _tensors(held: Iterable[dict[str, Any]]) -> list[Tensor]:
     return list({id(tensor): tensor for tensors in held for tensor in tensors.values() if tensor is not None}.values())
 
 
-def _version(tensor: Tensor) -> tuple[int, torch.dtype, int]:
+def _version(tensor: Tensor) -> tuple[int, torch.dtype, int, torch.Size]:
     """A version that changes when a tensor is modified or replaced; inference tensors count no modifications."""
-    return 0 if tensor.is_inference() else tensor._version, tensor.dtype, tensor.data_ptr()
+    return 0 if tensor.is_inference() else tensor._version, tensor.dtype, tensor.data_ptr(), tensor.shape
 
 
 @contextmanager

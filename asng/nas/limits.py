@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsFloat
@@ -13,6 +14,7 @@ from asng.nas._devices import device_of
 from asng.nas._extract import StaticBuild
 from asng.nas._measures import StaticMeasure, device_name, measure_static
 from asng.nas._preserve import is_from_asng, preserve_state
+from asng.nas._watch import FAILURES
 from asng.nas.supernet import Supernet, Values
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
@@ -218,6 +220,12 @@ class Costs:
                 else:
                     with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
                         cost = measure(supernet.model, values)
+            except FAILURES:
+                warnings.warn(
+                    f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible",
+                    stacklevel=2,
+                )
+                cost = math.inf
             except Exception as error:
                 error.add_note(f"in {limit.name} of the architecture {dict(values)}")
                 raise

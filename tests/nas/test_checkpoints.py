@@ -5,6 +5,7 @@ import pickle
 import random
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 
@@ -215,3 +216,10 @@ def test_a_model_that_was_saved_whole_is_refused_in_one_sentence(tmp_path):
 def test_a_missing_file_is_missing(tmp_path):
     with pytest.raises(FileNotFoundError):
         load(tmp_path / "checkpoint.pt")
+
+
+def test_numbers_of_numpy_are_saved_as_those_of_python(tmp_path):
+    state = {"lr": np.float64(0.1), "lrs": [np.float32(0.5), (np.int64(3), True)], "weight": torch.ones(2)}
+    save(tmp_path / "checkpoint.pt", state)
+    loaded = load(tmp_path / "checkpoint.pt")
+    assert repr(loaded) == repr({"lr": 0.1, "lrs": [0.5, (3, True)], "weight": torch.ones(2)})

@@ -566,3 +566,25 @@ def test_an_extracted_batch_norm_holds_no_more_memory_than_it_needs():
     extracted: Any = extract(nn.Sequential(nas.BatchNorm1d(Width("w", 2, 1000))), {"w": 2})
     assert extracted[0].running_mean.untyped_storage().nbytes() == 2 * 4
     assert extracted[0].weight.untyped_storage().nbytes() == 2 * 4
+
+
+class CutThroughData(nas.Searchable):
+    """Makes its layer smaller in place, as only `.data` allows."""
+
+    def __init__(self):
+        super().__init__()
+        self.width, self.layer = nas.Width("width", [4, 8]), nn.Linear(3, 8)
+
+    def build_static(self):
+        self.layer.weight.data = self.layer.weight.data[: self.width.value]
+        self.layer.bias.data = self.layer.bias.data[: self.width.value]
+        return self.layer
+
+
+def test_what_a_build_static_cuts_through_data_is_put_back():
+    module = CutThroughData()
+    before = module.layer.weight.clone()
+    with pytest.raises(ValueError, match=r"build_static\(\) of CutThroughData changed the numbers in its tensors"):
+        nas.extract(module, {"width": 4})
+    assert torch.equal(module.layer.weight, before)
+    assert module.layer.bias.shape == (8,)

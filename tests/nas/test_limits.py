@@ -1,6 +1,7 @@
 """Limits and Costs: each network measured once, how it violates the limits, and what is refused."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from asng import Custom, NormalFamily
 from asng.nas import Costs, Flops, Latency, Limit, OneOf, Repeat, Value, parameters
+from asng.nas.limits import FEASIBLE
 from asng.nas.supernet import Supernet
 from asng.space import Categorical, Integer, Real
 from tests.helpers.counted_net import IMAGES, LARGE, SMALL, Net
@@ -257,3 +259,16 @@ def test_limits_are_named_after_their_measure():
         "Latency",
     ]
     assert Limit(parameters, 1, name="size").name == "size"
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_a_network_that_cannot_be_measured_for_lack_of_memory_is_infeasible(error):
+    class Hungry(nn.Module):
+        def forward(self, x):
+            raise error("no memory")
+
+    model = nn.Sequential(OneOf("op", {"small": nn.Identity(), "large": Hungry()}))
+    costs = Costs(Supernet(model), [Limit(Flops(torch.zeros(1, 3)), 10)])
+    assert costs.violation({"op": "small"}) == FEASIBLE
+    with pytest.warns(UserWarning, match=r"Flops of the architecture \{'op': 'large'\} ran out of memory"):
+        assert costs.violation({"op": "large"}).relative == math.inf

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from asng import ASNG, SNG
@@ -506,3 +506,16 @@ def test_a_process_stopped_by_ctrl_c_goes_on_with_the_same_bits(tmp_path, whole)
             messages.append((tmp_path / "stopped.txt").read_text())
     assert any("the same call continues from there" in message for message in messages)
     assert same(result_of(tmp_path), whole[False])
+
+
+def test_a_search_whose_schedule_computes_in_numpy_is_continued(tmp_path):
+    def settings():
+        model = Net()
+        weight_optimizer = torch.optim.SGD(model.parameters(), np.float64(0.1))
+        lr_scheduler = LambdaLR(weight_optimizer, lambda epoch: 0.5 * (1 + np.cos(np.pi * epoch / 10)))
+        return {"model": model, "weight_optimizer": weight_optimizer, "lr_scheduler": lr_scheduler}
+
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        run_search(checkpoint=path, loss_fn=interrupted_at(23), **settings())
+    assert len(run_search(checkpoint=path, **settings()).history) == 2
