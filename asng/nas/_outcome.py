@@ -38,9 +38,10 @@ def to_outcome(returned: Any) -> Outcome:
     """Check what a loss function returned: a scalar tensor, or a pair of one and its metrics."""
     loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        raise ValueError(f"loss(model, batch) must return a scalar tensor, or (loss, metrics), got {_describe(loss)}")
+        got = _describe(loss)
+        raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, or (loss, metrics), got {got}")
     if loss.is_complex():
-        raise ValueError(f"loss(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
+        raise ValueError(f"loss_fn(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
     if not isinstance(metrics, Mapping):
         raise ValueError(f"metrics must be a mapping of names to numbers, got {_describe(metrics)}")
     return Outcome(loss.reshape(()), {_checked(name): _number(name, value) for name, value in metrics.items()})

@@ -100,8 +100,12 @@ def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
 
 
 def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path):
+    pressed = []  # only once: a second Ctrl-C does not wait for the end of the step
+
     def interrupt(fraction, text="", *, line=False):
-        signal.raise_signal(signal.SIGINT)
+        if not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
 
     data, identity = digits.load_split(3), {"seed": 3}
     with pytest.raises(KeyboardInterrupt, match=r"saved in .*: the same call continues"):
