@@ -53,6 +53,13 @@ def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf
     return number
 
 
+def check_minima(settings: Any, **minima: int) -> None:
+    """Raise ValueError for the first attribute that is below its minimum."""
+    for name, minimum in minima.items():
+        if getattr(settings, name) < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {getattr(settings, name)}")
+
+
 def check_bounds(low: float, high: float) -> None:
     """Raise ValueError unless both bounds are finite and low < high."""
     if not (math.isfinite(low) and math.isfinite(high)):

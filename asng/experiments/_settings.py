@@ -10,6 +10,7 @@ import torch
 
 from asng import SNG, RandomSearch
 from asng._asktell import Optimizer
+from asng._checks import check_minima
 from asng.optimizer import ASNG
 
 AmpDtype = Literal["off", "bfloat16", "float16"]
@@ -120,9 +121,7 @@ class SearchSettings(JobSettings):
 
 def check_settings(settings: Any, **minima: int) -> None:
     """Raise ValueError for settings below their minima, and for an impossible learning rate."""
-    for name, minimum in minima.items():
-        if getattr(settings, name) < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, got {getattr(settings, name)}")
+    check_minima(settings, **minima)
     if not settings.lr > 0 or not math.isfinite(settings.lr):
         raise ValueError(f"lr must be above 0, got {settings.lr}")
 

@@ -11,12 +11,14 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from asng import __version__
+from asng._checks import check_minima
 from asng._progress import Progress, no_progress
 from asng._ragged import Array
 from asng.baselines import SNGState, adam_init, adam_update, sng_update
@@ -55,16 +57,7 @@ class ToySettings:
     """Processes side by side; the results do not depend on it."""
 
     def __post_init__(self) -> None:
-        for name, minimum in {
-            "variables": 2,
-            "choices": 2,
-            "runs": 1,
-            "iterations": 1,
-            "seed": 0,
-            "workers": 1,
-        }.items():
-            if getattr(self, name) < minimum:
-                raise ValueError(f"{name} must be at least {minimum}, got {getattr(self, name)}")
+        check_minima(self, variables=2, choices=2, runs=1, iterations=1, seed=0, workers=1)
         for name in ("lrs", "powers", "alphas"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values) or not all(map(math.isfinite, values)):
@@ -239,13 +232,11 @@ def _point(setting: Setting, step: float, reached: list[int | None]) -> dict[str
 
 def _spans(line: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[tuple[float, float]]:
     """The step sizes where something holds, as ranges of neighbors on the grid: (largest, smallest)."""
-    spans: list[tuple[float, float]] = []
-    before = False
-    for point in sorted(line, key=lambda point: -point["step"]):
-        now = holds(point)
-        if now:
-            spans = [*spans[:-1], (spans[-1][0], point["step"])] if before else [*spans, (point["step"], point["step"])]
-        before = now
+    spans = []
+    for held, neighbors in groupby(sorted(line, key=lambda point: -point["step"]), holds):
+        steps = [point["step"] for point in neighbors]
+        if held:
+            spans.append((steps[0], steps[-1]))
     return spans
 
 
