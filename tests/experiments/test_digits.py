@@ -100,7 +100,7 @@ def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
 
 
 def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path):
-    pressed = []  # only once: a second Ctrl-C does not wait for the end of the step
+    pressed: list[bool] = []  # only once: a second Ctrl-C does not wait for the end of the step
 
     def interrupt(fraction, text="", *, line=False):
         if not pressed:
