@@ -352,7 +352,7 @@ def test_the_next_command_is_told_the_same_data(plain, faces, tmp_path):
     done = run(*shlex.split(retrain)[1:], *STEPS, "--batch", "1")
     evaluate = f"asng inpainting evaluate '{tmp_path / 'a run' / 'retrain-seed0'}' {flags}"
     assert done.out.splitlines()[-1].endswith(f" parameters. Test it: {evaluate}")
-    assert "on 1 faces" in run(*shlex.split(evaluate)[1:]).out
+    assert "on 3 faces" in run(*shlex.split(evaluate)[1:]).out
 
 
 def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path):
