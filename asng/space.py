@@ -76,20 +76,6 @@ class Variable(ABC):
         """
 
     @abstractmethod
-    def index(self, value: Any) -> int:
-        """Find a value among `values()`.
-
-        Args:
-            value: One of the values.
-
-        Returns:
-            Its position, from 0.
-
-        Raises:
-            ValueError: The variable does not contain the value, or its values cannot be listed.
-        """
-
-    @abstractmethod
     def log_prob(self, parameters: Any, value: Any) -> float:
         """Compute the log-probability of a value.
 
@@ -154,6 +140,29 @@ class Variable(ABC):
             Probabilities of the choices (choices,), or `Normal(mean, std)`.
         """
 
+    def index(self, value: Any) -> int:
+        """Find a value among `values()`.
+
+        Args:
+            value: One of the values.
+
+        Returns:
+            Its position, from 0.
+
+        Raises:
+            ValueError: The variable does not contain the value, or its values cannot be listed.
+        """
+        values = self.values()
+        if values is None:
+            raise ValueError(f"the values of {self} have no positions")
+        if isinstance(values, range):  # may be too long to look through
+            position = values.index(value) if self.contains(value) else None
+        else:
+            position = _find(values, value)
+        if position is None:
+            raise _outside(self, value)
+        return position
+
 
 @dataclass(frozen=True, eq=False)
 class Categorical(Variable):
@@ -200,25 +209,10 @@ class Categorical(Variable):
         return self.choices[int(x)]
 
     def contains(self, value: Any) -> bool:
-        return self._find(value) is not None
+        return _find(self.choices, value) is not None
 
     def values(self) -> Sequence[Any]:
         return self.choices
-
-    def index(self, value: Any) -> int:
-        position = self._find(value)
-        if position is None:
-            raise _outside(self, value)
-        return position
-
-    def _find(self, value: Any) -> int | None:
-        for position, choice in enumerate(self.choices):
-            if value is choice:  # as drawn, and quick
-                return position
-        for position, choice in enumerate(self.choices):
-            if type(value) is type(choice) and _equal(value, choice):
-                return position
-        return None
 
     def log_prob(self, parameters: Any, value: Any) -> float:
         return math.log(parameters[self.index(value)])
@@ -292,9 +286,6 @@ class Integer(Variable):
 
     def values(self) -> Sequence[int]:
         return range(self.low, self.high + 1)
-
-    def index(self, value: Any) -> int:
-        return int(self.to_json(value)) - self.low
 
     def log_prob(self, parameters: Any, value: Any) -> float:
         # Of the normal numbers that are clipped and rounded to the value.
@@ -374,9 +365,6 @@ class Real(Variable):
     def values(self) -> None:
         return None
 
-    def index(self, value: Any) -> int:
-        raise ValueError(f"the values of {self} have no positions")
-
     def log_prob(self, parameters: Any, value: Any) -> float:
         return 0.0
 
@@ -436,9 +424,6 @@ class Custom(Variable):
 
     def values(self) -> None:
         return None
-
-    def index(self, value: Any) -> int:
-        raise ValueError(f"the values of {self} have no positions")
 
     def log_prob(self, parameters: Any, value: Any) -> float:
         return 0.0
@@ -549,6 +534,17 @@ def to_plain(value: Any) -> Any:
         case dict() if all(isinstance(key, str) for key in value):
             return {key: to_plain(item) for key, item in value.items()}
     raise ValueError(f"choices are saved as JSON, which holds names, numbers and lists of them, but not {value!r}")
+
+
+def _find(values: Sequence[Any], value: Any) -> int | None:
+    """The position of a value, which has the same type, too; None where it is not there."""
+    for position, choice in enumerate(values):
+        if value is choice:  # as drawn, and quick
+            return position
+    for position, choice in enumerate(values):
+        if type(value) is type(choice) and _equal(value, choice):
+            return position
+    return None
 
 
 def _write(choice: Any) -> str | None:

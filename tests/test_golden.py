@@ -38,7 +38,9 @@ def test_a_search_that_is_stopped_and_continued_gives_the_same_numbers(tmp_path)
 
 @pytest.mark.parametrize("case", [*QUICK, *SLOW])
 def test_every_bit_is_compared_on_this_machine(case):
-    there, here = json.loads(path_of(case).read_text())["machine"], machine_of(case)
+    fixture, here = json.loads(path_of(case).read_text()), machine_of(case)
+    assert any(fixture["values"].values()), "the file holds nothing to compare"
+    there = fixture["machine"]
     if there != here:
         pytest.skip(f"compared up to rounding: {'; '.join(differences(there, here))}")
 

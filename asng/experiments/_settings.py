@@ -40,7 +40,7 @@ class JobSettings(ABC):
 
     @abstractmethod
     def steps_per_epoch(self, batches: int) -> int:
-        """Steps in an epoch, if a pass over the images has so many mini-batches."""
+        """Steps in an epoch; `batches` is the number of mini-batches in a pass over the images."""
 
     @abstractmethod
     def fraction_done(self, index: int, steps_per_epoch: int) -> float:

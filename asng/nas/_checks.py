@@ -14,6 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from asng._asktell import Optimizer
 from asng._files import differences
 from asng.nas._decision import Decision
+from asng.space import Variable
 
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
@@ -106,6 +107,13 @@ def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
             )
 
 
+def check_decisions(space: dict[str, Variable]) -> dict[str, Variable]:
+    """Return the space of a model; raises ValueError if it is empty."""
+    if not space:
+        raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
+    return space
+
+
 def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError for a model or optimizers that cannot be searched."""
     if not isinstance(arch_optimizer, Optimizer):
@@ -113,8 +121,7 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
             "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
             f"{type(arch_optimizer).__name__}; pass the torch optimizer of the weights as weight_optimizer"
         )
-    if not supernet.space:
-        raise ValueError("the model has no decisions to search; put some in, such as asng.nas.OneOf")
+    check_decisions(supernet.space)
     _check_space(supernet, arch_optimizer)
     _check_parameters(supernet.model, weight_optimizer)
     for module, path in supernet.paths.items():

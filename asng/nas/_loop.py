@@ -1,4 +1,4 @@
-"""The loop of all resumable jobs: searches and trainings, in steps and epochs, with _checkpoints.
+"""The loop of all resumable jobs: searches and trainings, in steps and epochs, with checkpoints.
 
 A checkpoint is saved after every epoch, at Ctrl-C or SIGTERM, and after an error. Resuming is bit-exact: a step depends
 on its index, on the state that its job saves, and on the global RNG states, which the loop saves.

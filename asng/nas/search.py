@@ -18,6 +18,7 @@ from asng._asktell import Optimizer
 from asng._checks import check_int
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
+from asng.nas._checks import check_decisions
 from asng.nas._identity import describe_search
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
@@ -27,7 +28,6 @@ from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import SearchResult, result
 from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
-from asng.space import Categorical
 
 
 def search(
@@ -129,9 +129,7 @@ def search(
         raise ValueError("lr_scheduler belongs to another optimizer; pass the one it was made with as weight_optimizer")
     streams = np.random.SeedSequence(check_int(seed, "seed", min=0)).spawn(2)
     if arch_optimizer is None:
-        space = space_of(model)
-        # Without decisions OneShot complains.
-        arch_optimizer = ASNG(space, seed=streams[0]) if space else ASNG({"none": Categorical([0])})
+        arch_optimizer = ASNG(check_decisions(space_of(model)), seed=streams[0])
     if weight_optimizer is None:
         weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     options: dict[str, Any] = {

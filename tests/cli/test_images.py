@@ -15,10 +15,10 @@ from asng.experiments.inpainting import task as inpainting
 from tests.helpers.commands import (
     MAIN,
     asking,
-    continued_after_ctrl_c,
+    assert_continues_after_ctrl_c,
+    assert_refused_in_use,
     records_of,
     refused,
-    refused_in_use,
     run,
     summary_of,
     unexplained,
@@ -177,13 +177,13 @@ def test_losses_that_are_never_finite_are_one_line_with_a_cure(experiment, tmp_p
 def test_ctrl_c_saves_and_the_same_command_ends_as_if_nothing_had_been(experiment, tmp_path):
     words = [experiment.name, "search", *experiment.size, *experiment.longer, "--no-test"]
     program = (PROGRAM, [json.dumps(asdict(data.RELEASE))]) if experiment.name == "cifar10" else (MAIN, [])
-    continued_after_ctrl_c(tmp_path, words, *program)
+    assert_continues_after_ctrl_c(tmp_path, words, *program)
 
 
 def test_a_folder_in_use_is_refused(experiment, tmp_path):
     random = ["--architecture", "random", "--small", *experiment.steps]
-    refused_in_use(tmp_path, experiment.name, "search", *experiment.size, *experiment.steps)
-    refused_in_use(tmp_path / "more", experiment.name, "retrain", *random)
+    assert_refused_in_use(tmp_path, experiment.name, "search", *experiment.size, *experiment.steps)
+    assert_refused_in_use(tmp_path / "more", experiment.name, "retrain", *random)
 
 
 def test_a_search_that_has_not_finished_cannot_be_retrained(experiment, tmp_path):

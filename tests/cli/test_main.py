@@ -16,7 +16,7 @@ from asng import __version__, cli
 from asng.cli.terminal import progress_bar
 from asng.experiments import toy
 from asng.runs import Run
-from tests.helpers.commands import MAIN, hold_at, interrupted, refused, refused_in_use, run, unexplained
+from tests.helpers.commands import MAIN, assert_refused_in_use, hold_at, interrupted, refused, run, unexplained
 
 pytestmark = pytest.mark.slow
 
@@ -197,7 +197,7 @@ def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
 
 @pytest.mark.parametrize("words", [("toy", *SMALL), ("digits", "search")])
 def test_a_folder_in_use_is_refused(words, tmp_path):
-    refused_in_use(tmp_path, *words)
+    assert_refused_in_use(tmp_path, *words)
 
 
 @pytest.mark.long

@@ -207,6 +207,7 @@ def test_all_moments_that_adam_can_have_may_be_loaded(growth, sign):
         first, second = 0.9 * first + 0.1 * step, 0.999 * second + 0.001 * step * step
         state["state"] |= {"first": [first] * 11, "second": [second] * 11, "updates": float(updates)}
         optimizer.load_state_dict(through_json(state))
+        assert optimizer.state_dict()["state"] == state["state"]
 
 
 @pytest.mark.parametrize("state", [None, [], "state", {}, 3])

@@ -82,7 +82,7 @@ def hold_at(owner: type, name: str, nth: int, sign: Path) -> str:
     return HOLD.format(module=owner.__module__, owner=owner.__name__, name=name, nth=nth, sign=str(sign))
 
 
-def refused_in_use(folder, *arguments) -> None:
+def assert_refused_in_use(folder, *arguments) -> None:
     """Run a command in a folder that is in use: it is refused in one line that says by whom, and changes nothing."""
     with Run(folder, {}) as other:
         before = {path: path.read_bytes() for path in folder.iterdir()}
@@ -113,7 +113,7 @@ def interrupted(program: list[str], ready) -> Done:
     return Done(process.returncode, out, err)
 
 
-def continued_after_ctrl_c(folder, words, program=MAIN, arguments=()):
+def assert_continues_after_ctrl_c(folder, words, program=MAIN, arguments=()):
     """Run a search whole, and in two parts with Ctrl-C in the fifth step: both end the same."""
     whole, parted, sign = folder / "whole", folder / "parted", folder / "fifth step"
     assert run(*words, "--out", whole).code == 0

@@ -45,7 +45,7 @@ def step(search, open_iteration, train, valid):
     return trained.losses, judged.losses
 
 
-def compare(model, n=20, dtype=torch.float, *, same=True, max_grad_norm=None, amp_dtype=None, data=None):
+def assert_same_steps(model, n=20, dtype=torch.float, *, same=True, max_grad_norm=None, amp_dtype=None, data=None):
     """Run the plain path and the open iteration side by side, from the same weights."""
     model, twin = model.to(dtype), copy.deepcopy(model).to(dtype)
     plain, other = (oneshot(m, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype) for m in (model, twin))
@@ -72,32 +72,32 @@ def compare(model, n=20, dtype=torch.float, *, same=True, max_grad_norm=None, am
 @pytest.mark.parametrize("dtype", [torch.float, torch.double])
 @pytest.mark.parametrize("model", [Choosy, lambda: Net(dropout=0, norm=True)], ids=["choosy", "net"])
 def test_an_open_iteration_equals_the_plain_step_bit_for_bit(model, dtype):
-    compare(model(), dtype=dtype)
+    assert_same_steps(model(), dtype=dtype)
 
 
 def test_choices_with_too_many_cases_get_switches_inside(monkeypatch):
     monkeypatch.setattr(trace, "MAX_CASES", 4)
-    compare(Choosy())
+    assert_same_steps(Choosy())
 
 
 def test_mixed_precision_equals_the_plain_step_bit_for_bit():
-    compare(Choosy(), amp_dtype=torch.bfloat16)
+    assert_same_steps(Choosy(), amp_dtype=torch.bfloat16)
 
 
 def test_clipped_steps_equal_the_plain_ones_up_to_rounding():
-    compare(Choosy(), dtype=torch.double, max_grad_norm=0.3, same=False)
+    assert_same_steps(Choosy(), dtype=torch.double, max_grad_norm=0.3, same=False)
 
 
 def test_a_searchable_module_that_reads_its_decision_is_a_switch():
     model = nn.Sequential(Body(), nn.Linear(4, 3))
-    compare(model)
+    assert_same_steps(model)
 
 
 def test_the_cifar10_network_equals_the_plain_step_up_to_rounding():
     data = [
         [(torch.randn(4, 3, 8, 8, dtype=torch.double), torch.randint(10, (4,))) for _ in range(2)] for _ in range(4)
     ]
-    compare(CifarNet(4, 3), dtype=torch.double, same=False, max_grad_norm=5.0, data=data)
+    assert_same_steps(CifarNet(4, 3), dtype=torch.double, same=False, max_grad_norm=5.0, data=data)
 
 
 def cross_entropy_and_metrics(model, batch):
