@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from asng.nas.supernet import Supernet
@@ -19,6 +19,12 @@ Tree = int | tuple[str, "dict[int, Tree]"]  # the number of a case, or a decisio
 
 class Refused(Exception):
     """A model cannot run with its architecture open; says why."""
+
+
+class Unswitchable(Refused):
+    """A module cannot be a switch; a module around it may be, such as one that gives the same shapes in all cases."""
+
+    module: nn.Module | None = None
 
 
 class Layout(NamedTuple):
@@ -114,7 +120,7 @@ def describe(assignment: Assignment, call: Callable[[], Any]) -> Case:
     flat, spec = pytree.tree_flatten(call())
     for leaf in flat:
         if not isinstance(leaf, Tensor):
-            raise Refused(f"a choice gives {type(leaf).__name__}, and only tensors can be switched")
+            raise Unswitchable(f"a choice gives {type(leaf).__name__}, and only tensors can be switched")
     return Case(assignment, [Layout(tuple(t.shape), t.stride(), t.dtype) for t in flat], spec)
 
 
@@ -124,7 +130,7 @@ def common_layouts(label: str, cases: Sequence[Case]) -> list[Layout]:
     for case in cases:
         if case.spec != first.spec or [o.shape for o in case.outputs] != [o.shape for o in first.outputs]:
             shapes = sorted({str([o.shape for o in case.outputs]) for case in cases})
-            raise Refused(f"the results of {label} differ in shape: {', '.join(shapes[:3])}")
+            raise Unswitchable(f"the results of {label} differ in shape: {', '.join(shapes[:3])}")
     common = []
     for position, layout in enumerate(first.outputs):
         dtype = layout.dtype
