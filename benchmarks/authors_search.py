@@ -105,7 +105,7 @@ class Net(nn.Module):
 
 
 class Search:
-    """A step is one iteration: gradients of two samples, one step of SGD, then two samples that move the distribution."""
+    """A step is one iteration: gradients of two samples, a step of SGD, then two samples that move the distribution."""
 
     def __init__(self, model: Net) -> None:
         self.model, self.arch_optimizer = model, ASNG(SPACE, seed=0)
