@@ -14,6 +14,7 @@ from asng.nas.supernet import Supernet
 from asng.space import Variable
 
 Assignment = tuple[tuple[str, int], ...]  # names of decisions and the positions of their values, in reading order
+NumbersFn = Callable[..., list[int]]  # of values, and further arguments
 Tree = int | tuple[str, "dict[int, Tree]"]  # the number of a case, or a decision and what follows from its positions
 
 
@@ -66,31 +67,47 @@ class Site:
 
 
 class Columns:
-    """The integers that tell switches their case, one column for each set of cases."""
+    """The integers that a pass reads: the case of each switch, and what functions make of the values."""
 
     def __init__(self, supernet: Supernet) -> None:
         self._space = supernet.space
-        self._columns: dict[tuple[Assignment, ...], int] = {}
-        self._trees: list[Tree] = []
+        self._starts: dict[Any, int] = {}  # by sets of cases, and by functions
+        self._trees: list[Tree | NumbersFn] = []
+        self._length = 0
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return self._length
 
     def add(self, cases: Sequence[Assignment]) -> int:
+        """The column of a set of cases."""
         key = tuple(cases)
-        if key not in self._columns:
-            self._columns[key] = len(self._columns)
-            self._trees.append(_tree(list(enumerate(key))))
-        return self._columns[key]
+        if key not in self._starts:
+            self._append(key, _tree(list(enumerate(key))), 1)
+        return self._starts[key]
 
     def of_decision(self, name: str) -> int:
         """The column of a decision alone: the position of its value."""
         return self.add([((name, position),) for position in range(len(self._space[name].values() or ()))])
 
+    def of_function(self, function: NumbersFn, args: tuple[Any, ...], length: int) -> int:
+        """The first column of the integers that a function makes of the values and further arguments."""
+        key = function, args
+        if key not in self._starts:
+            self._append(key, lambda values: function(values, *args), length)
+        return self._starts[key]
+
+    def _append(self, key: Any, source: Tree | NumbersFn, length: int) -> None:
+        self._starts[key] = self._length
+        self._trees.append(source)
+        self._length += length
+
     def encode(self, values: Mapping[str, Any]) -> list[int]:
         """The row of an architecture."""
         positions = {name: _position(variable, values[name]) for name, variable in self._space.items()}
-        return [_find_case(tree, positions) for tree in self._trees]
+        row: list[int] = []
+        for tree in self._trees:
+            row += tree(values) if callable(tree) else [_find_case(tree, positions)]
+        return row
 
 
 def _position(variable: Variable, value: Any) -> int:

@@ -18,7 +18,18 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
-from asng.nas._cases import Assignment, Case, Columns, Mode, Refused, Site, Unswitchable, common_layouts, describe
+from asng.nas._cases import (
+    Assignment,
+    Case,
+    Columns,
+    Mode,
+    NumbersFn,
+    Refused,
+    Site,
+    Unswitchable,
+    common_layouts,
+    describe,
+)
 from asng.nas._decision import Decision, Searchable
 from asng.nas.decisions import Value, Width
 from asng.nas.supernet import Supernet
@@ -60,6 +71,22 @@ def switch_on(label: str, function: Callable[..., Any], *inputs: Any, **named: A
     have the same shapes.
     """
     return function(*inputs, **named) if _current is None else _current.switch_on(label, function, inputs, named)
+
+
+def read_numbers(function: NumbersFn, *args: Any, length: int) -> Tensor:
+    """The int32 numbers that a function makes of the values, on the device, where the architecture is open."""
+    assert _current is not None, "numbers of values that are open"
+    start = _current.columns.of_function(function, args, length)
+    return _current.row.new_zeros(length) if _current.discovers else _current.row[start : start + length]
+
+
+def address_weights(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The addresses of weights and of their gradients, int64 (n, 2), for kernels that add to the gradients.
+
+    Beside it stands a scalar that ties such a kernel to the autograd graph.
+    """
+    assert _current is not None, "weights of a pass"
+    return _current.addresses_of(parameters), _current.anchor(_current.row.device)
 
 
 class _Open:
@@ -267,6 +294,9 @@ class Trace:
             gradient = torch.zeros_like(tensor)
             sources[id(tensor)] = tensor, Source.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
         return sources[id(tensor)][1:]
+
+    def addresses_of(self, parameters: Sequence[Tensor]) -> Tensor:
+        return self._weights.addresses_of(parameters, self.row.device)
 
     def anchor(self, device: torch.device) -> Tensor:
         if self.scope.anchor is None:

@@ -188,6 +188,7 @@ class WeightUpdate:
         is_sgd = isinstance(optimizer, torch.optim.SGD)
         self._rules = [SGDRule(flat) if is_sgd else TorchRule(flat, type(optimizer)) for flat in self.groups]
         self._settings = self._current_settings()
+        self._weights = [self._weights_of(number) for number in range(n)]
 
     def _current_settings(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in flat.group.items() if k not in CHANGING} for flat in self.groups]
@@ -207,8 +208,13 @@ class WeightUpdate:
     def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
         for flat in self.groups:
             flat.keep_low(dtype, ids)
+        self._weights = [self._weights_of(number) for number in range(len(self._weights))]
 
     def weights(self, number: int) -> Weights:
+        """The weights of a pass."""
+        return self._weights[number]
+
+    def _weights_of(self, number: int) -> Weights:
         gradients: dict[int, Tensor] = {}
         leaves: dict[int, Tensor] = {}
         for part in (flat.weights(number) for flat in self.groups):
