@@ -1,5 +1,6 @@
 """Average and max pooling, one kernel each way."""
 
+import math
 from typing import Any
 
 import torch
@@ -79,10 +80,10 @@ def _output_shape(x: Tensor, size: int, stride: int, padding: int) -> tuple[int,
 
 def _launch(kernel: Any, tensors: tuple[Tensor, ...], output: Tensor, sizes: tuple[int, ...], **options: bool) -> None:
     """One program for each block of the output; every thread takes 16 bytes of it."""
-    block = THREADS * 16 // output.element_size()
-    total = output.numel()
+    elements, total = 16 // output.element_size(), output.numel()
+    block, align = THREADS * elements, math.gcd(sizes[0], elements)
     with device_of(output):
-        kernel[(-(-total // block),)](*tensors, total, *sizes, block, num_warps=THREADS // 32, **options)
+        kernel[(-(-total // block),)](*tensors, total, 0, *sizes, block, align, num_warps=THREADS // 32, **options)
 
 
 class _AvgPool(torch.autograd.Function):

@@ -1,7 +1,9 @@
 """Triton kernels of pooling over square windows, channels last.
 
 A program takes a block of elements in the order of memory; sizes are constants, so that the compiler divides by
-multiplying and loads 16 bytes at once where the number of channels allows it.
+multiplying and loads 16 bytes at once where the number of channels allows it. Results are stored in the same portions:
+the `zero`, which the compiler does not know, hides that more could be stored at once. Otherwise it would give each
+thread 16 bytes in a row, and threads side by side would load from places far apart.
 """
 
 import triton
@@ -16,11 +18,12 @@ def _split(index, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
     return row // H, row % H, pixel % W, index % C
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["zero"])
 def avg_pool_forward(
     x,
     y,
     total,
+    zero,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -30,6 +33,7 @@ def avg_pool_forward(
     STRIDE: tl.constexpr,
     PADDING: tl.constexpr,
     BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     n, oh, ow, c = _split(index, C, OH, OW)
@@ -41,14 +45,15 @@ def avg_pool_forward(
             h, w = top + ky, left + kx
             inside = (index < total) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
             sums += tl.load(source + (ky * W + kx) * C, inside, other=0.0).to(tl.float32)
-    tl.store(y + index, (sums / (K * K)).to(y.dtype.element_ty), index < total)
+    tl.store(y + zero * ALIGN + index, (sums / (K * K)).to(y.dtype.element_ty), index < total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["zero"])
 def avg_pool_backward(
     dy,
     dx,
     total,
+    zero,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -58,6 +63,7 @@ def avg_pool_backward(
     STRIDE: tl.constexpr,
     PADDING: tl.constexpr,
     BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):
     """Each element of the input gathers the gradients of the windows that hold it."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -69,15 +75,16 @@ def avg_pool_backward(
             ky, kx = h + PADDING - oh * STRIDE, w + PADDING - ow * STRIDE  # where in the window
             inside = (index < total) & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW) & (ky < K) & (kx < K)
             sums += tl.load(dy + ((n * OH + oh) * OW + ow) * C + c, inside, other=0.0).to(tl.float32)
-    tl.store(dx + index, (sums / (K * K)).to(dx.dtype.element_ty), index < total)
+    tl.store(dx + zero * ALIGN + index, (sums / (K * K)).to(dx.dtype.element_ty), index < total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["zero"])
 def max_pool_forward(
     x,
     y,
     taps,
     total,
+    zero,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -87,6 +94,7 @@ def max_pool_forward(
     STRIDE: tl.constexpr,
     PADDING: tl.constexpr,
     BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
     SAVE: tl.constexpr,
 ):
     """As torch: the first of equal maxima, in the order of rows; the last NaN, if there is one."""
@@ -104,17 +112,18 @@ def max_pool_forward(
             wins = (value > best) | (value != value)
             best = tl.where(wins, value, best)
             tap = tl.where(wins, ky * K + kx, tap)
-    tl.store(y + index, best.to(y.dtype.element_ty), index < total)
+    tl.store(y + zero * ALIGN + index, best.to(y.dtype.element_ty), index < total)
     if SAVE:
-        tl.store(taps + index, tap.to(tl.uint8), index < total)
+        tl.store(taps + zero * ALIGN + index, tap.to(tl.uint8), index < total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["zero"])
 def max_pool_backward(
     dy,
     taps,
     dx,
     total,
+    zero,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -124,6 +133,7 @@ def max_pool_backward(
     STRIDE: tl.constexpr,
     PADDING: tl.constexpr,
     BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
 ):
     """Each element of the input gathers the gradients of the windows that it won."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -138,4 +148,4 @@ def max_pool_backward(
             gradient = tl.load(dy + source, inside, other=0.0).to(tl.float32)
             won = tl.load(taps + source, inside, other=255).to(tl.int32) == ky * K + kx
             sums += tl.where(won, gradient, 0.0)
-    tl.store(dx + index, sums.to(dx.dtype.element_ty), index < total)
+    tl.store(dx + zero * ALIGN + index, sums.to(dx.dtype.element_ty), index < total)
