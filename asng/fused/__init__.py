@@ -8,5 +8,6 @@ which a GPU's programs finish.
 
 from asng.fused._norm import BatchNorm2d
 from asng.fused._pool import AvgPool2d, MaxPool2d
+from asng.fused._separable import SeparableConv2d
 
-__all__ = ["AvgPool2d", "BatchNorm2d", "MaxPool2d"]
+__all__ = ["AvgPool2d", "BatchNorm2d", "MaxPool2d", "SeparableConv2d"]

@@ -102,7 +102,7 @@ class _BatchNorm(torch.autograd.Function):
             kernels.batch_norm_moments[grid](x, partial, *rows[:2], channels, *blocks[:3])
             kernels.batch_norm_forward[grid](
                 *(x, add, partial, weight, bias, running_mean, running_var, saved, y),
-                *(*rows, eps, momentum, channels, *blocks),
+                *(*rows, eps, momentum, split.chunk, channels, *blocks),
                 AFFINE=weight is not None,
                 TRACK=running_mean is not None,
                 ADD=add is not None,

@@ -30,6 +30,43 @@ def combine_moments(partial, rows, chunk, chunks, c, C: tl.constexpr, CHUNKS: tl
 
 
 @triton.jit
+def finish_moments(
+    mean,
+    var,
+    weight,
+    bias,
+    running_mean,
+    running_var,
+    saved,
+    rows,
+    eps,
+    momentum,
+    c,
+    C: tl.constexpr,
+    AFFINE: tl.constexpr,
+    TRACK: tl.constexpr,
+    first,
+):
+    """Scale and shift of centered values; the first program also saves the moments and updates the running ones."""
+    rstd = 1 / tl.sqrt(var + eps)
+    if first:
+        tl.store(saved + c, mean, c < C)
+        tl.store(saved + C + c, rstd, c < C)
+        if TRACK:
+            old_mean = tl.load(running_mean + c, c < C, other=0.0).to(tl.float32)
+            old_var = tl.load(running_var + c, c < C, other=0.0).to(tl.float32)
+            unbiased = var * (rows.to(tl.float32) / (rows - 1))
+            tl.store(running_mean + c, old_mean + momentum * (mean - old_mean), c < C)
+            tl.store(running_var + c, old_var + momentum * (unbiased - old_var), c < C)
+    scale = rstd
+    shift = tl.zeros_like(mean)
+    if AFFINE:
+        scale = rstd * tl.load(weight + c, c < C, other=0.0).to(tl.float32)
+        shift = tl.load(bias + c, c < C, other=0.0).to(tl.float32)
+    return scale, shift
+
+
+@triton.jit
 def combine_sums(partial, chunks, c, C: tl.constexpr, CHUNKS: tl.constexpr):
     """Two sums of channels c from those of the chunks."""
     index = tl.arange(0, CHUNKS)
@@ -82,6 +119,7 @@ def batch_norm_forward(
     chunks,
     eps,
     momentum,
+    span,
     C: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
@@ -92,26 +130,15 @@ def batch_norm_forward(
     ADD: tl.constexpr,
     RELU: tl.constexpr,
 ):
-    """Normalize, scale, shift, add, rectify; the programs of the first chunk also update the running statistics."""
+    """Normalize, scale, shift, add, rectify `span` rows; the first programs also update the running statistics."""
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     mean, var = combine_moments(partial, rows, chunk, chunks, c, C, CHUNKS)
-    rstd = 1 / tl.sqrt(var + eps)
-    if tl.program_id(0) == 0:
-        tl.store(saved + c, mean, c < C)
-        tl.store(saved + C + c, rstd, c < C)
-        if TRACK:
-            old_mean = tl.load(running_mean + c, c < C, other=0.0).to(tl.float32)
-            old_var = tl.load(running_var + c, c < C, other=0.0).to(tl.float32)
-            unbiased = var * (rows.to(tl.float32) / (rows - 1))
-            tl.store(running_mean + c, old_mean + momentum * (mean - old_mean), c < C)
-            tl.store(running_var + c, old_var + momentum * (unbiased - old_var), c < C)
-    scale = rstd
-    shift = tl.zeros([CHANNELS], tl.float32)
-    if AFFINE:
-        scale = rstd * tl.load(weight + c, c < C, other=0.0).to(tl.float32)
-        shift = tl.load(bias + c, c < C, other=0.0).to(tl.float32)
-    start = tl.program_id(0) * chunk
-    stop = tl.minimum(start + chunk, rows)
+    first = tl.program_id(0) == 0
+    scale, shift = finish_moments(
+        mean, var, weight, bias, running_mean, running_var, saved, rows, eps, momentum, c, C, AFFINE, TRACK, first
+    )
+    start = tl.program_id(0) * span
+    stop = tl.minimum(start + span, rows)
     for tile in range(TILES):
         offsets, mask = _tile(start + tile * ROWS, stop, c, C, ROWS)
         value = tl.load(x + offsets, mask, other=0.0).to(tl.float32)
