@@ -1,0 +1,319 @@
+"""Separable convolutions: three kernels forward, six backward."""
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from asng.fused._dispatch import DTYPES, device_of, empty_channels_last, is_supported, to_channels_last
+from asng.fused._norm import Split, power_of_two
+
+MAX_CHANNELS = 256
+MAX_MOMENTS = 8192  # channels times chunks that every program adds up; more are merged by a kernel before
+ELEMENTS = 16  # of a thread
+MIN_PROGRAMS = 128
+WEIGHT_PROGRAMS = 132  # that sum up gradients of 1x1 convolutions: each writes a matrix
+
+
+class SeparableConv2d(nn.Sequential):
+    """Twice ReLU, depthwise convolution, 1x1 convolution and batch norm: a `torch.nn.Sequential` of these layers.
+
+    In training mode three kernels run forward and six backward (with many channels: up to nine). The layers hold the
+    parameters and the state, as ever; their hooks are not called.
+
+    Args:
+        layers: `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`, and again. Kernels are
+            used for odd kernel sizes with as much padding as keeps the size, no bias, and up to 256 channels; other
+            layers run one after another, as in a `torch.nn.Sequential`.
+
+    >>> half = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
+    >>> again = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
+    >>> layer = SeparableConv2d(*half, nn.BatchNorm2d(4), *again, nn.BatchNorm2d(4))
+    >>> layer(torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)).shape
+    torch.Size([2, 4, 8, 8])
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        layers: Any = list(self)
+        dtype = _compute_dtype(x)
+        if not (_is_separable(layers) and _fits(x, layers, dtype)):
+            return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+        halves, tensors = [], []
+        for _, depthwise, pointwise, norm in (layers[:4], layers[4:]):
+            if norm.num_batches_tracked is not None and norm.track_running_stats:
+                norm.num_batches_tracked.add_(1)
+            tensors += [depthwise.weight, pointwise.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var]
+            halves.append(Half(depthwise.kernel_size[0], depthwise.stride[0], norm.momentum, norm.eps))
+        save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *tensors))
+        return _Separable.apply(x, *tensors, halves, dtype, save)  # type: ignore[no-any-return, no-untyped-call]
+
+
+class Half(NamedTuple):
+    """The settings of a half."""
+
+    kernel: int
+    stride: int
+    momentum: float
+    eps: float
+
+
+def _compute_dtype(x: Tensor) -> torch.dtype:
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+
+
+def _is_separable(layers: Any) -> bool:
+    if [type(layer) for layer in layers] != 2 * [nn.ReLU, nn.Conv2d, nn.Conv2d, layers[3].__class__]:
+        return False
+    channels = layers[1].in_channels
+    return all(
+        _is_depthwise(depthwise, channels)
+        and (pointwise.in_channels, pointwise.out_channels, pointwise.groups) == (channels, channels, 1)
+        and (pointwise.kernel_size, pointwise.stride, pointwise.padding) == ((1, 1), (1, 1), (0, 0))
+        and pointwise.bias is None
+        and isinstance(norm, nn.BatchNorm2d)
+        and norm.num_features == channels
+        and (norm.training or norm.running_mean is None)
+        and (norm.momentum is not None or norm.running_mean is None)
+        for _, depthwise, pointwise, norm in (layers[:4], layers[4:])
+    )
+
+
+def _is_depthwise(layer: nn.Conv2d, channels: int) -> bool:
+    size, stride = layer.kernel_size[0], layer.stride[0]
+    return (
+        layer.in_channels == layer.out_channels == layer.groups == channels
+        and layer.kernel_size == (size, size)
+        and size % 2 == 1
+        and layer.stride == (stride, stride)
+        and layer.padding == (size // 2, size // 2)
+        and layer.dilation == (1, 1)
+        and layer.padding_mode == "zeros"
+        and layer.bias is None
+    )
+
+
+def _fits(x: Tensor, layers: Any, dtype: torch.dtype) -> bool:
+    weights = [layers[index].weight for index in (1, 2, 5, 6)]
+    channels = layers[1].in_channels
+    return (
+        is_supported(x)
+        and x.shape[1] == channels <= MAX_CHANNELS
+        and dtype in DTYPES
+        and (torch.is_autocast_enabled(x.device.type) or all(weight.dtype == dtype for weight in weights))
+        and all(weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
+        and x.shape[0] * (x.shape[2] // layers[1].stride[0]) * (x.shape[3] // layers[1].stride[0]) > 1
+    )
+
+
+class Moments(NamedTuple):
+    """Two numbers for each channel and chunk of rows: (chunks, 2, channels)."""
+
+    partial: Tensor
+    rows: int
+    chunk: int
+
+    @property
+    def arguments(self) -> tuple[int, int, int]:
+        return self.rows, self.chunk, len(self.partial)
+
+    def merge(self, kernels: Any, *, moments: bool) -> "Moments":
+        """The same in a single chunk, where all programs of the next kernel would have much to add up."""
+        chunks, _, channels = self.partial.shape
+        if chunks * channels <= MAX_MOMENTS:
+            return self
+        merged = torch.empty_like(self.partial[:1])
+        sizes, warps = (channels, 8, power_of_two(chunks)), max(4, min(power_of_two(chunks) // 64, 16))
+        if moments:
+            kernels.merge_moments[(-(-channels // 8),)](self.partial, merged, *self.arguments, *sizes, num_warps=warps)
+        else:
+            kernels.merge_sums[(-(-channels // 8),)](self.partial, merged, chunks, *sizes, num_warps=warps)
+        return Moments(merged, self.rows, self.rows)
+
+
+def _tile(pixels: int, channels: int, max_elements: int = 4096) -> tuple[int, int]:
+    """Pixels of a program that has all channels, a power of two from 16 on, and its warps."""
+    block = power_of_two(max(pixels // MIN_PROGRAMS, 16) + 1) // 2
+    block = max(16, min(block, max_elements // channels))
+    return block, max(1, min(block * channels // (32 * ELEMENTS), 16))
+
+
+def _precision() -> str:
+    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+
+
+class _Separable(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
+        from asng.fused import _norm_kernels, _separable_kernels
+
+        *tensors, halves, dtype, save = arguments
+        saved_tensors: list[Tensor | None] = [x]
+        source, moments, before = x, None, None
+        with device_of(x):
+            for half, weights in zip(halves, (tensors[:6], tensors[6:]), strict=True):
+                d, z, saved, partial = _forward_half(
+                    _separable_kernels, source, half, weights, dtype, save, moments, before
+                )
+                moments = partial.merge(_separable_kernels, moments=True)
+                saved_tensors += [d, z, saved, *weights[:4]]
+                source, before = z, (weights, half, saved)
+            y = torch.empty_like(source)
+            weights, half, saved = before  # type: ignore[misc]
+            split = Split.of(y)
+            _norm_kernels.batch_norm_forward[split.chunks, split.groups](
+                *(source, None, moments.partial, *weights[2:], saved, y, *moments.arguments),  # type: ignore[union-attr]
+                *(half.eps, half.momentum, split.chunk, x.shape[1], *split[4:7], power_of_two(len(moments.partial))),  # type: ignore[union-attr]
+                AFFINE=weights[2] is not None,
+                TRACK=weights[4] is not None,
+                ADD=False,
+                RELU=False,
+            )
+        running = [t for t in (*tensors[4:6], *tensors[10:12]) if t is not None]
+        if running:
+            torch.autograd.graph.increment_version(running)
+        if save:
+            ctx.save_for_backward(*saved_tensors)
+        ctx.halves = halves
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from asng.fused import _norm_kernels
+        from asng.fused import _separable_kernels as kernels
+
+        x, d1, z1, saved1, dw1, pw1, weight1, bias1, d2, z2, saved2, dw2, pw2, weight2, _ = ctx.saved_tensors
+        channels = x.shape[1]
+        dy = to_channels_last(gradient).to(z2.dtype)
+        with device_of(x):
+            split = Split.of(z2)
+            sums = Moments(torch.empty(split.chunks, 2, channels, device=x.device), split.rows, split.chunk)
+            _norm_kernels.batch_norm_gradient_sums[split.chunks, split.groups](
+                *(dy, z2, None, saved2, sums.partial, split.rows, split.chunk, channels, *split[4:7]), RELU=False
+            )
+            sums = sums.merge(kernels, moments=False)
+            dd2, dweight2, dbias2, partial_pw2 = _backward_pointwise(kernels, dy, z2, saved2, sums, weight2, d2, pw2)
+            du, partial_dw2, sums = _backward_depthwise(
+                kernels, dd2, z1, saved1, weight1, bias1, dw2, ctx.halves[1], True
+            )
+            sums = sums.merge(kernels, moments=False)
+            dd1, dweight1, dbias1, partial_pw1 = _backward_pointwise(kernels, du, z1, saved1, sums, weight1, d1, pw1)
+            dx, partial_dw1, _ = _backward_depthwise(kernels, dd1, x, saved1, None, None, dw1, ctx.halves[0], False)
+            results = [torch.empty_like(weight) for weight in (dw1, pw1, dw2, pw2)]
+            _reduce(kernels, [partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)
+        first = (results[0], results[1], dweight1, dbias1, None, None)
+        second = (results[2], results[3], dweight2, dbias2, None, None)
+        return dx, *first, *second, None, None, None
+
+
+def _forward_half(
+    kernels: Any,
+    x: Tensor,
+    half: Half,
+    weights: list[Any],
+    dtype: torch.dtype,
+    save: bool,
+    moments: Moments | None,
+    before: Any,
+) -> tuple[Tensor | None, Tensor, Tensor, Moments]:
+    """ReLU and both convolutions, after the batch norm of the half before if there is one."""
+    n, channels, height, width = x.shape
+    out_height, out_width = (-(-size // half.stride) for size in (height, width))
+    shape = (n, channels, out_height, out_width)
+    z = empty_channels_last(shape, x) if x.dtype == dtype else empty_channels_last(shape, x.new_empty(0, dtype=dtype))
+    d = torch.empty_like(z) if save else None
+    pixels, block_channels = z.numel() // channels, max(power_of_two(channels), 16)
+    block, warps = _tile(pixels, block_channels)
+    programs = -(-pixels // block)
+    partial = torch.empty(programs, 2, channels, device=x.device)
+    norm: list[Any] = [None] * 6
+    numbers: tuple[Any, ...] = (2, 2, 2, 0.0, 0.0)
+    chunks = 1
+    if moments is not None:
+        norm_weights, norm_half, saved = before
+        norm = [moments.partial, *norm_weights[2:], saved]
+        numbers = (*moments.arguments, norm_half.eps, norm_half.momentum)
+        chunks = power_of_two(len(moments.partial))
+    kernels.separable_forward[(programs,)](
+        *(x, *norm, weights[0], weights[1], d, z, partial, *numbers, pixels),
+        *(channels, height, width, out_height, out_width, half.kernel, half.stride),
+        *(block, block_channels, min(block_channels, 64), chunks),
+        NORM=moments is not None,
+        AFFINE=norm[1] is not None,
+        TRACK=norm[3] is not None,
+        SAVE=save,
+        PRECISION=_precision(),
+        num_warps=warps,
+    )
+    return d, z, torch.empty(2, channels, device=x.device), Moments(partial, pixels, block)
+
+
+def _backward_pointwise(
+    kernels: Any,
+    dy: Tensor,
+    z: Tensor,
+    saved: Tensor,
+    sums: Moments,
+    weight: Tensor | None,
+    d: Tensor,
+    pointwise: Tensor,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    channels = z.shape[1]
+    pixels, block_channels = z.numel() // channels, max(power_of_two(channels), 16)
+    block, warps = _tile(pixels, block_channels)
+    inputs = min(block_channels, 64)
+    groups = -(-channels // inputs)
+    tiles = -(-pixels // (block * -(-WEIGHT_PROGRAMS // groups)))
+    programs = -(-pixels // (block * tiles))
+    partial = torch.empty(programs, channels * channels, device=z.device)
+    dd = torch.empty_like(z)
+    dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
+    kernels.pointwise_backward[programs, groups](
+        *(dy, z, saved, sums.partial, weight, d, pointwise, dd, dweight, dbias, partial, len(sums.partial), pixels),
+        *(channels, tiles, block, block_channels, inputs, power_of_two(len(sums.partial))),
+        AFFINE=weight is not None,
+        PRECISION=_precision(),
+        num_warps=max(warps, 4),
+    )
+    return dd, dweight, dbias, partial
+
+
+def _backward_depthwise(
+    kernels: Any,
+    dd: Tensor,
+    x: Tensor,
+    saved: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    depthwise: Tensor,
+    half: Half,
+    norm: bool,
+) -> tuple[Tensor, Tensor, Moments]:
+    """The gradient of the input, of the weights for each program, and sums for the batch norm before."""
+    n, channels, height, width = x.shape
+    out_height, out_width = dd.shape[2:]
+    positions = n * out_height * out_width  # those of the input that one of the output stands for
+    block_channels = min(power_of_two(channels), 32)
+    block, warps = _tile(positions, block_channels)
+    programs, groups = -(-positions // block), -(-channels // block_channels)
+    partial = torch.empty(programs, channels * half.kernel**2, device=x.device)
+    sums = torch.empty(programs if norm else 1, 2, channels, device=x.device)
+    dx = torch.empty_like(x)
+    kernels.depthwise_backward[programs, groups](
+        *(dd, x, saved, weight, bias, depthwise, dx, partial, sums, positions),
+        *(channels, height, width, out_height, out_width, half.kernel, half.stride, block, block_channels),
+        NORM=norm,
+        AFFINE=weight is not None,
+        num_warps=warps,
+    )
+    return dx, partial, Moments(sums, n * height * width, block)
+
+
+def _reduce(kernels: Any, partials: list[Tensor], results: list[Tensor]) -> None:
+    """The sums of the rows of each, in one launch."""
+    rows, columns = 64, 32
+    tiles = [-(-max(len(partials[i]), len(partials[i + 2])) // rows) for i in (0, 1)]
+    lengths = [partial.shape[1] for partial in partials]
+    triples = [item for p, r in zip(partials, results, strict=True) for item in (p, r, len(p))]
+    kernels.reduce_rows[-(-max(lengths) // columns), 4](*triples, lengths[0], lengths[1], *tiles, rows, columns)
