@@ -229,11 +229,11 @@ def depthwise_backward(
             passes = mask & (before > 0)
             rectified = tl.where(passes, before, 0.0)
             gradient = tl.zeros([PIXELS, CHANNELS], tl.float32)
-            FIRST_Y: tl.constexpr = (py + K // 2) % STRIDE
-            FIRST_X: tl.constexpr = (px + K // 2) % STRIDE
-            for a in range((K - FIRST_Y + STRIDE - 1) // STRIDE):
-                for b in tl.static_range((K - FIRST_X + STRIDE - 1) // STRIDE):
-                    tap = (FIRST_Y + a * STRIDE) * K + FIRST_X + b * STRIDE
+            # Taps ky and kx with (py + K // 2 - ky) and (px + K // 2 - kx) divisible by the stride.
+            for a in range((K - (py + K // 2) % STRIDE + STRIDE - 1) // STRIDE):
+                for b in tl.static_range((K - (px + K // 2) % STRIDE + STRIDE - 1) // STRIDE):
+                    ky, kx = (py + K // 2) % STRIDE + a * STRIDE, (px + K // 2) % STRIDE + b * STRIDE
+                    tap = ky * K + kx
                     oh, ow = i + (py + K // 2) // STRIDE - a, j + (px + K // 2) // STRIDE - b
                     inside = here & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW)
                     source = dd + ((n * OH + oh) * OW + ow)[:, None] * C + c[None, :]
