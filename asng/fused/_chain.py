@@ -17,7 +17,9 @@ from torch.autograd.function import once_differentiable
 
 FIELDS = 16  # of a row of the geometry
 LAST_KERNEL = 3
-PIXELS, CHANNELS = 128, 64  # of the block that a program computes
+PIXELS, CHANNELS = 128, 64  # of the block of outputs that a program computes
+SUMS = 64  # rows and columns of the block of a weight's gradient that a program computes
+WARPS, SUM_WARPS, STAGES = 4, 4, 3
 PARTS = 8  # of a sum over pixels
 NUMBERS = 1024  # of the block of a gradient that a program adds up
 
@@ -97,7 +99,7 @@ class Chain:
         """
         device = images.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else images.dtype
-        return _Run.apply(anchor, images.to(dtype), geometry, weights, self)  # type: ignore[no-untyped-call]
+        return _Run.apply(anchor, images.to(dtype), geometry, weights, self)  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Run(torch.autograd.Function):
@@ -107,7 +109,7 @@ class _Run(torch.autograd.Function):
     def forward(ctx: Any, anchor: Tensor, images: Tensor, geometry: Tensor, weights: Tensor, chain: Chain) -> Tensor:
         launch = _Launch(chain, images, geometry, weights)
         slots = launch.empty_slots()
-        launch.view(slots, 0).copy_(images)
+        launch.write(slots, 0, images)
         for row in range(chain.depth):
             launch.to_small(row, slots, relu=True)
         for row in reversed(range(chain.depth, chain.rows - 1)):
@@ -115,15 +117,15 @@ class _Run(torch.autograd.Function):
         launch.to_large(chain.rows - 1, slots, relu=False)
         ctx.launch = launch
         ctx.save_for_backward(slots)
-        return launch.view(slots, chain.rows).clone()
+        return launch.read(slots, chain.rows)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[None, ...]:
         (slots,), launch = ctx.saved_tensors, ctx.launch
         chain = launch.chain
         changes = launch.empty_slots()
-        launch.view(changes, chain.rows).copy_(gradients[0])
+        launch.write(changes, chain.rows, gradients[0])
         for row in (chain.rows - 1, *range(chain.depth, chain.rows - 1)):
             launch.to_small(row, changes, activation=slots)
             launch.add_gradient(row, small=slots, large=changes)
@@ -139,21 +141,35 @@ class _Launch:
     def __init__(self, chain: Chain, images: Tensor, geometry: Tensor, weights: Tensor) -> None:
         self.chain, self._weights, self._shape = chain, weights, images.shape
         self._geometry = geometry.view(chain.rows, FIELDS)
-        n, _, height, width = images.shape
-        self._images, self._slot_size = n, n * height * width * chain.in_channels
-        self._like, self._pixels = images, n * height * width
         is_float = images.dtype is torch.float32
         exact = is_float and images.is_cuda and not torch.backends.cudnn.allow_tf32
         self._precision = "ieee" if exact else "tf32"
         self._block = 32 if is_float else 64  # channels, or pixels, that are summed over at once
+        n, _, height, width = images.shape
+        self._images, self._slot_size = n, n * height * width * self._pad(max(chain.in_channels, chain.out_channels))
+        self._like, self._pixels = images, n * height * width
+        self._is_aligned = chain.in_channels % 16 == chain.out_channels % 16 == 0
 
     def empty_slots(self) -> Tensor:
         return self._like.new_empty(self.chain.rows + 1, self._slot_size)
 
-    def view(self, slots: Tensor, slot: int) -> Tensor:
-        """A slot as images (n, c, h, w)."""
+    def _pad(self, channels: int) -> int:
+        """The channels of a pixel in memory."""
+        return -(-channels // self._block) * self._block
+
+    def _view(self, slots: Tensor, slot: int) -> Tensor:
+        """A slot as images (n, c, h, w), with their channels of zeros."""
         n, channels, height, width = self._shape
-        return slots[slot, : n * channels * height * width].view(n, height, width, channels).permute(0, 3, 1, 2)
+        padded = self._pad(channels)
+        return slots[slot, : n * padded * height * width].view(n, height, width, padded).permute(0, 3, 1, 2)
+
+    def write(self, slots: Tensor, slot: int, images: Tensor) -> None:
+        view = self._view(slots, slot)
+        view.zero_()
+        view[:, : images.shape[1]].copy_(images)
+
+    def read(self, slots: Tensor, slot: int) -> Tensor:
+        return self._view(slots, slot)[:, : self._shape[1]].contiguous(memory_format=torch.channels_last)
 
     def to_small(self, row: int, slots: Tensor, activation: Tensor | None = None, *, relu: bool = False) -> None:
         grid = (-(-self._pixels // PIXELS), -(-self.chain.in_channels // CHANNELS))
@@ -171,7 +187,8 @@ class _Launch:
         kernel[grid](
             self._geometry[row], self._weights, slots, slots, slots, slots if activation is None else activation,
             self._images, self._slot_size, BACKWARD=activation is not None, RELU=relu, PRECISION=self._precision,
-            PIXELS=PIXELS, OUTPUTS=CHANNELS, INPUTS=self._block, num_warps=4, num_stages=3,
+            ALIGNED=self._is_aligned and row < self.chain.rows - 1, PIXELS=PIXELS, OUTPUTS=CHANNELS,
+            INPUTS=self._block, num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
 
     def add_gradient(self, row: int, small: Tensor, large: Tensor) -> None:
@@ -180,13 +197,22 @@ class _Launch:
         columns = max(chain.in_channels, chain.out_channels)
         size = chain.in_channels * chain.kernel**2 * columns
         partial = small.new_empty(PARTS, size, dtype=torch.float32)
-        blocks = -(-chain.in_channels // CHANNELS) * -(-columns // CHANNELS)
+        blocks = -(-chain.in_channels // SUMS) * -(-columns // SUMS)
         kernels().sum_products[(blocks, chain.kernel**2, PARTS)](
             geometry, small, large, partial, self._images, self._slot_size, size, PARTS=PARTS,
-            PRECISION=self._precision, ROWS=CHANNELS, COLUMNS=CHANNELS, PIXELS=self._block, num_warps=4, num_stages=3,
+            PRECISION=self._precision, ROWS=SUMS, COLUMNS=SUMS, PIXELS=self._block, BLOCK=self._block,
+            num_warps=SUM_WARPS, num_stages=STAGES,
         )  # fmt: skip
         kernels().add_parts[(-(-size // NUMBERS),)](
-            geometry, self._weights, partial, self._images, size, PARTS=PARTS, PIXELS=self._block, NUMBERS=NUMBERS
+            geometry,
+            self._weights,
+            partial,
+            small,
+            self._images,
+            size,
+            PARTS=PARTS,
+            PIXELS=self._block,
+            NUMBERS=NUMBERS,
         )
 
 

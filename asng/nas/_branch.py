@@ -33,7 +33,9 @@ class Weights:
         """The addresses of parameters and of their gradients on the device, sent once: a graph cannot."""
         key = tuple(map(id, parameters))
         if key not in self._addresses:
-            rows = [[parameter.data_ptr(), self.gradients[id(parameter)].data_ptr()] for parameter in parameters]
+            values = [self.leaves.get(id(parameter), parameter) for parameter in parameters]
+            gradients = [self.gradients[id(parameter)] for parameter in parameters]
+            rows = [[value.data_ptr(), gradient.data_ptr()] for value, gradient in zip(values, gradients, strict=True)]
             self._addresses[key] = torch.tensor(rows).to(device, non_blocking=True)
         return self._addresses[key]
 

@@ -19,7 +19,7 @@ from asng.nas import _distributed, _switch
 from asng.nas._branch import SplitGroups
 from asng.nas._cases import Case, Columns, Refused, Unswitchable
 from asng.nas._outcome import LossFn, Numbers, Outcome, to_outcome
-from asng.nas._trace import MAX_CASES, Switch, Trace, run_all, run_one
+from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._update import WeightUpdate, unsupported_reason
 from asng.nas.supernet import Supernet
 
@@ -112,7 +112,7 @@ class Iteration:
         """The weights of which mixed precision uses nothing but copies in lower precision."""
         layers = [m for m in self._supernet.paths if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear))]
         held = {id(parameter) for layer in layers for parameter in layer._parameters.values()}
-        return {key for key, names in self._consumers.items() if key in held and names == {"ToCopyBackward0"}}
+        return {key for key, names in self._consumers.items() if key in held and names == {CAST}}
 
     def _allocate(self, columns: int) -> None:
         """The numbers that come in, with what they are sent from, and the losses and metrics that go out."""

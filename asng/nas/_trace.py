@@ -35,6 +35,7 @@ from asng.nas.decisions import Value, Width
 from asng.nas.supernet import Supernet
 
 MAX_CASES = 64  # of one switch
+CAST = "ToCopyBackward0"  # autograd's name
 Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]
 
 _current: "Trace | None" = None
@@ -296,6 +297,8 @@ class Trace:
         return sources[id(tensor)][1:]
 
     def addresses_of(self, parameters: Sequence[Tensor]) -> Tensor:
+        if self.discovers:  # mixed precision casts them as it does for a convolution
+            self.consumers |= {id(parameter): {CAST} for parameter in parameters}
         return self._weights.addresses_of(parameters, self.row.device)
 
     def anchor(self, device: torch.device) -> Tensor:

@@ -7,8 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from asng import nas
 from asng.experiments._settings import set_lr
 from asng.experiments._train_step import TrainStep, preserve_buffers_and_rng
+from asng.experiments.cifar10.network import Net, set_drop_path
+from asng.experiments.cifar10.space import random_values
 
 
 def squared_error(model, batch):
@@ -95,6 +98,20 @@ def test_captured_on_a_gpu_it_computes_what_it_computes_without(optimizer):
         losses = descents[0](batch), descents[1](tuple(tensor.cuda() for tensor in batch))
         assert torch.allclose(losses[0], losses[1].cpu(), rtol=1e-3, atol=1e-5)
     torch.testing.assert_close([p.cpu() for p in on_gpu.parameters()], [*model.parameters()], rtol=1e-3, atol=1e-5)
+
+
+@GPU
+def test_on_a_gpu_a_captured_step_follows_the_drop_path_rate():
+    model = nas.extract(Net(4, 3, affine=True, auxiliary=True), random_values(1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
+    step = TrainStep(model, optimizer, lambda model, batch: model(batch[0])[0].square().sum(), max_grad_norm=1.0)
+    batch = (torch.randn(4, 3, 32, 32, device="cuda"),)
+
+    def losses(rate):
+        set_drop_path(model, rate)
+        return {step(batch).item() for _ in range(4)}
+
+    assert [len(losses(rate)) for rate in (0.0, 0.5, 0.0)] == [1, 4, 1]
 
 
 @GPU
