@@ -40,11 +40,14 @@ class BatchNorm2d(nn.BatchNorm2d):
         return F.relu(y) if relu else y
 
     def _fits(self, x: Tensor, add: Tensor | None) -> bool:
-        batch_statistics = self.training or self.running_mean is None
-        with_momentum = self.running_mean is None or self.momentum is not None
         alike = add is None or (add.dtype == x.dtype and add.shape == x.shape and is_supported(add))
         enough = x.dim() == 4 and x.shape[1] == self.num_features and x.numel() > x.shape[1]
-        return batch_statistics and with_momentum and alike and enough and is_supported(x)
+        return uses_batch_statistics(self) and alike and enough and is_supported(x)
+
+
+def uses_batch_statistics(norm: nn.BatchNorm2d) -> bool:
+    """Whether a batch norm normalizes by its input's statistics, and follows them by a constant momentum if at all."""
+    return norm.running_mean is None or (norm.training and norm.momentum is not None)
 
 
 class Split(NamedTuple):

@@ -7,8 +7,9 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from asng.fused._dispatch import DTYPES, device_of, empty_channels_last, is_supported, to_channels_last
-from asng.fused._norm import Split, power_of_two
+from asng.fused._norm import BatchNorm2d, Split, power_of_two, uses_batch_statistics
 
+NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_CHANNELS = 256
 MAX_MOMENTS = 8192  # channels times chunks that every program adds up; more are merged by a kernel before
 ELEMENTS = 16  # of a thread
@@ -20,12 +21,12 @@ class SeparableConv2d(nn.Sequential):
     """Twice ReLU, depthwise convolution, 1x1 convolution and batch norm: a `torch.nn.Sequential` of these layers.
 
     In training mode three kernels run forward and six backward (with many channels: up to nine). The layers hold the
-    parameters and the state, as ever; their hooks are not called.
+    parameters and the state, as ever.
 
     Args:
         layers: `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`, and again. Kernels are
             used for odd kernel sizes with as much padding as keeps the size, no bias, and up to 256 channels; other
-            layers run one after another, as in a `torch.nn.Sequential`.
+            layers, and layers with hooks, run one after another, as in a `torch.nn.Sequential`.
 
     >>> half = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
     >>> again = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
@@ -37,7 +38,7 @@ class SeparableConv2d(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         layers: Any = list(self)
         dtype = _compute_dtype(x)
-        if not (_is_separable(layers) and _fits(x, layers, dtype)):
+        if not (is_separable(layers) and _fits(x, layers, dtype)):
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
         halves, tensors = [], []
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:]):
@@ -62,19 +63,22 @@ def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
-def _is_separable(layers: Any) -> bool:
-    if [type(layer) for layer in layers] != 2 * [nn.ReLU, nn.Conv2d, nn.Conv2d, layers[3].__class__]:
+def is_separable(layers: Any) -> bool:
+    """Whether layers are those of a separable convolution, with settings that the kernels have."""
+    kinds = [type(layer) for layer in layers]
+    if (
+        kinds[:3] + kinds[4:7] != 2 * [nn.ReLU, nn.Conv2d, nn.Conv2d]
+        or not set(kinds[3::4]) <= NORMS
+        or len(kinds) != 8
+    ):
         return False
     channels = layers[1].in_channels
-    return all(
+    return channels <= MAX_CHANNELS and all(
         _is_depthwise(depthwise, channels)
         and (pointwise.in_channels, pointwise.out_channels, pointwise.groups) == (channels, channels, 1)
         and (pointwise.kernel_size, pointwise.stride, pointwise.padding) == ((1, 1), (1, 1), (0, 0))
         and pointwise.bias is None
-        and isinstance(norm, nn.BatchNorm2d)
         and norm.num_features == channels
-        and (norm.training or norm.running_mean is None)
-        and (norm.momentum is not None or norm.running_mean is None)
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:])
     )
 
@@ -98,7 +102,9 @@ def _fits(x: Tensor, layers: Any, dtype: torch.dtype) -> bool:
     channels = layers[1].in_channels
     return (
         is_supported(x)
-        and x.shape[1] == channels <= MAX_CHANNELS
+        and x.shape[1] == channels
+        and all(uses_batch_statistics(layers[index]) for index in (3, 7))
+        and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or all(weight.dtype == dtype for weight in weights))
         and all(weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
