@@ -85,9 +85,8 @@ def batch_norm_moments(
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     start = tl.program_id(0) * chunk
     stop = tl.minimum(start + chunk, rows)
-    offsets, mask = _tile(start, stop, c, C, ROWS)
-    # Deviations from the mean of the first tile: squares of the values themselves would cancel.
-    center = tl.sum(tl.load(x + offsets, mask, other=0.0).to(tl.float32), 0) / tl.minimum(ROWS, stop - start)
+    # Deviations from the first row: squares of the values themselves would cancel.
+    center = tl.load(x + start * C + c, c < C, other=0.0).to(tl.float32)
     sums = tl.zeros([ROWS, CHANNELS], tl.float32)
     squares = tl.zeros([ROWS, CHANNELS], tl.float32)
     for tile in range(TILES):

@@ -174,6 +174,7 @@ class _Separable(torch.autograd.Function):
                 TRACK=weights[4] is not None,
                 ADD=False,
                 RELU=False,
+                num_warps=split.warps,
             )
         running = [t for t in (*tensors[4:6], *tensors[10:12]) if t is not None]
         if running:
@@ -196,7 +197,9 @@ class _Separable(torch.autograd.Function):
             split = Split.of(z2)
             sums = Moments(torch.empty(split.chunks, 2, channels, device=x.device), split.rows, split.chunk)
             _norm_kernels.batch_norm_gradient_sums[split.chunks, split.groups](
-                *(dy, z2, None, saved2, sums.partial, split.rows, split.chunk, channels, *split[4:7]), RELU=False
+                *(dy, z2, None, saved2, sums.partial, split.rows, split.chunk, channels, *split[4:7]),
+                RELU=False,
+                num_warps=split.warps,
             )
             sums = sums.merge(kernels, moments=False)
             dd2, dweight2, dbias2, partial_pw2 = _backward_pointwise(kernels, dy, z2, saved2, sums, weight2, d2, pw2)
