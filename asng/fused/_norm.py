@@ -67,8 +67,7 @@ class Split(NamedTuple):
         return 8 if self.block_rows * self.block_channels >= MAX_TILE else 4
 
     @classmethod
-    def of(cls, x: Tensor) -> "Split":
-        rows, channels = x.numel() // x.shape[1], x.shape[1]
+    def of(cls, rows: int, channels: int) -> "Split":
         block_channels = min(power_of_two(channels), MAX_CHANNELS)
         groups = -(-channels // block_channels)
         chunks = min(MAX_SUMS // block_channels, -(-PROGRAMS // groups))
@@ -101,7 +100,7 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         from asng.fused import _norm_kernels as kernels
 
-        split, channels = Split.of(x), x.shape[1]
+        split, channels = Split.of(x.numel() // x.shape[1], x.shape[1]), x.shape[1]
         partial = torch.empty(split.chunks, 2, channels, device=x.device)
         saved = torch.empty(2, channels, device=x.device)
         y = torch.empty_like(x)
@@ -110,7 +109,7 @@ class _BatchNorm(torch.autograd.Function):
             kernels.batch_norm_moments[grid](x, partial, *rows[:2], channels, *blocks[:3], num_warps=split.warps)
             kernels.batch_norm_forward[grid](
                 *(x, add, partial, weight, bias, running_mean, running_var, saved, y),
-                *(*rows, eps, momentum, split.chunk, channels, *blocks),
+                *(*rows, eps, momentum, split.chunk, channels, channels, *blocks),
                 AFFINE=weight is not None,
                 TRACK=running_mean is not None,
                 ADD=add is not None,
@@ -138,7 +137,13 @@ class _BatchNorm(torch.autograd.Function):
         grid, rows, blocks = (split.chunks, split.groups), split[:3], split[4:]
         with device_of(x):
             kernels.batch_norm_gradient_sums[grid](
-                *(dy, x, y, saved, partial), *rows[:2], channels, *blocks[:3], RELU=ctx.relu, num_warps=split.warps
+                *(dy, x, y, saved, partial),
+                *rows[:2],
+                channels,
+                channels,
+                *blocks[:3],
+                RELU=ctx.relu,
+                num_warps=split.warps,
             )
             kernels.batch_norm_backward[grid](
                 *(dy, x, y, saved, partial, weight, dx, dadd, dweight, dbias),
