@@ -10,8 +10,8 @@ from torch.autograd.function import once_differentiable
 from asng.fused._dispatch import device_of, is_supported, to_channels_last
 
 MAX_CHANNELS = 32  # of a program
-MAX_CHUNKS = 128  # of rows: every program adds up the sums of all
-PROGRAMS = 192
+MAX_SUMS = 4096  # that every program adds up: channels times chunks
+PROGRAMS = 264
 MIN_TILE, MAX_TILE = 1024, 4096  # elements
 
 
@@ -40,11 +40,14 @@ class BatchNorm2d(nn.BatchNorm2d):
         return F.relu(y) if relu else y
 
     def _fits(self, x: Tensor, add: Tensor | None) -> bool:
-        batch_statistics = self.training or self.running_mean is None
-        with_momentum = self.running_mean is None or self.momentum is not None
         alike = add is None or (add.dtype == x.dtype and add.shape == x.shape and is_supported(add))
         enough = x.dim() == 4 and x.shape[1] == self.num_features and x.numel() > x.shape[1]
-        return batch_statistics and with_momentum and alike and enough and is_supported(x)
+        return uses_batch_statistics(self) and alike and enough and is_supported(x)
+
+
+def uses_batch_statistics(norm: nn.BatchNorm2d) -> bool:
+    """Whether a batch norm normalizes by its input's statistics, and follows them by a constant momentum if at all."""
+    return norm.running_mean is None or (norm.training and norm.momentum is not None)
 
 
 class Split(NamedTuple):
@@ -59,12 +62,16 @@ class Split(NamedTuple):
     block_channels: int
     block_chunks: int
 
+    @property
+    def warps(self) -> int:
+        return 8 if self.block_rows * self.block_channels >= MAX_TILE else 4
+
     @classmethod
-    def of(cls, x: Tensor) -> "Split":
-        rows, channels = x.numel() // x.shape[1], x.shape[1]
+    def of(cls, rows: int, channels: int) -> "Split":
         block_channels = min(power_of_two(channels), MAX_CHANNELS)
         groups = -(-channels // block_channels)
-        chunk = max(-(-rows // min(MAX_CHUNKS, -(-PROGRAMS // groups))), MIN_TILE // block_channels)
+        chunks = min(MAX_SUMS // block_channels, -(-PROGRAMS // groups))
+        chunk = max(-(-rows // chunks), MIN_TILE // block_channels)
         block_rows = min(power_of_two(chunk), MAX_TILE // block_channels)
         chunks = -(-rows // chunk)
         return cls(
@@ -93,20 +100,21 @@ class _BatchNorm(torch.autograd.Function):
     ) -> Tensor:
         from asng.fused import _norm_kernels as kernels
 
-        split, channels = Split.of(x), x.shape[1]
+        split, channels = Split.of(x.numel() // x.shape[1], x.shape[1]), x.shape[1]
         partial = torch.empty(split.chunks, 2, channels, device=x.device)
         saved = torch.empty(2, channels, device=x.device)
         y = torch.empty_like(x)
         grid, rows, blocks = (split.chunks, split.groups), split[:3], split[4:]
         with device_of(x):
-            kernels.batch_norm_moments[grid](x, partial, *rows[:2], channels, *blocks[:3])
+            kernels.batch_norm_moments[grid](x, partial, *rows[:2], channels, *blocks[:3], num_warps=split.warps)
             kernels.batch_norm_forward[grid](
                 *(x, add, partial, weight, bias, running_mean, running_var, saved, y),
-                *(*rows, eps, momentum, split.chunk, channels, *blocks),
+                *(*rows, eps, momentum, split.chunk, channels, channels, *blocks),
                 AFFINE=weight is not None,
                 TRACK=running_mean is not None,
                 ADD=add is not None,
                 RELU=relu,
+                num_warps=split.warps,
             )
         if running_mean is not None and running_var is not None:
             torch.autograd.graph.increment_version([running_mean, running_var])
@@ -129,7 +137,13 @@ class _BatchNorm(torch.autograd.Function):
         grid, rows, blocks = (split.chunks, split.groups), split[:3], split[4:]
         with device_of(x):
             kernels.batch_norm_gradient_sums[grid](
-                *(dy, x, y, saved, partial), *rows[:2], channels, *blocks[:3], RELU=ctx.relu
+                *(dy, x, y, saved, partial),
+                *rows[:2],
+                channels,
+                channels,
+                *blocks[:3],
+                RELU=ctx.relu,
+                num_warps=split.warps,
             )
             kernels.batch_norm_backward[grid](
                 *(dy, x, y, saved, partial, weight, dx, dadd, dweight, dbias),
@@ -137,5 +151,6 @@ class _BatchNorm(torch.autograd.Function):
                 AFFINE=weight is not None,
                 ADD=ctx.add,
                 RELU=ctx.relu,
+                num_warps=split.warps,
             )
         return dx, dadd, dweight, dbias, None, None, None, None, None

@@ -1,7 +1,8 @@
 """Triton kernels of batch norm in training mode, channels last: rows are pixels, columns are channels.
 
 The rows are split into `chunks` chunks of `chunk` rows. Sums over all rows are taken in two steps: a kernel writes
-those of each chunk, and every program of the next one adds them up for its channels, always in the same order.
+those of each chunk, and every program of the next one adds them up for its channels, always in the same order. A row
+of the input may have more elements than there are channels (`STRIDE`); those of all others have as many.
 """
 
 import triton
@@ -9,10 +10,10 @@ import triton.language as tl
 
 
 @triton.jit
-def _tile(first, last, c, C: tl.constexpr, ROWS: tl.constexpr):
-    """Offsets and mask of the rows from `first` on, `last` excluded."""
+def _tile(first, last, c, STRIDE: tl.constexpr, ROWS: tl.constexpr):
+    """Offsets and mask of the rows from `first` on, `last` excluded; a row has STRIDE elements."""
     row = first + tl.arange(0, ROWS)
-    return row[:, None] * C + c[None, :], (row < last)[:, None] & (c < C)[None, :]
+    return row[:, None] * STRIDE + c[None, :], (row < last)[:, None] & (c < STRIDE)[None, :]
 
 
 @triton.jit
@@ -85,9 +86,8 @@ def batch_norm_moments(
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
     start = tl.program_id(0) * chunk
     stop = tl.minimum(start + chunk, rows)
-    offsets, mask = _tile(start, stop, c, C, ROWS)
-    # Deviations from the mean of the first tile: squares of the values themselves would cancel.
-    center = tl.sum(tl.load(x + offsets, mask, other=0.0).to(tl.float32), 0) / tl.minimum(ROWS, stop - start)
+    # Deviations from the first row: squares of the values themselves would cancel.
+    center = tl.load(x + start * C + c, c < C, other=0.0).to(tl.float32)
     sums = tl.zeros([ROWS, CHANNELS], tl.float32)
     squares = tl.zeros([ROWS, CHANNELS], tl.float32)
     for tile in range(TILES):
@@ -121,6 +121,7 @@ def batch_norm_forward(
     momentum,
     span,
     C: tl.constexpr,
+    STRIDE: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -140,8 +141,9 @@ def batch_norm_forward(
     start = tl.program_id(0) * span
     stop = tl.minimum(start + span, rows)
     for tile in range(TILES):
-        offsets, mask = _tile(start + tile * ROWS, stop, c, C, ROWS)
+        offsets, mask = _tile(start + tile * ROWS, stop, c, STRIDE, ROWS)
         value = tl.load(x + offsets, mask, other=0.0).to(tl.float32)
+        offsets, mask = _tile(start + tile * ROWS, stop, c, C, ROWS)
         value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
         if ADD:
             value += tl.load(add + offsets, mask, other=0.0).to(tl.float32)
@@ -160,6 +162,7 @@ def batch_norm_gradient_sums(
     rows,
     chunk,
     C: tl.constexpr,
+    STRIDE: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -177,6 +180,7 @@ def batch_norm_gradient_sums(
         gradient = tl.load(dy + offsets, mask, other=0.0).to(tl.float32)
         if RELU:
             gradient = tl.where(tl.load(y + offsets, mask, other=0.0) > 0, gradient, 0.0)
+        offsets, mask = _tile(start + tile * ROWS, stop, c, STRIDE, ROWS)
         value = tl.load(x + offsets, mask, other=0.0).to(tl.float32)
         sums += gradient
         products += gradient * (value - mean[None, :])

@@ -7,12 +7,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from asng.fused._dispatch import DTYPES, device_of, empty_channels_last, is_supported, to_channels_last
-from asng.fused._norm import Split, power_of_two
+from asng.fused._norm import BatchNorm2d, Split, power_of_two, uses_batch_statistics
 
+NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_CHANNELS = 256
 MAX_MOMENTS = 8192  # channels times chunks that every program adds up; more are merged by a kernel before
 ELEMENTS = 16  # of a thread
+DEPTHWISE_ELEMENTS = 32  # the same, where each of 9 or 25 sums goes from thread to thread
+ALIGN = 8  # elements of a channels' row in between, so that 16 bytes are loaded at once
 MIN_PROGRAMS = 128
+MAX_TILE = 4096  # elements of a program
 WEIGHT_PROGRAMS = 132  # that sum up gradients of 1x1 convolutions: each writes a matrix
 
 
@@ -20,12 +24,12 @@ class SeparableConv2d(nn.Sequential):
     """Twice ReLU, depthwise convolution, 1x1 convolution and batch norm: a `torch.nn.Sequential` of these layers.
 
     In training mode three kernels run forward and six backward (with many channels: up to nine). The layers hold the
-    parameters and the state, as ever; their hooks are not called.
+    parameters and the state, as ever.
 
     Args:
         layers: `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`, and again. Kernels are
             used for odd kernel sizes with as much padding as keeps the size, no bias, and up to 256 channels; other
-            layers run one after another, as in a `torch.nn.Sequential`.
+            layers, and layers with hooks, run one after another, as in a `torch.nn.Sequential`.
 
     >>> half = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
     >>> again = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
@@ -37,7 +41,7 @@ class SeparableConv2d(nn.Sequential):
     def forward(self, x: Tensor) -> Tensor:
         layers: Any = list(self)
         dtype = _compute_dtype(x)
-        if not (_is_separable(layers) and _fits(x, layers, dtype)):
+        if not (is_separable(layers) and _fits(x, layers, dtype)):
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
         halves, tensors = [], []
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:]):
@@ -58,23 +62,60 @@ class Half(NamedTuple):
     eps: float
 
 
+class Sizes(NamedTuple):
+    """The sizes of a half's input and output; `row` is the number of elements of a pixel in memory."""
+
+    images: int
+    channels: int
+    row: int
+    height: int
+    width: int
+    out_height: int
+    out_width: int
+
+    @classmethod
+    def of(cls, x: Tensor, halves: list[Half]) -> list["Sizes"]:
+        """Those of each half."""
+        images, channels, height, width = x.shape
+        row = -(-channels // ALIGN) * ALIGN
+        result = []
+        for half in halves:
+            out_height, out_width = (-(-size // half.stride) for size in (height, width))
+            result.append(cls(images, channels, row, height, width, out_height, out_width))
+            height, width = out_height, out_width
+        return result
+
+    @property
+    def pixels(self) -> int:
+        """Of the output."""
+        return self.images * self.out_height * self.out_width
+
+    @property
+    def block_channels(self) -> int:
+        """Of a program that has all; matrices are multiplied from 16 on."""
+        return max(power_of_two(self.channels), 16)
+
+
 def _compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
-def _is_separable(layers: Any) -> bool:
-    if [type(layer) for layer in layers] != 2 * [nn.ReLU, nn.Conv2d, nn.Conv2d, layers[3].__class__]:
+def is_separable(layers: Any) -> bool:
+    """Whether layers are those of a separable convolution, with settings that the kernels have."""
+    kinds = [type(layer) for layer in layers]
+    if (
+        kinds[:3] + kinds[4:7] != 2 * [nn.ReLU, nn.Conv2d, nn.Conv2d]
+        or not set(kinds[3::4]) <= NORMS
+        or len(kinds) != 8
+    ):
         return False
     channels = layers[1].in_channels
-    return all(
+    return channels <= MAX_CHANNELS and all(
         _is_depthwise(depthwise, channels)
         and (pointwise.in_channels, pointwise.out_channels, pointwise.groups) == (channels, channels, 1)
         and (pointwise.kernel_size, pointwise.stride, pointwise.padding) == ((1, 1), (1, 1), (0, 0))
         and pointwise.bias is None
-        and isinstance(norm, nn.BatchNorm2d)
         and norm.num_features == channels
-        and (norm.training or norm.running_mean is None)
-        and (norm.momentum is not None or norm.running_mean is None)
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:])
     )
 
@@ -98,7 +139,9 @@ def _fits(x: Tensor, layers: Any, dtype: torch.dtype) -> bool:
     channels = layers[1].in_channels
     return (
         is_supported(x)
-        and x.shape[1] == channels <= MAX_CHANNELS
+        and x.shape[1] == channels
+        and all(uses_batch_statistics(layers[index]) for index in (3, 7))
+        and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in layers)
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or all(weight.dtype == dtype for weight in weights))
         and all(weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last) for weight in weights)
@@ -131,11 +174,11 @@ class Moments(NamedTuple):
         return Moments(merged, self.rows, self.rows)
 
 
-def _tile(pixels: int, channels: int, max_elements: int = 4096) -> tuple[int, int]:
-    """Pixels of a program that has all channels, a power of two from 16 on, and its warps."""
+def _tile(pixels: int, channels: int, elements: int) -> tuple[int, int]:
+    """Pixels of a program with some channels, a power of two from 16 on, and its warps."""
     block = power_of_two(max(pixels // MIN_PROGRAMS, 16) + 1) // 2
-    block = max(16, min(block, max_elements // channels))
-    return block, max(1, min(block * channels // (32 * ELEMENTS), 16))
+    block = max(16, min(block, MAX_TILE // channels))
+    return block, max(1, min(block * channels // (32 * elements), 8))
 
 
 def _precision() -> str:
@@ -145,36 +188,29 @@ def _precision() -> str:
 class _Separable(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
-        from asng.fused import _norm_kernels, _separable_kernels
+        from asng.fused import _norm_kernels
+        from asng.fused import _separable_kernels as kernels
 
         *tensors, halves, dtype, save = arguments
-        saved_tensors: list[Tensor | None] = [x]
-        source, moments, before = x, None, None
+        sizes = Sizes.of(x, halves)
         with device_of(x):
-            for half, weights in zip(halves, (tensors[:6], tensors[6:]), strict=True):
-                d, z, saved, partial = _forward_half(
-                    _separable_kernels, source, half, weights, dtype, save, moments, before
-                )
-                moments = partial.merge(_separable_kernels, moments=True)
-                saved_tensors += [d, z, saved, *weights[:4]]
-                source, before = z, (weights, half, saved)
-            y = torch.empty_like(source)
-            weights, half, saved = before  # type: ignore[misc]
-            split = Split.of(y)
-            _norm_kernels.batch_norm_forward[split.chunks, split.groups](
-                *(source, None, moments.partial, *weights[2:], saved, y, *moments.arguments),  # type: ignore[union-attr]
-                *(half.eps, half.momentum, split.chunk, x.shape[1], *split[4:7], power_of_two(len(moments.partial))),  # type: ignore[union-attr]
-                AFFINE=weights[2] is not None,
-                TRACK=weights[4] is not None,
-                ADD=False,
-                RELU=False,
-            )
-        running = [t for t in (*tensors[4:6], *tensors[10:12]) if t is not None]
+            source = _pad(kernels, x, sizes[0], dtype)
+            to_save: list[Any] = [source]
+            norm, moments = None, None
+            for half, size, weights in zip(halves, sizes, (tensors[:6], tensors[6:]), strict=True):
+                d, z, moments = _forward_half(kernels, source, half, size, weights, dtype, save, norm, moments)
+                saved = torch.empty(2, size.channels, device=x.device)
+                norm = [*weights[2:], saved, half.eps, half.momentum]
+                to_save += [d, z, saved, *weights[:4]]
+                source = z
+            y = empty_channels_last((x.shape[0], x.shape[1], *sizes[1][5:]), source)
+            _normalize(_norm_kernels, source, y, sizes[1], norm, moments)
+        running = [tensor for tensor in (*tensors[4:6], *tensors[10:12]) if tensor is not None]
         if running:
             torch.autograd.graph.increment_version(running)
         if save:
-            ctx.save_for_backward(*saved_tensors)
-        ctx.halves = halves
+            ctx.save_for_backward(*to_save)
+        ctx.halves, ctx.sizes, ctx.shape, ctx.dtype = halves, sizes, x.shape, x.dtype
         return y
 
     @staticmethod
@@ -184,22 +220,24 @@ class _Separable(torch.autograd.Function):
         from asng.fused import _separable_kernels as kernels
 
         x, d1, z1, saved1, dw1, pw1, weight1, bias1, d2, z2, saved2, dw2, pw2, weight2, _ = ctx.saved_tensors
-        channels = x.shape[1]
-        dy = to_channels_last(gradient).to(z2.dtype)
+        half1, half2 = ctx.halves
+        size1, size2 = ctx.sizes
+        dy = to_channels_last(gradient)
+        dx = torch.empty(ctx.shape, dtype=ctx.dtype, device=x.device, memory_format=torch.channels_last)
+        du = torch.empty_like(z1)
         with device_of(x):
-            split = Split.of(z2)
-            sums = Moments(torch.empty(split.chunks, 2, channels, device=x.device), split.rows, split.chunk)
-            _norm_kernels.batch_norm_gradient_sums[split.chunks, split.groups](
-                *(dy, z2, None, saved2, sums.partial, split.rows, split.chunk, channels, *split[4:7]), RELU=False
+            sums = _gradient_sums(_norm_kernels, dy, z2, saved2, size2).merge(kernels, moments=False)
+            dd2, dweight2, dbias2, partial_pw2 = _backward_pointwise(
+                kernels, dy, size2.channels, z2, saved2, sums, weight2, d2, pw2, size2
+            )
+            partial_dw2, sums = _backward_depthwise(
+                kernels, dd2, z1, du, size2.row, [saved1, weight1, bias1], dw2, half2, size2
             )
             sums = sums.merge(kernels, moments=False)
-            dd2, dweight2, dbias2, partial_pw2 = _backward_pointwise(kernels, dy, z2, saved2, sums, weight2, d2, pw2)
-            du, partial_dw2, sums = _backward_depthwise(
-                kernels, dd2, z1, saved1, weight1, bias1, dw2, ctx.halves[1], True
+            dd1, dweight1, dbias1, partial_pw1 = _backward_pointwise(
+                kernels, du, size1.row, z1, saved1, sums, weight1, d1, pw1, size1
             )
-            sums = sums.merge(kernels, moments=False)
-            dd1, dweight1, dbias1, partial_pw1 = _backward_pointwise(kernels, du, z1, saved1, sums, weight1, d1, pw1)
-            dx, partial_dw1, _ = _backward_depthwise(kernels, dd1, x, saved1, None, None, dw1, ctx.halves[0], False)
+            partial_dw1, _ = _backward_depthwise(kernels, dd1, x, dx, size1.channels, None, dw1, half1, size1)
             results = [torch.empty_like(weight) for weight in (dw1, pw1, dw2, pw2)]
             _reduce(kernels, [partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)
         first = (results[0], results[1], dweight1, dbias1, None, None)
@@ -207,71 +245,102 @@ class _Separable(torch.autograd.Function):
         return dx, *first, *second, None, None, None
 
 
+def _pad(kernels: Any, x: Tensor, size: Sizes, dtype: torch.dtype) -> Tensor:
+    """The input itself, if its rows of channels are aligned; else rectified, with zeros after each row."""
+    if size.row == size.channels:
+        return x
+    padded = torch.empty(size.images, size.height, size.width, size.row, dtype=dtype, device=x.device)
+    total, block = padded.numel(), 1024
+    kernels.pad_channels[(-(-total // block),)](x, padded, total, size.channels, size.row, block)
+    return padded
+
+
 def _forward_half(
     kernels: Any,
     x: Tensor,
     half: Half,
+    size: Sizes,
     weights: list[Any],
     dtype: torch.dtype,
     save: bool,
+    norm: list[Any] | None,
     moments: Moments | None,
-    before: Any,
-) -> tuple[Tensor | None, Tensor, Tensor, Moments]:
+) -> tuple[Tensor | None, Tensor, Moments]:
     """ReLU and both convolutions, after the batch norm of the half before if there is one."""
-    n, channels, height, width = x.shape
-    out_height, out_width = (-(-size // half.stride) for size in (height, width))
-    shape = (n, channels, out_height, out_width)
-    z = empty_channels_last(shape, x) if x.dtype == dtype else empty_channels_last(shape, x.new_empty(0, dtype=dtype))
+    z = torch.empty(size.pixels, size.row, dtype=dtype, device=x.device)
     d = torch.empty_like(z) if save else None
-    pixels, block_channels = z.numel() // channels, max(power_of_two(channels), 16)
-    block, warps = _tile(pixels, block_channels)
-    programs = -(-pixels // block)
-    partial = torch.empty(programs, 2, channels, device=x.device)
-    norm: list[Any] = [None] * 6
+    block, warps = _tile(size.pixels, size.block_channels, ELEMENTS)
+    programs = -(-size.pixels // block)
+    partial = torch.empty(programs, 2, size.channels, device=x.device)
+    before: list[Any] = [None] * 6
     numbers: tuple[Any, ...] = (2, 2, 2, 0.0, 0.0)
-    chunks = 1
-    if moments is not None:
-        norm_weights, norm_half, saved = before
-        norm = [moments.partial, *norm_weights[2:], saved]
-        numbers = (*moments.arguments, norm_half.eps, norm_half.momentum)
-        chunks = power_of_two(len(moments.partial))
+    if norm is not None and moments is not None:
+        before = [moments.partial, *norm[:5]]
+        numbers = (*moments.arguments, *norm[5:])
     kernels.separable_forward[(programs,)](
-        *(x, *norm, weights[0], weights[1], d, z, partial, *numbers, pixels),
-        *(channels, height, width, out_height, out_width, half.kernel, half.stride),
-        *(block, block_channels, min(block_channels, 64), chunks),
-        NORM=moments is not None,
-        AFFINE=norm[1] is not None,
-        TRACK=norm[3] is not None,
+        *(x, *before, weights[0], weights[1], d, z, partial, *numbers, size.pixels),
+        *(*size[1:], half.kernel, half.stride),
+        *(block, size.block_channels, min(size.block_channels, 64), power_of_two(numbers[2])),
+        NORM=norm is not None,
+        AFFINE=before[1] is not None,
+        TRACK=before[3] is not None,
         SAVE=save,
         PRECISION=_precision(),
         num_warps=warps,
     )
-    return d, z, torch.empty(2, channels, device=x.device), Moments(partial, pixels, block)
+    return d, z, Moments(partial, size.pixels, block).merge(kernels, moments=True)
+
+
+def _normalize(kernels: Any, z: Tensor, y: Tensor, size: Sizes, norm: Any, moments: Any) -> None:
+    weight, bias, running_mean, running_var, saved, eps, momentum = norm
+    split = Split.of(size.pixels, size.channels)
+    kernels.batch_norm_forward[split.chunks, split.groups](
+        *(z, None, moments.partial, weight, bias, running_mean, running_var, saved, y, *moments.arguments),
+        *(eps, momentum, split.chunk, size.channels, size.row, *split[4:7], power_of_two(len(moments.partial))),
+        AFFINE=weight is not None,
+        TRACK=running_mean is not None,
+        ADD=False,
+        RELU=False,
+        num_warps=split.warps,
+    )
+
+
+def _gradient_sums(kernels: Any, dy: Tensor, z: Tensor, saved: Tensor, size: Sizes) -> Moments:
+    split = Split.of(size.pixels, size.channels)
+    partial = torch.empty(split.chunks, 2, size.channels, device=z.device)
+    kernels.batch_norm_gradient_sums[split.chunks, split.groups](
+        *(dy, z, None, saved, partial, split.rows, split.chunk, size.channels, size.row, *split[4:7]),
+        RELU=False,
+        num_warps=split.warps,
+    )
+    return Moments(partial, split.rows, split.chunk)
 
 
 def _backward_pointwise(
     kernels: Any,
     dy: Tensor,
+    dy_row: int,
     z: Tensor,
     saved: Tensor,
     sums: Moments,
     weight: Tensor | None,
     d: Tensor,
     pointwise: Tensor,
+    size: Sizes,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    channels = z.shape[1]
-    pixels, block_channels = z.numel() // channels, max(power_of_two(channels), 16)
-    block, warps = _tile(pixels, block_channels)
-    inputs = min(block_channels, 64)
-    groups = -(-channels // inputs)
-    tiles = -(-pixels // (block * -(-WEIGHT_PROGRAMS // groups)))
-    programs = -(-pixels // (block * tiles))
-    partial = torch.empty(programs, channels * channels, device=z.device)
+    """The gradients of the depthwise convolution's result, of the batch norm, of the weights for each program."""
+    block, warps = _tile(size.pixels, size.block_channels, ELEMENTS)
+    inputs = min(size.block_channels, 64)
+    groups = -(-size.channels // inputs)
+    tiles = -(-size.pixels // (block * -(-WEIGHT_PROGRAMS // groups)))
+    programs = -(-size.pixels // (block * tiles))
+    partial = torch.empty(programs, size.channels**2, device=z.device)
     dd = torch.empty_like(z)
     dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
+    chunks = len(sums.partial)
     kernels.pointwise_backward[programs, groups](
-        *(dy, z, saved, sums.partial, weight, d, pointwise, dd, dweight, dbias, partial, len(sums.partial), pixels),
-        *(channels, tiles, block, block_channels, inputs, power_of_two(len(sums.partial))),
+        *(dy, z, saved, sums.partial, weight, d, pointwise, dd, dweight, dbias, partial, chunks, size.pixels),
+        *(size.channels, size.row, dy_row, tiles, block, size.block_channels, inputs, power_of_two(chunks)),
         AFFINE=weight is not None,
         PRECISION=_precision(),
         num_warps=max(warps, 4),
@@ -283,31 +352,28 @@ def _backward_depthwise(
     kernels: Any,
     dd: Tensor,
     x: Tensor,
-    saved: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
+    dx: Tensor,
+    dx_row: int,
+    norm: list[Any] | None,
     depthwise: Tensor,
     half: Half,
-    norm: bool,
-) -> tuple[Tensor, Tensor, Moments]:
-    """The gradient of the input, of the weights for each program, and sums for the batch norm before."""
-    n, channels, height, width = x.shape
-    out_height, out_width = dd.shape[2:]
-    positions = n * out_height * out_width  # those of the input that one of the output stands for
-    block_channels = min(power_of_two(channels), 32)
-    block, warps = _tile(positions, block_channels)
-    programs, groups = -(-positions // block), -(-channels // block_channels)
-    partial = torch.empty(programs, channels * half.kernel**2, device=x.device)
-    sums = torch.empty(programs if norm else 1, 2, channels, device=x.device)
-    dx = torch.empty_like(x)
+    size: Sizes,
+) -> tuple[Tensor, Moments]:
+    """Writes the gradient of the input; returns that of the weights for each program, and sums for the norm before."""
+    block_channels = min(max(power_of_two(size.channels), ALIGN), 32)
+    block, warps = _tile(size.pixels, block_channels, DEPTHWISE_ELEMENTS)
+    programs, groups = -(-size.pixels // block), -(-size.channels // block_channels)
+    partial = torch.empty(programs, size.channels * half.kernel**2, device=x.device)
+    sums = torch.empty(programs, 2, size.channels, device=x.device)
+    saved, weight, bias = norm or (None, None, None)
     kernels.depthwise_backward[programs, groups](
-        *(dd, x, saved, weight, bias, depthwise, dx, partial, sums, positions),
-        *(channels, height, width, out_height, out_width, half.kernel, half.stride, block, block_channels),
-        NORM=norm,
+        *(dd, x, saved, weight, bias, depthwise, dx, partial, sums, size.pixels),
+        *(size.channels, size.row, dx_row, *size[3:], half.kernel, half.stride, block, block_channels),
+        NORM=norm is not None,
         AFFINE=weight is not None,
         num_warps=warps,
     )
-    return dx, partial, Moments(sums, n * height * width, block)
+    return partial, Moments(sums, size.images * size.height * size.width, block)
 
 
 def _reduce(kernels: Any, partials: list[Tensor], results: list[Tensor]) -> None:

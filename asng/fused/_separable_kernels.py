@@ -3,6 +3,9 @@
 A program of the forward kernel has all channels of some pixels, so that the result of the depthwise convolution is
 multiplied by the 1x1 convolution's weights where it was computed. `NORM`: the input is normalized first, by the batch
 norm of the half before. Gradients of weights are summed up for each program, and by `reduce_rows` over all of them.
+
+Results in between have STRIDE elements for each pixel, a multiple of 8: channels beyond C are zeros, so that loads of
+16 bytes are aligned.
 """
 
 import triton
@@ -30,6 +33,15 @@ def merge_sums(partial, merged, chunks, C: tl.constexpr, CHANNELS: tl.constexpr,
 
 
 @triton.jit
+def pad_channels(x, padded, total, C: tl.constexpr, STRIDE: tl.constexpr, BLOCK: tl.constexpr):
+    """Rectified values, with zeros as further channels."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    c = index % STRIDE
+    value = tl.load(x + index // STRIDE * C + c, (index < total) & (c < C), other=0.0)
+    tl.store(padded + index, tl.where(value < 0, 0.0, value).to(padded.dtype.element_ty), index < total)
+
+
+@triton.jit
 def separable_forward(
     x,
     moments,
@@ -50,12 +62,13 @@ def separable_forward(
     momentum,
     pixels,
     C: tl.constexpr,
+    STRIDE: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     OH: tl.constexpr,
     OW: tl.constexpr,
     K: tl.constexpr,
-    STRIDE: tl.constexpr,
+    STEP: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -78,31 +91,30 @@ def separable_forward(
         )
         shift -= mean * scale
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    top, left = (p // OW) % OH * STRIDE - K // 2, p % OW * STRIDE - K // 2
-    source = x + (((p // (OH * OW)) * H + top) * W + left)[:, None] * C + c[None, :]
+    top, left = (p // OW) % OH * STEP - K // 2, p % OW * STEP - K // 2
+    source = x + (((p // (OH * OW)) * H + top) * W + left)[:, None] * STRIDE + c[None, :]
     sums = tl.zeros([PIXELS, CHANNELS], tl.float32)
     for ky in range(K):  # not unrolled: the compiler would move the sums into the layout of the product, tap by tap
         for kx in tl.static_range(K):
             h, w = top + ky, left + kx
             inside = (p < pixels) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-            mask = inside[:, None] & (c < C)[None, :]
-            value = tl.load(source + (ky * W + kx) * C, mask, other=0.0).to(tl.float32)
+            mask = inside[:, None] & (c < STRIDE)[None, :]
+            value = tl.load(source + (ky * W + kx) * STRIDE, mask, other=0.0).to(tl.float32)
             if NORM:
                 value = tl.where(mask, value * scale[None, :] + shift[None, :], 0.0)
             value = tl.maximum(value, 0.0, propagate_nan=tl.PropagateNan.ALL)
             factor = tl.load(depthwise + c * (K * K) + ky * K + kx, c < C, other=0.0).to(tl.float32)
             sums += value * factor[None, :]
     inner = sums.to(z.dtype.element_ty)
-    mask = (p < pixels)[:, None] & (c < C)[None, :]
     if SAVE:
-        tl.store(d + p[:, None] * C + c[None, :], inner, mask)
+        tl.store(d + p[:, None] * STRIDE + c[None, :], inner, (p < pixels)[:, None] & (c < STRIDE)[None, :])
     number = tl.minimum(PIXELS, pixels - tl.program_id(0) * PIXELS)
     for block in tl.static_range(CHANNELS // OUTPUTS):
         o = block * OUTPUTS + tl.arange(0, OUTPUTS)
         factors = tl.load(pointwise + o[None, :] * C + c[:, None], (o < C)[None, :] & (c < C)[:, None], other=0.0)
         product = tl.dot(inner, factors.to(inner.dtype), input_precision=PRECISION)
         result = product.to(z.dtype.element_ty)
-        tl.store(z + p[:, None] * C + o[None, :], result, (p < pixels)[:, None] & (o < C)[None, :])
+        tl.store(z + p[:, None] * STRIDE + o[None, :], result, (p < pixels)[:, None] & (o < STRIDE)[None, :])
         result = result.to(tl.float32)
         mean_z = tl.sum(result, 0) / number
         deviation = tl.where((p < pixels)[:, None], result - mean_z[None, :], 0.0)
@@ -127,6 +139,8 @@ def pointwise_backward(
     chunks,
     pixels,
     C: tl.constexpr,
+    STRIDE: tl.constexpr,
+    DY_STRIDE: tl.constexpr,
     TILES: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -155,14 +169,14 @@ def pointwise_backward(
     gradients = tl.zeros([CHANNELS, INPUTS], tl.float32)
     for tile in range(TILES):
         p = (tl.program_id(0) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)
-        mask = (p < pixels)[:, None] & (o < C)[None, :]
-        offsets = p[:, None] * C + o[None, :]
-        gradient = tl.load(dy + offsets, mask, other=0.0).to(tl.float32)
-        value = tl.load(z + offsets, mask, other=0.0).to(tl.float32)
+        mask = (p < pixels)[:, None] & (o < DY_STRIDE)[None, :]
+        gradient = tl.load(dy + p[:, None] * DY_STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
+        mask = (p < pixels)[:, None] & (o < STRIDE)[None, :]
+        value = tl.load(z + p[:, None] * STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
         dz = scale[None, :] * (gradient - offset[None, :] - value * slope[None, :])
         dz_rounded = tl.where(mask, dz, 0.0).to(dd.dtype.element_ty)
-        mask = (p < pixels)[:, None] & (c < C)[None, :]
-        offsets = p[:, None] * C + c[None, :]
+        mask = (p < pixels)[:, None] & (c < STRIDE)[None, :]
+        offsets = p[:, None] * STRIDE + c[None, :]
         inner = tl.dot(dz_rounded, factors, input_precision=PRECISION)
         tl.store(dd + offsets, inner.to(dd.dtype.element_ty), mask)
         value = tl.load(d + offsets, mask, other=0.0)
@@ -183,12 +197,14 @@ def depthwise_backward(
     sums,
     positions,
     C: tl.constexpr,
+    STRIDE: tl.constexpr,
+    DX_STRIDE: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     OH: tl.constexpr,
     OW: tl.constexpr,
     K: tl.constexpr,
-    STRIDE: tl.constexpr,
+    STEP: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     NORM: tl.constexpr,
@@ -196,7 +212,7 @@ def depthwise_backward(
 ):
     """Through depthwise convolution and ReLU: gradients of the input, and of the weights for each program.
 
-    A position stands for STRIDE x STRIDE pixels of the input. Of those, each has taps of its own, all pixels of its
+    A position stands for STEP x STEP pixels of the input. Of those, each has taps of its own, all pixels of its
     kind the same. `NORM`: also the sums for the batch norm before.
     """
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
@@ -213,16 +229,16 @@ def depthwise_backward(
     total = tl.zeros([CHANNELS], tl.float32)
     products = tl.zeros([CHANNELS], tl.float32)
     position = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    COLUMNS: tl.constexpr = (W + STRIDE - 1) // STRIDE
-    ROWS: tl.constexpr = (H + STRIDE - 1) // STRIDE
+    COLUMNS: tl.constexpr = (W + STEP - 1) // STEP
+    ROWS: tl.constexpr = (H + STEP - 1) // STEP
     i, j, n = (position // COLUMNS) % ROWS, position % COLUMNS, position // (COLUMNS * ROWS)
-    for py in tl.static_range(STRIDE):
-        for px in tl.static_range(STRIDE):
-            h, w = i * STRIDE + py, j * STRIDE + px
+    for py in tl.static_range(STEP):
+        for px in tl.static_range(STEP):
+            h, w = i * STEP + py, j * STEP + px
             here = (position < positions) & (h < H) & (w < W)
-            mask = here[:, None] & (c < C)[None, :]
-            offsets = ((n * H + h) * W + w)[:, None] * C + c[None, :]
-            value = tl.load(x + offsets, mask, other=0.0).to(tl.float32)
+            mask = here[:, None] & (c < STRIDE)[None, :]
+            pixel = ((n * H + h) * W + w)[:, None]
+            value = tl.load(x + pixel * STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
             before = value
             if NORM:
                 before = value * scale[None, :] + shift[None, :]
@@ -230,20 +246,20 @@ def depthwise_backward(
             rectified = tl.where(passes, before, 0.0)
             gradient = tl.zeros([PIXELS, CHANNELS], tl.float32)
             # Taps ky and kx with (py + K // 2 - ky) and (px + K // 2 - kx) divisible by the stride.
-            for a in range((K - (py + K // 2) % STRIDE + STRIDE - 1) // STRIDE):
-                for b in tl.static_range((K - (px + K // 2) % STRIDE + STRIDE - 1) // STRIDE):
-                    ky, kx = (py + K // 2) % STRIDE + a * STRIDE, (px + K // 2) % STRIDE + b * STRIDE
+            for a in range((K - (py + K // 2) % STEP + STEP - 1) // STEP):
+                for b in tl.static_range((K - (px + K // 2) % STEP + STEP - 1) // STEP):
+                    ky, kx = (py + K // 2) % STEP + a * STEP, (px + K // 2) % STEP + b * STEP
                     tap = ky * K + kx
-                    oh, ow = i + (py + K // 2) // STRIDE - a, j + (px + K // 2) // STRIDE - b
+                    oh, ow = i + (py + K // 2) // STEP - a, j + (px + K // 2) // STEP - b
                     inside = here & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW)
-                    source = dd + ((n * OH + oh) * OW + ow)[:, None] * C + c[None, :]
-                    outer = tl.load(source, inside[:, None] & (c < C)[None, :], other=0.0).to(tl.float32)
+                    source = dd + ((n * OH + oh) * OW + ow)[:, None] * STRIDE + c[None, :]
+                    outer = tl.load(source, inside[:, None] & (c < STRIDE)[None, :], other=0.0).to(tl.float32)
                     factor = tl.load(depthwise + c * (K * K) + tap, c < C, other=0.0).to(tl.float32)
                     gradient += outer * factor[None, :]
                     target = partial + (tl.program_id(0) * C + c) * (K * K) + tap
                     tl.store(target, tl.sum(rectified * outer, 0), c < C)
             rounded = tl.where(passes, gradient, 0.0).to(dx.dtype.element_ty)
-            tl.store(dx + offsets, rounded, mask)
+            tl.store(dx + pixel * DX_STRIDE + c[None, :], rounded, here[:, None] & (c < DX_STRIDE)[None, :])
             if NORM:
                 total += tl.sum(rounded.to(tl.float32), 0)
                 products += tl.sum(rounded.to(tl.float32) * (value - mean[None, :]), 0)

@@ -54,7 +54,7 @@ def test_outputs_and_gradients_equal_torchs(inputs, relu, affine, shape, dtype):
 
 def test_chunks_of_several_tiles_equal_torchs(monkeypatch):
     monkeypatch.setattr(_norm, "MAX_TILE", 256)
-    monkeypatch.setattr(_norm, "MAX_CHUNKS", 3)
+    monkeypatch.setattr(_norm, "MAX_SUMS", 96)
     x, y = (channels_last((3, 40, 9, 7), torch.float32, seed) for seed in (2, 3))
     layer, reference = pair(40)
     close(run(layer, x, y), run(reference, x.double(), y.double()), torch.float32)
