@@ -22,15 +22,16 @@ from torch import Tensor, nn
 
 from asng import nas
 from asng.experiments._train_step import TrainStep
-from asng.experiments.cifar10.network import Net, set_drop_path
+from asng.experiments.cifar10.network import Net, set_drop_path, use_fused_kernels
 from asng.experiments.cifar10.space import SPACE, channels_for, random_values
 
-WAYS = {  # type, channels last, captured
-    "float32 (TF32), NCHW, plain": (None, False, False),
-    "float32 (TF32), NCHW, captured": (None, False, True),
-    "float32 (TF32), channels last, captured": (None, True, True),
-    "bfloat16, channels last, plain": (torch.bfloat16, True, False),
-    "bfloat16, channels last, captured": (torch.bfloat16, True, True),
+WAYS = {  # type, channels last, captured, fused kernels
+    "float32 (TF32), NCHW, plain": (None, False, False, False),
+    "float32 (TF32), NCHW, captured": (None, False, True, False),
+    "float32 (TF32), channels last, captured, fused kernels": (None, True, True, True),
+    "bfloat16, channels last, plain": (torch.bfloat16, True, False, False),
+    "bfloat16, channels last, captured": (torch.bfloat16, True, True, False),
+    "bfloat16, channels last, captured, fused kernels": (torch.bfloat16, True, True, True),
 }
 
 
@@ -40,11 +41,13 @@ def loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
 
 
 def train_step(values: dict[str, Any], channels: int, cells: int, way: str) -> TrainStep:
-    amp_dtype, channels_last, _ = WAYS[way]
+    amp_dtype, channels_last, _, fused = WAYS[way]
     torch.manual_seed(0)
     model: Any = nas.extract(Net(channels, cells, affine=True, auxiliary=True), values).to("cuda")
     if channels_last:
         model = model.to(memory_format=torch.channels_last)
+    if fused:
+        use_fused_kernels(model)
     set_drop_path(model, 0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4, fused=True)
     return TrainStep(model, optimizer, loss, max_grad_norm=5.0, amp_dtype=amp_dtype)
@@ -53,7 +56,7 @@ def train_step(values: dict[str, Any], channels: int, cells: int, way: str) -> T
 def rows(name: str, values: dict[str, Any], cells: int, size: int, steps: int) -> list[dict[str, Any]]:
     channels = channels_for(values, cells)
     result = []
-    for way, (_, channels_last, captured) in WAYS.items():
+    for way, (_, channels_last, captured, _) in WAYS.items():
         step = train_step(values, channels, cells, way)
         layout = torch.channels_last if channels_last else torch.contiguous_format
         images = torch.randn(size, 3, 32, 32, device="cuda").contiguous(memory_format=layout)

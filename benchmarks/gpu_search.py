@@ -24,7 +24,7 @@ from gpu_measure import describe_gpu, measure, print_table, require_gpu
 from torch import Tensor, nn
 
 from asng import ASNG
-from asng.experiments.cifar10.network import Net
+from asng.experiments.cifar10.network import Net, use_fused_kernels
 from asng.nas import OneShot, space_of
 
 PRECISIONS = {"float32 (TF32)": None, "bfloat16": torch.bfloat16}
@@ -63,9 +63,10 @@ def rows(cells: int, channels: int, size: int, steps: int) -> list[dict[str, Any
         torch.manual_seed(0)
         model: Any = Net(channels, cells).to("cuda")
         model = model.to(memory_format=torch.channels_last)
-        for capture in (False, True):
-            search = oneshot(copy.deepcopy(model), amp_dtype, capture)
-            name = f"{precision}, {'captured' if capture else 'plain'}"
+        for capture, fused in ((False, False), (True, False), (True, True)):
+            copied = copy.deepcopy(model)
+            search = oneshot(use_fused_kernels(copied) if fused else copied, amp_dtype, capture)
+            name = f"{precision}, {'captured' if capture else 'plain'}{', fused kernels' if fused else ''}"
             numbers = measure_search(search, size, steps if capture else few, torch.channels_last)
             result.append({"name": name, **numbers})
             del search

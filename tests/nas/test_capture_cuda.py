@@ -30,8 +30,8 @@ def on_gpu(batch):
     return tuple(tensor.cuda() for tensor in batch)
 
 
-def gpu_pairs(n):
-    return [(on_gpu(train), on_gpu(valid)) for train, valid in pairs(n)]
+def gpu_pairs(n, dtype=torch.float):
+    return [(on_gpu(train), on_gpu(valid)) for train, valid in pairs(n, dtype)]
 
 
 def test_graphs_can_branch_here():
@@ -212,7 +212,9 @@ def test_other_optimizers_are_captured(name):
     torch.manual_seed(0)
     model = Choosy().double().cuda()  # in which a bias before a batch norm has no gradient of rounding errors
     optimizer = partial(getattr(torch.optim, name), lr=0.01, weight_decay=0.01, capturable=True)
-    assert_same_losses(model, copy.deepcopy(model), gpu_pairs(12), weight_optimizer=optimizer, loss_fn=cross_entropy)
+    assert_same_losses(
+        model, copy.deepcopy(model), gpu_pairs(12, torch.double), weight_optimizer=optimizer, loss_fn=cross_entropy
+    )
 
 
 def test_blocks_with_widths_are_captured():

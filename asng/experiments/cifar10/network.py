@@ -6,16 +6,17 @@ what is selected runs, and what two nodes have in common runs once.
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asng import nas
+from asng import fused, nas
 from asng.experiments.cifar10.space import CELL_KINDS, CLASSES, NODES, SPACE, Paths, loose_ends, reduction_indices
 from asng.nas import _trace
 
+Model = TypeVar("Model", bound=nn.Module)
 Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a source and what it goes through
 
 
@@ -80,6 +81,14 @@ class _AveragePool(torch.autograd.Function):
             spread[:, :, :: ctx.stride, :: ctx.stride] = gradient
             gradient = spread
         return F.avg_pool2d(gradient, 3, 1, 1), None
+
+
+def use_fused_kernels(model: Model) -> Model:
+    """Let the pools, batch norms and separable convolutions of a network run fused kernels, where they can."""
+    for module in model.modules():
+        if type(module) is AveragePool:
+            module.__class__ = fused.AvgPool2d  # type: ignore[assignment]
+    return fused.fuse(model)
 
 
 class FactorizedReduce(nn.Module):
