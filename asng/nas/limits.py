@@ -35,7 +35,7 @@ class Limit:
         name: The name in messages; by default that of the measure.
 
     Raises:
-        ValueError: The measure cannot be called, or the limit is no number above 0.
+        ValueError: The measure cannot be called, its `fingerprint` is no text, or the limit is no number above 0.
 
     >>> from asng.nas import parameters
     >>> limit = Limit(parameters, 100_000)
@@ -57,6 +57,9 @@ class Limit:
             object.__setattr__(self, "name", getattr(self.measure, "__name__", type(self.measure).__name__))
         if not isinstance(self.at_most, numbers.Real) or not 0 < self.at_most < math.inf:
             raise ValueError(f"the limit of {self.name} must be a number above 0, got {self.at_most!r}")
+        fingerprint = getattr(self.measure, "fingerprint", None)
+        if not isinstance(fingerprint, (str, type(None))):
+            raise ValueError(f"the fingerprint of {self.name} must be text, got {fingerprint!r}")
 
     def violation(self, cost: float) -> float:
         """Compute how far a cost is above the limit.

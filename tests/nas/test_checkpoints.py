@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import zipfile
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -223,3 +224,29 @@ def test_numbers_of_numpy_are_saved_as_those_of_python(tmp_path):
     save(tmp_path / "checkpoint.pt", state)
     loaded = load(tmp_path / "checkpoint.pt")
     assert repr(loaded) == repr({"lr": 0.1, "lrs": [0.5, (3, True)], "weight": torch.ones(2)})
+
+
+@pytest.mark.parametrize("value", [Unsafe(), Unsafe, lambda: 0, np.zeros(2), {Unsafe()}, {Unsafe(): 1}])
+def test_what_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path, value):
+    path = tmp_path / "checkpoint.pt"
+    save(path, state(1))
+    for held in ({"job": [{}, {"extra": value}]}, {"job": [{}, OrderedDict(extra=value)]}):
+        with pytest.raises(ValueError, match=r"^a checkpoint cannot hold job\.1\.extra, which is a \w+; make it of"):
+            save(path, held)
+    assert load(path)["number"] == 1
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+def test_all_that_torch_loads_is_saved(tmp_path):
+    values = [
+        {1, 2},
+        Counter("aab"),
+        torch.Size([2]),
+        torch.float16,
+        torch.device("cpu"),
+        b"x",
+        1j,
+        torch.nn.Parameter(),
+    ]
+    save(tmp_path / "checkpoint.pt", {"values": values})
+    assert load(tmp_path / "checkpoint.pt")["values"][:-1] == values[:-1]

@@ -252,6 +252,15 @@ def test_a_limit_needs_a_function():
         Limit(Flops, 100)  # type: ignore[arg-type]
 
 
+def test_a_fingerprint_is_text():
+    def energy(model, values):
+        return 1.0
+
+    energy.fingerprint = object()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"the fingerprint of energy must be text, got <object"):
+        Limit(energy, 1)
+
+
 def test_limits_are_named_after_their_measure():
     assert [Limit(measure, 1).name for measure in (parameters, Flops(IMAGES), Latency(IMAGES))] == [
         "parameters",

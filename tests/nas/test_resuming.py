@@ -519,3 +519,15 @@ def test_a_search_whose_schedule_computes_in_numpy_is_continued(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_search(checkpoint=path, loss_fn=interrupted_at(23), **settings())
     assert len(run_search(checkpoint=path, **settings()).history) == 2
+
+
+def test_a_state_that_could_not_be_read_back_ends_the_search_at_once(tmp_path):
+    class Stamped(Net):
+        def get_extra_state(self):
+            return object()
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(ValueError, match=r"cannot hold job\.search\.model\._extra_state, which is a object"):
+        run_search(Stamped(), checkpoint=tmp_path / "checkpoint.pt", epochs=1)
