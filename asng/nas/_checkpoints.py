@@ -22,17 +22,18 @@ import torch
 from asng._files import Lock, atomic_write
 
 FORMAT = "asng checkpoint 2"
+PREVIOUS = ".asng-previous"
 LOADABLE = frozenset({bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter})
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
 
 
 def previous_path(path: Path) -> Path:
-    """The path of the checkpoint before the newest one.
+    """The path of the checkpoint before the newest one; by its name no file of the user's.
 
     >>> previous_path(Path("run/checkpoint.pt")).name
-    'checkpoint.previous.pt'
+    'checkpoint.asng-previous.pt'
     """
-    return path.with_name(f"{path.stem}.previous{path.suffix}")
+    return path.with_name(f"{path.stem}{PREVIOUS}{path.suffix}")
 
 
 def lock(path: Path) -> Lock:

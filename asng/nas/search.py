@@ -18,6 +18,7 @@ from asng._asktell import Optimizer
 from asng._checks import check_int
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
+from asng.nas._checkpoints import PREVIOUS
 from asng.nas._checks import check_decisions
 from asng.nas._identity import describe_search
 from asng.nas._loader_job import LoaderJob
@@ -95,7 +96,8 @@ def search(
         mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
         capture: Run each step as one CUDA graph, several times as fast where the host's kernel launches take most of
             the time; where that cannot be, a warning says why, and steps run as usual.
-        checkpoint: The path of a file to save to and to resume from; by default nothing is saved.
+        checkpoint: The path of a file to save to and to resume from; by default nothing is saved. The one before the
+            newest is kept beside `name.pt` as `name.asng-previous.pt`.
         progress: Show a progress bar, on rank 0.
         seed: An integer of at least 0 for the architectures drawn and the order of the batches: while batches are
             loaded, torch's global generator has an RNG state of their own.
@@ -172,6 +174,10 @@ def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
 def _check_path(path: Path) -> Path:
     if path.is_dir():
         raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / 'search.pt'}")
+    if path.stem.endswith(PREVIOUS):
+        raise ValueError(
+            f"{path} is kept by another search; rename it to {path.stem.removesuffix(PREVIOUS)}{path.suffix}"
+        )
     return path
 
 

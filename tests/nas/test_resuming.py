@@ -354,7 +354,7 @@ def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_
     path = tmp_path / "checkpoint.pt"
     run_search(checkpoint=path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"damaged .*the one before it is .*checkpoint\.previous\.pt: rename it"):
+    with pytest.raises(ValueError, match=r"damaged .*the one before it is .*checkpoint\.asng-previous\.pt: rename it"):
         run_search(checkpoint=path)
     os.replace(checkpoints.previous_path(path), path)
     assert len(run_search(checkpoint=path).history) == 2
@@ -379,7 +379,17 @@ def test_a_second_search_with_the_same_checkpoint_is_refused(tmp_path, whole):
     assert ended(first) == 0
     assert same(result_of(tmp_path), whole[False])
     assert same(small_search(path), whole[False])
-    assert {"checkpoint.pt", "checkpoint.previous.pt", "go", "result.pt"} == set(os.listdir(tmp_path))
+    assert {"checkpoint.pt", "checkpoint.asng-previous.pt", "go", "result.pt"} == set(os.listdir(tmp_path))
+
+
+def test_no_file_of_the_users_is_taken_for_the_previous_checkpoint(tmp_path):
+    mine = tmp_path / "s.previous.pt"
+    mine.write_text("mine")
+    run_search(checkpoint=tmp_path / "s.pt")
+    assert mine.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["s.asng-previous.pt", "s.previous.pt", "s.pt"]
+    with pytest.raises(ValueError, match=r"s\.asng-previous\.pt is kept by another search; rename it to s\.pt$"):
+        run_search(checkpoint=tmp_path / "s.asng-previous.pt")
 
 
 def test_a_search_within_a_search_needs_another_checkpoint(tmp_path):
@@ -441,7 +451,7 @@ def test_a_link_to_a_checkpoint_stays_and_both_names_are_one_checkpoint(tmp_path
     link.symlink_to(path)
     run_search(checkpoint=link)
     assert link.is_symlink()
-    assert sorted(os.listdir(path.parent)) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert sorted(os.listdir(path.parent)) == ["checkpoint.asng-previous.pt", "checkpoint.pt"]
     held = checkpoints.lock(path)
     with pytest.raises(ValueError, match="is in use by process"):
         run_search(checkpoint=link)
@@ -470,7 +480,7 @@ def test_killed_at_any_moment_and_resumed_ends_with_the_same_bits(tmp_path, whol
         assert ended(process) in (0, -signal.SIGKILL)
     assert kills >= 2
     assert same(result_of(tmp_path), whole[own_generator])
-    assert set(os.listdir(tmp_path)) <= {"checkpoint.pt", "checkpoint.previous.pt", "result.pt", "started"}
+    assert set(os.listdir(tmp_path)) <= {"checkpoint.pt", "checkpoint.asng-previous.pt", "result.pt", "started"}
 
 
 @pytest.mark.parametrize("save", [1, 3])
@@ -488,7 +498,7 @@ def test_killed_while_saving_and_resumed_ends_with_the_same_bits(tmp_path, whole
         assert known == (save if point == "renamed" or (save == 1 and point == "previous in place") else save - 1)
         assert ended(started(searching, str(tmp_path), {})) == 0
     assert same(result_of(tmp_path), whole[False])
-    assert set(os.listdir(tmp_path)) == {"checkpoint.pt", "checkpoint.previous.pt", "result.pt", "started"}
+    assert set(os.listdir(tmp_path)) == {"checkpoint.pt", "checkpoint.asng-previous.pt", "result.pt", "started"}
 
 
 def test_a_process_stopped_by_ctrl_c_goes_on_with_the_same_bits(tmp_path, whole):
