@@ -182,17 +182,24 @@ def list_modules(network: nn.Module) -> list[nn.Module]:
 
 
 def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
-    """True if a module is, or holds, a decision or an elastic layer; `seen` is a memo."""
+    """True if a module is, or holds, a decision or an elastic layer; `seen` is a memo.
+
+    A `Searchable` also holds what it reads through its plain attributes, such as a configuration.
+    """
     known = seen.get(module)
     if known is None:
         kind: Any = type(module)
-        known = _is_searched(kind)
+        known = _is_searched(kind) or (isinstance(module, Searchable) and _reads_decisions(module))
         for child in () if known else module._modules.values():
             if child is not None and holds_decisions(child, seen):
                 known = True
                 break
         seen[module] = known
     return known
+
+
+def _reads_decisions(module: nn.Module) -> bool:
+    return any(isinstance(m, Decision) for _, _, held in unregistered_modules(module) for m in held.modules())
 
 
 @cache
