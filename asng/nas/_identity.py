@@ -4,11 +4,13 @@ import inspect
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from asng._asktell import Optimizer
+from asng.nas._measures import ForwardMeasure
 from asng.nas.limits import Limit
 
 CHANGED_BY_SEARCH = {"params", "lr", "initial_lr"}  # by the search and its schedule
@@ -40,10 +42,10 @@ def describe_search(
         "arch_optimizer": {
             **arch_optimizer.state_dict()["settings"],
             "population_size": arch_optimizer._population_size,
-            "seed": arch_optimizer.seed,
+            **_to_plain(arch_optimizer._origin),
         },
         "weight_optimizer": describe_weight_optimizer(weight_optimizer),
-        "limits": [f"{limit.name} <= {float(limit.at_most)}" for limit in limits],
+        "limits": [f"{_name_measure(limit)} <= {float(limit.at_most)}" for limit in limits],
         "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
         "amp_dtype": None if amp_dtype is None else str(amp_dtype),
         "mask_inactive": bool(mask_inactive),
@@ -66,9 +68,10 @@ def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
-    """Class and constructor arguments, as far as they are kept as attributes of the same names."""
+    """Class and constructor arguments, as far as attributes of such names keep them; functions by their names."""
     arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
-    settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in arguments}
+    names = {kept for name in arguments for kept in (name, f"{name}s", f"_{name}")}  # lr_lambdas, _schedulers
+    settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in names}
     return {"class": type(lr_scheduler).__name__, **settings}
 
 
@@ -96,10 +99,21 @@ def length_of(data: Any) -> int | None:
         return None
 
 
+def _name_measure(limit: Limit) -> str:
+    """The name of a measure; those that run the network are of other inputs, too."""
+    return repr(limit.measure) if isinstance(limit.measure, ForwardMeasure) else limit.name
+
+
 def _to_plain(value: Any) -> Any:
-    """A value that loads with `weights_only=True`; of what has no such form, its class."""
-    if isinstance(value, Tensor):
+    """A value that loads with `weights_only=True`; of what has no such form, its name or class."""
+    if isinstance(value, LRScheduler):
+        return describe_lr_scheduler(value)
+    if isinstance(value, (Tensor, np.ndarray, np.generic)):
         return value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): _to_plain(item) for key, item in value.items()}
     if isinstance(value, (tuple, list)):
-        return [_to_plain(part) for part in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+        parts = [_to_plain(part) for part in value]
+        return _to_plain(dict(enumerate(parts))) if any(isinstance(part, dict) for part in parts) else parts
+    plain = value is None or isinstance(value, (bool, int, float, str))
+    return value if plain else getattr(value, "__name__", type(value).__name__)

@@ -325,6 +325,8 @@ class _Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state["history"]) > self._epochs:
+            raise ValueError(f"it has {len(state['history'])} {self._unit}s, more than the {self._epochs} asked for")
         self._job.load_state_dict(state["job"])
         self.history, self._index = state["history"], state["index"]
         measured = {name: list(values) for name, values in state["measured"].items()}

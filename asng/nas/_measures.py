@@ -90,7 +90,7 @@ class _Parameters(StaticMeasure):
 parameters = _Parameters()
 
 
-class _ForwardMeasure(StaticMeasure):
+class ForwardMeasure(StaticMeasure):
     """A measure of one forward on example inputs."""
 
     def __init__(self, *inputs: Any) -> None:
@@ -100,8 +100,12 @@ class _ForwardMeasure(StaticMeasure):
             )
         self.inputs = inputs
 
+    def __repr__(self) -> str:
+        where = "" if self.device is None else f", device={self.device.type}"
+        return f"{type(self).__name__}({_describe(self.inputs)}{where})"
 
-class Flops(_ForwardMeasure):
+
+class Flops(ForwardMeasure):
     """A measure: the floating-point operations of one forward of the extracted network.
 
     torch's formulas count two for each multiplication with addition in convolutions, matrix products and attention,
@@ -131,7 +135,7 @@ class Flops(_ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
-        return f"Flops({_describe(self.inputs)})"
+        return repr(self)
 
 
 class _FlopCounter(TorchDispatchMode):
@@ -158,7 +162,7 @@ class _FlopCounter(TorchDispatchMode):
         return result
 
 
-class Latency(_ForwardMeasure):
+class Latency(ForwardMeasure):
     """A measure: the seconds of one forward of the extracted network.
 
     Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
@@ -207,7 +211,7 @@ class Latency(_ForwardMeasure):
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
         runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"
-        return f"Latency({_describe(self.inputs)}) on {where}, {host}, {runs}"
+        return f"{self!r} on {where}, {host}, {runs}"
 
 
 def _agree(seconds: Sequence[float]) -> bool:

@@ -63,11 +63,12 @@ def search(
 
     A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
     another search: of a model with other weights (names and shapes), another arch_optimizer (method, settings,
-    population_size, seed) or weight_optimizer (class, hyper-parameters), lr_scheduler (class, numbers) or epochs
-    of the default one, limits, max_grad_norm, amp_dtype, mask_inactive, seed, or data (class, length and batch size
-    of `train_loader` and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of
-    its data set).
-    The loss, the layers without weights and what the data hold are not compared.
+    population_size, seed, initial) or weight_optimizer (class, hyper-parameters), lr_scheduler (class, numbers, names
+    of functions) or epochs of the default one, limits (numbers, names of measures, example inputs), max_grad_norm,
+    amp_dtype, mask_inactive, seed, or data (class, length and batch size of `train_loader` and `valid_loader`, of a
+    DataLoader also the class of its sampler and the class and length of its data set).
+    The loss, the layers without weights, what functions compute and what the data hold are not compared. With an
+    lr_scheduler of your own a search may be continued for more epochs.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
     complete step; a note on it says where. The same call repeats the step that failed, with the same

@@ -14,16 +14,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from asng import ASNG, SNG
-from asng.nas import Limit, OneOf, parameters, space_of
+from asng.nas import Flops, Latency, Limit, OneOf, parameters, space_of
 from asng.nas import _checkpoints as checkpoints
 from tests.helpers.processes import POINTS, ended, forking, ready, searching, started, waiting
 from tests.helpers.searches import Net, batches, cross_entropy, data, outcome, run_search, same, small_search
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
+
+ROWS = torch.zeros(8, 4)
 
 # Stopping and going on -----------------------------------------------------------------------------
 
@@ -216,13 +218,13 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         "blocks.blocks.3": {"model": Net(depth=4)},
         "(epochs of the default lr_scheduler: 2 there, 3 here)": {"epochs": 3},
         "(limits: [] there, ['parameters <= 200.0'] here)": {"limits": [Limit(parameters, 200)]},
-        "(arch_optimizer.alpha: 1.5 there, 2.0 here)": {"arch_optimizer": ASNG(space_of(Net()), alpha=2.0)},
-        "(arch_optimizer.population_size: 2 there, 4 here)": {
+        "(arch_optimizer.alpha: 1.5 there, 2.0 here; ": {"arch_optimizer": ASNG(space_of(Net()), alpha=2.0)},
+        "(arch_optimizer.population_size: 2 there, 4 here; ": {
             "arch_optimizer": ASNG(space_of(Net()), population_size=4)
         },
         "(arch_optimizer.method: ASNG there, SNG here; ": {"arch_optimizer": SNG(space_of(Net()))},
-        "(arch_optimizer.seed: None there, 4 here)": {"arch_optimizer": ASNG(space_of(Net()), seed=4)},
-        "(seed: 0 there, 1 here)": {"seed": 1},
+        "(arch_optimizer.seed: 0 (0,) there, 4 here)": {"arch_optimizer": ASNG(space_of(Net()), seed=4)},
+        "(seed: 0 there, 1 here; ": {"seed": 1},
         "(max_grad_norm: 5.0 there, None here)": {"max_grad_norm": None},
         "(amp_dtype: None there, torch.bfloat16 here)": {"amp_dtype": torch.bfloat16},
         "(mask_inactive: False there, True here)": {"mask_inactive": True},
@@ -261,12 +263,78 @@ def test_another_weight_optimizer_or_schedule_is_refused_by_name(tmp_path):
         with_weights(path, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda w: StepLR(w, 1, gamma=0.5))
 
 
-def test_another_limit_is_another_search(tmp_path):
+def test_a_nested_schedule_is_refused_by_what_differs_inside(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    run_search(checkpoint=path, limits=[Limit(parameters, 200)])
-    message = r"limits: \['parameters <= 200\.0'\] there, \['parameters <= 150\.0'\] here"
-    with pytest.raises(ValueError, match=message):
-        run_search(checkpoint=path, limits=[Limit(parameters, 150)])
+
+    def nested(lr, factor):
+        return SequentialLR(lr, [StepLR(lr, 1, gamma=0.5), LambdaLR(lr, factor)], milestones=[1])
+
+    def halve(epoch):
+        return 0.5**epoch
+
+    with_weights(path, lambda p: torch.optim.SGD(p, 0.1), lambda w: nested(w, halve))
+    assert len(with_weights(path, lambda p: torch.optim.SGD(p, 0.1), lambda w: nested(w, halve)).history) == 2
+    for reason, schedule in (
+        (
+            "_schedulers.0.gamma: 0.5 there, 0.1 here",
+            lambda w: SequentialLR(w, [StepLR(w, 1), LambdaLR(w, halve)], milestones=[1]),
+        ),
+        ("_schedulers.1.lr_lambdas: ['halve'] there, ['<lambda>'] here", lambda w: nested(w, lambda epoch: 0.1)),
+        ("_milestones: [1] there, [2]", lambda w: SequentialLR(w, [StepLR(w, 1, 0.5), LambdaLR(w, halve)], [2])),
+    ):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            with_weights(path, lambda p: torch.optim.SGD(p, 0.1), schedule)
+
+
+@pytest.mark.parametrize(
+    ("reason", "there", "here"),
+    [
+        ("seed: 1 there, 2 here", {"seed": np.int64(1)}, {"seed": np.int64(2)}),
+        ("seed: 5 () there, 6 () here", {"seed": np.random.SeedSequence(5)}, {"seed": np.random.SeedSequence(6)}),
+        ("seed: None there, 0 here", {}, {"seed": 0}),
+        ("initial.first: None there, [0.5, 0.25, 0.25] here", {}, {"initial": {"first": np.array([0.5, 0.25, 0.25])}}),
+        ("initial.depth: [2, 1] there, [3, 1] here", {"initial": {"depth": (2, 1)}}, {"initial": {"depth": (3, 1)}}),
+    ],
+)
+def test_another_seed_or_prior_is_another_search(tmp_path, reason, there, here):
+    def one(settings):
+        run_search(checkpoint=tmp_path / "c.pt", epochs=1, arch_optimizer=ASNG(space_of(Net()), **settings))
+
+    one(there)
+    one(there)
+    with pytest.raises(ValueError, match=re.escape(f"(arch_optimizer.{reason})")):
+        one(here)
+
+
+def test_fewer_epochs_than_are_done_are_refused(tmp_path):
+    for epochs in (3, 4):
+        with_weights(tmp_path / "c.pt", lambda p: torch.optim.SGD(p, 0.1), lambda w: StepLR(w, 1), epochs=epochs)
+    with pytest.raises(ValueError, match=r"c\.pt is of another run \(it has 4 epochs, more than the 3 asked for\)"):
+        with_weights(tmp_path / "c.pt", lambda p: torch.optim.SGD(p, 0.1), lambda w: StepLR(w, 1), epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "reason"),
+    [
+        (Limit(parameters, 200), Limit(parameters, 150), "['parameters <= 200.0'] there, ['parameters <= 150.0'] here"),
+        (
+            Limit(Flops(ROWS), 9e9),
+            Limit(Flops(ROWS[:1]), 9e9),
+            "['Flops([(8, 4) torch.float32]) <= 9000000000.0'] there",
+        ),
+        (Limit(Latency(ROWS), 9), Limit(Latency(ROWS[:1]), 9), "['Latency([(8, 4) torch.float32]) <= 9.0'] there, ['L"),
+        (
+            Limit(Latency(ROWS), 9),
+            Limit(Latency(ROWS, device="cpu"), 9),
+            "['Latency([(8, 4) torch.float32], device=cpu",
+        ),
+    ],
+)
+def test_another_limit_is_another_search(tmp_path, there, here, reason):
+    path = tmp_path / "checkpoint.pt"
+    run_search(checkpoint=path, limits=[there])
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        run_search(checkpoint=path, limits=[here])
 
 
 def loader(dataset=None, **settings):
