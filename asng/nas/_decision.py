@@ -43,7 +43,7 @@ class Searchable(nn.Module, ABC):
     """
 
     def active_modules(self) -> Iterable[nn.Module]:
-        """List what has an effect under the selected values.
+        """List what has an effect under the selected values; the model must stay unchanged, as the first call shows.
 
         Returns:
             The children that run, and the decisions that are read; by default all children. Decisions that are
@@ -53,7 +53,9 @@ class Searchable(nn.Module, ABC):
 
     @abstractmethod
     def build_static(self) -> nn.Module:
-        """Build the static equivalent of this module under the selected values; this module must stay unchanged.
+        """Build the static equivalent of this module under the selected values; the model must stay unchanged.
+
+        A change of it is undone and raises ValueError. Only weights that are written through `.data` go unnoticed.
 
         Returns:
             A module that computes the same. It may hold modules of this one, also modules with decisions: they are

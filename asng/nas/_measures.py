@@ -4,13 +4,13 @@ A measure is any function `(model, values) -> number` of a model with decisions 
 here leave the model unchanged.
 """
 
-import copy
 import os
 import platform
 import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -123,12 +123,18 @@ class Flops(ForwardMeasure):
     """
 
     def _measure(self, build: StaticBuild, device: torch.device) -> int:
-        counter, mha = _FlopCounter(), torch.backends.mha
+        try:
+            return self._count(build.copy(share_weights=True), _FlopCounter(build.supernet.model), device)
+        except _WeightsWritten:
+            return self._count(build.copy(), _FlopCounter(), device)
+
+    def _count(self, network: nn.Module, counter: "_FlopCounter", device: torch.device) -> int:
+        mha = torch.backends.mha
         fused = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         try:
             with counter:
-                build.runnable.eval()(*to_device(self.inputs, device))
+                network.eval()(*to_device(self.inputs, device))
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
@@ -138,17 +144,33 @@ class Flops(ForwardMeasure):
         return repr(self)
 
 
+class _WeightsWritten(Exception):
+    """A network is about to write into its weights, as `nn.Embedding(max_norm=...)` does."""
+
+
 class _FlopCounter(TorchDispatchMode):
-    """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module."""
+    """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module.
+
+    Raises _WeightsWritten before an operation that would write into the memory of a model's parameters.
+    """
 
     _atomic: ClassVar[set[Any]] = set()  # operations that do not consist of others
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
+        self._model = model
+
+    @cached_property
+    def _weights(self) -> set[int]:
+        return set() if self._model is None else {p.untyped_storage()._cdata for p in self._model.parameters()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if hasattr(func, "_schema") and func._schema.is_mutable:
+            written = (*(args[0] if args and isinstance(args[0], list) else args[:1]), kwargs.get("out"))
+            if any(isinstance(t, Tensor) and t.untyped_storage()._cdata in self._weights for t in written):
+                raise _WeightsWritten
         formula = flop_registry.get(getattr(func, "_overloadpacket", None))
         if formula is None and func is not torch.ops.prim.device.default and func not in self._atomic:
             with self:  # what consists of others is taken apart, as in inference mode
@@ -194,10 +216,8 @@ class Latency(ForwardMeasure):
         self.warmup = warmup
 
     def _measure(self, build: StaticBuild, device: torch.device) -> float:
-        network = build.runnable.eval()
-        if self.device is not None and self.device != device:
-            device = self.device
-            network = copy.deepcopy(network).to(device)
+        device = self.device or device
+        network = build.copy().eval().to(device)  # a copy: what runs may write into its weights
         inputs = to_device(self.inputs, device)
         for _ in range(self.warmup):
             network(*inputs)

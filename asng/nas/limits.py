@@ -30,7 +30,8 @@ class Limit:
     """A hard limit on the cost of architectures.
 
     Args:
-        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0.
+        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0. It may
+            use the model, which is restored afterwards, except for numbers that it writes into weights.
         at_most: The largest feasible cost, above 0, in the unit of the measure: a count, operations, seconds.
         name: The name in messages; by default that of the measure.
 
