@@ -188,6 +188,7 @@ def run_job(
                     # A Ctrl-C does not reach all processes in the same step.
                     if _distributed.any_rank(interrupted(), job.device):
                         loop.save()
+                        saved = loop.position
                         raise KeyboardInterrupt(loop.how_to_continue())
                 loop.finish_epoch(progress)
             except NoFiniteLoss as error:
@@ -196,8 +197,9 @@ def run_job(
                         f"{checkpoint.path} is as it was after {unit} {len(loop.history)}, before these losses"
                     )
                 raise
-            except Exception as error:
-                if checkpoint is not None and loop.position != saved:
+            except BaseException as error:
+                impatient = interrupted() and not isinstance(error, Exception)  # a second Ctrl-C does not wait
+                if checkpoint is not None and loop.position != saved and not impatient:
                     loop.save_after(error)
                 raise
             loop.save()
@@ -295,7 +297,7 @@ class _Loop:
             self._checkpoint.save(self.state_dict())
         self._timed = time.monotonic()
 
-    def save_after(self, error: Exception) -> None:
+    def save_after(self, error: BaseException) -> None:
         """Save the state after an error, and say so in a note on the error."""
         where = self.how_to_continue()
         try:
