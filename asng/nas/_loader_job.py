@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from asng._checks import check_int
 from asng.nas import _distributed
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, rng_states, set_rng_states
@@ -159,14 +160,15 @@ class LoaderJob:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        used, rng_at_pass_start = state["valid_at_epoch_start"]
+        self._valid_at_epoch_start = check_int(used, "batches of valid_loader", min=0), rng_at_pass_start
+        self._rng_at_epoch_start = state["rng_at_epoch_start"]
+        for rng in (self._rng_at_epoch_start, rng_at_pass_start)[: 2 if used else 1]:
+            self._set_rng_states(rng)  # to raise here where they are damaged
         self._set_loading_rng_states(state["rng_loading"])
         self._oneshot.load_state_dict(state["search"])
         self._lr_scheduler.load_state_dict(state["lr_scheduler"])
-        self._steps, self._losses = state["steps"], state["losses"]
-        self._rng_at_epoch_start, self._valid_at_epoch_start = (
-            state["rng_at_epoch_start"],
-            state["valid_at_epoch_start"],
-        )
+        self._steps, self._losses = check_int(state["steps"], "steps", min=0), list(map(float, state["losses"]))
 
     # Random numbers.
 
@@ -197,7 +199,7 @@ class LoaderJob:
         return {"data": self._data_rng_state, "loaders": [generator.get_state() for generator in self._generators()]}
 
     def _set_loading_rng_states(self, state: Mapping[str, Any]) -> None:
-        self._data_rng_state = state["data"]
+        self._data_rng_state = torch.Generator().set_state(state["data"]).get_state()
         for generator, saved in zip(self._generators(), state["loaders"], strict=True):
             generator.set_state(saved)
 

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asng._checks import check_int
 from asng._files import Lock, differences
 from asng._progress import Progress, no_progress
 from asng.nas import _checkpoints, _distributed
@@ -330,9 +331,10 @@ class _Loop:
         if len(state["history"]) > self._epochs:
             raise ValueError(f"it has {len(state['history'])} {self._unit}s, more than the {self._epochs} asked for")
         self._job.load_state_dict(state["job"])
-        self.history, self._index = state["history"], state["index"]
-        measured = {name: list(values) for name, values in state["measured"].items()}
-        self._epoch = Epoch(len(self.history) + 1, state["steps"], measured, state["seconds"])
+        self.history = [dict(record) for record in state["history"]]
+        self._index, steps = (check_int(state[name], name, min=0) for name in ("index", "steps"))
+        measured: Any = {name: list(map(float, values)) for name, values in state["measured"].items()}
+        self._epoch = Epoch(len(self.history) + 1, steps, measured, float(state["seconds"]))
         set_rng_states(state["rng"], self._job.device)
 
 

@@ -292,6 +292,8 @@ class Costs:
             data, key, costs = state["nearest"]
             values = {name: v.from_json(data[name]) for name, v in self.supernet.space.items()}
             nearest = (values, str(key), tuple(map(float, costs)))
+            if not self._is_complete(nearest[2]):  # under raised limits
+                nearest = None
         return {key: costs for key, costs in known.items() if costs}, nearest
 
     def _device(self) -> str:

@@ -1,5 +1,6 @@
 """Searches that are stopped, killed and continued end with the same bits; checkpoints that do not fit are refused."""
 
+import functools
 import itertools
 import os
 import random
@@ -416,6 +417,32 @@ def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
             with pytest.raises(ValueError, match=rf"is of another run \(.*it has no '{part}'\); use another path"):
                 run_search(checkpoint=path)
             state[part] = kept
+
+
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        *itertools.product(("index", "steps", "history", "measured", "seconds", "rng", "job"), ("a", [1, 2])),
+        ("index", -1),
+        ("measured", {"train_loss": ["a"]}),
+        *((f"job.{name}", "a") for name in ("steps", "losses", "search", "lr_scheduler", "rng_at_epoch_start")),
+        ("job.rng_loading", {"data": "a", "loaders": []}),
+        ("job.rng_at_epoch_start", {}),
+        ("job.valid_at_epoch_start", ("a", {})),
+        ("job.valid_at_epoch_start", (2, {})),
+        ("job.search.costs", {"device": 1, "measures": 2, "known": 3, "nearest": 4}),
+    ],
+)
+def test_a_part_of_a_checkpoint_that_is_of_another_type_is_refused(tmp_path, part, wrong):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        run_search(checkpoint=path, loss_fn=interrupted_at(23))
+    whole = checkpoints.load(path)
+    *outer, name = part.split(".")
+    functools.reduce(dict.__getitem__, outer, whole)[name] = wrong
+    checkpoints.save(path, whole)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is of another run \(.*\); use another path, or delete it"):
+        run_search(checkpoint=path)
 
 
 def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_path):
