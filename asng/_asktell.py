@@ -21,6 +21,8 @@ from asng.families import Family
 from asng.space import Variable, family_of
 
 Seed = int | np.random.SeedSequence | None
+"""A seed: an integer of at least 0, a SeedSequence, or None for a random one."""
+
 MAX_STEP_SIZE = 1e6  # a radius of 1 is already large
 MAX_UPDATES = 1e15  # of one run: thirty years of one in a microsecond
 

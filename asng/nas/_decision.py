@@ -158,6 +158,9 @@ class Decision(Searchable):
     def __floordiv__(self, divisor: int) -> "Size":
         return Size(self) // divisor
 
+    def __mod__(self, divisor: int) -> Any:
+        return Size(self) % divisor
+
     __rmul__ = __mul__
     __radd__ = __add__
     __truediv__ = __floordiv__
@@ -237,6 +240,9 @@ class Size:
     def __floordiv__(self, divisor: int) -> "Size":
         raise self._no_fraction(f"{self} / {self._constant(divisor, 'quotient')}")
 
+    def __mod__(self, divisor: int) -> Any:  # as torch's convolutions compute
+        raise ValueError(f"{self} is no number that a layer of torch takes; use an elastic one, such as nas.Conv2d")
+
     __rmul__ = __mul__
     __radd__ = __add__
     __truediv__ = __floordiv__
@@ -264,6 +270,7 @@ class Size:
 
 
 SizeLike = Decision | Size | int
+"""A size of a layer: a number, a decision among integers, or arithmetic with one."""
 
 
 def size_and_max(of: SizeLike, what: str) -> tuple[Size, int]:

@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,7 @@ from asng._checks import check_int
 from asng.nas import _distributed
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, rng_states, set_rng_states
-from asng.nas.oneshot import Batch, OneShot
+from asng.nas.oneshot import Batch, OneShot, finite_mean
 from asng.nas.result import certainty
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
@@ -77,7 +77,8 @@ class LoaderJob:
             losses = {name: loss for name, loss in losses.items() if not math.isnan(loss)}
         if not self._losses:
             self._losses.append(step.train_loss)
-        return {**losses, "feasible": feasible} if self._oneshot.costs.limits else losses
+        shares = {"feasible": feasible} if self._oneshot.costs.limits else {}
+        return {**losses, **shares, **_means("train", step.train_metrics), **_means("valid", step.valid_metrics)}
 
     def _start_epoch(self) -> Iterator[tuple[Batch, Batch]]:
         """The batches of the epoch that are left."""
@@ -106,7 +107,7 @@ class LoaderJob:
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, float]:
         means = {"train_loss": math.nan, "valid_loss": math.nan}
-        means |= {name: mean for name, mean in epoch.means().items() if mean is not None}
+        means |= {name: math.nan if mean is None else mean for name, mean in sorted(epoch.means().items())}
         if _distributed.is_rank0():
             self._warn_of_explosion(means["train_loss"], epoch.number)
         with warnings.catch_warnings():  # there may have been no step of the weights yet
@@ -213,6 +214,12 @@ class LoaderJob:
                 if isinstance(generator, torch.Generator):
                     generators[id(generator)] = generator
         return list(generators.values())
+
+
+def _means(half: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the candidates of a half of a step; one called loss is left out."""
+    names = {name for of_one in metrics for name in of_one} - {"loss"}
+    return {f"{half}_{name}": finite_mean(of_one.get(name) for of_one in metrics) for name in names}
 
 
 class _RepeatedPasses(Iterator[Batch]):

@@ -279,13 +279,15 @@ class _Loop:
     def finish_epoch(self, progress: Progress) -> None:
         epoch = self._epoch
         means = epoch.means()
-        losses = [mean for name, mean in means.items() if name.endswith("loss")]
+        losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
         if losses and all(mean is None for mean in losses):
             raise NoFiniteLoss(
                 f"all losses of {self._unit} {epoch.number} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
-        record = {self._unit: epoch.number, **means, **self._job.finish_epoch(epoch), "seconds": epoch.seconds}
+        fields = self._job.finish_epoch(epoch)
+        rest = {name: mean for name, mean in means.items() if name not in fields}
+        record = {self._unit: epoch.number, **rest, **fields, "seconds": epoch.seconds}
         if self._checkpoint is not None and _distributed.is_rank0():
             self._checkpoint.append(record)
         self.history.append(record)

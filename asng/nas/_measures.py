@@ -98,6 +98,9 @@ class ForwardMeasure(StaticMeasure):
             raise ValueError(
                 "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32)"
             )
+        if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)) and all(isinstance(n, int) for n in inputs[0]):
+            shape = tuple(inputs[0])
+            raise ValueError(f"an example input is a tensor, not its shape {shape}; give torch.zeros{shape}")
         self.inputs = inputs
 
     def __repr__(self) -> str:
@@ -115,7 +118,7 @@ class Flops(ForwardMeasure):
         inputs: Example inputs, with which the model is called; the whole batch counts.
 
     Raises:
-        ValueError: There are no example inputs.
+        ValueError: There are no example inputs, or a shape in the place of one.
 
     >>> from asng import nas
     >>> Flops(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4})

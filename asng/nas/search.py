@@ -26,7 +26,7 @@ from asng.nas._loop import Checkpoint, run_job
 from asng.nas._outcome import LossFn
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
-from asng.nas.result import SearchResult, result
+from asng.nas.result import SearchResult, build_result
 from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
 
@@ -82,8 +82,8 @@ def search(
             that starts over. An epoch is one pass over it.
         valid_loader: Batches that move the distribution, other data than those of `train_loader`. An epoch continues
             where the one before stopped and starts over at the end, so that all batches are used alike.
-        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) as in `OneShot`; the history holds losses alone.
-            It moves batches to the device itself.
+        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) as in `OneShot`. The history holds their means
+            over candidates and steps. It moves batches to the device itself.
         epochs: The number of passes over `train_loader`, at least 1.
         arch_optimizer: `ASNG`, or a baseline, over `space_of(model)`; by default `ASNG` with its default settings.
         weight_optimizer: Any torch optimizer of the model's parameters; by default SGD with learning rate 0.025,
@@ -155,7 +155,7 @@ def search(
     with closing(job), _bar(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
-    outcome = result(oneshot, history)
+    outcome = build_result(oneshot, history)
     oneshot.supernet.choose(outcome.values)
     return outcome
 

@@ -17,6 +17,7 @@ from asng.nas.layers import ElasticLayer
 from asng.space import Variable, check_names, check_value, check_values, family_of
 
 Values = Mapping[str, Any]
+"""An architecture: one value for each decision, by name."""
 
 
 class Supernet:

@@ -151,6 +151,13 @@ def test_an_example_is_needed(measure):
         measure()
 
 
+@pytest.mark.parametrize("measure", [Flops, Latency])
+def test_a_shape_in_the_place_of_an_example_is_an_error_with_the_cure(measure):
+    with pytest.raises(ValueError, match=r"is a tensor, not its shape \(1, 3, 8, 8\); give torch\.zeros\(1, 3, 8, 8\)"):
+        measure((1, 3, 8, 8))
+    measure(torch.zeros(1), (1, 3))  # as any other arguments
+
+
 def test_latency_needs_a_forward_to_time():
     with pytest.raises(ValueError, match="repeats must be at least 1"):
         Latency(IMAGES, repeats=0)
