@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng._checks import as_float_array, as_int, as_losses, check_bool, check_int
+from asng._checks import as_float_array, as_losses, check_bool, check_int
 from asng._decoding import Space
 from asng._ragged import Array
 from asng._state import FLOAT64, check_finite, is_finite, read_state
@@ -102,7 +102,7 @@ class Optimizer(ABC):
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": check_bool(mirrored, "mirrored")}
         self._generator = _generator(seed)
         initial = {} if initial is None else initial
-        self._origin = {"seed": _describe_seed(seed, self._generator), "initial": initial}
+        self._origin = {"seed": seed, "initial": initial}  # as given
         self._best: tuple[Array, float] | None = None
         self._state = self._initial_state(self._initial_theta(initial))
 
@@ -357,13 +357,6 @@ def _generator(seed: Seed) -> np.random.Generator:
         return np.random.Generator(np.random.PCG64(seed))
     except (TypeError, ValueError):
         raise ValueError(f"seed must be an integer >= 0, a SeedSequence or None, got {seed!r}") from None
-
-
-def _describe_seed(seed: Seed, generator: np.random.Generator) -> int | str | None:
-    """A number, or the sequence that anything else became; None for a random one."""
-    sequence: Any = generator.bit_generator.seed_seq
-    number = as_int(seed)
-    return number if number is not None or seed is None else f"{sequence.entropy} {sequence.spawn_key}"
 
 
 def read_only_view(array: Array) -> Array:

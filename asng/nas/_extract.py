@@ -38,13 +38,9 @@ class StaticBuild:
         self._seen: dict[nn.Module, bool] = {}  # which hold decisions; not the index: the model may have changed
         self._ties = Ties(supernet.paths if _may_untie(supernet) else {})
         self._views, self._copies = (Build(copies, self._ties.record, self._original) for copies in (False, True))
-        with (
-            supernet.selecting(values),
-            preserve_rng(supernet),
-            torch.no_grad(),
-            forbid_changes(supernet, "build_static"),
-        ):
-            self.network = self._static(supernet.model)
+        with supernet.selecting(values), preserve_rng(supernet), torch.no_grad():
+            with forbid_changes(supernet, "build_static"):
+                self.network = self._static(supernet.model)
             self._ties.retie(self.network.named_modules())
 
     def num_parameters(self) -> int:
@@ -94,9 +90,8 @@ class StaticBuild:
     def _static(self, module: nn.Module) -> nn.Module:
         if module not in self._replacements:
             if module in self._in_progress:
-                raise ValueError(
-                    f"{label_of(module, self._original)} is inside of what its own build_static() returned"
-                )
+                label = label_of(module, self._original)
+                raise ValueError(f"{label} is inside of what its own build_static() returned")
             self._in_progress.add(module)
             result = module
             if holds_decisions(module, self._seen):

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
 
 Change = tuple[nn.Module, str]  # the module, and what of it
+MISSING = object()
 TRANSIENT = frozenset({"training", "selected"})  # changed and restored by asng itself
 
 
@@ -39,11 +39,9 @@ class Snapshot:
         """Restore the modules; returns the first change, or None."""
         changed: Change | None = None
         for module, kind, attributes, contents in self._saved:
-            names = [name for name in {**attributes, **module.__dict__} if name not in TRANSIENT]
             now = module.__dict__
-            lost = [
-                name for name in names if name not in now or name not in attributes or now[name] is not attributes[name]
-            ]
+            names = {**attributes, **now}.keys() - TRANSIENT
+            lost = sorted(name for name in names if now.get(name, MISSING) is not attributes.get(name, MISSING))
             if lost or type(module) is not kind:
                 changed = changed or (module, lost[0] if lost else "class")
                 module.__class__ = kind
@@ -91,7 +89,7 @@ def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
     if changed is not None:
         owner, what = changed
         suspects = [module for module in own if owner in set(module.modules())] or own
-        names = " or ".join(label_of(module, supernet.paths) for module in suspects)
+        names = " or ".join(sorted(label_of(module, supernet.paths) for module in suspects))
         raise ValueError(
             f"{hook}() of {names} changed {what} of {label_of(owner, supernet.paths)}; leave the model as it is, and "
             "change copies of its parts"
@@ -127,14 +125,8 @@ def set_training(model: nn.Module) -> None:
 
 def with_own(supernet: "Supernet", hook: str) -> list[nn.Module]:
     """The searchable modules whose method `hook` is the user's."""
-    kinds: Any = {type(module) for module in supernet.paths}
-    own = {kind for kind in kinds if _has_own(kind, hook)}
-    return [module for module in supernet.paths if type(module) in own and module in supernet.searchable] if own else []
-
-
-@cache
-def _has_own(kind: Any, hook: str) -> bool:
-    return issubclass(kind, Searchable) and not is_from_asng(getattr(kind, hook))
+    searchable = (module for module in supernet.searchable if isinstance(module, Searchable))
+    return [module for module in searchable if not is_from_asng(getattr(type(module), hook))]
 
 
 def label_of(module: nn.Module, paths: Mapping[nn.Module, str]) -> str:

@@ -146,10 +146,15 @@ def search(
     job = LoaderJob(oneshot, scheduler, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
     saved = None
     if checkpoint is not None:
-        length = epochs if lr_scheduler is None else None  # a given lr_scheduler may be continued for more epochs
-        loaders = (train_loader, valid_loader)
         identity = describe_search(
-            arch_optimizer, weight_optimizer, scheduler, *loaders, seed=seed, epochs=length, **options
+            train_loader,
+            valid_loader,
+            arch_optimizer,
+            seed=seed,
+            epochs=epochs if lr_scheduler is None else None,  # a given one may be continued for more epochs
+            lr_scheduler=lr_scheduler,
+            weight_optimizer=weight_optimizer,
+            **options,
         )
         saved = Checkpoint(_check_path(Path(checkpoint)), identity)
     with closing(job), _bar(progress and _distributed.is_rank0()) as show:
