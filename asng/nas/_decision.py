@@ -43,7 +43,7 @@ class Searchable(nn.Module, ABC):
     """
 
     def active_modules(self) -> Iterable[nn.Module]:
-        """List what has an effect under the selected values.
+        """List what has an effect under the selected values; the model must stay unchanged, as the first call shows.
 
         Returns:
             The children that run, and the decisions that are read; by default all children. Decisions that are
@@ -53,7 +53,9 @@ class Searchable(nn.Module, ABC):
 
     @abstractmethod
     def build_static(self) -> nn.Module:
-        """Build the static equivalent of this module under the selected values; this module must stay unchanged.
+        """Build the static equivalent of this module under the selected values; the model must stay unchanged.
+
+        A change of it is undone and raises ValueError.
 
         Returns:
             A module that computes the same. It may hold modules of this one, also modules with decisions: they are
@@ -156,6 +158,9 @@ class Decision(Searchable):
     def __floordiv__(self, divisor: int) -> "Size":
         return Size(self) // divisor
 
+    def __mod__(self, divisor: int) -> Any:
+        return Size(self) % divisor
+
     __rmul__ = __mul__
     __radd__ = __add__
     __truediv__ = __floordiv__
@@ -235,6 +240,9 @@ class Size:
     def __floordiv__(self, divisor: int) -> "Size":
         raise self._no_fraction(f"{self} / {self._constant(divisor, 'quotient')}")
 
+    def __mod__(self, divisor: int) -> Any:  # as torch's convolutions compute
+        raise ValueError(f"{self} is no number that a layer of torch takes; use an elastic one, such as nas.Conv2d")
+
     __rmul__ = __mul__
     __radd__ = __add__
     __truediv__ = __floordiv__
@@ -262,6 +270,7 @@ class Size:
 
 
 SizeLike = Decision | Size | int
+"""A size of a layer: a number, a decision among integers, or arithmetic with one."""
 
 
 def size_and_max(of: SizeLike, what: str) -> tuple[Size, int]:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asng._checks import check_int
 from asng._files import Lock, differences
 from asng._progress import Progress, no_progress
 from asng.nas import _checkpoints, _distributed
@@ -188,6 +189,7 @@ def run_job(
                     # A Ctrl-C does not reach all processes in the same step.
                     if _distributed.any_rank(interrupted(), job.device):
                         loop.save()
+                        saved = loop.position
                         raise KeyboardInterrupt(loop.how_to_continue())
                 loop.finish_epoch(progress)
             except NoFiniteLoss as error:
@@ -196,8 +198,9 @@ def run_job(
                         f"{checkpoint.path} is as it was after {unit} {len(loop.history)}, before these losses"
                     )
                 raise
-            except Exception as error:
-                if checkpoint is not None and loop.position != saved:
+            except BaseException as error:
+                impatient = interrupted() and not isinstance(error, Exception)  # a second Ctrl-C does not wait
+                if checkpoint is not None and loop.position != saved and not impatient:
                     loop.save_after(error)
                 raise
             loop.save()
@@ -276,13 +279,15 @@ class _Loop:
     def finish_epoch(self, progress: Progress) -> None:
         epoch = self._epoch
         means = epoch.means()
-        losses = [mean for name, mean in means.items() if name.endswith("loss")]
+        losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
         if losses and all(mean is None for mean in losses):
             raise NoFiniteLoss(
                 f"all losses of {self._unit} {epoch.number} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
-        record = {self._unit: epoch.number, **means, **self._job.finish_epoch(epoch), "seconds": epoch.seconds}
+        fields = self._job.finish_epoch(epoch)
+        rest = {name: mean for name, mean in means.items() if name not in fields}
+        record = {self._unit: epoch.number, **rest, **fields, "seconds": epoch.seconds}
         if self._checkpoint is not None and _distributed.is_rank0():
             self._checkpoint.append(record)
         self.history.append(record)
@@ -295,7 +300,7 @@ class _Loop:
             self._checkpoint.save(self.state_dict())
         self._timed = time.monotonic()
 
-    def save_after(self, error: Exception) -> None:
+    def save_after(self, error: BaseException) -> None:
         """Save the state after an error, and say so in a note on the error."""
         where = self.how_to_continue()
         try:
@@ -325,10 +330,13 @@ class _Loop:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state["history"]) > self._epochs:
+            raise ValueError(f"it has {len(state['history'])} {self._unit}s, more than the {self._epochs} asked for")
         self._job.load_state_dict(state["job"])
-        self.history, self._index = state["history"], state["index"]
-        measured = {name: list(values) for name, values in state["measured"].items()}
-        self._epoch = Epoch(len(self.history) + 1, state["steps"], measured, state["seconds"])
+        self.history = [dict(record) for record in state["history"]]
+        self._index, steps = (check_int(state[name], name, min=0) for name in ("index", "steps"))
+        measured: Any = {name: list(map(float, values)) for name, values in state["measured"].items()}
+        self._epoch = Epoch(len(self.history) + 1, steps, measured, float(state["seconds"]))
         set_rng_states(state["rng"], self._job.device)
 
 

@@ -4,7 +4,6 @@ A measure is any function `(model, values) -> number` of a model with decisions 
 here leave the model unchanged.
 """
 
-import copy
 import os
 import platform
 import statistics
@@ -15,12 +14,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from asng.nas._devices import device_of, to_device
 from asng.nas._extract import StaticBuild
-from asng.nas._preserve import preserve_rng
+from asng.nas._preserve import WeightsWritten, WriteGuard, preserve_rng
 from asng.nas.supernet import Supernet, Values
 
 FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
@@ -90,7 +88,7 @@ class _Parameters(StaticMeasure):
 parameters = _Parameters()
 
 
-class _ForwardMeasure(StaticMeasure):
+class ForwardMeasure(StaticMeasure):
     """A measure of one forward on example inputs."""
 
     def __init__(self, *inputs: Any) -> None:
@@ -98,10 +96,17 @@ class _ForwardMeasure(StaticMeasure):
             raise ValueError(
                 "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32)"
             )
+        if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)) and all(isinstance(n, int) for n in inputs[0]):
+            shape = tuple(inputs[0])
+            raise ValueError(f"an example input is a tensor, not its shape {shape}; give torch.zeros{shape}")
         self.inputs = inputs
 
+    def __repr__(self) -> str:
+        where = "" if self.device is None else f", device={self.device.type}"
+        return f"{type(self).__name__}({_describe(self.inputs)}{where})"
 
-class Flops(_ForwardMeasure):
+
+class Flops(ForwardMeasure):
     """A measure: the floating-point operations of one forward of the extracted network.
 
     torch's formulas count two for each multiplication with addition in convolutions, matrix products and attention,
@@ -111,7 +116,7 @@ class Flops(_ForwardMeasure):
         inputs: Example inputs, with which the model is called; the whole batch counts.
 
     Raises:
-        ValueError: There are no example inputs.
+        ValueError: There are no example inputs, or a shape in the place of one.
 
     >>> from asng import nas
     >>> Flops(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4})
@@ -119,29 +124,32 @@ class Flops(_ForwardMeasure):
     """
 
     def _measure(self, build: StaticBuild, device: torch.device) -> int:
-        counter, mha = _FlopCounter(), torch.backends.mha
+        try:
+            return self._count(build.copy(share_weights=True), _FlopCounter(build.supernet.model), device)
+        except WeightsWritten:
+            return self._count(build.copy(), _FlopCounter(nn.Module()), device)
+
+    def _count(self, network: nn.Module, counter: "_FlopCounter", device: torch.device) -> int:
+        mha = torch.backends.mha
         fused = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         try:
             with counter:
-                build.runnable.eval()(*to_device(self.inputs, device))
+                network.eval()(*to_device(self.inputs, device))
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
 
     @property
     def fingerprint(self) -> str:
-        return f"Flops({_describe(self.inputs)})"
+        return repr(self)
 
 
-class _FlopCounter(TorchDispatchMode):
+class _FlopCounter(WriteGuard):  # type: ignore[no-untyped-call]
     """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module."""
 
     _atomic: ClassVar[set[Any]] = set()  # operations that do not consist of others
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
+    total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -152,13 +160,13 @@ class _FlopCounter(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
             self._atomic.add(func)
-        result = func(*args, **kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         if formula is not None:
             self.total += int(formula(*args, **kwargs, out_val=result))
         return result
 
 
-class Latency(_ForwardMeasure):
+class Latency(ForwardMeasure):
     """A measure: the seconds of one forward of the extracted network.
 
     Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
@@ -190,10 +198,8 @@ class Latency(_ForwardMeasure):
         self.warmup = warmup
 
     def _measure(self, build: StaticBuild, device: torch.device) -> float:
-        network = build.runnable.eval()
-        if self.device is not None and self.device != device:
-            device = self.device
-            network = copy.deepcopy(network).to(device)
+        device = self.device or device
+        network = build.copy().eval().to(device)  # a copy: what runs may write into its weights
         inputs = to_device(self.inputs, device)
         for _ in range(self.warmup):
             network(*inputs)
@@ -207,7 +213,7 @@ class Latency(_ForwardMeasure):
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
         runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"
-        return f"Latency({_describe(self.inputs)}) on {where}, {host}, {runs}"
+        return f"{self!r} on {where}, {host}, {runs}"
 
 
 def _agree(seconds: Sequence[float]) -> bool:
