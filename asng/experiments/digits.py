@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from asng import __version__, nas
 from asng._progress import Progress, no_progress, part_of
-from asng.experiments._checkpoint import RunCheckpoint
 from asng.experiments._settings import check_settings
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
@@ -232,7 +231,7 @@ def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress)
 
     result = by_kind.get("search")
     if result is None:
-        checkpoint = RunCheckpoint(run, f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
+        checkpoint = Checkpoint(run.folder / f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
         result = keep("search", search(settings, seed, data, part_of(progress, 0.0, 0.4), checkpoint))
         checkpoint.remove()
     for kind, values, part in (("found", result["values"], 0.4), ("handcrafted", HANDCRAFTED, 0.5)):
