@@ -38,6 +38,9 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
         with _progress.progress_bar(title, console) as progress:
             yield progress
     except KeyboardInterrupt:
-        where = "" if folder is None else f" What is finished is in {folder}; the same command continues."
+        where = ""
+        if folder is not None:
+            kept = any(path.suffix in (".jsonl", ".pt") for path in folder.glob("*"))
+            where = f" What is finished is in {folder}; the same command continues." if kept else " Nothing was saved."
         print(f"Interrupted.{where}", file=sys.stderr)
         raise

@@ -262,7 +262,7 @@ def real_data() -> Path:
 
 
 def digits_short() -> Values:
-    """All parts of a run of two epochs; how many random architectures it trains depends on time, but not the first."""
+    """All parts of a run of two epochs."""
     with tempfile.TemporaryDirectory() as folder, recorded_losses(digits, "classification_loss") as losses:
         digits.run(digits.DigitsSettings(epochs=2, training_epochs=2), Path(folder))
         records = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
