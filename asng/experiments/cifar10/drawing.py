@@ -24,10 +24,9 @@ from asng.experiments.cifar10.probabilities import (
     STATES,
     TITLE,
     Probabilities,
-    check_probabilities,
     probabilities_figure,
 )
-from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, Paths, cell_paths, code_of
+from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, Paths, cell_paths
 from asng.experiments.figures import canvas, save_figure, tint
 
 # Inches. A layer is, from its top: arrow heads, operations, the way to the sum, the sum.
@@ -65,11 +64,10 @@ def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabili
 
 
 def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[DrawnCell]:
-    """The two cells of an architecture; raises ValueError if it is none, or if the probabilities are not its."""
-    code, likely = code_of(values), None
+    """The two cells of an architecture."""
+    likely = None
     if probabilities is not None:
-        arrays = check_probabilities(probabilities)
-        likely = {name: float(arrays[name][choice]) for name, choice in zip(SPACE, code, strict=True)}
+        likely = {name: float(probabilities[name][SPACE[name].index(value)]) for name, value in values.items()}
     return [DrawnCell(kind, cell_paths(values, kind), likely) for kind in CELL_KINDS]
 
 
