@@ -1,13 +1,13 @@
 """`asng cifar10 search`, `retrain` and `evaluate`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 
-from asng.cli.images import Commands, DataFlags, EvaluateFlags, Flat, RetrainFlags, SearchFlags
+from asng.cli.images import Commands, DataFlags, EvaluateFlags, RetrainFlags, SearchFlags
 from asng.cli.terminal import progress_bar
 from asng.experiments._settings import parse_device
 from asng.experiments.cifar10.data import load_cifar10
@@ -24,7 +24,7 @@ from asng.nas.architecture import from_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cifar10SearchFlags(SearchFlags):
+class Cifar10SearchFlags(SearchFlags[Cifar10SearchSettings, DataFlags]):
     """Search the two cells of an image classifier on CIFAR-10: section 3.2 of the paper.
 
     One half of the training images moves the weights, the other the distribution of architectures.
@@ -39,14 +39,11 @@ class Cifar10SearchFlags(SearchFlags):
       asng cifar10 search --max-params 200000 --epochs 50
     """
 
-    settings: Annotated[Cifar10SearchSettings, Flat] = field(default_factory=Cifar10SearchSettings)
-    where: Annotated[DataFlags, Flat] = field(default_factory=DataFlags)
     capture: bool = True
     """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cifar10RetrainFlags(RetrainFlags):
+class Cifar10RetrainFlags(RetrainFlags[Cifar10RetrainSettings, DataFlags]):
     """Train an architecture from scratch on all of CIFAR-10's training images, and test it.
 
     The number of channels is the largest with at most --max-params. Ctrl-C saves; the same command
@@ -59,20 +56,14 @@ class Cifar10RetrainFlags(RetrainFlags):
       asng cifar10 retrain --architecture random --seed 3        a baseline
     """
 
-    settings: Annotated[Cifar10RetrainSettings, Flat] = field(default_factory=Cifar10RetrainSettings)
-    where: Annotated[DataFlags, Flat] = field(default_factory=DataFlags)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Cifar10EvaluateFlags(EvaluateFlags):
+class Cifar10EvaluateFlags(EvaluateFlags[DataFlags]):
     """Test what a run has trained: a network from scratch, or the most likely one of a search with its shared weights.
 
     Examples:
       asng cifar10 evaluate runs/cifar10-asng-seed0/retrain-seed0
       asng cifar10 evaluate runs/cifar10-asng-seed0
     """
-
-    where: Annotated[DataFlags, Flat] = field(default_factory=DataFlags)
 
 
 class Cifar10Commands(Commands):

@@ -1,16 +1,15 @@
 """`asng digits search`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from asng.cli.terminal import parse_command, progress_bar
+from asng.cli.terminal import Flat, parse_command, progress_bar
 from asng.experiments import digits
 from asng.runs import ARCHITECTURE
 
@@ -28,7 +27,7 @@ class DigitsCommand:
       asng digits search --seeds 10 --out runs/ten
     """
 
-    settings: Annotated[digits.DigitsSettings, tyro.conf.arg(name="")] = field(default_factory=digits.DigitsSettings)
+    settings: Annotated[digits.DigitsSettings, Flat]
     out: Path = Path("runs/digits")
     """Folder of the run."""
 

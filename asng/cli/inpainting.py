@@ -1,13 +1,13 @@
 """`asng inpainting search`, `retrain` and `evaluate`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 
-from asng.cli.images import Commands, DataFlags, EvaluateFlags, Flat, RetrainFlags, SearchFlags
+from asng.cli.images import Commands, DataFlags, EvaluateFlags, RetrainFlags, SearchFlags
 from asng.cli.terminal import progress_bar
 from asng.experiments._settings import parse_device
 from asng.experiments.inpainting.data import load_faces, load_folder
@@ -36,8 +36,7 @@ class FaceFlags(DataFlags):
     """The same for the test images."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InpaintingSearchFlags(SearchFlags):
+class InpaintingSearchFlags(SearchFlags[InpaintingSearchSettings, FaceFlags]):
     """Search an autoencoder that fills holes in faces: section 3.3 of the paper.
 
     --data, or the environment variable ASNG_DATA, names a folder of face images, or CelebA as its authors
@@ -51,12 +50,9 @@ class InpaintingSearchFlags(SearchFlags):
       asng inpainting search --small                           a look, minutes on two cores
     """
 
-    settings: Annotated[InpaintingSearchSettings, Flat] = field(default_factory=InpaintingSearchSettings)
-    where: Annotated[FaceFlags, Flat] = field(default_factory=FaceFlags)
-
 
 @dataclass(frozen=True, kw_only=True)
-class InpaintingRetrainFlags(RetrainFlags):
+class InpaintingRetrainFlags(RetrainFlags[InpaintingRetrainSettings, FaceFlags]):
     """Train an autoencoder from scratch on faces with holes, and test it.
 
     The mask is that of the search, unless another one is given. The baseline base has layers of 3x3 with skip
@@ -70,8 +66,6 @@ class InpaintingRetrainFlags(RetrainFlags):
       asng inpainting retrain --architecture network.json --iterations 20000
     """
 
-    settings: Annotated[InpaintingRetrainSettings, Flat] = field(default_factory=InpaintingRetrainSettings)
-    where: Annotated[FaceFlags, Flat] = field(default_factory=FaceFlags)
     architecture: str | None = None
     """A file as architecture.json; random, drawn from the space of RUN or of the paper; base, as deep as RUN found."""
     out: Path | None = None
@@ -80,7 +74,7 @@ class InpaintingRetrainFlags(RetrainFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InpaintingEvaluateFlags(EvaluateFlags):
+class InpaintingEvaluateFlags(EvaluateFlags[FaceFlags]):
     """PSNR and SSIM of what a run has trained, on all test faces; leaves evaluation.json and restored.png.
 
     The masks of the test faces are the same for all runs.
@@ -91,7 +85,6 @@ class InpaintingEvaluateFlags(EvaluateFlags):
       asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0 --pictures family
     """
 
-    where: Annotated[FaceFlags, Flat] = field(default_factory=FaceFlags)
     pictures: Path | None = None
     """A folder of any faces to test on instead, without other data; leaves evaluation-NAME.json, restored-NAME.png."""
 

@@ -13,6 +13,8 @@ from rich.console import Console
 from asng import _progress
 from asng._progress import Progress
 
+Flat = tyro.conf.arg(name="")  # flags without a prefix
+
 
 def parse_command(flags: Any, name: str, arguments: Sequence[str], **presets: Any) -> Any:
     """Parse a command's arguments; `--help` shows the docstring of `flags`.
@@ -27,7 +29,7 @@ def parse_command(flags: Any, name: str, arguments: Sequence[str], **presets: An
         description=cleandoc(flags.__doc__ or ""),
         args=arguments,
         default=flags(settings=given[0]) if given else tyro.MISSING_NONPROP,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
+        config=(tyro.conf.DisallowNone,),
     )
 
 
