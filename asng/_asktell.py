@@ -162,11 +162,7 @@ class Optimizer(ABC):
         return list(map(Candidate, self._space.decode(x), x))
 
     def tell(
-        self,
-        candidates: Iterable[Candidate],
-        losses: Iterable[Any],
-        *,
-        active: Iterable[Collection[str]] | None = None,
+        self, candidates: Iterable[Candidate], losses: Iterable[Any], *, active: Iterable[Collection[str]] | None = None
     ) -> None:
         """Learn from candidates; only the order of their losses counts.
 

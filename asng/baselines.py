@@ -45,13 +45,7 @@ def adam_init(theta: Array) -> AdamState:
 
 
 def adam_update(
-    family: Family,
-    state: AdamState,
-    x: Array,
-    losses: Losses,
-    active: Array | None = None,
-    *,
-    lr: Any,
+    family: Family, state: AdamState, x: Array, losses: Losses, active: Array | None = None, *, lr: Any
 ) -> AdamState:
     """Adam with the normalized natural gradient as its gradient (section 3.1), on all entries of theta."""
     gradient, _, inv_norm = natural_gradient(family, state.theta, x, losses, active)

@@ -32,11 +32,7 @@ def search(
 
 
 def retrain(
-    task: Task,
-    settings: JobSettings,
-    values: Mapping[str, Any],
-    folder: Path,
-    progress: Progress = no_progress,
+    task: Task, settings: JobSettings, values: Mapping[str, Any], folder: Path, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Train an architecture from scratch, or continue; leaves the weights and a summary in the folder."""
     job = TrainJob(task, settings, values)

@@ -367,7 +367,9 @@ def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path):
 
 def test_ctrl_c_while_faces_are_read_promises_nothing(tmp_path, monkeypatch):
     folder = fill(tmp_path / "some")
-    monkeypatch.setattr("asng.experiments.inpainting.faces._crop_all", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(
+        "asng.experiments.inpainting.faces._crop_all", lambda *arguments: os.kill(os.getpid(), signal.SIGINT)
+    )
     done = run("inpainting", "search", *TINY, "--data", folder, "--out", tmp_path / "run")
     assert (done.code, done.err) == (130, "Interrupted.\n")
     assert [path.name for path in tmp_path.iterdir()] == ["some"]

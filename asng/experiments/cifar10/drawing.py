@@ -159,14 +159,7 @@ class _Sketch:
             name, color = LOOKS[operation]
             gid = f"{self.cell.kind}{node}.op{slot + 1}"
             self._box(
-                middle,
-                y,
-                WIDTH,
-                BOX,
-                fc=tint(color, _strength(likely)),
-                ec="black",
-                lw=_thickness(likely) / 2,
-                gid=gid,
+                middle, y, WIDTH, BOX, fc=tint(color, _strength(likely)), ec="black", lw=_thickness(likely) / 2, gid=gid
             )
             self._text(middle, y - BOX / 2, name if likely is None else f"{name}\n{likely:.2f}")
         if self.cell.twice(node):

@@ -296,14 +296,7 @@ class Net(nn.Module):
     torch.Size([2, 10])
     """
 
-    def __init__(
-        self,
-        channels: int = 16,
-        cells: int = 8,
-        *,
-        affine: bool = False,
-        auxiliary: bool = False,
-    ) -> None:
+    def __init__(self, channels: int = 16, cells: int = 8, *, affine: bool = False, auxiliary: bool = False) -> None:
         super().__init__()
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
