@@ -11,7 +11,7 @@ keeps the size of its input and hands its output over to its mirror image ("skip
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -112,16 +112,16 @@ def _layer(values: Values, number: int) -> Layer:
 
 def runnable_layers(layers: Sequence[Layer], size: tuple[int, int] = SIZE) -> list[Layer]:
     """The layers of a chain that run on images of this height and width: a side of 1 cannot be halved."""
-    run: list[Layer] = []
+    return [layer for layer, runs, _ in _sizes(layers, size) if runs]
+
+
+def _sizes(layers: Sequence[Layer], size: tuple[int, int]) -> Iterator[tuple[Layer, bool, tuple[int, int]]]:
+    """Each layer, whether it runs, and the size after it."""
     for layer in layers:
-        if layer.skip or min(size) > 1:
-            run.append(layer)
-            size = size if layer.skip else _halve(size)
-    return run
-
-
-def _halve(size: tuple[int, int]) -> tuple[int, int]:
-    return (size[0] + 1) // 2, (size[1] + 1) // 2
+        runs = layer.skip or min(size) > 1
+        if not layer.skip:
+            size = (size[0] + 1) // 2, (size[1] + 1) // 2  # 1 stays 1
+        yield layer, runs, size
 
 
 def depth(values: Values, size: tuple[int, int] = SIZE) -> int:
@@ -137,16 +137,11 @@ def describe_chain(values: Values, size: tuple[int, int] = SIZE) -> str:
     1  3x3 skip   64 channels  64x63
     2  5x5 down   64 channels  32x32
     """
-    layers = chain(values)
-    run = runnable_layers(layers, size)
-    lines = []
-    for layer in layers:
+    layers, lines = chain(values), []
+    for layer, runs, (height, width) in _sizes(layers, size):
         text = f"{layer.number:{len(str(layers[-1].number))}}  {layer.kind}  "
-        if layer in run:
-            size = size if layer.skip else _halve(size)
-            lines.append(f"{text}{layer.channels:3} channels  {size[0]}x{size[1]}")
-        else:
-            lines.append(f"{text}left out at {size[0]}x{size[1]}")
+        what = f"{layer.channels:3} channels " if runs else "left out at"
+        lines.append(f"{text}{what} {height}x{width}")
     return "\n".join(lines)
 
 
