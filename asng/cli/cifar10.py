@@ -10,21 +10,14 @@ from rich.console import Console
 from asng.cli.images import Commands, DataFlags, EvaluateFlags, RetrainFlags, SearchFlags
 from asng.cli.terminal import progress_bar
 from asng.experiments._settings import parse_device
+from asng.experiments.cifar10 import task
 from asng.experiments.cifar10.data import load_cifar10
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, cell_paths, random_values
-from asng.experiments.cifar10.task import (
-    SMALL,
-    SMALL_RETRAIN,
-    Cifar10,
-    Cifar10RetrainSettings,
-    Cifar10SearchSettings,
-    evaluate,
-)
 from asng.nas.architecture import from_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cifar10SearchFlags(SearchFlags[Cifar10SearchSettings, DataFlags]):
+class Cifar10SearchFlags(SearchFlags[task.Cifar10SearchSettings, DataFlags]):
     """Search the two cells of an image classifier on CIFAR-10: section 3.2 of the paper.
 
     One half of the training images moves the weights, the other the distribution of architectures.
@@ -43,7 +36,7 @@ class Cifar10SearchFlags(SearchFlags[Cifar10SearchSettings, DataFlags]):
     """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
 
 
-class Cifar10RetrainFlags(RetrainFlags[Cifar10RetrainSettings, DataFlags]):
+class Cifar10RetrainFlags(RetrainFlags[task.Cifar10RetrainSettings, DataFlags]):
     """Train an architecture from scratch on all of CIFAR-10's training images, and test it.
 
     The number of channels is the largest with at most --max-params. Ctrl-C saves; the same command
@@ -71,13 +64,13 @@ class Cifar10Commands(Commands):
 
     name = "cifar10"
     search_flags, retrain_flags, evaluate_flags = Cifar10SearchFlags, Cifar10RetrainFlags, Cifar10EvaluateFlags
-    small_search, small_retrain = SMALL, SMALL_RETRAIN
+    small_search, small_retrain = task.SMALL, task.SMALL_RETRAIN
 
-    def load_task(self, flags: Any, console: Console) -> Cifar10:
+    def load_task(self, flags: Any, console: Console) -> task.Cifar10:
         with progress_bar(console, "download", None) as progress:
-            return Cifar10(*load_cifar10(flags.where.data, parse_device(flags.where.device), progress))
+            return task.Cifar10(*load_cifar10(flags.where.data, parse_device(flags.where.device), progress))
 
-    def label(self, settings: Cifar10SearchSettings) -> str:
+    def label(self, settings: task.Cifar10SearchSettings) -> str:
         return settings.method
 
     def read_values(self, text: str) -> dict[str, Any]:
@@ -95,9 +88,9 @@ class Cifar10Commands(Commands):
         console.print(f"Test accuracy {accuracy:.2f} %, {size}, {summary['channels']} channels")
 
     def evaluate(self, flags: Cifar10EvaluateFlags, config: Mapping[str, Any], console: Console) -> None:
-        task = self.load_task(flags, console)
-        with progress_bar(console, f"testing on {len(task.test):,} images", None) as progress:
-            result = evaluate(task, flags.run, config, progress)
+        cifar10 = self.load_task(flags, console)
+        with progress_bar(console, f"testing on {len(cifar10.test):,} images", None) as progress:
+            result = task.evaluate(cifar10, flags.run, config, progress)
         found = result["kind"] == "search"
         what = "the architecture found so far, with shared weights" if found else "trained from scratch"
         print(f"Test accuracy {100 * result['test_accuracy']:.2f} % after {result['steps']:,} steps ({what})")

@@ -13,17 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from asng import nas
-from asng.experiments.inpainting.encoding import (
-    LAYER_KINDS,
-    SIZE,
-    Encoding,
-    Layer,
-    Values,
-    chain,
-    runnable_layers,
-    search_space,
-    widths_of,
-)
+from asng.experiments.inpainting import encoding
+from asng.experiments.inpainting.encoding import SIZE, Layer, Values, Variables
 
 IMAGE_CHANNELS = 3
 
@@ -33,13 +24,13 @@ Model = TypeVar("Model", bound=nn.Module)
 class Net(nas.Searchable):
     """Autoencoders of up to 20 layers and as many in the decoder: images (n, 3, h, w) to images of the same shape.
 
-    `encoding`, `layers`, `levels` and `widths` make the space, as in `search_space`. Images may have any
-    size: a layer that halves is left out, on both sides, where it meets a height or width of 1. What
-    is extracted, and what counts as active, is for images of `size`.
+    `space` is that of `search_space`. Images may have any size: a layer that halves is left out, on both
+    sides, where it meets a height or width of 1. What is extracted, and what counts as active, is for
+    images of `size`.
 
-    >>> from asng.experiments.inpainting.encoding import base_values
-    >>> net = Net("int", layers=4, widths=(4, 8), size=(8, 8))
-    >>> values = base_values(nas.space_of(net), depth=2, channels=6)
+    >>> space = encoding.search_space("int", layers=4, widths=(4, 8))
+    >>> net = Net(space, size=(8, 8))
+    >>> values = encoding.base_values(space, depth=2, channels=6)
     >>> nas.extract(net, values)
     Autoencoder(
       (encoder): ModuleList(
@@ -53,22 +44,14 @@ class Net(nas.Searchable):
     )
     """
 
-    def __init__(
-        self,
-        encoding: Encoding = "cat",
-        layers: int = 20,
-        levels: int = 5,
-        widths: Sequence[int] | None = None,
-        size: tuple[int, int] = SIZE,
-    ) -> None:
+    def __init__(self, space: Variables, size: tuple[int, int] = SIZE) -> None:
         super().__init__()
         self.size = size
-        space = search_space(encoding, layers, levels, widths)
         decisions = [nas.Value(name, variable) for name, variable in space.items()]
         channels = [decision for decision in decisions if decision.name.endswith(".channels")]
         self.decisions = nn.ModuleList(decisions)
         # The image may come into any of the first layers: all take as much as comes, and begin alike.
-        in_channels = nas.AnySize(max(IMAGE_CHANNELS, *widths_of(space)))
+        in_channels = nas.AnySize(max(IMAGE_CHANNELS, *encoding.widths_of(space)))
         self.encoder = nn.ModuleList(
             [_of_each_kind(_conv, nas.Conv2d, in_channels, out_channels) for out_channels in channels]
         )
@@ -87,7 +70,7 @@ class Net(nas.Searchable):
         return {decision.name: decision.value for decision in decisions}
 
     def _chain(self, size: tuple[int, int]) -> list[Layer]:
-        return runnable_layers(chain(self._selected_values()), size)
+        return encoding.runnable_layers(encoding.chain(self._selected_values()), size)
 
     def _layers(self, run: Sequence[Layer]) -> tuple[list[Any], list[Any]]:
         """The elastic layers of the encoder and of the decoder, both in the order of the encoder."""
@@ -99,7 +82,7 @@ class Net(nas.Searchable):
         run = self._chain(self.size)
         # A layer that is left out hands its input on, whatever its kernel and channels.
         read = {f"layer{layer.number}.{part}" for layer in run for part in ("kernel", "channels")}
-        for layer in chain(self._selected_values()):
+        for layer in encoding.chain(self._selected_values()):
             read |= {f"layer{layer.number}.{part}" for part in ("type", "skip", "connection")}
         decisions = [decision for decision in self.decisions if decision.name in {*read, "output.connection"}]
         encoder, decoder = self._layers(run)
@@ -169,7 +152,7 @@ def new_autoencoder(
     values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None
 ) -> Autoencoder:
     """The autoencoder of an architecture, its own channels exactly, newly initialized for training from scratch."""
-    run = runnable_layers(chain(values), size)
+    run = encoding.runnable_layers(encoding.chain(values), size)
     into_encoder, into_decoder, into_last = input_channels(run)
     encoder = [_conv(nn.Conv2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_encoder, run, strict=True)]
     decoder = [
@@ -198,7 +181,9 @@ def _mirror(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any,
 
 
 def _of_each_kind(layer: Callable[..., nn.Module], *arguments: Any) -> nn.ModuleDict:
-    return nn.ModuleDict({kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in LAYER_KINDS.items()})
+    return nn.ModuleDict(
+        {kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in encoding.LAYER_KINDS.items()}
+    )
 
 
 def reset(model: nn.Module, generator: torch.Generator | None = None) -> None:

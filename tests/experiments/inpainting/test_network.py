@@ -31,7 +31,7 @@ def nets() -> dict[str, Net]:
 
 
 def small(encoding: Any, size: tuple[int, int] = SIZE) -> Net:
-    return Net(encoding, layers=8, levels=3, widths=WIDTHS[encoding], size=size)
+    return Net(search_space(encoding, layers=8, levels=3, widths=WIDTHS[encoding]), size)
 
 
 def alive(net: Net) -> Net:
@@ -205,7 +205,7 @@ def test_only_the_active_chain_and_the_used_channels_have_a_gradient(nets, encod
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_the_full_supernet_computes_no_more_than_the_extracted_network(encoding):
     with torch.device("meta"):
-        net, x = Net(encoding), torch.empty(16, 3, 64, 64)
+        net, x = Net(search_space(encoding)), torch.empty(16, 3, 64, 64)
     assert nas.space_of(net) == search_space(encoding)
     assert list(nas.space_of(net)) == list(search_space(encoding))
     assert sum(p.numel() for p in net.parameters()) == 20 * 2 * 2 * (1 + 9 + 25) * 256 * 256 + 256 * 3 * 9
