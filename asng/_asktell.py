@@ -213,35 +213,27 @@ class Optimizer(ABC):
         """The raw draw of one candidate, or a ValueError that says what is wrong with it."""
         if not hasattr(candidate, "x"):
             raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidate!r} in it")
-        x = self._as_draw(candidate.x)
-        if x is None:
-            raise ValueError(
-                f"a candidate with {self._describe_fault(candidate.x)} is no point of this space; "
-                "tell candidates that this optimizer's ask returned"
-            )
-        return x
+        row, names = as_float_array(candidate.x), self._space.names
+        if row is None or row.shape != (len(names),):
+            fault = f"x = {' '.join(repr(candidate.x).split())}, where {len(names)} numbers belong,"
+        else:
+            wrong = [index for index in range(len(names)) if not self._can_draw(index, row[index])]
+            if not wrong:
+                return row
+            fault = f"x = {row[wrong[0]]} for {names[wrong[0]]!r}"
+        raise ValueError(
+            f"a candidate with {fault} is no point of this space; tell candidates that this optimizer's ask returned"
+        )
 
-    def _describe_fault(self, x: Any) -> str:
-        """Describe the number that cannot have been drawn, with the name of its variable."""
-        row, possible = as_float_array(x), self._family.mode(self.theta)
-        if row is not None and row.shape == possible.shape:
-            for index, name in enumerate(self._space.names):
-                point = possible.copy()
-                point[index] = row[index]
-                if self._as_draw(point) is None:
-                    return f"x = {row[index]} for {name!r}"
-        return f"x = {' '.join(repr(x).split())}, where {len(possible)} numbers belong,"
-
-    def _as_draw(self, x: Any) -> Array | None:
-        """A row of numbers as float64, or None if it cannot have been drawn."""
-        row = as_float_array(x)
-        if row is None or row.shape != (self._family.variables,) or not np.isfinite(row).all():
-            return None
+    def _can_draw(self, index: int, number: float) -> bool:
+        """Tell whether a number can be the raw draw of a variable."""
+        point = self._family.mode(self.theta)
+        point[index] = number
         try:
-            self._family.statistics(row)
+            self._family.statistics(point)
         except ValueError:
-            return None
-        return row
+            return False
+        return math.isfinite(number)
 
     def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
         """Mask (n, variables) of active variables, 0 or 1."""

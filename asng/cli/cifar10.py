@@ -64,6 +64,7 @@ class Cifar10Commands(Commands):
 
     name = "cifar10"
     search_flags, retrain_flags, evaluate_flags = Cifar10SearchFlags, Cifar10RetrainFlags, Cifar10EvaluateFlags
+    baselines = ("random",)
     small_search, small_retrain = task.SMALL, task.SMALL_RETRAIN
 
     def load_task(self, flags: Any, console: Console) -> task.Cifar10:
@@ -76,7 +77,7 @@ class Cifar10Commands(Commands):
     def read_values(self, text: str) -> dict[str, Any]:
         return from_json(text, SPACE)
 
-    def random_values(self, flags: Cifar10RetrainFlags) -> dict[str, Any]:
+    def baseline_values(self, flags: Cifar10RetrainFlags) -> dict[str, Any]:
         return random_values(flags.settings.seed)
 
     def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:

@@ -85,6 +85,7 @@ class Commands(ABC):
     search_flags: ClassVar[type[SearchFlags[Any, Any]]]
     retrain_flags: ClassVar[type[RetrainFlags[Any, Any]]]
     evaluate_flags: ClassVar[type[EvaluateFlags[Any]]]
+    baselines: ClassVar[tuple[str, ...]]  # words for --architecture
     small_search: ClassVar[Any]  # settings
     small_retrain: ClassVar[Any]
 
@@ -101,8 +102,8 @@ class Commands(ABC):
         """An architecture from JSON."""
 
     @abstractmethod
-    def random_values(self, flags: Any) -> dict[str, Any]:
-        """An architecture drawn from the seed of a training."""
+    def baseline_values(self, flags: Any) -> dict[str, Any]:
+        """The architecture of a baseline."""
 
     @abstractmethod
     def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
@@ -154,13 +155,14 @@ class Commands(ABC):
         return flags, self.load_values(flags), self.retrain_folder(flags)
 
     def load_values(self, flags: Any) -> dict[str, Any]:
-        """The architecture of a search, of a file, or drawn from the seed."""
+        """The architecture of a search, of a file, or of a baseline."""
+        if flags.architecture in self.baselines:
+            return self.baseline_values(flags)
         if (flags.run is None) == (flags.architecture is None):
+            words = " or ".join(self.baselines)
             raise ValueError(
-                "give either the folder of a search, or --architecture with a JSON file or the word random"
+                f"give either the folder of a search, or --architecture with a JSON file or the word {words}"
             )
-        if flags.architecture == "random":
-            return self.random_values(flags)
         if flags.run is not None:
             read_config(flags.run, self.name, needs=ARCHITECTURE)
         path = Path(flags.architecture) if flags.run is None else flags.run / ARCHITECTURE

@@ -87,6 +87,7 @@ class InpaintingCommands(Commands):
     name = "inpainting"
     search_flags, retrain_flags = InpaintingSearchFlags, InpaintingRetrainFlags
     evaluate_flags = InpaintingEvaluateFlags
+    baselines = ("random", "base")
     small_search, small_retrain = task.SMALL, task.SMALL_RETRAIN
 
     def load_task(self, flags: Any, console: Console) -> task.Inpainting:
@@ -109,9 +110,18 @@ class InpaintingCommands(Commands):
     def read_values(self, text: str) -> dict[str, Any]:
         return read_values(text)
 
-    def random_values(self, flags: InpaintingRetrainFlags) -> dict[str, Any]:
-        small = search_space(task.SMALL.encoding, task.SMALL.layers, widths=task.SMALL.widths)
-        return random_values(small if flags.small else search_space("cat"), flags.settings.seed)
+    def baseline_values(self, flags: InpaintingRetrainFlags) -> dict[str, Any]:
+        if flags.run is not None:
+            space = run_space(flags.run)
+        elif flags.architecture == "base":
+            raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
+        else:
+            small = search_space(task.SMALL.encoding, task.SMALL.layers, widths=task.SMALL.widths)
+            space = small if flags.small else search_space("cat")
+        if flags.architecture == "random":
+            return random_values(space, flags.settings.seed)
+        found = self.load_values(replace(flags, architecture=None))
+        return base_values(space, depth(found), min(widths_of(space), key=lambda width: abs(width - 64)))
 
     def choose(self, flags: InpaintingRetrainFlags) -> tuple[Any, dict[str, Any], Path]:
         searched: Mask | None = None if flags.run is None else read_config(flags.run).get("mask")
@@ -122,20 +132,6 @@ class InpaintingCommands(Commands):
             self.load_values(flags),
             self.retrain_folder(flags, f"-{mask}" if searched not in (None, mask) else ""),
         )
-
-    def load_values(self, flags: InpaintingRetrainFlags) -> dict[str, Any]:
-        run, given = flags.run, flags.architecture
-        if run is None and given == "base":
-            raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
-        if run is None or given is None:
-            return super().load_values(flags)
-        if given == "random":
-            return random_values(run_space(run), flags.settings.seed)
-        if given != "base":
-            raise ValueError(f"beside the folder of a search, --architecture is base or random, got {given!r}")
-        space = run_space(run)
-        found = super().load_values(replace(flags, architecture=None))
-        return base_values(space, depth(found), min(widths_of(space), key=lambda width: abs(width - 64)))
 
     def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
         console.print("Found (the other layers are inactive):", *summary["chain"], sep="\n", highlight=False)

@@ -250,7 +250,7 @@ def test_base_is_as_deep_as_what_runs_and_has_64_channels(asked, tmp_path):
 
 def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_path, searched):
     path = tmp_path / "network.json"
-    said = f"beside the folder of a search, --architecture is base or random, got '{path}'"
+    said = "give either the folder of a search, or --architecture with a JSON file or the word random or base"
     assert refused("inpainting", "retrain", searched[0], "--architecture", path) == said
     assert refused("inpainting", "retrain", "--architecture", "base").startswith("base has as many layers as")
     values = base_values(search_space("cat", 3, widths=(2, 4)), 2, channels=2)
