@@ -51,7 +51,7 @@ def _open_run(job: SearchJob | TrainJob, folder: Path, config: Mapping[str, Any]
 
 def _run_job(job: Job, run: Run, settings: JobSettings, progress: Progress) -> list[dict[str, Any]]:
     checkpoint = Checkpoint(run.folder / CHECKPOINT, run.config, run)
-    return run_job(job, epochs=settings.num_epochs, checkpoint=checkpoint, progress=progress, unit=settings.unit)
+    return run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress, unit=settings.unit)
 
 
 def _finish(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], job: Job) -> dict[str, Any]:

@@ -35,7 +35,7 @@ class JobSettings(ABC):
 
     @property
     @abstractmethod
-    def num_epochs(self) -> int:
+    def epochs(self) -> int:
         """Epochs, or checkpoints."""
 
     @abstractmethod
@@ -59,10 +59,6 @@ class EpochSettings(JobSettings):
 
     epochs: int = 100
     """Passes over the training images."""
-
-    @property
-    def num_epochs(self) -> int:
-        return self.epochs
 
     def steps_per_epoch(self, batches: int) -> int:
         return batches
@@ -93,7 +89,7 @@ class IterationSettings(JobSettings):
             raise ValueError(f"iterations must be a multiple of checkpoint_every, {every}, got {self.iterations}")
 
     @property
-    def num_epochs(self) -> int:
+    def epochs(self) -> int:
         return self.iterations // self.checkpoint_every
 
     def steps_per_epoch(self, batches: int) -> int:

@@ -98,13 +98,10 @@ def _read(path: Path, md5: str) -> np.ndarray:
     content = path.read_bytes()
     if len(content) != RELEASE.images * RECORD:
         raise ValueError(f"{path} has {len(content):,} bytes, not {RELEASE.images * RECORD:,}; {_again(path.parent)}")
-    if (found := _md5(content)) != md5:
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != md5:
         raise ValueError(f"{path} is damaged: its MD5 sum is {found}, not {md5}; {_again(path.parent)}")
     return np.frombuffer(content, np.uint8).reshape(-1, RECORD)
-
-
-def _md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def _to_images(device: torch.device | str, records: np.ndarray) -> ImageSet:
