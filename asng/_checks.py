@@ -54,10 +54,11 @@ def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf
 
 
 def check_minima(settings: Any, **minima: int) -> None:
-    """Raise ValueError for the first attribute that is below its minimum."""
+    """Raise ValueError for the first attribute that is below its minimum; None is not."""
     for name, minimum in minima.items():
-        if getattr(settings, name) < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, got {getattr(settings, name)}")
+        value = getattr(settings, name)
+        if value is not None and value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
 def check_bounds(low: float, high: float) -> None:

@@ -81,9 +81,7 @@ class IterationSettings(JobSettings):
     """The most training images to use, from all over their order; all by default."""
 
     def __post_init__(self) -> None:
-        check_settings(self, iterations=1, checkpoint_every=1, batch=1, seed=0)
-        if self.num_train_images is not None:
-            check_settings(self, num_train_images=1)
+        check_settings(self, iterations=1, checkpoint_every=1, batch=1, num_train_images=1, seed=0)
         if self.iterations % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"iterations must be a multiple of checkpoint_every, {every}, got {self.iterations}")

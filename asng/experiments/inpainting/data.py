@@ -1,6 +1,7 @@
 """Faces on the device, which of them train and which test, and mini-batches with holes in them."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -74,16 +75,8 @@ def load_folder(folder: Path, device: torch.device | str = "cpu", *, size: int =
 def faces_folder(given: Path | None = None) -> Path:
     """The folder of faces: the place of the data, or the folder in it that is called faces or celeba-something."""
     folder = data_folder(given)
-    if not folder.is_dir():
-        raise ValueError(
-            f"there is no folder {folder}; name the one with the face images by --data or ASNG_DATA (CelebA is at "
-            "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, for research that is not commercial)"
-        )
-    inside = [
-        path
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and (path.name.lower() == "faces" or path.name.lower().startswith("celeba"))
-    ]
+    folders = [path for path in folder.glob("*") if path.is_dir()]
+    inside = sorted(path for path in folders if re.match("faces$|celeba", path.name, re.IGNORECASE))
     if len(inside) > 1:
         raise ValueError(f"which faces: {', '.join(str(path) for path in inside)}? Name one by --data")
     return inside[0] if inside else folder

@@ -50,7 +50,8 @@ def sources(folder: Path) -> tuple[list[File], File | None]:
     """The image files of a folder in the order of their names, and the file of boxes if they are to be used."""
     if not folder.is_dir():
         raise ValueError(
-            f"there is no folder {folder}; name the one with the face images by --data, ASNG_DATA or --pictures"
+            f"there is no folder {folder}; name the one with the face images by --data, ASNG_DATA or --pictures "
+            "(CelebA is at https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, for research that is not commercial)"
         )
     found = sorted(_walk(folder))
     files = [file for file in found if file.name.lower().endswith(ENDINGS)]
@@ -169,8 +170,6 @@ class Faces:
 
 def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -> Faces:
     """Crop and resize the images of a folder, or load them from the user's cache folder if none has changed."""
-    if size < 1:
-        raise ValueError(f"images need at least 1 pixel, got size {size}")
     files, boxes = sources(folder)
     path = _path(folder, size, json.dumps([CACHE_VERSION, files, boxes]))
     if path.exists():

@@ -370,7 +370,6 @@ def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, t
         ({"cells": 2}, "cells must be at least 3, got 2"),
         ({"lr": math.nan}, "lr must be above 0, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"num_train_images": 7}, "num_train_images must be at least two mini-batches of 4, got 7"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):

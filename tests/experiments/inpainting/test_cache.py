@@ -171,8 +171,3 @@ def test_a_cache_that_cannot_be_written_is_an_error_with_the_cure(tmp_path, monk
         ValueError, match=r"cannot be written \(Not a directory\); name another folder by XDG_CACHE_HOME"
     ):
         read_faces(tmp_path / "faces")
-
-
-def test_what_is_not_a_size_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="got size 0"):
-        read_faces(tmp_path, size=0)

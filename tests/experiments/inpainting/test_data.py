@@ -138,7 +138,7 @@ def test_the_folder_is_the_one_given_or_the_faces_in_it(tmp_path, monkeypatch):
     (tmp_path / "faces").mkdir()
     with pytest.raises(ValueError, match=r"CelebA64.*faces\? Name one by --data"):
         faces_folder()
-    with pytest.raises(ValueError, match=r"no folder .*nowhere.*--data or ASNG_DATA.*CelebA\.html"):
+    with pytest.raises(ValueError, match=r"no folder .*nowhere.*--data, ASNG_DATA.*CelebA\.html"):
         load_faces(tmp_path / "nowhere")
 
 
