@@ -17,17 +17,9 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatc
 from matplotlib.path import Path as Outline
 
 from asng.experiments.cifar10.layout import CellLayout, arrange
-from asng.experiments.cifar10.probabilities import (
-    GRAY,
-    LOOKS,
-    MARGIN,
-    STATES,
-    TITLE,
-    Probabilities,
-    probabilities_figure,
-)
+from asng.experiments.cifar10.probabilities import LOOKS, MARGIN, STATES, TITLE, Probabilities, probabilities_figure
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, Paths, cell_paths
-from asng.experiments.figures import canvas, save_figure, tint
+from asng.experiments.figures import GRAY, canvas, save_figure, tint
 
 # Inches. A layer is, from its top: arrow heads, operations, the way to the sum, the sum.
 HEAD, BOX, JOIN, RADIUS = 0.24, 0.32, 0.14, 0.11

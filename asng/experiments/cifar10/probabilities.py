@@ -13,7 +13,7 @@ from matplotlib.patches import Rectangle
 
 from asng._ragged import Array
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE
-from asng.experiments.figures import BLUE, ORANGE, SKY, VERMILION, canvas, tint
+from asng.experiments.figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas, tint
 
 Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
 
@@ -26,7 +26,6 @@ LOOKS = {
     "sep_conv5": ("sep 5×5", VERMILION),
 }
 STATES = ("cell k − 2", "cell k − 1", *(f"node {node}" for node in range(NODES)))
-GRAY = "0.35"
 
 # Inches: of all figures, then of the table.
 TITLE, MARGIN = 0.65, 0.3

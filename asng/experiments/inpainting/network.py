@@ -19,6 +19,7 @@ from asng.experiments.inpainting.encoding import SIZE, Layer, Values, Variables
 IMAGE_CHANNELS = 3
 
 Model = TypeVar("Model", bound=nn.Module)
+Make = Callable[..., nn.Module]
 
 
 class Net(nas.Searchable):
@@ -169,18 +170,15 @@ def to_device_format(model: Model, device: torch.device) -> Model:
     return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved  # type: ignore[no-any-return]
 
 
-def _conv(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
-    return make(in_channels, out_channels, kernel, stride=1 if skip else 2, padding=kernel // 2, bias=False)
+def _conv(make: Make, in_channels: Any, out_channels: Any, kernel: int, skip: bool, **more: Any) -> nn.Module:
+    return make(in_channels, out_channels, kernel, stride=1 if skip else 2, padding=kernel // 2, bias=False, **more)
 
 
-def _mirror(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
-    stride = 1 if skip else 2
-    return make(
-        in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, output_padding=stride - 1, bias=False
-    )
+def _mirror(make: Make, in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
+    return _conv(make, in_channels, out_channels, kernel, skip, output_padding=0 if skip else 1)
 
 
-def _of_each_kind(layer: Callable[..., nn.Module], *arguments: Any) -> nn.ModuleDict:
+def _of_each_kind(layer: Make, *arguments: Any) -> nn.ModuleDict:
     return nn.ModuleDict(
         {kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in encoding.LAYER_KINDS.items()}
     )
