@@ -116,8 +116,11 @@ class Checkpoint:
 
     def lock(self) -> None:
         """Refuse other writers until `release`; raises ValueError if there is one."""
-        self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays; its target is locked
-        self._lock = _checkpoints.lock(self.path)
+        if self._records is None:  # otherwise their folder is locked
+            self.path = (
+                self.path.resolve() if self.path.is_symlink() else self.path
+            )  # the link stays, the target changes
+            self._lock = _checkpoints.lock(self.path)
 
     def release(self) -> None:
         if self._lock is not None:
