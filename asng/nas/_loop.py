@@ -117,9 +117,8 @@ class Checkpoint:
     def lock(self) -> None:
         """Refuse other writers until `release`; raises ValueError if there is one."""
         if self._records is None:  # otherwise their folder is locked
-            self.path = (
-                self.path.resolve() if self.path.is_symlink() else self.path
-            )  # the link stays, the target changes
+            if self.path.is_symlink():  # the link stays; its target is locked
+                self.path = self.path.resolve()
             self._lock = _checkpoints.lock(self.path)
 
     def release(self) -> None:
