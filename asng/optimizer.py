@@ -148,11 +148,10 @@ def asng_update(
     state: ASNGState,
     x: Array,
     losses: Losses,
-    active: Array | None = None,
-    *,
     alpha: Any,
     delta_init: Any,
     delta_max: Any,
+    active: Array | None = None,
 ) -> ASNGState:
     """One update of Algorithm 1, lines 3 and 5 to 8; runs with nothing to learn stay as they are."""
     gradient, white, inv_norm = natural_gradient(family, state.theta, x, losses, active)
@@ -225,16 +224,7 @@ class ASNG(Optimizer):
         return asng_init(self._family, theta, self._delta_init)
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> ASNGState:
-        return asng_update(
-            self._family,
-            self._state,
-            x,
-            losses,
-            active,
-            alpha=self._alpha,
-            delta_init=self._delta_init,
-            delta_max=self._delta_max,
-        )
+        return asng_update(self._family, self._state, x, losses, self._alpha, self._delta_init, self._delta_max, active)
 
     @property
     def delta(self) -> float:

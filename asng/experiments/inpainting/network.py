@@ -149,9 +149,7 @@ def input_channels(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
     )
 
 
-def new_autoencoder(
-    values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None
-) -> Autoencoder:
+def new_autoencoder(values: Values, size: tuple[int, int] = SIZE) -> Autoencoder:
     """The autoencoder of an architecture, its own channels exactly, newly initialized for training from scratch."""
     run = encoding.runnable_layers(encoding.chain(values), size)
     into_encoder, into_decoder, into_last = input_channels(run)
@@ -160,7 +158,7 @@ def new_autoencoder(
         _mirror(nn.ConvTranspose2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_decoder, run, strict=True)
     ]
     model = Autoencoder(encoder, decoder, nn.ConvTranspose2d(into_last, IMAGE_CHANNELS, 3, padding=1, bias=False))
-    reset(model, generator)
+    reset(model)
     return model
 
 
@@ -184,7 +182,7 @@ def _of_each_kind(layer: Make, *arguments: Any) -> nn.ModuleDict:
     )
 
 
-def reset(model: nn.Module, generator: torch.Generator | None = None) -> None:
+def reset(model: nn.Module) -> None:
     """Initialize all convolutions of both sorts, uniformly within 1/sqrt(in_channels k^2).
 
     The weights of a supernet count the most channels that they can take, also where fewer come.
@@ -194,4 +192,4 @@ def reset(model: nn.Module, generator: torch.Generator | None = None) -> None:
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
             bound = 1 / math.sqrt(module.in_channels * math.prod(module.kernel_size))
-            nn.init.uniform_(module.weight, -bound, bound, generator)
+            nn.init.uniform_(module.weight, -bound, bound)
