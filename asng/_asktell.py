@@ -155,9 +155,8 @@ class Optimizer(ABC):
         Raises:
             ValueError: n is not a positive integer.
         """
-        x = self._family.sample(
-            self._state[0], self._population_size if n is None else check_int(n, "n", min=1), self._generator
-        )
+        n = self._population_size if n is None else check_int(n, "n", min=1)
+        x = self._family.sample(self._state[0], n, self._generator)
         x.setflags(write=False)
         return list(map(Candidate, self._space.decode(x), x))
 

@@ -127,11 +127,8 @@ class InpaintingCommands(Commands):
         searched: Mask | None = None if flags.run is None else read_config(flags.run).get("mask")
         mask = flags.settings.mask or searched or (task.SMALL.mask if flags.small else task.DEFAULT_MASK)
         flags = replace(flags, settings=replace(flags.settings, mask=mask))
-        return (
-            flags,
-            self.load_values(flags),
-            self.retrain_folder(flags, f"-{mask}" if searched not in (None, mask) else ""),
-        )
+        ending = "" if searched in (None, mask) else f"-{mask}"
+        return flags, self.load_values(flags), self.retrain_folder(flags, ending)
 
     def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
         console.print("Found (the other layers are inactive):", *summary["chain"], sep="\n", highlight=False)

@@ -53,11 +53,8 @@ def toy_table(summary: dict[str, Any]) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("lr", justify="right")
-    for name in ("method", f"all {summary['runs']} runs", "any run"):
-        table.add_column(name)
-    table.add_column("best", justify="right")
-    table.add_column("at", justify="right")
+    for name in ("lr", "method", f"all {summary['runs']} runs", "any run", "best", "at"):
+        table.add_column(name, justify="right" if name in ("lr", "best", "at") else "left")
     for row in summary["ranges"]:
         method = row["method"] if row["alpha"] in (None, toy.DEFAULT_ALPHA) else f"ASNG alpha {row['alpha']:g}"
         best = row["best"]

@@ -59,11 +59,9 @@ class ImageSet:
     def subset(self, indices: Tensor) -> "ImageSet":
         """Some of the images, in the order of the indices."""
         there = indices.to(self.device)
-        return ImageSet(
-            self.images[there],
-            None if self.labels is None else self.labels[there],
-            None if self.names is None else tuple(self.names[index] for index in indices.tolist()),
-        )
+        labels = None if self.labels is None else self.labels[there]
+        names = None if self.names is None else tuple(self.names[index] for index in indices.tolist())
+        return ImageSet(self.images[there], labels, names)
 
 
 # Makes mini-batches, one after another, of the images with these indices, which are on the CPU; each mini-batch has a

@@ -157,12 +157,10 @@ def read_values(text: str) -> dict[str, Any]:
     widths = [value for name, value in values.items() if name.endswith(".channels")]
     if len(widths) < 2 or not all(isinstance(width, int) for width in widths):
         raise ValueError("this is no autoencoder: layer1.channels, layer2.channels and so on must be integers")
-    integers = "layer1.kernel" in values
-    space = search_space(
-        "int" if integers else "cat",
-        len(widths),
-        widths=(min(widths), max(widths) + 1) if integers else sorted(set(widths)),
-    )
+    if "layer1.kernel" in values:
+        space = search_space("int", len(widths), widths=(min(widths), max(widths) + 1))
+    else:
+        space = search_space("cat", len(widths), widths=sorted(set(widths)))
     return from_json(text, space)
 
 

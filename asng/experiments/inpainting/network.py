@@ -53,11 +53,9 @@ class Net(nas.Searchable):
         self.decisions = nn.ModuleList(decisions)
         # The image may come into any of the first layers: all take as much as comes, and begin alike.
         in_channels = nas.AnySize(max(IMAGE_CHANNELS, *encoding.widths_of(space)))
-        self.encoder = nn.ModuleList(
-            [_of_each_kind(_conv, nas.Conv2d, in_channels, out_channels) for out_channels in channels]
-        )
+        self.encoder = nn.ModuleList(_of_each_kind(_conv, nas.Conv2d, in_channels, width) for width in channels)
         self.decoder = nn.ModuleList(
-            [_of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, out_channels) for out_channels in channels]
+            _of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, width) for width in channels
         )
         self.last = nas.ConvTranspose2d(in_channels, IMAGE_CHANNELS, 3, padding=1, bias=False)
         reset(self)
