@@ -181,9 +181,8 @@ class _Launch:
         n, _, height, width = self._shape
         of_place = n * -(-height // 2) * -(-width // 2)
         programs = max(-(-self._pixels // PIXELS), 4 * -(-of_place // PIXELS))
-        self._launch(
-            kernels().to_large, (programs, -(-self.chain.in_channels // CHANNELS)), row, slots, activation, relu
-        )
+        grid = programs, -(-self.chain.in_channels // CHANNELS)
+        self._launch(kernels().to_large, grid, row, slots, activation, relu, self._other_precision)
 
     def _launch(
         self, kernel: Any, grid: Any, row: int, slots: Tensor, activation: Tensor | None, relu: bool, precision: str

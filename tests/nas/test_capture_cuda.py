@@ -15,6 +15,7 @@ from torch import nn
 from asng import nas
 from asng.experiments.cifar10.network import Net as CifarNet
 from asng.experiments.cifar10.space import random_values
+from asng.experiments.inpainting.encoding import search_space
 from asng.experiments.inpainting.network import Net as Autoencoders
 from asng.experiments.inpainting.network import to_device_format
 from asng.nas import Limit, OneOf, Width, parameters, select
@@ -232,7 +233,7 @@ def test_the_inpainting_search_is_captured(encoding, size, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     widths = (8, 24) if encoding == "int" else (8, 16, 24)
-    model = to_device_format(Autoencoders(encoding, layers=8, widths=widths, size=size), torch.device("cuda"))
+    model = to_device_format(Autoencoders(search_space(encoding, 8, widths=widths), size), torch.device("cuda"))
     data = [[tuple(torch.rand(2, 4, 3, *size, device="cuda").unbind()) for _ in range(2)] for _ in range(8)]
     optimizer = partial(torch.optim.SGD, lr=0.025, momentum=0.9)
     assert_same_losses(

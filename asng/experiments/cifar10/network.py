@@ -114,7 +114,7 @@ class FactorizedReduce(nn.Module):
         return result
 
 
-def auxiliary_head(inputs: int, classes: int, affine: bool) -> nn.Sequential:
+def auxiliary_head(inputs: int, affine: bool) -> nn.Sequential:
     """A second classifier, of maps (n, in, 8, 8), that helps to train the cells before it."""
     return nn.Sequential(
         nn.ReLU(),
@@ -125,7 +125,7 @@ def auxiliary_head(inputs: int, classes: int, affine: bool) -> nn.Sequential:
         norm(768, affine),
         nn.ReLU(inplace=True),
         nn.Flatten(),
-        nn.Linear(768, classes),
+        nn.Linear(768, CLASSES),
     )
 
 
@@ -313,18 +313,8 @@ class Net(nn.Module):
     torch.Size([2, 10])
     """
 
-    def __init__(
-        self,
-        channels: int = 16,
-        cells: int = 8,
-        *,
-        classes: int = CLASSES,
-        affine: bool = False,
-        auxiliary: bool = False,
-    ) -> None:
+    def __init__(self, channels: int = 16, cells: int = 8, *, affine: bool = False, auxiliary: bool = False) -> None:
         super().__init__()
-        if channels < 1 or cells < 3:
-            raise ValueError(f"there must be a channel and three cells at least, got {channels} and {cells}")
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
         self.cells = nn.ModuleList()
@@ -339,12 +329,10 @@ class Net(nn.Module):
                 )
             )
             before, previous = previous, channels
-        self.auxiliary = auxiliary_head(channels, classes, affine) if auxiliary else None
-        self.classifier = nn.Linear(channels, classes)
+        self.auxiliary = auxiliary_head(channels, affine) if auxiliary else None
+        self.classifier = nn.Linear(channels, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if images.shape[-1] % 4 or images.shape[-2] % 4:
-            raise ValueError(f"height and width are halved twice, so must be multiples of 4, got {tuple(images.shape)}")
         output, previous, second = self.stem(images), None, None
         for index, cell in enumerate(self.cells):
             rectified = F.relu(output)  # once for both cells that take it
@@ -358,11 +346,7 @@ class Net(nn.Module):
 
 def set_drop_path(model: nn.Module, drop_prob: float) -> None:
     """Set the probability with which an extracted network drops paths in training."""
-    if not 0 <= drop_prob < 1:
-        raise ValueError(f"the probability to drop a path must be at least 0 and below 1, got {drop_prob}")
     cells = [module for module in model.modules() if isinstance(module, Cell)]
-    if not cells:
-        raise ValueError("only an extracted network drops paths; call asng.nas.extract(model, values) first")
     for cell in cells:
         cell.drop_path.fill_(drop_prob)
 

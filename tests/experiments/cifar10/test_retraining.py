@@ -210,7 +210,6 @@ def test_training_learns_to_tell_colors_apart():
     ("settings", "message"),
     [
         ({"drop_path": 1.0}, "drop_path must be at least 0 and below 1, got 1.0"),
-        ({"num_train_images": 3}, "num_train_images must be at least a mini-batch of 4, got 3"),
         ({"channels": 0}, "channels must be at least 1, got 0"),
         ({"auxiliary": -0.4}, "auxiliary must be at least 0, got -0.4"),
         ({"auxiliary": math.nan}, "auxiliary must be at least 0, got nan"),
