@@ -1,6 +1,7 @@
 """Checkpoints in the folder of a run."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from asng.nas._loop import Checkpoint
@@ -14,8 +15,9 @@ class RunCheckpoint(Checkpoint):
         super().__init__(run.folder / name, identity)
         self._run = run
 
-    def lock(self) -> None:
-        pass
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
 
     def renew(self) -> None:
         self._run.renew()

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from asng.nas import _distributed
 from asng.nas._identity import length_of
-from asng.nas._loop import Epoch, rng_states, set_rng_states
+from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import certainty
 
@@ -20,15 +20,13 @@ EXPLOSION_FACTOR = 1000  # times the loss at the beginning
 _END = object()
 
 
-class LoaderJob:
+class LoaderJob(Job):
     """Epochs of a search, resumable after any step.
 
     To resume within an epoch, its batches are loaded again from the RNG states at its start. While batches are
     loaded, torch's generator is one of their own, since the model's depends on the architectures drawn. A pass
     over `valid_loader` may begin in one epoch and end in another; it is resumed in the same way.
     """
-
-    steps_per_epoch: int | None = None
 
     def __init__(
         self,
@@ -45,20 +43,15 @@ class LoaderJob:
         self._steps = 0  # in the running epoch
         self._losses: list[float] = []  # for the weights: of the first step, then the means of the epochs
         self._data_rng_state = torch.Generator().manual_seed(seed).get_state()
-        self._rng_at_epoch_start = self._rng_states()
-        self._rng_before_step: dict[str, Any] | None = None  # to repeat a step that fails
+        self._rng_at_epoch_start = self._all_rng_states()
         self._valid_at_epoch_start = self._valid.end_epoch()
         if _distributed.is_distributed():
             own = self._rng_at_epoch_start["torch"]  # layers draw from it, in other architectures than elsewhere
-            self._set_rng_states({**_distributed.broadcast_object(self._rng_at_epoch_start), "torch": own})
+            self._set_all_rng_states({**_distributed.broadcast_object(self._rng_at_epoch_start), "torch": own})
 
     def step(self, index: int) -> dict[str, float] | None:
         if self._pairs is None:
             self._pairs = self._start_epoch()
-        self._rng_before_step = {
-            "loading": self._loading_rng_states(),
-            "arch_optimizer": self._oneshot.arch_optimizer.generator_state,
-        }
         with self._data_rng():
             pair = next(self._pairs, None)
         if pair is None:
@@ -68,7 +61,6 @@ class LoaderJob:
             return None
         step = self._oneshot.step(*pair)
         self._steps += 1
-        self._rng_before_step = None
         feasible = sum(not violated for violated in step.violations) / len(step.violations)
         losses = {"train_loss": step.train_loss} if step.train_losses else {}
         losses |= {"valid_loss": step.valid_loss} if feasible else {}
@@ -80,27 +72,21 @@ class LoaderJob:
 
     def _start_epoch(self) -> Iterator[tuple[Batch, Batch]]:
         """The batches of the epoch that are left."""
-        now = self._rng_states()
         used, rng_at_pass_start = self._valid_at_epoch_start
         if used != self._valid.used:  # loaded from a checkpoint
-            self._set_rng_states(rng_at_pass_start)
-            with self._data_rng():
+            with self._rewind(rng_at_pass_start), self._data_rng():
                 self._valid.resume(used, rng_at_pass_start)
-            self._set_rng_states(now)
-        if self._steps:
-            self._set_rng_states(self._rng_at_epoch_start)
-        else:
-            self._rng_at_epoch_start = now
-        with self._data_rng():
-            pairs = zip(self._train_loader, self._valid, strict=False)
-        for step in range(self._steps):
+        if not self._steps:
+            self._rng_at_epoch_start = self._all_rng_states()
             with self._data_rng():
+                return zip(self._train_loader, self._valid, strict=False)
+        with self._rewind(self._rng_at_epoch_start), self._data_rng():
+            pairs = zip(self._train_loader, self._valid, strict=False)
+            for step in range(self._steps):
                 if next(pairs, None) is None:
                     raise ValueError(
                         f"train_loader gives only {step} batches, but was at step {self._steps} when it stopped"
                     )
-        if self._steps:
-            self._set_rng_states(now)
         return pairs
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, float]:
@@ -116,7 +102,7 @@ class LoaderJob:
                 self._lr_scheduler.step()
         self._losses.append(means["train_loss"])
         self._pairs, self._steps = None, 0
-        self._valid_at_epoch_start, self._rng_before_step = self._valid.end_epoch(), None
+        self._valid_at_epoch_start = self._valid.end_epoch()
         return {**means, **certainty(self._oneshot.arch_optimizer)}
 
     def _warn_of_explosion(self, train: float, epoch: int) -> None:
@@ -130,9 +116,6 @@ class LoaderJob:
                 stacklevel=2,
             )
 
-    def status(self, epoch: Epoch) -> dict[str, float]:
-        return {}
-
     def close(self) -> None:
         """Release the batches, and with them the worker processes of an unfinished pass."""
         self._pairs = None
@@ -144,29 +127,21 @@ class LoaderJob:
         If it failed in loading or training, the weights are as before. If in judging, they have moved, and move once
         more when the step is repeated.
         """
-        search, loading = self._oneshot.state_dict(), self._loading_rng_states()
-        if self._rng_before_step is not None:
-            loading = self._rng_before_step["loading"]
-            search["arch_optimizer"]["generator"] = self._rng_before_step["arch_optimizer"]
         return {
-            "search": search,
+            "search": self._oneshot.state_dict(),
             "lr_scheduler": self._lr_scheduler.state_dict(),
             "steps": self._steps,
             "losses": self._losses,
-            "rng_loading": loading,
             "rng_at_epoch_start": self._rng_at_epoch_start,
             "valid_at_epoch_start": self._valid_at_epoch_start,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._set_loading_rng_states(state["rng_loading"])
         self._oneshot.load_state_dict(state["search"])
         self._lr_scheduler.load_state_dict(state["lr_scheduler"])
         self._steps, self._losses = state["steps"], state["losses"]
-        self._rng_at_epoch_start, self._valid_at_epoch_start = (
-            state["rng_at_epoch_start"],
-            state["valid_at_epoch_start"],
-        )
+        self._rng_at_epoch_start = state["rng_at_epoch_start"]
+        self._valid_at_epoch_start = state["valid_at_epoch_start"]
 
     # Random numbers.
 
@@ -181,24 +156,31 @@ class LoaderJob:
             self._data_rng_state = torch.get_rng_state()
             torch.set_rng_state(model)
 
+    @contextmanager
+    def _rewind(self, states: Mapping[str, Any]) -> Iterator[None]:
+        """Set all generators back to these states; restore them on exit."""
+        now = self._all_rng_states()
+        self._set_all_rng_states(states)
+        yield
+        self._set_all_rng_states(now)
+
     def _rng_states_in_loading(self) -> dict[str, Any]:
-        return {**self._rng_states(), "data": torch.get_rng_state()}
+        return {**self._all_rng_states(), "data": torch.get_rng_state()}
 
-    def _rng_states(self) -> dict[str, Any]:
+    def _all_rng_states(self) -> dict[str, Any]:
         """The states of all generators that batches and layers draw from."""
-        return {**rng_states(self.device), **self._loading_rng_states()}
+        return {**rng_states(self.device), **self.rng_states()}
 
-    def _set_rng_states(self, state: Mapping[str, Any]) -> None:
-        set_rng_states(state, self.device)
-        self._set_loading_rng_states(state)
+    def _set_all_rng_states(self, states: Mapping[str, Any]) -> None:
+        set_rng_states(states, self.device)
+        self.set_rng_states(states)
 
-    def _loading_rng_states(self) -> dict[str, Any]:
-        """The states of generators for loading alone."""
+    def rng_states(self) -> dict[str, Any]:
         return {"data": self._data_rng_state, "loaders": [generator.get_state() for generator in self._generators()]}
 
-    def _set_loading_rng_states(self, state: Mapping[str, Any]) -> None:
-        self._data_rng_state = state["data"]
-        for generator, saved in zip(self._generators(), state["loaders"], strict=True):
+    def set_rng_states(self, states: Mapping[str, Any]) -> None:
+        self._data_rng_state = states["data"]
+        for generator, saved in zip(self._generators(), states["loaders"], strict=True):
             generator.set_state(saved)
 
     def _generators(self) -> list[torch.Generator]:

@@ -162,6 +162,7 @@ class OneShot:
         self._unread = UnreadDecisions(self.supernet) if watched else None
         if self.model.training:
             set_training(self.model)
+        self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
         if capture:
             from asng.nas._capture import CapturedStep
@@ -189,8 +190,11 @@ class OneShot:
             ValueError: The loss is no scalar tensor, or does not depend on the weights.
             RuntimeError: Every candidate of five steps in a row ran out of memory.
         """
+        self._generator_state = self.arch_optimizer.generator_state
         with self.supernet.preserve_selection():
-            return self._step(train_batch, valid_batch)
+            step = self._step(train_batch, valid_batch)
+        self._generator_state = None
+        return step
 
     @property
     def out_of_memory(self) -> bool:
@@ -396,13 +400,17 @@ class OneShot:
 
         Returns:
             All that later steps depend on, except torch's RNG state; `torch.load` reads it with `weights_only=True`.
+            After a step that failed it draws the same candidates again.
         """
         if self._captured is not None:
             self._captured.store()
+        arch_optimizer = self.arch_optimizer.state_dict()
+        if self._generator_state is not None:
+            arch_optimizer["generator"] = self._generator_state
         return {
             "model": self.model.state_dict(),
             "weight_optimizer": self.weight_optimizer.state_dict(),
-            "arch_optimizer": self.arch_optimizer.state_dict(),
+            "arch_optimizer": arch_optimizer,
             "scaler": self._scaler.state_dict(),
             "touched": [parameter.grad is not None for parameter in self._parameters],
             "limits": [limit.name for limit in self.costs.limits],

@@ -16,7 +16,7 @@ from asng.experiments._settings import cosine_lr, parse_amp_dtype, parse_device,
 from asng.experiments._train_step import TrainStep
 from asng.nas import _checkpoints as checkpoints
 from asng.nas import _loop
-from asng.nas._loop import Epoch, run_job
+from asng.nas._loop import Epoch, Job, run_job
 from asng.runs import CHECKPOINT, METRICS, Run
 
 pytestmark = pytest.mark.slow
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 STEPS, EPOCHS = 5, 3
 
 
-class Noisy:
+class Noisy(Job):
     """Gradient descent on a line, with noise from torch's generator; a signal or an error where it is asked for."""
 
     device, steps_per_epoch = torch.device("cpu"), STEPS
@@ -52,9 +52,6 @@ class Noisy:
     def finish_epoch(self, epoch):
         self.tested.append(epoch.number)
         return {"test": epoch.number * 10}
-
-    def status(self, epoch):
-        return {}
 
     def state_dict(self):
         return self.descent.state_dict()
