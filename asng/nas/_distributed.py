@@ -64,12 +64,6 @@ def any_rank(flag: bool, device: torch.device) -> bool:
     return flag
 
 
-def all_reduce_sum(tensor: Tensor) -> None:
-    """Sum a tensor over the processes, in place."""
-    if is_distributed():
-        dist.all_reduce(tensor)
-
-
 def all_reduce_gradients(parameters: Sequence[Tensor], flags: Sequence[bool] = ()) -> list[bool]:
     """Sum the gradients over the processes; a parameter that has one anywhere has one everywhere.
 
