@@ -15,21 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from asng._asktell import Candidate, Optimizer
-from asng.nas import _checkpoints, _distributed
-from asng.nas._checks import (
-    check_not_ddp,
-    check_search,
-    check_shapes,
-    check_step_options,
-    check_weight_optimizer,
-    is_compiled,
-    unwrap,
-)
+from asng.nas import _checkpoints, _checks, _distributed
 from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to_outcome
 from asng.nas._preserve import set_training
 from asng.nas._watch import Failures, UnreadDecisions
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
-from asng.nas.supernet import Supernet
+from asng.nas.supernet import Supernet, Values
 
 Batch = Any
 
@@ -141,24 +132,24 @@ class OneShot:
         mask_inactive: bool = False,
         capture: bool = False,
     ) -> None:
-        check_weight_optimizer(weight_optimizer)
+        _checks.check_weight_optimizer(weight_optimizer)
         paths = {module: path for path, module in model.named_modules()}
-        check_not_ddp(paths)
-        self.model, self.arch_optimizer, self.weight_optimizer = unwrap(model), arch_optimizer, weight_optimizer
+        _checks.check_not_ddp(paths)
+        self.model, self.arch_optimizer, self.weight_optimizer = _checks.unwrap(model), arch_optimizer, weight_optimizer
         self._loss_fn, self._mask_inactive, self._amp_dtype = loss_fn, mask_inactive, amp_dtype
         self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
         self.supernet = Supernet(self.model)
         self.costs = Costs(self.supernet, limits)
         self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
-        check_search(self.supernet, arch_optimizer, weight_optimizer)
-        check_step_options(max_grad_norm, amp_dtype)
+        _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
+        _checks.check_step_options(max_grad_norm, amp_dtype)
         self._max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
         self.device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
         self._failures = Failures(self.device)
         self._rank, self._world_size = _distributed.rank_and_world_size()
         self._sync_from_rank0()
-        watched = self._rank == 0 and not any(map(is_compiled, paths))
+        watched = self._rank == 0 and not any(map(_checks.is_compiled, paths))
         self._unread = UnreadDecisions(self.supernet) if watched else None
         if self.model.training:
             set_training(self.model)
@@ -167,14 +158,9 @@ class OneShot:
         if capture:
             from asng.nas._capture import CapturedStep
 
-            self._captured = CapturedStep(
-                self.supernet,
-                weight_optimizer,
-                loss_fn,
-                max_grad_norm=self._max_grad_norm,
-                amp_dtype=amp_dtype,
-                wrapper=None if model is self.model else type(model).__name__,
-            )
+            options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype}
+            wrapper = None if model is self.model else type(model).__name__
+            self._captured = CapturedStep(self.supernet, weight_optimizer, loss_fn, wrapper=wrapper, **options)
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """Run one iteration; the selection of the model is restored on exit.
@@ -270,11 +256,12 @@ class OneShot:
         waiting, added = self._shard(candidates), []
         while waiting:
             index = waiting.pop(0)
-            outcome = self._attempt(candidates[index], batch)
+            values = candidates[index].values
+            outcome = self._failures.attempt(values, self._run, values, batch)
             outcomes[index] = FAILED if outcome is None else outcome.detach()
             if outcome is None:
                 continue
-            if self._failures.attempt(candidates[index].values, self._backward, outcome.loss, len(candidates)):
+            if self._failures.attempt(values, self._backward, outcome.loss, len(candidates)):
                 added.append(index)
             else:  # a part of its gradient was accumulated: accumulate the others again
                 outcomes[index], outcome = FAILED, None
@@ -298,17 +285,16 @@ class OneShot:
         outcomes: list[Outcome | None] = [None] * len(candidates)
         with torch.no_grad():
             for index in self._shard(candidates):
-                outcomes[index] = self._attempt(candidates[index], batch) or FAILED
+                values = candidates[index].values
+                outcomes[index] = self._failures.attempt(values, self._run, values, batch) or FAILED
         return outcomes
 
     def _draw_feasible(self) -> list[Candidate]:
+        """Draw candidates for the weights; fewer where too few are feasible."""
         candidates = self.arch_optimizer.ask()
-        if not self.costs.limits:
-            return candidates
-        wanted = len(candidates)
         feasible = [c for c in candidates if self.is_feasible(c.values)]
-        for _ in range(MAX_DRAWS * wanted):
-            if len(feasible) == wanted:
+        for _ in range(MAX_DRAWS * len(candidates)):
+            if len(feasible) == len(candidates):
                 break
             feasible += [c for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
         return feasible
@@ -317,21 +303,17 @@ class OneShot:
         """The positions of the candidates that this process runs."""
         return list(range(self._rank, len(candidates), self._world_size))
 
-    def _attempt(self, candidate: Candidate, batch: Batch) -> Outcome | None:
-        """The outcome of a candidate, or None if it ran out of memory."""
-        return self._failures.attempt(candidate.values, self._run, candidate, batch)
-
-    def _run(self, candidate: Candidate, batch: Batch) -> Outcome:
+    def _run(self, values: Values, batch: Batch) -> Outcome:
         """The loss and the metrics of a candidate."""
-        self.supernet.choose(candidate.values)
+        self.supernet.choose(values)
         try:
             with (
                 torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None),
-                nullcontext() if self._unread is None else self._unread.watch(candidate.values),
+                nullcontext() if self._unread is None else self._unread.watch(values),
             ):
                 returned = self._loss_fn(self._wrapped_model, batch)
         except Exception as error:
-            error.add_note(f"in the architecture {candidate.values}")
+            error.add_note(f"in the architecture {values}")
             if "Expected more than 1 value per channel when training" in str(error):
                 error.add_note(
                     "batch norm needs more than one row, also of batches to validate, as candidates are judged in "
@@ -428,22 +410,21 @@ class OneShot:
         """
         before = copy.deepcopy(self.weight_optimizer.state_dict()), self.arch_optimizer.state_dict()
         try:
-            check_shapes(state["model"], self.model.state_dict())
+            _checks.check_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
             limits = [limit.name for limit in self.costs.limits]
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
-            self.costs.parse_state(state["costs"])  # raises where it is damaged
             self.arch_optimizer.load_state_dict(state["arch_optimizer"])
             self.weight_optimizer.load_state_dict(state["weight_optimizer"])
             self._scaler.load_state_dict(state["scaler"])
+            self.costs.load_state_dict(state["costs"])
             self.model.load_state_dict(state["model"])
         except Exception as error:  # a foreign state may raise anything
             self.weight_optimizer.load_state_dict(before[0])
             self.arch_optimizer.load_state_dict(before[1])
             raise ValueError(f"the state does not fit: {_checkpoints.short_reason(error)}") from None
-        self.costs.load_state_dict(state["costs"])
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None
