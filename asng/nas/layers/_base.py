@@ -240,7 +240,7 @@ class ElasticLayer(Searchable):
                 "build_static() of the module that holds it"
             )
 
-    def check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> int:
+    def check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> None:
         """Check the size of an input on one axis.
 
         Args:
@@ -249,23 +249,17 @@ class ElasticLayer(Searchable):
             axis: The axis, counted from either end.
             unit: What is counted on this axis, for the message.
 
-        Returns:
-            The selected size.
-
         Raises:
             RuntimeError: The input has another size.
         """
-        if not -x.dim() <= axis < x.dim():
-            return size()  # torch says what is wrong
-        got = x.shape[axis]
-        if isinstance(size, AnySize):
-            size.last_seen = min(got, size.max)
-        wanted = size()
-        if got != wanted:
-            most = f"up to {wanted}" if isinstance(size, AnySize) else wanted
-            described = most if size.decision is None else f"{size} = {wanted}"
-            raise RuntimeError(f"{path_of(self)} takes {described} {unit}, but got {got}")
-        return wanted
+        if -x.dim() <= axis < x.dim():  # otherwise torch says what is wrong
+            got = x.shape[axis]
+            if isinstance(size, AnySize):
+                size.last_seen = min(got, size.max)
+            if got != size():
+                most = f"up to {size()}" if isinstance(size, AnySize) else size()
+                described = most if size.decision is None else f"{size} = {size()}"
+                raise RuntimeError(f"{path_of(self)} takes {described} {unit}, but got {got}")
 
 
 def _to_sizes(argument: Any, name: str, is_input: bool) -> Any:

@@ -3,6 +3,7 @@
 The first channels are used; on a GPU a few more are computed and cropped. Smaller kernels are cropped from the center.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asng.nas._decision import Size, SizeLike
-from asng.nas.layers._base import AnySize, ElasticLayer, InputSize, first
+from asng.nas.layers._base import AnySize, ElasticLayer, InputSize
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 Sizes = int | Sequence[int]
@@ -33,17 +34,19 @@ class _ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
     def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         for channels in (sizes["in_channels"], sizes["out_channels"]):
             _check_groups(channels, sizes["groups"])
-        padding = 0 if arguments["padding"] == "valid" else arguments["padding"]
-        for side in sizes["kernel_size"]:
-            _check_parity(side)
-        if padding != "same":
-            paddings, dilations = (_to_tuple(given, self._axes) for given in (padding, arguments["dilation"]))
-            for side, pad, step in zip(sizes["kernel_size"], paddings, dilations, strict=True):
-                _check_padding(side, pad, step, arguments["padding"])
+        given = arguments["padding"]
+        padding = {"valid": 0, "same": math.inf}.get(given, given) if isinstance(given, str) else given
+        paddings, dilations = (_to_tuple(setting, self._axes) for setting in (padding, arguments["dilation"]))
+        for side, pad, step in zip(sizes["kernel_size"], paddings, dilations, strict=True):
+            _check_kernel(side, pad, step, given)
 
     def active_tensors(self) -> dict[str, Tensor | None]:
+        return self._first_channels(self.sizes["in_channels"](), self.sizes["out_channels"]())
+
+    def _first_channels(self, in_channels: int, out_channels: int) -> dict[str, Tensor | None]:
+        """Weight and bias of the selected kernel and groups for these numbers of channels."""
         groups = self.sizes["groups"]()
-        inputs, outputs = self.sizes["in_channels"]() // groups, self.sizes["out_channels"]() // groups
+        inputs, outputs = in_channels // groups, out_channels // groups
         rows, columns = (inputs, outputs) if self.transposed else (outputs, inputs)
         weight = self._slice_groups(self._crop_kernel()[:, :columns], groups, rows)
         return {"weight": weight, "bias": None if self.bias is None else self._slice_groups(self.bias, groups, outputs)}
@@ -86,21 +89,16 @@ class _ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
         Where convolutions are autotuned, numbers of channels are rounded up: the input is padded with channels of
         zeros, and surplus output channels are cropped. The result and all gradients are those of the exact slice.
         """
-        no_channels = input.dim() <= self._axes  # which torch refuses
-        if self.groups > 1 or no_channels or not autotunes(input.device):
-            part = self.active_tensors()
-            output: Tensor = function(input, part["weight"], part["bias"], self.stride, *arguments)
-            return output
-        in_channels, out_channels = self.sizes["in_channels"](), self.sizes["out_channels"]()
-        inputs = min(round_channels(in_channels), self.in_channels)
-        outputs = min(round_channels(out_channels), self.out_channels)
-        if inputs > in_channels:
-            input = F.pad(input, (*(0, 0) * self._axes, 0, inputs - in_channels))
-        rows, columns = (inputs, outputs) if self.transposed else (outputs, inputs)
-        weight, bias = self._crop_kernel()[:rows, :columns], first(self.bias, outputs)
-        output = function(input, weight, bias, self.stride, *arguments)
-        axis = -1 - self._axes
-        return output if outputs == out_channels else output.narrow(axis, 0, out_channels).clone()
+        in_channels, out_channels = inputs, outputs = self.sizes["in_channels"](), self.sizes["out_channels"]()
+        has_channels = input.dim() > self._axes  # otherwise torch refuses it
+        if self.groups == 1 and has_channels and autotunes(input.device):
+            inputs = min(round_channels(in_channels), self.in_channels)
+            outputs = min(round_channels(out_channels), self.out_channels)
+            if inputs > in_channels:
+                input = F.pad(input, (*(0, 0) * self._axes, 0, inputs - in_channels))
+        part = self._first_channels(inputs, outputs)
+        output: Tensor = function(input, part["weight"], part["bias"], self.stride, *arguments)
+        return output if outputs == out_channels else output.narrow(-1 - self._axes, 0, out_channels).clone()
 
 
 class Conv2d(_ElasticConv, nn.Conv2d):
@@ -246,21 +244,17 @@ def _check_groups(channels: Size | AnySize, groups: Size) -> None:
             )
 
 
-def _check_parity(side: Size) -> None:
+def _check_kernel(side: Size, padding: float, dilation: int, given: Any) -> None:
     sizes = sorted(side.all())
     if any((b - a) % 2 for a, b in pairwise(sizes)):
         raise ValueError(
             f"kernels are cut from the center of the largest, so all must be odd or all even, got {sizes}; "
             'use Value("k", Integer(1, 3)) * 2 - 1 for 1, 3 and 5'
         )
-
-
-def _check_padding(side: Size, padding: int, dilation: int, given: Any) -> None:
-    sizes = side.all()
-    min_padding = (max(sizes) - min(sizes)) // 2 * dilation
+    min_padding = (sizes[-1] - sizes[0]) // 2 * dilation
     if padding < min_padding:
         raise ValueError(
-            f"padding={given!r} is too small for kernels from {min(sizes)} to {max(sizes)}: it belongs to the largest "
-            f"and shrinks with it, so give at least {min_padding}, or {max(sizes) // 2 * dilation} to keep the size of "
-            "the input"
+            f"padding={given!r} is too small for kernels from {sizes[0]} to {sizes[-1]}: it belongs to the largest and "
+            f"shrinks with it, so give at least {min_padding}, or {sizes[-1] // 2 * dilation} to keep the size of the "
+            "input"
         )
