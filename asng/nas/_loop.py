@@ -197,11 +197,7 @@ def run_job(
                         loop.save()
                         raise KeyboardInterrupt(loop.how_to_continue())
                 loop.finish_epoch(progress)
-            except NoFiniteLoss as error:
-                if checkpoint is not None and loop.history:
-                    error.add_note(
-                        f"{checkpoint.path} is as it was after {unit} {len(loop.history)}, before these losses"
-                    )
+            except NoFiniteLoss:
                 raise
             except Exception as error:
                 loop.save_after(error)
@@ -277,10 +273,14 @@ class _Loop:
         means = epoch.means()
         losses = [mean for name, mean in means.items() if name.endswith("loss")]
         if losses and all(mean is None for mean in losses):
-            raise NoFiniteLoss(
+            error = NoFiniteLoss(
                 f"all losses of {self._unit} {epoch.number} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
+            if self._checkpoint is not None and self.history:
+                where = f"{self._unit} {len(self.history)}, before these losses"
+                error.add_note(f"{self._checkpoint.path} is as it was after {where}")
+            raise error
         record = {self._unit: epoch.number, **means, **self._job.finish_epoch(epoch), "seconds": epoch.seconds}
         if self._checkpoint is not None and _distributed.is_rank0():
             self._checkpoint.append(record)
@@ -318,18 +318,15 @@ class _Loop:
         return {
             "history": self.history,
             "index": self._index,
-            "steps": self._epoch.steps,
-            "measured": self._epoch.to_floats(),
-            "seconds": self._epoch.seconds,
+            "epoch": {**vars(self._epoch), "measured": self._epoch.to_floats()},
             "rng": rng_states(self._job.device) | self._job.rng_states() | self._rng_before_step,
             "job": self._job.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._job.load_state_dict(state["job"])
-        self.history, self._index = state["history"], state["index"]
-        measured = {name: list(values) for name, values in state["measured"].items()}
-        self._epoch, self._saved = Epoch(len(self.history) + 1, state["steps"], measured, state["seconds"]), self._index
+        self.history, self._index, self._epoch = state["history"], state["index"], Epoch(**state["epoch"])
+        self._saved = self._index
         set_rng_states(state["rng"], self._job.device)
         self._job.set_rng_states(state["rng"])
 

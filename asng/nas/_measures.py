@@ -36,23 +36,16 @@ class StaticMeasure(ABC):
     device: torch.device | None = None  # where it runs, if not where the model is
 
     def __call__(self, model: nn.Module, values: Values) -> float:
-        return measure_static(self, StaticBuild(Supernet(model), values))
+        return self.measure(StaticBuild(Supernet(model), values))
+
+    def measure(self, build: StaticBuild) -> float:
+        """The cost of a network; torch's RNG state is restored."""
+        with preserve_rng(build.supernet, self.device), torch.no_grad():
+            return self._measure(build, device_of(build.supernet.model))
 
     @abstractmethod
     def _measure(self, build: StaticBuild, device: torch.device) -> float:
         """The cost of a network whose weights are those of a model on a device, and must stay as they are."""
-
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """What the numbers depend on besides the network."""
-
-
-def measure_static(measure: StaticMeasure, build: StaticBuild) -> float:
-    """The cost of a network; torch's RNG state is restored."""
-    supernet = build.supernet
-    with preserve_rng(supernet, measure.device), torch.no_grad():
-        return measure._measure(build, device_of(supernet.model))
 
 
 class _Parameters(StaticMeasure):
@@ -217,24 +210,15 @@ def _agree(seconds: Sequence[float]) -> bool:
 
 
 def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:
-    """Seconds of one forward."""
-    match device.type:
-        case "cpu":
-            start = time.perf_counter()
-            network(*inputs)
-            return time.perf_counter() - start
-        case "cuda":
-            with torch.cuda.device(device):
-                event: Any = torch.cuda.Event
-                begin, end = event(enable_timing=True), event(enable_timing=True)
-                torch.cuda.synchronize()
-                begin.record()
-                network(*inputs)
-                end.record()
-                end.synchronize()
-                return float(begin.elapsed_time(end)) / 1000
-        case other:
-            raise ValueError(f"latency is measured on cpu or cuda, not on {other}; give a measure of your own")
+    """Seconds of one forward, until the device has finished."""
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"latency is measured on cpu or cuda, not on {device.type}; give a measure of your own")
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    synchronize(device)
+    start = time.perf_counter()
+    network(*inputs)
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def device_name(device: torch.device) -> str:

@@ -177,33 +177,18 @@ class OneShot:
             RuntimeError: Every candidate of five steps in a row ran out of memory.
         """
         self._generator_state = self.arch_optimizer.generator_state
-        with self.supernet.preserve_selection():
-            step = self._step(train_batch, valid_batch)
-        self._generator_state = None
-        return step
-
-    @property
-    def out_of_memory(self) -> bool:
-        """Whether every candidate of a half of the last step ran out of memory."""
-        return self._failures.steps > 0
-
-    def _step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         if not self.model.training:
             self.model.train()
         drawn, candidates = self._draw_feasible(), self.arch_optimizer.ask()
         violations = [self.costs.violation(candidate.values) for candidate in candidates]
         relative = [violation.relative for violation in violations]
         feasible = [candidate for candidate, violated in zip(candidates, relative, strict=True) if not violated]
-        done = None
-        if self._captured is not None:
-            train, valid = [c.values for c in drawn], [c.values for c in feasible]
-            done = self._captured.step(train, train_batch, valid, len(candidates), valid_batch)
-        trained, judged = self._plain_step(drawn, train_batch, feasible, valid_batch) if done is None else done
+        with self.supernet.preserve_selection():
+            trained, judged = self._run_candidates(drawn, train_batch, feasible, valid_batch, len(candidates))
         losses, metrics = iter(judged.losses), iter(judged.metrics)
         valid_losses = [None if violated else next(losses) for violated in relative]
         self._tell(candidates, valid_losses, violations)
-        if done is None and self._unread is not None and self._unread.end_step():
-            self._unread = None
+        self._generator_state = None
         return Step(
             train_losses=tuple(trained.losses),
             valid_losses=tuple(valid_losses),
@@ -213,13 +198,25 @@ class OneShot:
             violations=tuple(relative),
         )
 
-    def _plain_step(
-        self, drawn: list[Candidate], train_batch: Batch, feasible: list[Candidate], valid_batch: Batch
+    @property
+    def out_of_memory(self) -> bool:
+        """Whether every candidate of a half of the last step ran out of memory."""
+        return self._failures.steps > 0
+
+    def _run_candidates(
+        self, drawn: list[Candidate], train_batch: Batch, feasible: list[Candidate], valid_batch: Batch, n: int
     ) -> tuple[Numbers, Numbers]:
-        """The numbers of the candidates drawn for the weights, and of those that are judged."""
+        """The numbers of the candidates drawn for the weights, and of the feasible ones of n that are judged."""
+        if self._captured is not None:
+            train, valid = [c.values for c in drawn], [c.values for c in feasible]
+            done = self._captured.step(train, train_batch, valid, n, valid_batch)
+            if done is not None:
+                return done
         outcomes, none_trained = self._train(drawn, train_batch)
         trained, judged, failed = read_numbers(outcomes, self._judge(feasible, valid_batch), self.device)
         self._failures.end_step(none_trained or 0 < failed == len(feasible))
+        if self._unread is not None and self._unread.end_step():
+            self._unread = None
         return trained, judged
 
     def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Outcome | None], bool]:

@@ -294,7 +294,7 @@ def test_an_error_right_after_a_save_keeps_what_was_saved(tmp_path):
     for _ in range(2):
         with pytest.raises(ArithmeticError):  # in the judging half of the sixth step, the first of an epoch
             run_search(loss_fn=failing_at(23), checkpoint=path)
-        assert checkpoints.load(path)["measured"] == {}
+        assert checkpoints.load(path)["epoch"]["measured"] == {}
         assert not checkpoints.previous_path(path).exists()
         path.unlink()
 
