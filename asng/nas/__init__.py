@@ -6,8 +6,9 @@ except ImportError as error:
     raise ImportError(f"asng.nas needs PyTorch ({error}): pip install 'asng[nas]'") from None
 
 from asng.nas import layers
-from asng.nas._decision import Decision, Searchable, Size
+from asng.nas._decision import Decision, Searchable, Size, SizeLike
 from asng.nas._measures import Flops, Latency, parameters
+from asng.nas._outcome import LossFn
 from asng.nas._static import Constant, Item
 from asng.nas.architecture import from_json, to_json
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
@@ -17,7 +18,7 @@ from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Architecture, SearchResult, result, top
 from asng.nas.search import search
-from asng.nas.supernet import Supernet, extract, select, selected, space_of
+from asng.nas.supernet import Supernet, Values, extract, select, selected, space_of
 
 __all__ = [
     "Architecture",
@@ -28,6 +29,7 @@ __all__ = [
     "Item",
     "Latency",
     "Limit",
+    "LossFn",
     "Measure",
     "OneOf",
     "OneShot",
@@ -36,9 +38,11 @@ __all__ = [
     "SearchResult",
     "Searchable",
     "Size",
+    "SizeLike",
     "Step",
     "Supernet",
     "Value",
+    "Values",
     "Violation",
     "Width",
     "extract",

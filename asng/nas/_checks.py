@@ -67,9 +67,8 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
 def unwrap(model: nn.Module) -> nn.Module:
     """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
     while True:
-        compiled = model._modules.get("_orig_mod")  # torch loads the class of such modules only when it is used
-        if compiled is not None:
-            model = compiled
+        if _is_optimized(model):
+            model = model.get_submodule("_orig_mod")
         elif isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
         else:
@@ -78,7 +77,12 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile was given a module, the reads of which then are no longer seen."""
-    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+    return _is_optimized(module) or module._compiled_call_impl is not None
+
+
+def _is_optimized(module: nn.Module) -> bool:
+    """Whether torch.compile returned a module; its class is loaded only then."""
+    return isinstance(module, getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ()))
 
 
 def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:

@@ -43,7 +43,7 @@ class Searchable(nn.Module, ABC):
     """
 
     def active_modules(self) -> Iterable[nn.Module]:
-        """List what has an effect under the selected values.
+        """List what has an effect under the selected values; the model must stay unchanged, as the first call shows.
 
         Returns:
             The children that run, and the decisions that are read; by default all children. Decisions that are
@@ -53,7 +53,9 @@ class Searchable(nn.Module, ABC):
 
     @abstractmethod
     def build_static(self) -> nn.Module:
-        """Build the static equivalent of this module under the selected values; this module must stay unchanged.
+        """Build the static equivalent of this module under the selected values; the model must stay unchanged.
+
+        A change of it is undone and raises ValueError. Only weights that are written through `.data` go unnoticed.
 
         Returns:
             A module that computes the same. It may hold modules of this one, also modules with decisions: they are
@@ -77,6 +79,10 @@ class _Arithmetic:
 
     def __floordiv__(self: Any, divisor: int) -> "Size":
         raise _no_fraction(f"{Size(self)} / {self._constant(divisor, 'quotient')}")
+
+    def __mod__(self: Any, divisor: int) -> Any:  # as torch's convolutions compute
+        size = Size(self)
+        raise ValueError(f"{size} is no number that a layer of torch takes; use an elastic one, such as nas.Conv2d")
 
     __rmul__ = __mul__
     __radd__ = __add__
@@ -230,6 +236,7 @@ class Size(_Arithmetic):
 
 
 SizeLike = Decision | Size | int
+"""A size of a layer: a number, a decision among integers, or arithmetic with one."""
 
 
 def to_size(of: SizeLike, what: str) -> Size:

@@ -2,17 +2,18 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from asng._checks import check_int
 from asng.nas import _distributed
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
-from asng.nas.oneshot import Batch, OneShot
+from asng.nas.oneshot import Batch, OneShot, finite_mean
 from asng.nas.result import certainty
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
@@ -68,7 +69,8 @@ class LoaderJob(Job):
             losses = {name: loss for name, loss in losses.items() if not math.isnan(loss)}
         if not self._losses:
             self._losses.append(step.train_loss)
-        return {**losses, "feasible": feasible} if self._oneshot.costs.limits else losses
+        shares = {"feasible": feasible} if self._oneshot.costs.limits else {}
+        return {**losses, **shares, **_means("train", step.train_metrics), **_means("valid", step.valid_metrics)}
 
     def _start_epoch(self) -> Iterator[tuple[Batch, Batch]]:
         """The batches of the epoch that are left."""
@@ -91,7 +93,7 @@ class LoaderJob(Job):
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, float]:
         means = {"train_loss": math.nan, "valid_loss": math.nan}
-        means |= {name: mean for name, mean in epoch.means().items() if mean is not None}
+        means |= {name: math.nan if mean is None else mean for name, mean in sorted(epoch.means().items())}
         if _distributed.is_rank0():
             self._warn_of_explosion(means["train_loss"], epoch.number)
         with warnings.catch_warnings():  # there may have been no step of the weights yet
@@ -137,11 +139,14 @@ class LoaderJob(Job):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        used, rng_at_pass_start = state["valid_at_epoch_start"]
+        self._valid_at_epoch_start = check_int(used, "batches of valid_loader", min=0), rng_at_pass_start
+        self._rng_at_epoch_start = state["rng_at_epoch_start"]
+        for rng in (self._rng_at_epoch_start, rng_at_pass_start)[: 2 if used else 1]:
+            self._set_all_rng_states(rng)  # to raise here where they are damaged
         self._oneshot.load_state_dict(state["search"])
         self._lr_scheduler.load_state_dict(state["lr_scheduler"])
-        self._steps, self._losses = state["steps"], state["losses"]
-        self._rng_at_epoch_start = state["rng_at_epoch_start"]
-        self._valid_at_epoch_start = state["valid_at_epoch_start"]
+        self._steps, self._losses = check_int(state["steps"], "steps", min=0), list(map(float, state["losses"]))
 
     # Random numbers.
 
@@ -179,7 +184,7 @@ class LoaderJob(Job):
         return {"data": self._data_rng_state, "loaders": [generator.get_state() for generator in self._generators()]}
 
     def set_rng_states(self, states: Mapping[str, Any]) -> None:
-        self._data_rng_state = states["data"]
+        self._data_rng_state = torch.Generator().set_state(states["data"]).get_state()
         for generator, saved in zip(self._generators(), states["loaders"], strict=True):
             generator.set_state(saved)
 
@@ -193,6 +198,12 @@ class LoaderJob(Job):
                 if isinstance(generator, torch.Generator):
                     generators[id(generator)] = generator
         return list(generators.values())
+
+
+def _means(half: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the candidates of a half of a step; one called loss is left out."""
+    names = {name for of_one in metrics for name in of_one} - {"loss"}
+    return {f"{half}_{name}": finite_mean(of_one.get(name) for of_one in metrics) for name in names}
 
 
 class _RepeatedPasses(Iterator[Batch]):

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asng._checks import check_int
 from asng._files import Lock, differences
 from asng._progress import Progress, no_progress
 from asng.nas import _checkpoints, _distributed
@@ -199,8 +200,9 @@ def run_job(
                 loop.finish_epoch(progress)
             except NoFiniteLoss:
                 raise
-            except Exception as error:
-                loop.save_after(error)
+            except BaseException as error:
+                if isinstance(error, Exception) or not interrupted():  # a second Ctrl-C does not wait
+                    loop.save_after(error)
                 raise
             loop.save()
     return loop.history
@@ -271,7 +273,7 @@ class _Loop:
     def finish_epoch(self, progress: Progress) -> None:
         epoch = self._epoch
         means = epoch.means()
-        losses = [mean for name, mean in means.items() if name.endswith("loss")]
+        losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
         if losses and all(mean is None for mean in losses):
             error = NoFiniteLoss(
                 f"all losses of {self._unit} {epoch.number} were NaN or infinite; "
@@ -281,7 +283,9 @@ class _Loop:
                 where = f"{self._unit} {len(self.history)}, before these losses"
                 error.add_note(f"{self._checkpoint.path} is as it was after {where}")
             raise error
-        record = {self._unit: epoch.number, **means, **self._job.finish_epoch(epoch), "seconds": epoch.seconds}
+        fields = self._job.finish_epoch(epoch)
+        rest = {name: mean for name, mean in means.items() if name not in fields}
+        record = {self._unit: epoch.number, **rest, **fields, "seconds": epoch.seconds}
         if self._checkpoint is not None and _distributed.is_rank0():
             self._checkpoint.append(record)
         self.history.append(record)
@@ -294,7 +298,7 @@ class _Loop:
             self._checkpoint.save(self.state_dict())
         self._timed, self._saved = time.monotonic(), self._index
 
-    def save_after(self, error: Exception) -> None:
+    def save_after(self, error: BaseException) -> None:
         """Save the state after an error, if it is a new one, and say so in a note on the error."""
         if self._checkpoint is None or self._index == self._saved:
             return
@@ -318,14 +322,21 @@ class _Loop:
         return {
             "history": self.history,
             "index": self._index,
-            "epoch": {**vars(self._epoch), "measured": self._epoch.to_floats()},
+            "steps": self._epoch.steps,
+            "measured": self._epoch.to_floats(),
+            "seconds": self._epoch.seconds,
             "rng": rng_states(self._job.device) | self._job.rng_states() | self._rng_before_step,
             "job": self._job.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state["history"]) > self._epochs:
+            raise ValueError(f"it has {len(state['history'])} {self._unit}s, more than the {self._epochs} asked for")
         self._job.load_state_dict(state["job"])
-        self.history, self._index, self._epoch = state["history"], state["index"], Epoch(**state["epoch"])
+        self.history = [dict(record) for record in state["history"]]
+        self._index, steps = (check_int(state[name], name, min=0) for name in ("index", "steps"))
+        measured: Any = {name: list(map(float, values)) for name, values in state["measured"].items()}
+        self._epoch = Epoch(len(self.history) + 1, steps, measured, float(state["seconds"]))
         self._saved = self._index
         set_rng_states(state["rng"], self._job.device)
         self._job.set_rng_states(state["rng"])

@@ -4,13 +4,13 @@ A measure is any function `(model, values) -> number` of a model with decisions 
 here leave the model unchanged.
 """
 
-import copy
 import os
 import platform
 import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -83,7 +83,7 @@ class _Parameters(StaticMeasure):
 parameters = _Parameters()
 
 
-class _ForwardMeasure(StaticMeasure):
+class ForwardMeasure(StaticMeasure):
     """A measure of one forward on example inputs."""
 
     def __init__(self, *inputs: Any) -> None:
@@ -91,10 +91,17 @@ class _ForwardMeasure(StaticMeasure):
             raise ValueError(
                 "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32)"
             )
+        if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)) and all(isinstance(n, int) for n in inputs[0]):
+            shape = tuple(inputs[0])
+            raise ValueError(f"an example input is a tensor, not its shape {shape}; give torch.zeros{shape}")
         self.inputs = inputs
 
+    def __repr__(self) -> str:
+        where = "" if self.device is None else f", device={self.device.type}"
+        return f"{type(self).__name__}({_describe(self.inputs)}{where})"
 
-class Flops(_ForwardMeasure):
+
+class Flops(ForwardMeasure):
     """A measure: the floating-point operations of one forward of the extracted network.
 
     torch's formulas count two for each multiplication with addition in convolutions, matrix products and attention,
@@ -104,7 +111,7 @@ class Flops(_ForwardMeasure):
         inputs: Example inputs, with which the model is called; the whole batch counts.
 
     Raises:
-        ValueError: There are no example inputs.
+        ValueError: There are no example inputs, or a shape in the place of one.
 
     >>> from asng import nas
     >>> Flops(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4})
@@ -112,32 +119,54 @@ class Flops(_ForwardMeasure):
     """
 
     def _measure(self, build: StaticBuild, device: torch.device) -> int:
-        counter, mha = _FlopCounter(), torch.backends.mha
+        try:
+            return self._count(build.copy(share_weights=True), _FlopCounter(build.supernet.model), device)
+        except _WeightsWritten:
+            return self._count(build.copy(), _FlopCounter(), device)
+
+    def _count(self, network: nn.Module, counter: "_FlopCounter", device: torch.device) -> int:
+        mha = torch.backends.mha
         fused = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         try:
             with counter:
-                build.runnable.eval()(*to_device(self.inputs, device))
+                network.eval()(*to_device(self.inputs, device))
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
 
     @property
     def fingerprint(self) -> str:
-        return f"Flops({_describe(self.inputs)})"
+        return repr(self)
+
+
+class _WeightsWritten(Exception):
+    """A network is about to write into its weights, as `nn.Embedding(max_norm=...)` does."""
 
 
 class _FlopCounter(TorchDispatchMode):
-    """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module."""
+    """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module.
+
+    Raises _WeightsWritten before an operation that would write into the memory of a model's parameters.
+    """
 
     _atomic: ClassVar[set[Any]] = set()  # operations that do not consist of others
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0
+        self._model = model
+
+    @cached_property
+    def _weights(self) -> set[int]:
+        return set() if self._model is None else {p.untyped_storage()._cdata for p in self._model.parameters()}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if hasattr(func, "_schema") and func._schema.is_mutable:
+            written = (*(args[0] if args and isinstance(args[0], list) else args[:1]), kwargs.get("out"))
+            if any(isinstance(t, Tensor) and t.untyped_storage()._cdata in self._weights for t in written):
+                raise _WeightsWritten
         formula = flop_registry.get(getattr(func, "_overloadpacket", None))
         if formula is None and func is not torch.ops.prim.device.default and func not in self._atomic:
             with self:  # what consists of others is taken apart, as in inference mode
@@ -151,7 +180,7 @@ class _FlopCounter(TorchDispatchMode):
         return result
 
 
-class Latency(_ForwardMeasure):
+class Latency(ForwardMeasure):
     """A measure: the seconds of one forward of the extracted network.
 
     Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
@@ -183,10 +212,8 @@ class Latency(_ForwardMeasure):
         self.warmup = warmup
 
     def _measure(self, build: StaticBuild, device: torch.device) -> float:
-        network = build.runnable.eval()
-        if self.device is not None and self.device != device:
-            device = self.device
-            network = copy.deepcopy(network).to(device)
+        device = self.device or device
+        network = build.copy().eval().to(device)  # a copy: what runs may write into its weights
         inputs = to_device(self.inputs, device)
         for _ in range(self.warmup):
             network(*inputs)
@@ -200,7 +227,7 @@ class Latency(_ForwardMeasure):
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
         runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"
-        return f"Latency({_describe(self.inputs)}) on {where}, {host}, {runs}"
+        return f"{self!r} on {where}, {host}, {runs}"
 
 
 def _agree(seconds: Sequence[float]) -> bool:

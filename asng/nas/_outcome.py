@@ -12,6 +12,7 @@ from asng.nas import _distributed
 
 Metrics = Mapping[str, Tensor | float]
 LossFn = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
+"""A loss: (model, batch) -> a scalar tensor, or (loss, metrics) with a mapping of names to numbers."""
 
 
 class Outcome(NamedTuple):

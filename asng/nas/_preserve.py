@@ -1,7 +1,6 @@
 """Restore a model after user code (a measure, a module's own `build_static()`) has run on it."""
 
-import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from operator import is_
 from typing import TYPE_CHECKING, Any
@@ -9,9 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from asng.nas._decision import Searchable
+
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
 
+Change = tuple[nn.Module, str]  # the module, and what of it
+MISSING = object()
 TRANSIENT = frozenset({"training", "selected"})  # changed and restored by asng itself
 
 
@@ -19,51 +22,48 @@ class Snapshot:
     """A snapshot of modules; `restore` restores it and says what had changed.
 
     It holds attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients are
-    set aside. The contents of weights are not copied, only compared by their version.
+    set aside. The contents of weights are not copied, only compared by their version, which `.data` does not change.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
-        parameters = _tensors(m._parameters for m, _, _, _ in self._saved)
-        buffers = _tensors(m._buffers for m, _, _, _ in self._saved)
-        tensors = (*parameters, *buffers)
-        self._tensors = [(tensor, tensor.requires_grad, _version(tensor), tensor.detach()) for tensor in tensors]
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
-        self._gradients = [(parameter, parameter.grad) for parameter in parameters]
+        parameters = _tensors((m, m._parameters) for m, _, _, _ in self._saved)
+        buffers = _tensors((m, m._buffers) for m, _, _, _ in self._saved)
+        self._tensors = [(m, t, t.requires_grad, _version(t), t.detach()) for t, m in (*parameters, *buffers)]
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer, _ in buffers]
+        self._gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
         for parameter, _ in self._gradients:
             parameter.grad = None
 
-    def restore(self) -> str | None:
-        """Restore the modules; returns what was changed, or None."""
-        changed = None
+    def restore(self) -> Change | None:
+        """Restore the modules; returns the first change, or None."""
+        changed: Change | None = None
         for module, kind, attributes, contents in self._saved:
-            names = [name for name in {**attributes, **module.__dict__} if name not in TRANSIENT]
             now = module.__dict__
-            lost = [
-                name for name in names if name not in now or name not in attributes or now[name] is not attributes[name]
-            ]
+            names = {**attributes, **now}.keys() - TRANSIENT
+            lost = sorted(name for name in names if now.get(name, MISSING) is not attributes.get(name, MISSING))
             if lost or type(module) is not kind:
-                changed = changed or f"its {lost[0] if lost else 'class'}"
+                changed = changed or (module, lost[0] if lost else "class")
                 module.__class__ = kind
             now.clear()
             now.update(attributes)
             for name, old in contents.items():
                 if not _same_objects(attributes[name], old):
                     if name not in TRANSIENT:
-                        changed = changed or f"its {name.removeprefix('_')}"
+                        changed = changed or (module, name.removeprefix("_"))
                     attributes[name].clear()
                     (attributes[name].extend if isinstance(old, list) else attributes[name].update)(old)
         in_tensors = self._restore_tensors()
         return changed or in_tensors
 
-    def _restore_tensors(self) -> str | None:
-        changed = None
-        for tensor, requires_grad, version, whole in self._tensors:
+    def _restore_tensors(self) -> Change | None:
+        changed: Change | None = None
+        for module, tensor, requires_grad, version, whole in self._tensors:
             if tensor.requires_grad is not requires_grad:
-                changed = changed or "requires_grad of its parameters"
+                changed = changed or (module, "requires_grad")
                 tensor.requires_grad_(requires_grad)
             if _version(tensor) != version:
-                changed = changed or "the numbers in its tensors"
+                changed = changed or (module, "the numbers")
                 if _version(tensor)[1:] != version[1:]:  # replaced through .data
                     tensor.data = whole
         with torch.no_grad():
@@ -74,10 +74,32 @@ class Snapshot:
         return changed
 
 
+@contextmanager
+def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
+    """Raise ValueError if a hook of users' modules changed anything of a model; restore it in any case."""
+    own = with_own(supernet, hook)
+    if not own:
+        yield
+        return
+    snapshot = Snapshot(supernet.paths)
+    try:
+        yield
+    finally:
+        changed = snapshot.restore()
+    if changed is not None:
+        owner, what = changed
+        suspects = [module for module in own if owner in set(module.modules())] or own
+        names = " or ".join(sorted(label_of(module, supernet.paths) for module in suspects))
+        raise ValueError(
+            f"{hook}() of {names} changed {what} of {label_of(owner, supernet.paths)}; leave the model as it is, and "
+            "change copies of its parts"
+        )
+
+
 def _contents(module: nn.Module) -> dict[str, Any]:
     """Copies of the dicts, lists and sets that are attributes of a module."""
     held = module.__dict__.items()
-    return {name: copy.copy(value) for name, value in held if isinstance(value, (dict, list, set))}
+    return {name: value.copy() for name, value in held if isinstance(value, (dict, list, set))}
 
 
 def _same_objects(now: Any, old: Any) -> bool:
@@ -101,15 +123,27 @@ def set_training(model: nn.Module) -> None:
             module.train()
 
 
+def with_own(supernet: "Supernet", hook: str) -> list[nn.Module]:
+    """The searchable modules whose method `hook` is the user's."""
+    searchable = (module for module in supernet.searchable if isinstance(module, Searchable))
+    return [module for module in searchable if not is_from_asng(getattr(type(module), hook))]
+
+
+def label_of(module: nn.Module, paths: Mapping[nn.Module, str]) -> str:
+    """A module in messages: its path, if it has one, and its class."""
+    path, kind = paths.get(module), type(module).__name__
+    return f"{path} ({kind})" if path else kind
+
+
 def is_from_asng(function: Any) -> bool:
     """True if a function is from this package, which is tested to leave models unchanged."""
     module = getattr(function, "__module__", None) or ""
     return module == "asng" or module.startswith("asng.")
 
 
-def _tensors(held: Iterable[dict[str, Any]]) -> list[Tensor]:
-    """Each tensor once."""
-    return list({id(tensor): tensor for tensors in held for tensor in tensors.values() if tensor is not None}.values())
+def _tensors(held: Iterable[tuple[nn.Module, dict[str, Any]]]) -> list[tuple[Tensor, nn.Module]]:
+    """Each tensor once, with a module that has it."""
+    return list({id(t): (t, module) for module, tensors in held for t in tensors.values() if t is not None}.values())
 
 
 def _version(tensor: Tensor) -> tuple[int, torch.dtype, int, torch.Size]:

@@ -1,8 +1,10 @@
 """Tied weights: found in a model, and tied again in the extracted network."""
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import combinations, starmap
 from typing import Any
 
 import torch
@@ -58,7 +60,7 @@ class Ties:
                 uses[id(parameter)] = uses.get(id(parameter), 0) + 1
         self._shared = {key for key, number in uses.items() if number > 1 and key != id(None)}
         self._slices: dict[int, _Slice] = {}
-        self._lost: dict[int, str] = {}  # shared parameters that a build_static() did not return, and whose
+        self._lost: dict[int, list[str]] = {}  # shared parameters that build_static()s did not return, and whose
 
     def record(self, layer: Any, name: str, view: Tensor, part: nn.Parameter) -> None:
         """Record that `part` of a static layer is this view of a layer's parameter."""
@@ -72,12 +74,18 @@ class Ties:
         """Record tied parameters of the active modules that a `build_static()` did not return."""
         if not self._shared:
             return
-        used = {id(p) for module in active for p in module._parameters.values()} & self._shared
-        slices = (self._slices.get(id(parameter)) for parameter in static.parameters())
-        returned = {id(parameter) for parameter in static.parameters()} | {
-            id(slice_.whole) for slice_ in slices if slice_
-        }
-        self._lost |= dict.fromkeys(used - returned, label)
+        used = Counter(id(p) for module in active for p in module._parameters.values())
+        held = {id(parameter): parameter for parameter in static.parameters()}
+        slices = (self._slices.get(key) for key in held)
+        lost = (used.keys() & self._shared) - held.keys() - {id(slice_.whole) for slice_ in slices if slice_}
+        for key in lost:
+            self._lost.setdefault(key, []).append(label)
+        new = [parameter for key, parameter in held.items() if key not in self._slices and key not in used]
+        if any(used[key] > 1 for key in lost) and any(starmap(_are_copies, combinations(new, 2))):
+            raise ValueError(
+                f"build_static() of {label} returned two copies of one weight, which would be tied no more; "
+                "make one parameter of it, and use it twice"
+            )
 
     def retie(self, network: Iterable[tuple[str, nn.Module]]) -> None:
         """Tie the slices of one parameter in a network's modules again.
@@ -94,12 +102,14 @@ class Ties:
                     where = f"{self._paths.get(module, path)}.{name}" if slice_ is None else slice_.path
                     whole = parameter if slice_ is None else slice_.whole
                     uses.setdefault(id(whole), []).append(_Use(module, name, parameter, where, slice_))
-        for key, same in uses.items():
-            if key in self._lost:
+        for key, labels in self._lost.items():
+            paths = [*(use.path for use in uses.get(key, ())), *labels]
+            if len(paths) > 1:
                 raise ValueError(
-                    f"{same[0].path} shares its weight with {self._lost[key]}, whose build_static() does not return "
-                    "it, so they would be tied no more; return the parameter itself, or give them weights of their own"
+                    f"{paths[0]} shares its weight with {paths[-1]}, whose build_static() does not return it, so they "
+                    "would be tied no more; return the parameter itself, or give them weights of their own"
                 )
+        for same in uses.values():
             first = min(same, key=lambda use: use.slice_ is not None)  # the parameter itself, if it stays
             for use in same:
                 if not use.equals(first):
@@ -110,6 +120,15 @@ class Ties:
                     )
                 if use.parameter is not first.parameter:
                     use.module._parameters[use.name] = first.parameter  # only what was cut out stands elsewhere
+
+
+def _are_copies(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, which are not all equal as in a new layer."""
+    if one.ndim == other.ndim == 2 and one.shape != other.shape:
+        other = other.T
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device) or one.is_meta:
+        return False
+    return torch.equal(one, other) and bool((one != one.flatten()[:1]).any())
 
 
 def _view_location(whole: Tensor, part: Tensor) -> ViewLocation | None:

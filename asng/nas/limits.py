@@ -29,12 +29,13 @@ class Limit:
     """A hard limit on the cost of architectures.
 
     Args:
-        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0.
+        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0. It may
+            use the model, which is restored afterwards, except for numbers that it writes into weights.
         at_most: The largest feasible cost, above 0, in the unit of the measure: a count, operations, seconds.
         name: The name in messages; by default that of the measure.
 
     Raises:
-        ValueError: The measure cannot be called, or the limit is no number above 0.
+        ValueError: The measure cannot be called, its `fingerprint` is no text, or the limit is no number above 0.
 
     >>> from asng.nas import parameters
     >>> limit = Limit(parameters, 100_000)
@@ -56,6 +57,9 @@ class Limit:
             object.__setattr__(self, "name", getattr(self.measure, "__name__", type(self.measure).__name__))
         if not isinstance(self.at_most, numbers.Real) or not 0 < self.at_most < math.inf:
             raise ValueError(f"the limit of {self.name} must be a number above 0, got {self.at_most!r}")
+        fingerprint = getattr(self.measure, "fingerprint", None)
+        if not isinstance(fingerprint, (str, type(None))):
+            raise ValueError(f"the fingerprint of {self.name} must be text, got {fingerprint!r}")
 
     def violation(self, cost: float) -> float:
         """Compute how far a cost is above the limit.
@@ -139,7 +143,7 @@ class Costs:
         network = self.supernet.canonical(values)
         key = self.supernet.key(network)
         costs = self.known.pop(key, ())
-        if len(costs) < len(self.limits) and self._violation(costs) == FEASIBLE:
+        if not self._is_complete(costs):
             costs = _distributed.broadcast_object(
                 self._measure_missing(network, costs) if _distributed.is_rank0() else None
             )
@@ -163,6 +167,10 @@ class Costs:
             ValueError: As in `measure`.
         """
         return self._violation(self.measure(values)) if self.limits else FEASIBLE
+
+    def _is_complete(self, costs: Sequence[float]) -> bool:
+        """Whether these costs decide if the limits are met."""
+        return len(costs) == len(self.limits) or self._violation(costs) != FEASIBLE
 
     def _violation(self, costs: Sequence[float]) -> Violation:
         for index, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):
@@ -242,6 +250,8 @@ class Costs:
             data, costs = state["nearest"]
             values = {name: v.from_json(data[name]) for name, v in self.supernet.space.items()}
             nearest = values, tuple(map(float, costs))
+            if not self._is_complete(nearest[1]):  # under raised limits
+                nearest = None
         known = {key: costs for key, costs in known.items() if costs}
         self.known, self._nearest = _distributed.broadcast_object((known, nearest))
 

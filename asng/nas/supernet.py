@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +12,12 @@ from asng._decoding import Space
 from asng.nas._checks import check_not_sharded, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
 from asng.nas._extract import StaticBuild, holds_decisions
+from asng.nas._preserve import forbid_changes
 from asng.nas.layers import ElasticLayer
 from asng.space import Variable, check_values, family_of
 
 Values = Mapping[str, Any]
+"""An architecture: one value for each decision, by name."""
 
 
 class Supernet:
@@ -55,6 +57,7 @@ class Supernet:
         self.paths = {module: path for path, module in model.named_modules()}
         check_not_sharded(self.paths)
         self._by_name: dict[str, list[Decision]] = {}
+        self._walked = False
         for module, path in self.paths.items():
             if isinstance(module, Decision):
                 same = self._by_name.setdefault(module.name, [])
@@ -151,7 +154,10 @@ class Supernet:
         Raises:
             ValueError: The values do not fit.
         """
-        with self.selecting(values):
+        # The first walk shows whether a method of the user's changes the model; each walk would be slow.
+        check = nullcontext() if self._walked else forbid_changes(self, "active_modules")
+        self._walked = True
+        with self.selecting(values), check:
             modules = self.active_modules(self.searchable.__contains__)
             return {module.name for module in modules if isinstance(module, Decision)}
 
