@@ -38,7 +38,7 @@ class Epoch:
 
     number: int = 1
     steps: int = 0
-    measured: dict[str, list[Number]] = field(default_factory=dict)
+    measured: dict[str, list[Any]] = field(default_factory=dict)  # numbers, or tensors on the device
     seconds: float = 0.0
 
     def add(self, values: Mapping[str, Number]) -> None:
@@ -47,13 +47,9 @@ class Epoch:
             self.measured.setdefault(name, []).append(value)
 
     def to_floats(self) -> dict[str, list[float]]:
-        """All numbers, read from the device with one wait for each name."""
-        numbers = {name: [v for v in values if not isinstance(v, Tensor)] for name, values in self.measured.items()}
-        for name, values in self.measured.items():  # tensors only come after numbers that were saved
-            on_device = [value.double() for value in values if isinstance(value, Tensor)]
-            numbers[name] += torch.stack(on_device).tolist() if on_device else []
-        self.measured = {name: list(values) for name, values in numbers.items()}
-        return numbers
+        """All numbers, read from the device."""
+        self.measured = {name: list(map(float, values)) for name, values in self.measured.items()}
+        return self.measured
 
     def means(self) -> dict[str, float | None]:
         """The mean over the steps of each measurement's finite values; None if there are none."""
@@ -194,7 +190,7 @@ def run_job(
             try:
                 while loop.step(progress):
                     # A Ctrl-C does not reach all processes in the same step.
-                    if _distributed.any_rank(interrupted(), job.device):
+                    if any(_distributed.any_rank([interrupted()], job.device)):
                         loop.save()
                         raise KeyboardInterrupt(loop.how_to_continue())
                 loop.finish_epoch(progress)
@@ -335,7 +331,7 @@ class _Loop:
         self._job.load_state_dict(state["job"])
         self.history = [dict(record) for record in state["history"]]
         self._index, steps = (check_int(state[name], name, min=0) for name in ("index", "steps"))
-        measured: Any = {name: list(map(float, values)) for name, values in state["measured"].items()}
+        measured = {name: list(map(float, values)) for name, values in state["measured"].items()}
         self._epoch = Epoch(len(self.history) + 1, steps, measured, float(state["seconds"]))
         self._saved = self._index
         set_rng_states(state["rng"], self._job.device)
