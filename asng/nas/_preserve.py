@@ -19,7 +19,7 @@ TRANSIENT = frozenset({"training", "selected"})  # changed and restored by asng 
 
 
 class Snapshot:
-    """A snapshot of modules; `restore` restores it and says what had changed.
+    """A snapshot of modules, restored on exit; `changed` then says what had changed.
 
     It holds attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients are
     set aside. The contents of weights are not copied, only compared by their version, which `.data` does not change.
@@ -34,8 +34,15 @@ class Snapshot:
         self._gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
         for parameter, _ in self._gradients:
             parameter.grad = None
+        self.changed: Change | None = None  # the first change that was undone
 
-    def restore(self) -> Change | None:
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.changed = self._restore()
+
+    def _restore(self) -> Change | None:
         """Restore the modules; returns the first change, or None."""
         changed: Change | None = None
         for module, kind, attributes, contents in self._saved:
@@ -81,13 +88,10 @@ def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
     if not own:
         yield
         return
-    snapshot = Snapshot(supernet.paths)
-    try:
+    with Snapshot(supernet.paths) as snapshot:
         yield
-    finally:
-        changed = snapshot.restore()
-    if changed is not None:
-        owner, what = changed
+    if snapshot.changed is not None:
+        owner, what = snapshot.changed
         suspects = [module for module in own if owner in set(module.modules())] or own
         names = " or ".join(sorted(label_of(module, supernet.paths) for module in suspects))
         raise ValueError(
@@ -154,24 +158,16 @@ def _version(tensor: Tensor) -> tuple[int, torch.dtype, int, torch.Size]:
 @contextmanager
 def preserve_state(supernet: "Supernet", device: torch.device | None = None) -> Iterator[None]:
     """Restore selection, submodules, modes, requires_grad, buffers, gradients and RNG state on exit."""
-    with supernet.preserve_selection(), preserve_rng(supernet, device):
-        snapshot = Snapshot(supernet.paths)
-        try:
-            yield
-        finally:
-            snapshot.restore()
+    with supernet.preserve_selection(), preserve_rng(supernet, device), Snapshot(supernet.paths):
+        yield
 
 
 def preserve_rng(supernet: "Supernet", device: torch.device | None = None) -> AbstractContextManager[None]:
     """Restore torch's RNG state on exit, also on the GPUs of a model and of what is measured."""
-    return torch.random.fork_rng(_cuda_devices(supernet, device))
-
-
-def _cuda_devices(supernet: "Supernet", device: torch.device | None) -> list[int]:
-    """The CUDA devices of a model and of a measurement."""
     cuda: Any = torch.cuda
     devices = set() if device is None else {device}
     if cuda.is_initialized():
         held = (tensor for module in supernet.paths for tensor in module._parameters.values())
         devices |= {tensor.device for tensor in held if tensor is not None}
-    return sorted({cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"})
+    numbers = {cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"}
+    return torch.random.fork_rng(sorted(numbers))

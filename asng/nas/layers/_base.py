@@ -92,7 +92,7 @@ class Build(NamedTuple):
     """An extraction in progress, as elastic layers see it."""
 
     copies: bool  # layers copy their weights; otherwise their static layers hold views, which are copied later
-    record: Callable[["ElasticLayer", str, Tensor, nn.Parameter], None]  # told slice and parameter of static layers
+    tied_slice: Callable[["ElasticLayer", str, Tensor], nn.Parameter | None]  # that of a parameter that layers share
     paths: Mapping[nn.Module, str]  # of the model's modules
 
 
@@ -214,10 +214,9 @@ class ElasticLayer(Searchable):
             elif used is None or tensor is None:
                 static._parameters[name] = None
             else:
-                parameter = nn.Parameter(tensor, getattr(self, name).requires_grad)
-                static._parameters[name] = parameter
-                if build is not None:
-                    build.record(self, name, used, parameter)
+                tied = None if build is None else build.tied_slice(self, name, used)
+                own = nn.Parameter(tensor, getattr(self, name).requires_grad)
+                static._parameters[name] = own if tied is None else tied
         static.__dict__["training"] = self.training
         return static
 
