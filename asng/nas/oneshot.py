@@ -132,7 +132,6 @@ class OneShot:
         mask_inactive: bool = False,
         capture: bool = False,
     ) -> None:
-        _checks.check_weight_optimizer(weight_optimizer)
         paths = {module: path for path, module in model.named_modules()}
         _checks.check_not_ddp(paths)
         self.model, self.arch_optimizer, self.weight_optimizer = _checks.unwrap(model), arch_optimizer, weight_optimizer
@@ -140,9 +139,9 @@ class OneShot:
         self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
         self.supernet = Supernet(self.model)
         self.costs = Costs(self.supernet, limits)
-        self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
         _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
         _checks.check_step_options(max_grad_norm, amp_dtype)
+        self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
         self._max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
         self.device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
