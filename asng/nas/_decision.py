@@ -55,7 +55,7 @@ class Searchable(nn.Module, ABC):
     def build_static(self) -> nn.Module:
         """Build the static equivalent of this module under the selected values; the model must stay unchanged.
 
-        A change of it is undone and raises ValueError. Only weights that are written through `.data` go unnoticed.
+        A change of it is undone and raises ValueError.
 
         Returns:
             A module that computes the same. It may hold modules of this one, also modules with decisions: they are

@@ -10,17 +10,15 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from asng.nas._devices import device_of, to_device
 from asng.nas._extract import StaticBuild
-from asng.nas._preserve import preserve_rng
+from asng.nas._preserve import WeightsWritten, WriteGuard, preserve_rng
 from asng.nas.supernet import Supernet, Values
 
 FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
@@ -121,8 +119,8 @@ class Flops(ForwardMeasure):
     def _measure(self, build: StaticBuild, device: torch.device) -> int:
         try:
             return self._count(build.copy(share_weights=True), _FlopCounter(build.supernet.model), device)
-        except _WeightsWritten:
-            return self._count(build.copy(), _FlopCounter(), device)
+        except WeightsWritten:
+            return self._count(build.copy(), _FlopCounter(nn.Module()), device)
 
     def _count(self, network: nn.Module, counter: "_FlopCounter", device: torch.device) -> int:
         mha = torch.backends.mha
@@ -140,33 +138,14 @@ class Flops(ForwardMeasure):
         return repr(self)
 
 
-class _WeightsWritten(Exception):
-    """A network is about to write into its weights, as `nn.Embedding(max_norm=...)` does."""
-
-
-class _FlopCounter(TorchDispatchMode):
-    """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module.
-
-    Raises _WeightsWritten before an operation that would write into the memory of a model's parameters.
-    """
+class _FlopCounter(WriteGuard):  # type: ignore[no-untyped-call]
+    """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module."""
 
     _atomic: ClassVar[set[Any]] = set()  # operations that do not consist of others
-
-    def __init__(self, model: nn.Module | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
-        self._model = model
-
-    @cached_property
-    def _weights(self) -> set[int]:
-        return set() if self._model is None else {p.untyped_storage()._cdata for p in self._model.parameters()}
+    total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if hasattr(func, "_schema") and func._schema.is_mutable:
-            written = (*(args[0] if args and isinstance(args[0], list) else args[:1]), kwargs.get("out"))
-            if any(isinstance(t, Tensor) and t.untyped_storage()._cdata in self._weights for t in written):
-                raise _WeightsWritten
         formula = flop_registry.get(getattr(func, "_overloadpacket", None))
         if formula is None and func is not torch.ops.prim.device.default and func not in self._atomic:
             with self:  # what consists of others is taken apart, as in inference mode
@@ -174,7 +153,7 @@ class _FlopCounter(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
             self._atomic.add(func)
-        result = func(*args, **kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         if formula is not None:
             self.total += int(formula(*args, **kwargs, out_val=result))
         return result

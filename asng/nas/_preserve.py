@@ -2,11 +2,13 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng.nas._decision import Searchable
 
@@ -22,14 +24,14 @@ class Snapshot:
     """A snapshot of modules, restored on exit; `changed` then says what had changed.
 
     It holds attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients are
-    set aside. The contents of weights are not copied, only compared by their version, which `.data` does not change.
+    set aside. The contents of weights are not copied; `WriteGuard` protects them.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
         parameters = _tensors((m, m._parameters) for m, _, _, _ in self._saved)
         buffers = _tensors((m, m._buffers) for m, _, _, _ in self._saved)
-        self._tensors = [(m, t, t.requires_grad, _version(t), t.detach()) for t, m in (*parameters, *buffers)]
+        self._tensors = [(m, t, t.requires_grad, _location(t), t.detach()) for t, m in (*parameters, *buffers)]
         self._buffers = [(buffer, buffer.detach().clone()) for buffer, _ in buffers]
         self._gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
         for parameter, _ in self._gradients:
@@ -65,20 +67,47 @@ class Snapshot:
 
     def _restore_tensors(self) -> Change | None:
         changed: Change | None = None
-        for module, tensor, requires_grad, version, whole in self._tensors:
+        for module, tensor, requires_grad, location, whole in self._tensors:
             if tensor.requires_grad is not requires_grad:
                 changed = changed or (module, "requires_grad")
                 tensor.requires_grad_(requires_grad)
-            if _version(tensor) != version:
+            if _location(tensor) != location:  # replaced through .data
                 changed = changed or (module, "the numbers")
-                if _version(tensor)[1:] != version[1:]:  # replaced through .data
-                    tensor.data = whole
+                tensor.data = whole
         with torch.no_grad():
             for buffer, numbers in self._buffers:
                 buffer.copy_(numbers)
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         return changed
+
+
+class WeightsWritten(Exception):
+    """An operation would write into the tensors of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+
+class WriteGuard(TorchDispatchMode):
+    """Raises WeightsWritten before an operation would write into a model's tensors, also through `.data`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model = model
+
+    @cached_property
+    def _owners(self) -> dict[int, nn.Module]:
+        held = _tensors((module, {**module._parameters, **module._buffers}) for module in self._model.modules())
+        return {tensor.untyped_storage()._cdata: module for tensor, module in held}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if hasattr(func, "_schema") and func._schema.is_mutable:
+            for tensor in (*(args[0] if args and isinstance(args[0], list) else args[:1]), kwargs.get("out")):
+                if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._owners:
+                    raise WeightsWritten(self._owners[tensor.untyped_storage()._cdata])
+        return func(*args, **kwargs)
 
 
 @contextmanager
@@ -88,10 +117,15 @@ def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
     if not own:
         yield
         return
+    changed: Change | None = None
     with Snapshot(supernet.paths) as snapshot:
-        yield
-    if snapshot.changed is not None:
-        owner, what = snapshot.changed
+        try:
+            with WriteGuard(supernet.model):
+                yield
+        except WeightsWritten as error:
+            changed = error.module, "the numbers"
+    if changed := changed or snapshot.changed:
+        owner, what = changed
         suspects = [module for module in own if owner in set(module.modules())] or own
         names = " or ".join(sorted(label_of(module, supernet.paths) for module in suspects))
         raise ValueError(
@@ -150,9 +184,8 @@ def _tensors(held: Iterable[tuple[nn.Module, dict[str, Any]]]) -> list[tuple[Ten
     return list({id(t): (t, module) for module, tensors in held for t in tensors.values() if t is not None}.values())
 
 
-def _version(tensor: Tensor) -> tuple[int, torch.dtype, int, torch.Size]:
-    """A version that changes when a tensor is modified or replaced; inference tensors count no modifications."""
-    return 0 if tensor.is_inference() else tensor._version, tensor.dtype, tensor.data_ptr(), tensor.shape
+def _location(tensor: Tensor) -> tuple[torch.dtype, int, torch.Size]:
+    return tensor.dtype, tensor.data_ptr(), tensor.shape
 
 
 @contextmanager

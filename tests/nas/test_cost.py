@@ -152,7 +152,7 @@ def test_an_example_is_needed(measure):
 
 
 @pytest.mark.parametrize("measure", [Flops, Latency])
-def test_a_shape_in_the_place_of_an_example_is_an_error_with_the_cure(measure):
+def test_a_shape_instead_of_an_example_is_an_error_with_the_cure(measure):
     with pytest.raises(ValueError, match=r"is a tensor, not its shape \(1, 3, 8, 8\); give torch\.zeros\(1, 3, 8, 8\)"):
         measure((1, 3, 8, 8))
     measure(torch.zeros(1), (1, 3))  # as any other arguments

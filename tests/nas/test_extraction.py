@@ -359,6 +359,18 @@ class Halved(Body):
         return super().build_static()
 
 
+class Scaled(Body):
+    def build_static(self) -> nn.Module:
+        self.blocks[1].weight.data.mul_(0.5)
+        return super().build_static()
+
+
+class Zeroed(Body):
+    def build_static(self) -> nn.Module:
+        nn.init.zeros_(self.blocks[0].bias)
+        return super().build_static()
+
+
 class Endless(Body):
     def build_static(self) -> nn.Module:
         return type("Endless", (type(self),), {})(self.depth, self.blocks)
@@ -368,6 +380,8 @@ CHANGED = {
     Remembering: r"^build_static\(\) of 0 \(Remembering\) changed fixed of 0 \(Remembering\); leave",
     Hooked: r"^build_static\(\) of 0 \(Hooked\) changed forward_hooks of 0 \(Hooked\); leave",
     Halved: r"^build_static\(\) of 0 \(Halved\) changed ",
+    Scaled: r"^build_static\(\) of 0 \(Scaled\) changed the numbers of 0\.blocks\.1 \(Linear\); leave",
+    Zeroed: r"^build_static\(\) of 0 \(Zeroed\) changed the numbers of 0\.blocks\.0 \(Linear\); leave",
     Endless: r"^build_static\(\) of Endless returned a Endless with decisions in it",
     Shorter: r"^build_static\(\) of 0 \(Shorter\) returned a Shorter with decisions in it",
     Wrapping: r"^build_static\(\) of 0 \(Wrapping\) returned a Wrapping with decisions in it",
@@ -395,7 +409,7 @@ class Meddling(Body):
         return list(self.blocks)
 
 
-def test_hooks_that_change_what_is_beside_of_their_module_are_an_error():
+def test_hooks_that_change_what_is_beside_them_are_an_error():
     bodies = [Meddling(Value("depth", Integer(1, 3)), [nn.Linear(4, 4) for _ in range(3)]) for _ in range(2)]
     model = nn.Sequential(*bodies, nn.Linear(4, 4))
     for body in bodies:

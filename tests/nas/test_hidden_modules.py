@@ -168,7 +168,7 @@ class Configured(nas.Searchable):
         return nn.Sequential(*self.active_modules())
 
 
-def test_a_searchable_that_reads_a_decision_through_a_plain_object_is_asked():
+def test_a_searchable_that_reads_through_a_plain_object_is_asked():
     depth = nas.Value("depth", Integer(1, 3))
     model = nn.ModuleDict({"depth": depth, "body": nn.Sequential(Configured(Box(depth)))})
     assert [nas.parameters(model, {"depth": n}) for n in (1, 2, 3)] == [20, 40, 60]

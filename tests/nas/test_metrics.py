@@ -80,7 +80,7 @@ def test_a_metric_keeps_no_graph_alive():
     assert not outcome.metrics["twice"].requires_grad
 
 
-def test_the_history_of_a_search_holds_the_mean_metrics_of_both_halves():
+def test_the_history_holds_the_mean_metrics_of_both_halves():
     seen: dict[bool, list[int]] = {True: [], False: []}
 
     def loss(model, batch):
@@ -94,7 +94,7 @@ def test_the_history_of_a_search_holds_the_mean_metrics_of_both_halves():
         assert record[f"{half}_loss"] < 7
 
 
-def test_losses_that_are_not_finite_end_a_search_also_beside_a_finite_metric():
+def test_a_finite_metric_does_not_hide_losses_that_are_not():
     def loss(model, batch):
         return cross_entropy(model, batch) * math.nan, {"aux_loss": 1.0}
 
@@ -102,7 +102,7 @@ def test_losses_that_are_not_finite_end_a_search_also_beside_a_finite_metric():
         run_search(loss_fn=loss)
 
 
-def test_records_have_their_keys_in_one_order_whatever_was_feasible():
+def test_records_have_their_keys_in_one_order():
     few = Limit(lambda model, values: values["depth"], 1, "depth")
     history = run_search(train_loader=batches(1), epochs=12, loss_fn=with_metrics, limits=[few], seed=1).history
     longest = max(map(list, history), key=len)

@@ -626,7 +626,7 @@ def test_a_search_whose_schedule_computes_in_numpy_is_continued(tmp_path):
     assert len(run_search(checkpoint=path, **settings()).history) == 2
 
 
-def test_a_state_that_could_not_be_read_back_ends_the_search_at_once(tmp_path):
+def test_a_state_that_could_not_be_read_back_is_refused_at_once(tmp_path):
     class Stamped(Net):
         def get_extra_state(self):
             return object()

@@ -252,7 +252,7 @@ class CopiedTransposed(Tied):
 
 @pytest.mark.parametrize("kind", [CopiedTwice, CopiedTransposed])
 @pytest.mark.parametrize("width", [4, 8])
-def test_a_build_static_that_copies_its_own_shared_weight_twice_is_an_error(kind, width):
+def test_a_build_static_that_copies_a_weight_twice_is_an_error(kind, width):
     for look in (extract, parameters):
         with pytest.raises(
             ValueError, match=rf"^build_static\(\) of 0 \({kind.__name__}\) returned two copies of one w"

@@ -111,7 +111,7 @@ def test_fsdp_is_refused_with_the_cure(told, kind):
         )
 
 
-def test_a_module_of_the_users_with_a_child_of_the_same_name_is_no_wrapper():
+def test_a_module_with_a_child_of_a_wrappers_name_is_no_wrapper():
     class Scaled(nn.Module):
         def __init__(self) -> None:
             super().__init__()
