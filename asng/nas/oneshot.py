@@ -180,21 +180,20 @@ class OneShot:
             self.model.train()
         drawn, candidates = self._draw_feasible(), self.arch_optimizer.ask()
         violations = [self.costs.violation(candidate.values) for candidate in candidates]
-        relative = [violation.relative for violation in violations]
-        feasible = [candidate for candidate, violated in zip(candidates, relative, strict=True) if not violated]
+        feasible = [c.values for c, violation in zip(candidates, violations, strict=True) if violation == FEASIBLE]
         with self.supernet.preserve_selection():
             trained, judged = self._run_candidates(drawn, train_batch, feasible, valid_batch, len(candidates))
         losses, metrics = iter(judged.losses), iter(judged.metrics)
-        valid_losses = [None if violated else next(losses) for violated in relative]
+        valid_losses = [next(losses) if violation == FEASIBLE else None for violation in violations]
         self._tell(candidates, valid_losses, violations)
         self._generator_state = None
         return Step(
             train_losses=tuple(trained.losses),
             valid_losses=tuple(valid_losses),
             train_metrics=tuple(trained.metrics),
-            valid_metrics=tuple({} if violated else next(metrics) for violated in relative),
+            valid_metrics=tuple(next(metrics) if violation == FEASIBLE else {} for violation in violations),
             candidates=tuple(c.values for c in candidates),
-            violations=tuple(relative),
+            violations=tuple(violation.relative for violation in violations),
         )
 
     @property
@@ -203,12 +202,11 @@ class OneShot:
         return self._failures.steps > 0
 
     def _run_candidates(
-        self, drawn: list[Candidate], train_batch: Batch, feasible: list[Candidate], valid_batch: Batch, n: int
+        self, drawn: Sequence[Values], train_batch: Batch, feasible: Sequence[Values], valid_batch: Batch, n: int
     ) -> tuple[Numbers, Numbers]:
         """The numbers of the candidates drawn for the weights, and of the feasible ones of n that are judged."""
         if self._captured is not None:
-            train, valid = [c.values for c in drawn], [c.values for c in feasible]
-            done = self._captured.step(train, train_batch, valid, n, valid_batch)
+            done = self._captured.step(drawn, train_batch, feasible, n, valid_batch)
             if done is not None:
                 return done
         outcomes, none_trained = self._train(drawn, train_batch)
@@ -218,7 +216,7 @@ class OneShot:
             self._unread = None
         return trained, judged
 
-    def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Outcome | None], bool]:
+    def _train(self, candidates: Sequence[Values], batch: Batch) -> tuple[list[Outcome | None], bool]:
         """Update the weights by the mean gradient of the candidates; returns their outcomes and whether all failed."""
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
@@ -245,19 +243,18 @@ class OneShot:
         return outcomes, bool(candidates) and not good
 
     def _add_gradients(
-        self, candidates: list[Candidate], batch: Batch, before: list[Tensor | None]
+        self, candidates: Sequence[Values], batch: Batch, before: list[Tensor | None]
     ) -> list[Outcome | None]:
         """Accumulate the gradients of this process's candidates; returns their outcomes."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
         waiting, added = self._shard(candidates), []
         while waiting:
             index = waiting.pop(0)
-            values = candidates[index].values
-            outcome = self._failures.attempt(values, self._run, values, batch)
+            outcome = self._failures.attempt(self._run, candidates[index], batch)
             outcomes[index] = FAILED if outcome is None else outcome.detach()
             if outcome is None:
                 continue
-            if self._failures.attempt(values, self._backward, outcome.loss, len(candidates)):
+            if self._failures.attempt(self._backward, candidates[index], outcome.loss, len(candidates)):
                 added.append(index)
             else:  # a part of its gradient was accumulated: accumulate the others again
                 outcomes[index], outcome = FAILED, None
@@ -265,10 +262,21 @@ class OneShot:
                 waiting, added = added + waiting, []
         return outcomes
 
-    def _backward(self, loss: Tensor, candidates: int) -> bool:
-        """Add a candidate's share to the gradient."""
-        if self._has_gradient(loss):
+    def _backward(self, values: Values, loss: Tensor, candidates: int) -> bool:
+        """Add a candidate's share to the gradient; an architecture without weights has none."""
+        if loss.requires_grad:
             self._scaler.scale(loss / candidates).backward()  # type: ignore[no-untyped-call]
+        elif any(
+            parameter.requires_grad
+            for module in self.supernet.active_modules()
+            for parameter in module.parameters(recurse=False)
+        ):
+            if not loss.is_floating_point():
+                raise ValueError(
+                    f"the loss to train on is a tensor of {loss.dtype}, which has no gradient; return floating point "
+                    "numbers, and counts as metrics beside them: return loss, {'errors': count}"
+                )
+            raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
         return True
 
     def _reset_gradients(self, before: list[Tensor | None]) -> None:
@@ -276,26 +284,25 @@ class OneShot:
             parameter.grad = gradient
         _zero(before)
 
-    def _judge(self, candidates: list[Candidate], batch: Batch) -> list[Outcome | None]:
+    def _judge(self, candidates: Sequence[Values], batch: Batch) -> list[Outcome | None]:
         """The outcomes of the candidates of this process."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
         with torch.no_grad():
             for index in self._shard(candidates):
-                values = candidates[index].values
-                outcomes[index] = self._failures.attempt(values, self._run, values, batch) or FAILED
+                outcomes[index] = self._failures.attempt(self._run, candidates[index], batch) or FAILED
         return outcomes
 
-    def _draw_feasible(self) -> list[Candidate]:
+    def _draw_feasible(self) -> Sequence[Values]:
         """Draw candidates for the weights; fewer where too few are feasible."""
         candidates = self.arch_optimizer.ask()
-        feasible = [c for c in candidates if self.is_feasible(c.values)]
+        feasible = [c.values for c in candidates if self.is_feasible(c.values)]
         for _ in range(MAX_DRAWS * len(candidates)):
             if len(feasible) == len(candidates):
                 break
-            feasible += [c for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
+            feasible += [c.values for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
         return feasible
 
-    def _shard(self, candidates: Sequence[Candidate]) -> list[int]:
+    def _shard(self, candidates: Sequence[Values]) -> list[int]:
         """The positions of the candidates that this process runs."""
         return list(range(self._rank, len(candidates), self._world_size))
 
@@ -317,21 +324,6 @@ class OneShot:
                 )
             raise
         return to_outcome(returned)
-
-    def _has_gradient(self, loss: Tensor) -> bool:
-        """False for an architecture without weights; ValueError for a loss that lost its gradient."""
-        if not loss.requires_grad and any(
-            parameter.requires_grad
-            for module in self.supernet.active_modules()
-            for parameter in module.parameters(recurse=False)
-        ):
-            if not loss.is_floating_point():
-                raise ValueError(
-                    f"the loss to train on is a tensor of {loss.dtype}, which has no gradient; return floating point "
-                    "numbers, and counts as metrics beside them: return loss, {'errors': count}"
-                )
-            raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
-        return loss.requires_grad
 
     def is_feasible(self, values: Mapping[str, Any]) -> bool:
         """Tell whether an architecture meets all limits.
