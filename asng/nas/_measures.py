@@ -34,16 +34,17 @@ class StaticMeasure(ABC):
     device: torch.device | None = None  # where it runs, if not where the model is
 
     def __call__(self, model: nn.Module, values: Values) -> float:
-        return self.measure(StaticBuild(Supernet(model), values))
-
-    def measure(self, build: StaticBuild) -> float:
-        """The cost of a network; torch's RNG state is restored."""
-        with preserve_rng(build.supernet, self.device), torch.no_grad():
-            return self._measure(build, device_of(build.supernet.model))
+        return measure_static(self, StaticBuild(Supernet(model), values))
 
     @abstractmethod
     def _measure(self, build: StaticBuild, device: torch.device) -> float:
         """The cost of a network whose weights are those of a model on a device, and must stay as they are."""
+
+
+def measure_static(measure: StaticMeasure, build: StaticBuild) -> float:
+    """The cost of a network; torch's RNG state is restored."""
+    with preserve_rng(build.supernet, measure.device), torch.no_grad():
+        return measure._measure(build, device_of(build.supernet.model))
 
 
 class _Parameters(StaticMeasure):
@@ -135,6 +136,7 @@ class Flops(ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
+        """What the numbers depend on besides the network."""
         return repr(self)
 
 
@@ -203,6 +205,7 @@ class Latency(ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
+        """What the numbers depend on besides the network."""
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
         runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"

@@ -13,7 +13,7 @@ from torch import nn
 from asng.nas import _distributed
 from asng.nas._devices import device_of
 from asng.nas._extract import StaticBuild
-from asng.nas._measures import StaticMeasure, device_name
+from asng.nas._measures import StaticMeasure, device_name, measure_static
 from asng.nas._preserve import is_from_asng, preserve_state
 from asng.nas._watch import FAILURES
 from asng.nas.supernet import Supernet, Values
@@ -194,7 +194,7 @@ class Costs:
             try:
                 if isinstance(measure, StaticMeasure):
                     build = build or StaticBuild(supernet, values)
-                    cost: Any = measure.measure(build)
+                    cost: Any = measure_static(measure, build)
                 else:
                     with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
                         cost = measure(supernet.model, values)

@@ -65,7 +65,8 @@ class Supernet:
                 if module.variable != same[0].variable:
                     raise ValueError(
                         f"decision {module.name!r} is declared twice, differently: {same[0].variable} at "
-                        f"{self.paths[same[0]] or 'the top'}, {module.variable} at {path}; give one another name"
+                        f"{self.paths[same[0]] or 'the top'}, {module.variable} at {path}; "
+                        "give one of them another name"
                     )
         self.space = {name: same[0].variable for name, same in self._by_name.items()}
         self._check_registered()

@@ -138,12 +138,15 @@ def test_the_seconds_of_an_epoch_end_when_the_device_has_finished(tmp_path, monk
     now = 0.0
 
     class Running(torch.Tensor):
-        """A loss that is known only 20 seconds later, when it is read."""
+        """A loss that is known only 20 seconds later, when it is read first."""
 
-        def double(self):
+        known = False
+
+        def __float__(self):
             nonlocal now
-            now += 20
-            return torch.tensor(float(self.as_subclass(torch.Tensor))).double()
+            now += 0 if self.known else 20
+            self.known = True
+            return float(self.as_subclass(torch.Tensor))
 
     class Launched(Noisy):
         def step(self, number):
