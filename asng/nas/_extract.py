@@ -56,9 +56,7 @@ class StaticBuild:
         """
         memo: dict[int, Any] = {}
         kept = list_modules(self.network)
-        kinds: Any = {type(module) for module in kept}
-        ordinary_kinds = set(filter(_is_ordinary, kinds))
-        ordinary = [module for module in kept if type(module) in ordinary_kinds]
+        ordinary = [module for module in kept if _is_ordinary(module.__class__)]  # type: ignore[arg-type]
         for module in ordinary:
             memo[id(module)] = type(module).__new__(type(module))
         for module in kept:

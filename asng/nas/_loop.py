@@ -194,8 +194,6 @@ def run_job(
                         loop.save()
                         raise KeyboardInterrupt(loop.how_to_continue())
                 loop.finish_epoch(progress)
-            except NoFiniteLoss:
-                raise
             except BaseException as error:
                 if isinstance(error, Exception) or not interrupted():  # a second Ctrl-C does not wait
                     loop.save_after(error)
@@ -295,8 +293,8 @@ class _Loop:
         self._timed, self._saved = time.monotonic(), self._index
 
     def save_after(self, error: BaseException) -> None:
-        """Save the state after an error, if it is a new one, and say so in a note on the error."""
-        if self._checkpoint is None or self._index == self._saved:
+        """Save the state after an error, if it is a new one with finite losses, and say so in a note on the error."""
+        if self._checkpoint is None or self._index == self._saved or isinstance(error, NoFiniteLoss):
             return
         where = self.how_to_continue()
         try:

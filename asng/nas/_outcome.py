@@ -45,16 +45,12 @@ def to_outcome(returned: Any) -> Outcome:
         raise ValueError(f"loss_fn(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
     if not isinstance(metrics, Mapping):
         raise ValueError(f"metrics must be a mapping of names to numbers, got {_describe(metrics)}")
-    return Outcome(loss.reshape(()), {_checked(name): _number(name, value) for name, value in metrics.items()})
+    return Outcome(loss.reshape(()), {name: _number(name, value) for name, value in metrics.items()})
 
 
-def _checked(name: Any) -> str:
+def _number(name: Any, value: Any) -> Tensor | float:
     if not isinstance(name, str):
         raise ValueError(f"names of metrics must be strings, got {name!r}")
-    return name
-
-
-def _number(name: str, value: Any) -> Tensor | float:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().reshape(())
     if isinstance(value, Real):

@@ -91,19 +91,8 @@ class Supernet:
         Raises:
             ValueError: The values do not fit; nothing is changed.
         """
-        self.check(values)
-        self.choose(values)
-
-    def check(self, values: Values) -> None:
-        """Check an architecture.
-
-        Args:
-            values: One value for each decision, by name.
-
-        Raises:
-            ValueError: A name is missing or unknown, or a value is outside of its variable.
-        """
         check_values(values, self.space)
+        self.choose(values)
 
     def choose(self, values: Values) -> None:
         """Select values without checking them, such as those of `ask`.
