@@ -120,6 +120,13 @@ def check_decisions(space: dict[str, Variable]) -> dict[str, Variable]:
 
 def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError for a model or optimizers that cannot be searched."""
+    if not hasattr(weight_optimizer, "param_groups"):
+        held = f" of {len(weight_optimizer)}" if isinstance(weight_optimizer, Sized) else ""
+        raise ValueError(
+            f"weight_optimizer must be one torch optimizer, got a {type(weight_optimizer).__name__}{held}; give one "
+            "optimizer several parameter groups, or write a torch.optim.Optimizer over all parameters whose step() "
+            "calls the others'"
+        )
     if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
             "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
@@ -133,20 +140,6 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
             raise ValueError(
                 f"{path or 'the model'} has sparse gradients, whose norm torch cannot take; make it with sparse=False"
             )
-
-
-def check_weight_optimizer(weight_optimizer: Any) -> None:
-    """Raise ValueError unless this is one torch optimizer."""
-    if not hasattr(weight_optimizer, "param_groups"):
-        got = (
-            f"a {type(weight_optimizer).__name__} of {len(weight_optimizer)}"
-            if isinstance(weight_optimizer, Sized)
-            else repr(weight_optimizer)
-        )
-        raise ValueError(
-            f"weight_optimizer must be one torch optimizer, got {got}; give one optimizer several parameter groups, or "
-            "write a torch.optim.Optimizer over all parameters whose step() calls the others'"
-        )
 
 
 def check_step_options(max_grad_norm: float | None, amp_dtype: torch.dtype | None) -> None:

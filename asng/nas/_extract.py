@@ -37,11 +37,11 @@ class StaticBuild:
         self._makers: dict[nn.Module, frozenset[type]] = {}  # whose build_static() led to a new module
         self._seen: dict[nn.Module, bool] = {}  # which hold decisions; not the index: the model may have changed
         self._ties = Ties(supernet.paths if _may_untie(supernet) else {})
-        self._views, self._copies = (Build(copies, self._ties.record, self._original) for copies in (False, True))
+        self._views, self._copies = (Build(copies, self._ties.slice, self._original) for copies in (False, True))
         with supernet.selecting(values), preserve_rng(supernet), torch.no_grad():
             with forbid_changes(supernet, "build_static"):
                 self.network = self._static(supernet.model)
-            self._ties.retie(self.network.named_modules())
+            self._ties.check(self.network.named_modules())
 
     def num_parameters(self) -> int:
         """The number of parameters; shared ones count once."""
@@ -56,9 +56,7 @@ class StaticBuild:
         """
         memo: dict[int, Any] = {}
         kept = list_modules(self.network)
-        kinds: Any = {type(module) for module in kept}
-        ordinary_kinds = set(filter(_is_ordinary, kinds))
-        ordinary = [module for module in kept if type(module) in ordinary_kinds]
+        ordinary = [module for module in kept if _is_ordinary(module.__class__)]  # type: ignore[arg-type]
         for module in ordinary:
             memo[id(module)] = type(module).__new__(type(module))
         for module in kept:
@@ -170,11 +168,8 @@ def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
     if known is None:
         kind: Any = type(module)
         known = _is_searched(kind) or (isinstance(module, Searchable) and _reads_decisions(module))
-        for child in () if known else module._modules.values():
-            if child is not None and holds_decisions(child, seen):
-                known = True
-                break
-        seen[module] = known
+        children = () if known else module._modules.values()
+        seen[module] = known = known or any(child is not None and holds_decisions(child, seen) for child in children)
     return known
 
 

@@ -40,17 +40,11 @@ class StaticMeasure(ABC):
     def _measure(self, build: StaticBuild, device: torch.device) -> float:
         """The cost of a network whose weights are those of a model on a device, and must stay as they are."""
 
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """What the numbers depend on besides the network."""
-
 
 def measure_static(measure: StaticMeasure, build: StaticBuild) -> float:
     """The cost of a network; torch's RNG state is restored."""
-    supernet = build.supernet
-    with preserve_rng(supernet, measure.device), torch.no_grad():
-        return measure._measure(build, device_of(supernet.model))
+    with preserve_rng(build.supernet, measure.device), torch.no_grad():
+        return measure._measure(build, device_of(build.supernet.model))
 
 
 class _Parameters(StaticMeasure):
@@ -142,6 +136,7 @@ class Flops(ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
+        """What the numbers depend on besides the network."""
         return repr(self)
 
 
@@ -210,6 +205,7 @@ class Latency(ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
+        """What the numbers depend on besides the network."""
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
         runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"
@@ -223,24 +219,15 @@ def _agree(seconds: Sequence[float]) -> bool:
 
 
 def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:
-    """Seconds of one forward."""
-    match device.type:
-        case "cpu":
-            start = time.perf_counter()
-            network(*inputs)
-            return time.perf_counter() - start
-        case "cuda":
-            with torch.cuda.device(device):
-                event: Any = torch.cuda.Event
-                begin, end = event(enable_timing=True), event(enable_timing=True)
-                torch.cuda.synchronize()
-                begin.record()
-                network(*inputs)
-                end.record()
-                end.synchronize()
-                return float(begin.elapsed_time(end)) / 1000
-        case other:
-            raise ValueError(f"latency is measured on cpu or cuda, not on {other}; give a measure of your own")
+    """Seconds of one forward, until the device has finished."""
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"latency is measured on cpu or cuda, not on {device.type}; give a measure of your own")
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    synchronize(device)
+    start = time.perf_counter()
+    network(*inputs)
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def device_name(device: torch.device) -> str:

@@ -21,7 +21,7 @@ TRANSIENT = frozenset({"training", "selected"})  # changed and restored by asng 
 
 
 class Snapshot:
-    """A snapshot of modules; `restore` restores it and says what had changed.
+    """A snapshot of modules, restored on exit; `changed` then says what had changed.
 
     It holds attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients are
     set aside. The contents of weights are not copied; `WriteGuard` protects them.
@@ -36,8 +36,15 @@ class Snapshot:
         self._gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
         for parameter, _ in self._gradients:
             parameter.grad = None
+        self.changed: Change | None = None  # the first change that was undone
 
-    def restore(self) -> Change | None:
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.changed = self._restore()
+
+    def _restore(self) -> Change | None:
         """Restore the modules; returns the first change, or None."""
         changed: Change | None = None
         for module, kind, attributes, contents in self._saved:
@@ -110,15 +117,14 @@ def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
     if not own:
         yield
         return
-    snapshot, changed = Snapshot(supernet.paths), None
-    try:
-        with WriteGuard(supernet.model):
-            yield
-    except WeightsWritten as error:
-        changed = error.module, "the numbers"
-    finally:
-        restored = snapshot.restore()
-    if changed := changed or restored:
+    changed: Change | None = None
+    with Snapshot(supernet.paths) as snapshot:
+        try:
+            with WriteGuard(supernet.model):
+                yield
+        except WeightsWritten as error:
+            changed = error.module, "the numbers"
+    if changed := changed or snapshot.changed:
         owner, what = changed
         suspects = [module for module in own if owner in set(module.modules())] or own
         names = " or ".join(sorted(label_of(module, supernet.paths) for module in suspects))
@@ -185,24 +191,16 @@ def _location(tensor: Tensor) -> tuple[torch.dtype, int, torch.Size]:
 @contextmanager
 def preserve_state(supernet: "Supernet", device: torch.device | None = None) -> Iterator[None]:
     """Restore selection, submodules, modes, requires_grad, buffers, gradients and RNG state on exit."""
-    with supernet.preserve_selection(), preserve_rng(supernet, device):
-        snapshot = Snapshot(supernet.paths)
-        try:
-            yield
-        finally:
-            snapshot.restore()
+    with supernet.preserve_selection(), preserve_rng(supernet, device), Snapshot(supernet.paths):
+        yield
 
 
 def preserve_rng(supernet: "Supernet", device: torch.device | None = None) -> AbstractContextManager[None]:
     """Restore torch's RNG state on exit, also on the GPUs of a model and of what is measured."""
-    return torch.random.fork_rng(_cuda_devices(supernet, device))
-
-
-def _cuda_devices(supernet: "Supernet", device: torch.device | None) -> list[int]:
-    """The CUDA devices of a model and of a measurement."""
     cuda: Any = torch.cuda
     devices = set() if device is None else {device}
     if cuda.is_initialized():
         held = (tensor for module in supernet.paths for tensor in module._parameters.values())
         devices |= {tensor.device for tensor in held if tensor is not None}
-    return sorted({cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"})
+    numbers = {cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"}
+    return torch.random.fork_rng(sorted(numbers))

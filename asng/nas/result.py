@@ -138,10 +138,11 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
     [({'act': 'tanh'}, 0.75), ({'act': 'relu'}, 0.25)]
     """
     k = check_int(k, "k", min=1)
+    supernet = oneshot.supernet
     found: dict[str, dict[str, Any]] = {}  # by network, each once
     for values in _by_probability(oneshot):
         if oneshot.is_feasible(values):
-            found.setdefault(oneshot.costs.key(values), values)
+            found.setdefault(supernet.key(supernet.canonical(values)), values)
         if len(found) == k:
             break
     nearest = oneshot.costs.nearest() or oneshot.arch_optimizer.mode()

@@ -515,7 +515,7 @@ def test_a_layer_with_a_forward_of_its_own_needs_a_build_static_too():
 
     class Finished(Scaled):
         def build_static(self, in_channels: int | None = None) -> nn.Module:
-            weight = self.weight[: self.output_decision.value].detach()
+            weight = self.weight[: self.out_features_decision.value].detach()
             plain = nn.Linear(3, len(weight))
             plain.weight, plain.bias = nn.Parameter(2 * weight), nn.Parameter(torch.zeros(len(weight)))
             return plain

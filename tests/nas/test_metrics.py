@@ -75,7 +75,7 @@ def test_a_metric_keeps_no_graph_alive():
         return result, metrics
 
     search = make_oneshot(Net(), loss_fn=loss)
-    outcome = search._run(search.arch_optimizer.ask()[0], batches(1)[0])
+    outcome = search._run(search.arch_optimizer.ask()[0].values, batches(1)[0])
     assert seen == [True]
     assert not outcome.metrics["twice"].requires_grad
 
