@@ -25,6 +25,7 @@ MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_files", "asng"}  # the package itself: its version
 for room in ("cli", "experiments", "nas"):
     MAY_IMPORT[room] |= {"_files", "_progress"}
+MAY_IMPORT["nas"] |= {"fused"}
 MAY_IMPORT["_progress"] = {"_progress"}
 MAY_IMPORT["asng"] = {"asng", *CORE}  # the package itself: the public names of the core
 MAY_IMPORT["__main__"] = {"cli"}

@@ -16,8 +16,15 @@ from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, cell_paths,
 from asng.nas.architecture import from_json
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cifar10SearchFlags(SearchFlags[task.Cifar10SearchSettings, DataFlags]):
+@dataclass(frozen=True)
+class Cifar10Flags(DataFlags):
+    """Flags of all commands on CIFAR-10."""
+
+    kernels: task.Kernels = "fused"
+    """On a GPU: fused, Triton kernels for pools, batch norms and separable convolutions; torch, its own."""
+
+
+class Cifar10SearchFlags(SearchFlags[task.Cifar10SearchSettings, Cifar10Flags]):
     """Search the two cells of an image classifier on CIFAR-10: section 3.2 of the paper.
 
     One half of the training images moves the weights, the other the distribution of architectures.
@@ -32,11 +39,8 @@ class Cifar10SearchFlags(SearchFlags[task.Cifar10SearchSettings, DataFlags]):
       asng cifar10 search --max-params 200000 --epochs 50
     """
 
-    capture: bool = True
-    """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
 
-
-class Cifar10RetrainFlags(RetrainFlags[task.Cifar10RetrainSettings, DataFlags]):
+class Cifar10RetrainFlags(RetrainFlags[task.Cifar10RetrainSettings, Cifar10Flags]):
     """Train an architecture from scratch on all of CIFAR-10's training images, and test it.
 
     The number of channels is the largest with at most --max-params. Ctrl-C saves; the same command
@@ -50,7 +54,7 @@ class Cifar10RetrainFlags(RetrainFlags[task.Cifar10RetrainSettings, DataFlags]):
     """
 
 
-class Cifar10EvaluateFlags(EvaluateFlags[DataFlags]):
+class Cifar10EvaluateFlags(EvaluateFlags[Cifar10Flags]):
     """Test what a run has trained: a network from scratch, or the most likely one of a search with its shared weights.
 
     Examples:
@@ -69,7 +73,8 @@ class Cifar10Commands(Commands):
 
     def load_task(self, flags: Any, console: Console) -> task.Cifar10:
         with progress_bar(console, "download", None) as progress:
-            return task.Cifar10(*load_cifar10(flags.where.data, parse_device(flags.where.device), progress))
+            data = load_cifar10(flags.where.data, parse_device(flags.where.device), progress)
+        return task.Cifar10(*data, kernels=flags.where.kernels)
 
     def label(self, settings: task.Cifar10SearchSettings) -> str:
         return settings.method

@@ -51,6 +51,8 @@ class SearchFlags(Generic[Settings, Where]):
     """Other defaults, for two cores: a smaller network, fewer images and steps."""
     out: Path | None = None
     """Folder of the run; by default runs/EXPERIMENT-..., named after what is searched."""
+    capture: bool = True
+    """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +128,7 @@ class Commands(ABC):
         console = make_console()
         task = self.load_task(flags, console)
         with progress_bar(console, title, folder) as progress:
-            summary = search(task, flags.settings, folder, progress, capture=getattr(flags, "capture", False))
+            summary = search(task, flags.settings, folder, progress, capture=flags.capture)
         if not summary["feasible"]:
             console.print("No architecture met the limit; this is the nearest one.")
         self.print_found(summary, folder, console)

@@ -222,4 +222,7 @@ class _Launch:
 @cache
 def kernels() -> Any:
     """The kernels; raises ImportError where Triton is not installed."""
-    return import_module("asng.fused._chain_kernels")
+    try:
+        return import_module("asng.fused._chain_kernels")
+    except ModuleNotFoundError as error:
+        raise ImportError(f"{error}; install asng[kernels]") from None

@@ -302,7 +302,7 @@ class CapturedStep:
                 iteration.capture()
                 self._is_current = False
                 return iteration
-            except (Refused, RuntimeError, ValueError, TypeError) as error:  # torch's errors, out of memory among them
+            except (Refused, RuntimeError, ValueError, TypeError, ImportError) as error:  # out of memory among them
                 reason = (str(error) or type(error).__name__).splitlines()[0]
         self._refused = True
         warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=6)

@@ -9,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from asng._decoding import Space
+from asng.fused import unfuse
 from asng.nas._checks import check_not_sharded, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
 from asng.nas._extract import StaticBuild, holds_decisions
@@ -195,7 +196,7 @@ class Supernet:
             ValueError: The values do not fit, or a `build_static()` does not return what it has to.
             RuntimeError: `values` are not given, and a decision has no value yet.
         """
-        return self._build(values).copy()
+        return unfuse(self._build(values).copy())
 
     def num_parameters(self, values: Values | None = None) -> int:
         """Count the parameters of the static network of an architecture, without copying any.
@@ -334,7 +335,8 @@ def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
         values: One value for each decision, by name; by default the selected ones.
 
     Returns:
-        A network of torch's own modules, the user's, and `Item` and `Constant`, for which torch has no equivalent.
+        A network of torch's own modules, also for layers of `asng.fused`; the user's; and `Item` and `Constant`, for
+        which torch has no equivalent.
 
     Raises:
         ValueError: The values do not fit, or a `build_static()` does not return what it has to.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -18,8 +18,10 @@ from asng.experiments._jobs import Task, Values
 from asng.experiments._settings import EpochSettings, SearchSettings, check_settings
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10.data import augment_batches, normalize, to_channels_last
-from asng.experiments.cifar10.network import Net, count_without_auxiliary, set_drop_path
+from asng.experiments.cifar10.network import Net, count_without_auxiliary, set_drop_path, use_fused_kernels
 from asng.experiments.cifar10.space import SMALLEST, channels_for, code_of, num_parameters
+
+Kernels = Literal["fused", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,12 +79,21 @@ SMALL_RETRAIN = Cifar10RetrainSettings(epochs=10, channels=8, cells=5, num_train
 
 
 class Cifar10(Task):
-    """Search and training on CIFAR-10, which `load_cifar10` gives."""
+    """Search and training on CIFAR-10, which `load_cifar10` gives.
+
+    Args:
+        train, test: Images.
+        kernels: On a GPU, those of torch or fused ones; the latter run channels last.
+    """
 
     name = "cifar10"
     search_settings, train_settings = Cifar10SearchSettings, Cifar10RetrainSettings
     search_weight_decay = 3e-4
     calibration_batches = 25
+
+    def __init__(self, train: ImageSet, test: ImageSet, *, kernels: Kernels = "fused") -> None:
+        super().__init__(train, test)
+        self._is_fused = kernels == "fused" and self.device.type == "cuda"
 
     def train_indices(self, settings: Cifar10SearchSettings | Cifar10RetrainSettings) -> Tensor:
         return torch.arange(settings.num_train_images)
@@ -91,7 +102,8 @@ class Cifar10(Task):
         return augment_batches
 
     def build_supernet(self, settings: Cifar10SearchSettings) -> nn.Module:
-        return Net(settings.channels, settings.cells).to(self.device)
+        net = Net(settings.channels, settings.cells).to(self.device)
+        return use_fused_kernels(net) if self._is_fused else net
 
     def search_loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> tuple[Tensor, dict[str, Tensor]]:
         """Cross entropy, and the accuracy."""
@@ -106,14 +118,16 @@ class Cifar10(Task):
 
     def build_network(self, settings: Cifar10RetrainSettings, values: Values) -> nn.Module:
         net = Net(_channels(settings, values), settings.cells, affine=True, auxiliary=True)
-        return nas.extract(net, values).to(self.device)
+        network = nas.extract(net, values).to(self.device)
+        return use_fused_kernels(network) if self._is_fused else network
 
     def build_optimizer(self, settings: Cifar10RetrainSettings, model: nn.Module) -> torch.optim.Optimizer:
         fused = self.device.type == "cuda"
         return torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4, fused=fused)
 
     def train_loss(self, settings: Cifar10RetrainSettings, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        logits, auxiliary = model(batch[0])
+        images = batch[0].contiguous(memory_format=torch.channels_last) if self._is_fused else batch[0]
+        logits, auxiliary = model(images)
         return F.cross_entropy(logits, batch[1]) + settings.auxiliary * F.cross_entropy(auxiliary, batch[1])
 
     def set_phase(self, settings: Cifar10RetrainSettings, model: nn.Module, fraction: float) -> None:
