@@ -5,7 +5,6 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
-import torch
 from kernels import gradients, kernel_times, microseconds, random
 
 from asng import fused

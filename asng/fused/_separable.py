@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import DTYPES, device_of, empty_channels_last, is_supported, to_channels_last
-from asng.fused._norm import BatchNorm2d, Split, power_of_two, uses_batch_statistics
+from asng.fused._dispatch import DTYPES, device_of, empty_channels_last, is_supported, power_of_two, to_channels_last
+from asng.fused._norm import BatchNorm2d, Split, uses_batch_statistics
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_CHANNELS = 256
