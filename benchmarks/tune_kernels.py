@@ -11,13 +11,21 @@ from asng import fused
 from asng.experiments.cifar10.network import separable
 from asng.fused import _norm, _separable
 
-VARIANTS = [
+D = "DEPTHWISE_"
+VARIANTS: list[dict[str, int]] = [
     {},
+    {D + "TILE": 2048},
+    {D + "TILE": 1024},
+    {D + "REGISTERS": 0},
+    {D + "REGISTERS": 168},
+    {D + "TILE": 2048, D + "REGISTERS": 168},
+    {D + "VECTOR": 8},
+    {D + "VECTOR": 2},
+    {D + "ELEMENTS": 32, D + "REGISTERS": 0},
+    {D + "ELEMENTS": 32, D + "REGISTERS": 168},
+    {D + "ELEMENTS": 8},
     {"ELEMENTS": 8},
     {"ELEMENTS": 32},
-    {"DEPTHWISE_ELEMENTS": 16},
-    {"DEPTHWISE_ELEMENTS": 16, "MAX_TILE": 2048, "MIN_PROGRAMS": 512},
-    {"DEPTHWISE_ELEMENTS": 64},
     {"MAX_TILE": 2048, "MIN_PROGRAMS": 512},
     {"MAX_TILE": 8192},
     {"WEIGHT_PROGRAMS": 264},

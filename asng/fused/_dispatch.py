@@ -48,3 +48,8 @@ def device_of(x: Tensor) -> AbstractContextManager[None]:
 
 def to_channels_last(gradient: Tensor) -> Tensor:
     return gradient.contiguous(memory_format=torch.channels_last)
+
+
+def power_of_two(number: int) -> int:
+    """The smallest one that is not below a number."""
+    return 1 << (number - 1).bit_length()

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import device_of, is_supported, to_channels_last
+from asng.fused._dispatch import device_of, is_supported, power_of_two, to_channels_last
 
 MAX_CHANNELS = 32  # of a program
 MAX_SUMS = 4096  # that every program adds up: channels times chunks
@@ -77,11 +77,6 @@ class Split(NamedTuple):
         return cls(
             rows, chunk, chunks, groups, -(-chunk // block_rows), block_rows, block_channels, power_of_two(chunks)
         )
-
-
-def power_of_two(number: int) -> int:
-    """The smallest one that is not below a number."""
-    return 1 << (number - 1).bit_length()
 
 
 class _BatchNorm(torch.autograd.Function):

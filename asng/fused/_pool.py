@@ -7,17 +7,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import device_of, empty_channels_last, is_supported, to_channels_last
+from asng.fused._dispatch import device_of, empty_channels_last, is_supported, power_of_two, to_channels_last
 
-MAX_WINDOW = 15  # the number of a pixel in its window has 8 bits
-THREADS = 128
+MAX_BLOCK = 512  # elements of a row that a program has
+MIN_PROGRAMS = 1024  # before a program has several rows
 
 
 class AvgPool2d(nn.AvgPool2d):
     """Means over windows: `torch.nn.AvgPool2d`, with its arguments.
 
-    Square windows and the default of `ceil_mode`, `count_include_pad` and `divisor_override` run as one kernel,
-    forward and backward.
+    Windows of 3x3 with a padding of 1, a stride of 1 or 2 and the defaults of all others run as one kernel, forward
+    and backward.
 
     >>> pool = AvgPool2d(3, stride=2, padding=1)
     >>> pool(torch.ones(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)).shape
@@ -25,10 +25,9 @@ class AvgPool2d(nn.AvgPool2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        window = _window(self.kernel_size, self.stride, self.padding)
         default = self.count_include_pad and not self.ceil_mode and self.divisor_override is None
-        if default and _fits(x, window):
-            return _AvgPool.apply(x, *window)  # type: ignore[no-any-return, no-untyped-call]
+        if default and _has_kernels(self) and is_supported(x):
+            return _AvgPool.apply(x, _step(self))  # type: ignore[no-any-return, no-untyped-call]
         if x.is_cuda and x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):
             # Torch 2.11 computes a wrong gradient here (https://github.com/pytorch/pytorch/issues/188344).
             return super().forward(x.contiguous()).contiguous(memory_format=torch.channels_last)
@@ -38,8 +37,8 @@ class AvgPool2d(nn.AvgPool2d):
 class MaxPool2d(nn.MaxPool2d):
     """Maxima over windows: `torch.nn.MaxPool2d`, with its arguments.
 
-    Square windows and the default of `dilation`, `ceil_mode` and `return_indices` run as one kernel, forward and
-    backward. As in torch, the first of equal maxima has the gradient, and NaN is larger than all numbers.
+    Windows of 3x3 with a padding of 1, a stride of 1 or 2 and the defaults of all others run as one kernel, forward
+    and backward. As in torch, the first of equal maxima has the gradient, and NaN is larger than all numbers.
 
     >>> pool = MaxPool2d(3, stride=1, padding=1)
     >>> pool(torch.ones(1, 4, 8, 8).contiguous(memory_format=torch.channels_last)).shape
@@ -47,53 +46,57 @@ class MaxPool2d(nn.MaxPool2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        window = _window(self.kernel_size, self.stride, self.padding)
-        default = _window(self.dilation, 1, 0)[0] == 1 and not self.ceil_mode and not self.return_indices
-        if default and _fits(x, window):
+        default = self.dilation in (1, (1, 1)) and not self.ceil_mode and not self.return_indices
+        if default and _has_kernels(self) and is_supported(x):
             save = torch.is_grad_enabled() and x.requires_grad
-            return _MaxPool.apply(x, *window, save)  # type: ignore[no-any-return, no-untyped-call]
+            return _MaxPool.apply(x, _step(self), save)  # type: ignore[no-any-return, no-untyped-call]
         return super().forward(x)  # type: ignore[no-any-return]
 
 
-def _window(*sizes: Any) -> tuple[int, ...]:
-    """Kernel size, stride and padding where they are square; zeros where they are not."""
-    pairs = [size if isinstance(size, tuple) else (size, size) for size in sizes]
-    square = all(len(set(pair)) == 1 for pair in pairs)
-    return tuple(pair[0] if square else 0 for pair in pairs)
+def _has_kernels(pool: nn.AvgPool2d | nn.MaxPool2d) -> bool:
+    square = [
+        size if isinstance(size, tuple) else (size, size) for size in (pool.kernel_size, pool.stride, pool.padding)
+    ]
+    return square in ([(3, 3), (step, step), (1, 1)] for step in (1, 2))
 
 
-def _fits(x: Tensor, window: tuple[int, ...]) -> bool:
-    size, stride, padding = window
-    return (
-        0 < size <= MAX_WINDOW
-        and stride > 0
-        and 0 <= 2 * padding <= size
-        and is_supported(x)
-        and min(x.shape[2:]) + 2 * padding >= size
-    )
+def _step(pool: nn.AvgPool2d | nn.MaxPool2d) -> int:
+    return pool.stride[0] if isinstance(pool.stride, tuple) else pool.stride
 
 
-def _output_shape(x: Tensor, size: int, stride: int, padding: int) -> tuple[int, int, int, int]:
-    height, width = ((length + 2 * padding - size) // stride + 1 for length in x.shape[2:])
+class Grid:
+    """How rows of (width, channels) elements are split into programs: blocks of elements, of one or more rows."""
+
+    def __init__(self, x: Tensor, width: int, rows: int) -> None:
+        """Of each of the images of x so many rows of this width."""
+        images, channels = x.shape[:2]
+        elements = 16 // x.element_size()
+        self.align = math.gcd(channels, elements)
+        self.block = max(32, min(power_of_two(width * channels), MAX_BLOCK))
+        self.warps = max(1, self.block // (32 * max(4, self.align)))
+        blocks = -(-width * channels // self.block)
+        self.rows = next(n for n in (4, 2, 1) if n == 1 or images * blocks * rows >= n * MIN_PROGRAMS)
+        self.programs = images * -(-rows // self.rows), blocks
+        self.programs_of_rows = images * rows, blocks
+
+
+def _output_shape(x: Tensor, step: int) -> tuple[int, int, int, int]:
+    height, width = (-(-length // step) for length in x.shape[2:])
     return x.shape[0], x.shape[1], height, width
-
-
-def _launch(kernel: Any, tensors: tuple[Tensor, ...], output: Tensor, sizes: tuple[int, ...], **options: bool) -> None:
-    """One program for each block of the output; every thread takes 16 bytes of it."""
-    elements, total = 16 // output.element_size(), output.numel()
-    block, align = THREADS * elements, math.gcd(sizes[0], elements)
-    with device_of(output):
-        kernel[(-(-total // block),)](*tensors, total, 0, *sizes, block, align, num_warps=THREADS // 32, **options)
 
 
 class _AvgPool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int, stride: int, padding: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, step: int) -> Tensor:
         from asng.fused import _pool_kernels as kernels
 
-        y = empty_channels_last(_output_shape(x, size, stride, padding), x)
-        ctx.shape, ctx.sizes = x.shape, (*x.shape[1:], *y.shape[2:], size, stride, padding)
-        _launch(kernels.avg_pool_forward, (x, y), y, ctx.sizes)
+        y = empty_channels_last(_output_shape(x, step), x)
+        grid = Grid(x, y.shape[3], y.shape[2])
+        with device_of(x):
+            kernels.avg_pool[grid.programs](
+                *(x, y, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align), num_warps=grid.warps
+            )
+        ctx.shape, ctx.step = x.shape, step
         return y
 
     @staticmethod
@@ -101,22 +104,37 @@ class _AvgPool(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         from asng.fused import _pool_kernels as kernels
 
-        dx = empty_channels_last(ctx.shape, gradient)
-        _launch(kernels.avg_pool_backward, (to_channels_last(gradient), dx), dx, ctx.sizes)
-        return dx, None, None, None
+        dy = to_channels_last(gradient)
+        dx = empty_channels_last(ctx.shape, dy)
+        grid, sizes = Grid(dy, dy.shape[3], dy.shape[2]), (*dx.shape[1:], *dy.shape[2:])
+        with device_of(dy):
+            if ctx.step == 1:
+                kernels.avg_pool[grid.programs](
+                    *(dy, dx, 0, *sizes, 1, grid.rows, grid.block, grid.align), num_warps=grid.warps
+                )
+            else:
+                kernels.avg_pool_backward[grid.programs_of_rows](
+                    *(dy, dx, 0, *sizes, grid.block, grid.align), num_warps=grid.warps
+                )
+        return dx, None
 
 
 class _MaxPool(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, size: int, stride: int, padding: int, save: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, step: int, save: bool) -> Tensor:
         from asng.fused import _pool_kernels as kernels
 
-        y = empty_channels_last(_output_shape(x, size, stride, padding), x)
-        taps = torch.empty_like(y, dtype=torch.uint8) if save else y
-        ctx.shape, ctx.sizes = x.shape, (*x.shape[1:], *y.shape[2:], size, stride, padding)
-        _launch(kernels.max_pool_forward, (x, y, taps), y, ctx.sizes, SAVE=save)
-        if save:
-            ctx.save_for_backward(taps)
+        y = empty_channels_last(_output_shape(x, step), x)
+        taps = torch.empty_like(y, dtype=torch.uint8) if save else None
+        grid = Grid(x, y.shape[3], y.shape[2])
+        with device_of(x):
+            kernels.max_pool[grid.programs](
+                *(x, y, taps, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align),
+                SAVE=save,
+                num_warps=grid.warps,
+            )
+        ctx.shape, ctx.step = x.shape, step
+        ctx.save_for_backward(taps)
         return y
 
     @staticmethod
@@ -125,6 +143,16 @@ class _MaxPool(torch.autograd.Function):
         from asng.fused import _pool_kernels as kernels
 
         (taps,) = ctx.saved_tensors
-        dx = empty_channels_last(ctx.shape, gradient)
-        _launch(kernels.max_pool_backward, (to_channels_last(gradient), taps, dx), dx, ctx.sizes)
-        return dx, None, None, None, None
+        dy = to_channels_last(gradient)
+        dx = empty_channels_last(ctx.shape, dy)
+        grid = Grid(dy, dy.shape[3], dy.shape[2])
+        with device_of(dy):
+            if ctx.step == 1:
+                kernels.max_pool_backward[grid.programs](
+                    *(dy, taps, dx, 0, *dx.shape[1:], grid.rows, grid.block, grid.align), num_warps=grid.warps
+                )
+            else:
+                kernels.max_pool_backward_step2[grid.programs_of_rows](
+                    *(dy, taps, dx, 0, *dx.shape[1:], *dy.shape[2:], grid.block, grid.align), num_warps=grid.warps
+                )
+        return dx, None, None

@@ -1,120 +1,147 @@
-"""Triton kernels of pooling over square windows, channels last.
+"""Triton kernels of pooling over 3x3 windows with a padding of 1 and steps of 1 or 2, channels last.
 
-A program takes a block of elements in the order of memory; sizes are constants, so that the compiler divides by
-multiplying and loads 16 bytes at once where the number of channels allows it. Results are stored in the same portions:
-the `zero`, which the compiler does not know, hides that more could be stored at once. Otherwise it would give each
-thread 16 bytes in a row, and threads side by side would load from places far apart.
+A program has some rows of an image, and of each a block of elements in the order of memory: the same channel of the
+pixel before is C elements before. What a row contributes is computed once for all windows that it is in.
+
+Results are stored in portions of ALIGN elements, as neighbors are loaded: the `zero`, which the compiler does not know,
+hides that more could be stored at once. Otherwise it would give each thread 16 bytes in a row, and threads side by side
+would load from places far apart.
 """
 
 import triton
 import triton.language as tl
 
 
-@triton.jit
-def _split(index, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr):
-    """Image, row, column and channel of an element."""
-    pixel = index // C
-    row = pixel // W
-    return row // H, row % H, pixel % W, index % C
-
-
 @triton.jit(do_not_specialize=["zero"])
-def avg_pool_forward(
+def avg_pool(
     x,
     y,
-    total,
     zero,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     OH: tl.constexpr,
     OW: tl.constexpr,
-    K: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PADDING: tl.constexpr,
+    STEP: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n, oh, ow, c = _split(index, C, OH, OW)
-    top, left = oh * STRIDE - PADDING, ow * STRIDE - PADDING
-    source = x + ((n * H + top) * W + left) * C + c
-    sums = tl.zeros([BLOCK], tl.float32)
-    for ky in tl.static_range(K):
-        for kx in tl.static_range(K):
-            h, w = top + ky, left + kx
-            inside = (index < total) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-            sums += tl.load(source + (ky * W + kx) * C, inside, other=0.0).to(tl.float32)
-    tl.store(y + zero * ALIGN + index, (sums / (K * K)).to(y.dtype.element_ty), index < total)
+    """Means; with a step of 1 also the gradients of the inputs, which are means of the outputs'."""
+    CHUNKS: tl.constexpr = (OH + ROWS - 1) // ROWS
+    n, first = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS * ROWS
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    center = index
+    if STEP == 2:
+        center = index + index // C * C
+    above = tl.zeros([BLOCK], tl.float32)
+    middle = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range((ROWS - 1) * STEP + 3):
+        h = first * STEP - 1 + i
+        row = x + (n * H + h) * (W * C)
+        inside = (h >= 0) & (h < H) & (index < OW * C)
+        below = tl.load(row + center, inside, other=0.0).to(tl.float32)
+        below += tl.load(row + center - C, inside & (center >= C), other=0.0).to(tl.float32)
+        below += tl.load(row + center + C, inside & (center + C < W * C), other=0.0).to(tl.float32)
+        if i >= 2 and i % STEP == 0:
+            oh = first + (i - 2) // STEP
+            target = y + (n * OH + oh) * (OW * C) + zero * ALIGN + index
+            mean = (above + middle + below) * (1 / 9)
+            tl.store(target, mean.to(y.dtype.element_ty), (index < OW * C) & (oh < OH))
+        above = middle
+        middle = below
 
 
 @triton.jit(do_not_specialize=["zero"])
 def avg_pool_backward(
     dy,
     dx,
-    total,
     zero,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     OH: tl.constexpr,
     OW: tl.constexpr,
-    K: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PADDING: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Each element of the input gathers the gradients of the windows that hold it."""
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n, h, w, c = _split(index, C, H, W)
-    sums = tl.zeros([BLOCK], tl.float32)
-    for j in tl.static_range((K + STRIDE - 1) // STRIDE):
-        for i in tl.static_range((K + STRIDE - 1) // STRIDE):
-            oh, ow = (h + PADDING) // STRIDE - j, (w + PADDING) // STRIDE - i
-            ky, kx = h + PADDING - oh * STRIDE, w + PADDING - ow * STRIDE  # where in the window
-            inside = (index < total) & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW) & (ky < K) & (kx < K)
-            sums += tl.load(dy + ((n * OH + oh) * OW + ow) * C + c, inside, other=0.0).to(tl.float32)
-    tl.store(dx + zero * ALIGN + index, (sums / (K * K)).to(dx.dtype.element_ty), index < total)
+    """With a step of 2: 2x2 pixels of the input are in the windows of up to 2x2 of the output."""
+    n, oh = tl.program_id(0) // OH, tl.program_id(0) % OH
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < OW * C
+    right = index < (OW - 1) * C
+    source = dy + (n * OH + oh) * (OW * C) + index
+    value = tl.load(source, inside, other=0.0).to(tl.float32) * (1 / 9)
+    value_right = tl.load(source + C, right, other=0.0).to(tl.float32) * (1 / 9)
+    below = tl.load(source + OW * C, inside & (oh + 1 < OH), other=0.0).to(tl.float32) * (1 / 9)
+    below_right = tl.load(source + (OW + 1) * C, right & (oh + 1 < OH), other=0.0).to(tl.float32) * (1 / 9)
+    column = index + index // C * C
+    target = dx + (n * H + 2 * oh) * (W * C) + zero * ALIGN + column
+    second = inside & (column + C < W * C)
+    tl.store(target, value.to(dx.dtype.element_ty), inside)
+    tl.store(target + C, (value + value_right).to(dx.dtype.element_ty), second)
+    lower = 2 * oh + 1 < H
+    tl.store(target + W * C, (value + below).to(dx.dtype.element_ty), inside & lower)
+    total = value + value_right + below + below_right
+    tl.store(target + (W + 1) * C, total.to(dx.dtype.element_ty), second & lower)
+
+
+@triton.jit
+def _better(best, tap, value, number):
+    """As torch compares: the first of equal maxima wins, and the last NaN."""
+    wins = (value > best) | (value != value)
+    return tl.where(wins, value, best), tl.where(wins, number, tap)
 
 
 @triton.jit(do_not_specialize=["zero"])
-def max_pool_forward(
+def max_pool(
     x,
     y,
     taps,
-    total,
     zero,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     OH: tl.constexpr,
     OW: tl.constexpr,
-    K: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PADDING: tl.constexpr,
+    STEP: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
     SAVE: tl.constexpr,
 ):
-    """As torch: the first of equal maxima, in the order of rows; the last NaN, if there is one."""
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n, oh, ow, c = _split(index, C, OH, OW)
-    top, left = oh * STRIDE - PADDING, ow * STRIDE - PADDING
-    source = x + ((n * H + top) * W + left) * C + c
-    best = tl.full([BLOCK], float("-inf"), tl.float32)
-    tap = tl.maximum(-top, 0) * K + tl.maximum(-left, 0)  # the first one inside, where all are -inf
-    for ky in tl.static_range(K):
-        for kx in tl.static_range(K):
-            h, w = top + ky, left + kx
-            inside = (index < total) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
-            value = tl.load(source + (ky * W + kx) * C, inside, other=float("-inf")).to(tl.float32)
-            wins = (value > best) | (value != value)
-            best = tl.where(wins, value, best)
-            tap = tl.where(wins, ky * K + kx, tap)
-    tl.store(y + zero * ALIGN + index, best.to(y.dtype.element_ty), index < total)
-    if SAVE:
-        tl.store(taps + zero * ALIGN + index, tap.to(tl.uint8), index < total)
+    """Maxima, and which of the 9 pixels of its window each one is."""
+    CHUNKS: tl.constexpr = (OH + ROWS - 1) // ROWS
+    n, first = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS * ROWS
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    center = index
+    if STEP == 2:
+        center = index + index // C * C
+    leftmost = tl.where(center < C, 1, 0)  # the first inside, where all are -inf
+    lowest = tl.full([BLOCK], float("-inf"), tl.float32)
+    above, tap_above, middle, tap_middle = lowest, leftmost, lowest, leftmost
+    for i in tl.static_range((ROWS - 1) * STEP + 3):
+        h = first * STEP - 1 + i
+        row = x + (n * H + h) * (W * C)
+        inside = (h >= 0) & (h < H) & (index < OW * C)
+        below, tap_below = lowest, leftmost
+        for kx in tl.static_range(3):
+            column = center + (kx - 1) * C
+            exists = inside & (column >= 0) & (column < W * C)
+            value = tl.load(row + column, exists, other=float("-inf")).to(tl.float32)
+            below, tap_below = _better(below, tap_below, value, kx)
+        if i >= 2 and i % STEP == 0:
+            oh = first + (i - 2) // STEP
+            best, tap = lowest, leftmost + tl.where(oh == 0, 3, 0)
+            best, tap = _better(best, tap, above, tap_above)
+            best, tap = _better(best, tap, middle, tap_middle + 3)
+            best, tap = _better(best, tap, below, tap_below + 6)
+            target = (n * OH + oh) * (OW * C) + zero * ALIGN + index
+            tl.store(y + target, best.to(y.dtype.element_ty), (index < OW * C) & (oh < OH))
+            if SAVE:
+                tl.store(taps + target, tap.to(tl.uint8), (index < OW * C) & (oh < OH))
+        above, tap_above = middle, tap_middle
+        middle, tap_middle = below, tap_below
 
 
 @triton.jit(do_not_specialize=["zero"])
@@ -122,30 +149,80 @@ def max_pool_backward(
     dy,
     taps,
     dx,
-    total,
+    zero,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ALIGN: tl.constexpr,
+):
+    """With a step of 1: each row of outputs has gradients for the row above, its own and the one below."""
+    CHUNKS: tl.constexpr = (H + ROWS - 1) // ROWS
+    n, first = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS * ROWS
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    above = tl.zeros([BLOCK], tl.float32)
+    middle = tl.zeros([BLOCK], tl.float32)
+    for i in tl.static_range(ROWS + 2):
+        h = first - 1 + i
+        below = tl.zeros([BLOCK], tl.float32)
+        for kx in tl.static_range(3):
+            column = index + (1 - kx) * C
+            inside = (h >= 0) & (h < H) & (index < W * C) & (column >= 0) & (column < W * C)
+            source = (n * H + h) * (W * C) + column
+            gradient = tl.load(dy + source, inside, other=0.0).to(tl.float32)
+            tap = tl.load(taps + source, inside, other=255)
+            above += tl.where(tap == kx, gradient, 0.0)
+            middle += tl.where(tap == kx + 3, gradient, 0.0)
+            below += tl.where(tap == kx + 6, gradient, 0.0)
+        if i >= 2:
+            target = dx + (n * H + h - 1) * (W * C) + zero * ALIGN + index
+            tl.store(target, above.to(dx.dtype.element_ty), (index < W * C) & (h - 1 < H))
+        above = middle
+        middle = below
+
+
+@triton.jit(do_not_specialize=["zero"])
+def max_pool_backward_step2(
+    dy,
+    taps,
+    dx,
     zero,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
     OH: tl.constexpr,
     OW: tl.constexpr,
-    K: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PADDING: tl.constexpr,
     BLOCK: tl.constexpr,
     ALIGN: tl.constexpr,
 ):
-    """Each element of the input gathers the gradients of the windows that it won."""
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    n, h, w, c = _split(index, C, H, W)
-    sums = tl.zeros([BLOCK], tl.float32)
-    for j in tl.static_range((K + STRIDE - 1) // STRIDE):
-        for i in tl.static_range((K + STRIDE - 1) // STRIDE):
-            oh, ow = (h + PADDING) // STRIDE - j, (w + PADDING) // STRIDE - i
-            ky, kx = h + PADDING - oh * STRIDE, w + PADDING - ow * STRIDE
-            inside = (index < total) & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW) & (ky < K) & (kx < K)
-            source = ((n * OH + oh) * OW + ow) * C + c
-            gradient = tl.load(dy + source, inside, other=0.0).to(tl.float32)
-            won = tl.load(taps + source, inside, other=255).to(tl.int32) == ky * K + kx
-            sums += tl.where(won, gradient, 0.0)
-    tl.store(dx + zero * ALIGN + index, sums.to(dx.dtype.element_ty), index < total)
+    """2x2 pixels of the input are in the windows of up to 2x2 of the output."""
+    n, oh = tl.program_id(0) // OH, tl.program_id(0) % OH
+    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = index < OW * C
+    upper_left = tl.zeros([BLOCK], tl.float32)
+    upper_right = tl.zeros([BLOCK], tl.float32)
+    lower_left = tl.zeros([BLOCK], tl.float32)
+    lower_right = tl.zeros([BLOCK], tl.float32)
+    for j in tl.static_range(2):
+        for i in tl.static_range(2):
+            exists = (index < (OW - i) * C) & (oh + j < OH)
+            source = (n * OH + oh + j) * (OW * C) + i * C + index
+            gradient = tl.load(dy + source, exists, other=0.0).to(tl.float32)
+            tap = tl.load(taps + source, exists, other=255)
+            # In the window of an output, its own 2x2 pixels are 4, 5, 7 and 8; further ones see them more to the left.
+            lower_right += tl.where(tap == 8 - 6 * j - 2 * i, gradient, 0.0)
+            if j == 0:
+                upper_right += tl.where(tap == 5 - 2 * i, gradient, 0.0)
+            if i == 0:
+                lower_left += tl.where(tap == 7 - 6 * j, gradient, 0.0)
+            if i == 0 and j == 0:
+                upper_left += tl.where(tap == 4, gradient, 0.0)
+    column = index + index // C * C
+    target = dx + (n * H + 2 * oh) * (W * C) + zero * ALIGN + column
+    second = inside & (column + C < W * C)
+    lower = 2 * oh + 1 < H
+    tl.store(target, upper_left.to(dx.dtype.element_ty), inside)
+    tl.store(target + C, upper_right.to(dx.dtype.element_ty), second)
+    tl.store(target + W * C, lower_left.to(dx.dtype.element_ty), inside & lower)
+    tl.store(target + (W + 1) * C, lower_right.to(dx.dtype.element_ty), second & lower)

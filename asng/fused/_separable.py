@@ -6,14 +6,17 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import DTYPES, device_of, empty_channels_last, is_supported, to_channels_last
-from asng.fused._norm import BatchNorm2d, Split, power_of_two, uses_batch_statistics
+from asng.fused._dispatch import DTYPES, device_of, empty_channels_last, is_supported, power_of_two, to_channels_last
+from asng.fused._norm import BatchNorm2d, Split, uses_batch_statistics
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_CHANNELS = 256
 MAX_MOMENTS = 8192  # channels times chunks that every program adds up; more are merged by a kernel before
 ELEMENTS = 16  # of a thread
-DEPTHWISE_ELEMENTS = 32  # the same, where each of 9 or 25 sums goes from thread to thread
+DEPTHWISE_ELEMENTS = 16  # the same, where each of 9 or 25 sums goes from thread to thread
+DEPTHWISE_TILE = 4096
+DEPTHWISE_REGISTERS = 128
+DEPTHWISE_VECTOR = 4  # channels of a thread there
 ALIGN = 8  # elements of a channels' row in between, so that 16 bytes are loaded at once
 MIN_PROGRAMS = 128
 MAX_TILE = 4096  # elements of a program
@@ -174,10 +177,10 @@ class Moments(NamedTuple):
         return Moments(merged, self.rows, self.rows)
 
 
-def _tile(pixels: int, channels: int, elements: int) -> tuple[int, int]:
+def _tile(pixels: int, channels: int, elements: int, max_tile: int) -> tuple[int, int]:
     """Pixels of a program with some channels, a power of two from 16 on, and its warps."""
     block = power_of_two(max(pixels // MIN_PROGRAMS, 16) + 1) // 2
-    block = max(16, min(block, MAX_TILE // channels))
+    block = max(16, min(block, max_tile // channels))
     return block, max(1, min(block * channels // (32 * elements), 8))
 
 
@@ -269,7 +272,7 @@ def _forward_half(
     """ReLU and both convolutions, after the batch norm of the half before if there is one."""
     z = torch.empty(size.pixels, size.row, dtype=dtype, device=x.device)
     d = torch.empty_like(z) if save else None
-    block, warps = _tile(size.pixels, size.block_channels, ELEMENTS)
+    block, warps = _tile(size.pixels, size.block_channels, ELEMENTS, MAX_TILE)
     programs = -(-size.pixels // block)
     partial = torch.empty(programs, 2, size.channels, device=x.device)
     before: list[Any] = [None] * 6
@@ -329,7 +332,7 @@ def _backward_pointwise(
     size: Sizes,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """The gradients of the depthwise convolution's result, of the batch norm, of the weights for each program."""
-    block, warps = _tile(size.pixels, size.block_channels, ELEMENTS)
+    block, warps = _tile(size.pixels, size.block_channels, ELEMENTS, MAX_TILE)
     inputs = min(size.block_channels, 64)
     groups = -(-size.channels // inputs)
     tiles = -(-size.pixels // (block * -(-WEIGHT_PROGRAMS // groups)))
@@ -361,17 +364,28 @@ def _backward_depthwise(
 ) -> tuple[Tensor, Moments]:
     """Writes the gradient of the input; returns that of the weights for each program, and sums for the norm before."""
     block_channels = min(max(power_of_two(size.channels), ALIGN), 32)
-    block, warps = _tile(size.pixels, block_channels, DEPTHWISE_ELEMENTS)
+    block, warps = _tile(size.pixels, block_channels, DEPTHWISE_ELEMENTS, DEPTHWISE_TILE)
     programs, groups = -(-size.pixels // block), -(-size.channels // block_channels)
     partial = torch.empty(programs, size.channels * half.kernel**2, device=x.device)
     sums = torch.empty(programs, 2, size.channels, device=x.device)
     saved, weight, bias = norm or (None, None, None)
     kernels.depthwise_backward[programs, groups](
-        *(dd, x, saved, weight, bias, depthwise, dx, partial, sums, size.pixels),
-        *(size.channels, size.row, dx_row, *size[3:], half.kernel, half.stride, block, block_channels),
+        *(dd, x, saved, weight, bias, depthwise, dx, partial, sums, size.pixels, 0),
+        *(
+            size.channels,
+            size.row,
+            dx_row,
+            *size[3:],
+            half.kernel,
+            half.stride,
+            block,
+            block_channels,
+            DEPTHWISE_VECTOR,
+        ),
         NORM=norm is not None,
         AFFINE=weight is not None,
         num_warps=warps,
+        **({"maxnreg": DEPTHWISE_REGISTERS} if DEPTHWISE_REGISTERS else {}),
     )
     return partial, Moments(sums, size.images * size.height * size.width, block)
 

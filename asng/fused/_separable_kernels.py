@@ -184,7 +184,7 @@ def pointwise_backward(
     tl.store(partial + tl.program_id(0) * C * C + weights_offsets, gradients, weights_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["zero"])
 def depthwise_backward(
     dd,
     x,
@@ -196,6 +196,7 @@ def depthwise_backward(
     partial,
     sums,
     positions,
+    zero,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
     DX_STRIDE: tl.constexpr,
@@ -207,15 +208,17 @@ def depthwise_backward(
     STEP: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
+    VECTOR: tl.constexpr,
     NORM: tl.constexpr,
     AFFINE: tl.constexpr,
 ):
     """Through depthwise convolution and ReLU: gradients of the input, and of the weights for each program.
 
     A position stands for STEP x STEP pixels of the input. Of those, each has taps of its own, all pixels of its
-    kind the same. `NORM`: also the sums for the batch norm before.
+    kind the same. `NORM`: also the sums for the batch norm before. The `zero`, which the compiler does not know, keeps
+    it from giving threads more than VECTOR channels: with fewer, less goes from thread to thread for the sums.
     """
-    c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    c = tl.program_id(1) * CHANNELS + zero * VECTOR + tl.arange(0, CHANNELS)
     mean = tl.zeros([CHANNELS], tl.float32)
     scale = tl.zeros([CHANNELS], tl.float32)
     shift = tl.zeros([CHANNELS], tl.float32)

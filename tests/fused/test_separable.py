@@ -96,6 +96,17 @@ def test_more_than_64_channels_are_multiplied_in_blocks(monkeypatch):
     close(run(layer, x), run(reference, x.double()), torch.float32)
 
 
+@pytest.mark.parametrize("channels", [3, 13])
+def test_memory_need_not_be_cleared_before(channels, monkeypatch):
+    empty, empty_like = torch.empty, torch.empty_like
+    layer, reference = pair(channels, 3, 2)
+    x = channels_last((2, channels, 6, 7), torch.float32)
+    expected = run(reference, x.double())
+    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(float("nan")))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: empty_like(*args, **options).fill_(float("nan")))
+    close(run(layer, x), expected, torch.float32)
+
+
 def test_without_gradients_the_same_comes_out():
     layer, _ = pair(16, 3, 1)
     x = channels_last((2, 16, 6, 7), torch.float32)
