@@ -4,8 +4,8 @@
     python benchmarks/gpu_retrain.py --out runs/gpu_retrain --quick   a smoke run; its numbers mean little
 
 How it is measured. Networks of 20 cells with as many channels as 4.0e6 parameters allow, auxiliary head, drop path,
-mini-batches of 80 random images, SGD with momentum and clipping. The architectures are the one that the search of seed 0
-found (results/cifar10/seed0) and a random one. A step is timed until the GPU has finished: the median. The first step
+mini-batches of 80 random images, SGD with momentum and clipping. The architectures are what the search of seed 0 found
+(results/cifar10/seed0) and a random one. A step is timed until the GPU has finished: the median. The first step
 captures, and compiles fused kernels that were not compiled before. Kernels are those of torch's profiler, on three more
 steps.
 """
