@@ -6,6 +6,8 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,14 +43,15 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
     settings = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit(f"benchmarks/{name}.py needs a CUDA device")
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     chosen = [row for row in rows(settings.quick) if settings.only in row.name]
     width = 2 + max(len(row.name) for row in chosen)
     print(" " * width + "".join(f"{head:>14}" for head in COLUMNS))
     result: dict[str, Any] = {"quick": settings.quick, **describe_gpu(), "rows": []}
     settings.out.mkdir(parents=True, exist_ok=True)
     for row in chosen:
-        numbers = measure(row)
+        # In a process of its own: once torch's profiler has run in one, all that comes later is slower.
+        with ProcessPoolExecutor(1, get_context("spawn")) as process:
+            numbers = process.submit(measure, row).result()
         cells = (f"{numbers[key]:>14,.{0 if key == 'kernels' else 1}f}" for key in COLUMNS.values())
         print(f"{row.name:<{width}}" + "".join(cells), flush=True)
         result["rows"].append({"name": row.name, **numbers})
@@ -57,7 +60,7 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
 
 def measure(row: Row) -> dict[str, float]:
     """Milliseconds of steps, seconds of the first one, kernels, milliseconds of the GPU at work, gigabytes."""
-    torch.cuda.empty_cache()
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     step, seconds = row.prepare(), []
     for _ in range(WARMUP + row.steps):
         torch.cuda.synchronize()

@@ -20,7 +20,6 @@ LAST_KERNEL = 3
 PIXELS, CHANNELS = 128, 64  # of the block of outputs that a program computes
 SUMS = 64  # rows and columns of the block of a weight's gradient that a program computes
 WARPS, SUM_WARPS, STAGES = 4, 4, 3
-TRANSPOSED_PRECISION = "bf16x3"
 PARTS = 8  # of a sum over pixels
 NUMBERS = 1024  # of the block of a gradient that a program adds up
 
@@ -143,9 +142,10 @@ class _Launch:
         self.chain, self._weights, self._shape = chain, weights, images.shape
         self._geometry = geometry.view(chain.rows, FIELDS)
         is_float = images.dtype is torch.float32
-        exact = is_float and images.is_cuda and not torch.backends.cudnn.allow_tf32
-        # Where a matrix lies the other way round in memory, three products in bfloat16 are faster than one in TF32.
-        self._precision, self._other_precision = ("ieee", "ieee") if exact else ("tf32", TRANSPOSED_PRECISION)
+        self._precision = self._other_precision = "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+        if is_float and images.is_cuda and torch.backends.cudnn.allow_tf32:
+            # Where a matrix lies the other way round in memory, three products in bfloat16 are faster than one in TF32.
+            self._other_precision = "bf16x3"
         self._block = 32 if is_float else 64  # channels, or pixels, that are summed over at once
         n, _, height, width = images.shape
         self._images, self._slot_size = n, n * height * width * self._pad(max(chain.in_channels, chain.out_channels))

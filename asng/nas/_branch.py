@@ -30,12 +30,11 @@ class Weights:
     _addresses: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
 
     def addresses_of(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor:
-        """The addresses of parameters and of their gradients on the device, sent once: a graph cannot."""
+        """The addresses of parameters, or leaves, and of their gradients on the device, sent once: a graph cannot."""
         key = tuple(map(id, parameters))
         if key not in self._addresses:
-            values = [self.leaves.get(id(parameter), parameter) for parameter in parameters]
-            gradients = [self.gradients[id(parameter)] for parameter in parameters]
-            rows = [[value.data_ptr(), gradient.data_ptr()] for value, gradient in zip(values, gradients, strict=True)]
+            gradients = {**self.gradients, **{id(leaf): self.gradients[of] for of, leaf in self.leaves.items()}}
+            rows = [[parameter.data_ptr(), gradients[id(parameter)].data_ptr()] for parameter in parameters]
             self._addresses[key] = torch.tensor(rows).to(device, non_blocking=True)
         return self._addresses[key]
 
