@@ -21,6 +21,8 @@ from asng.families import Family
 from asng.space import Variable, family_of
 
 Seed = int | np.random.SeedSequence | None
+"""A seed: an integer of at least 0, a SeedSequence, or None for a random one."""
+
 MAX_STEP_SIZE = 1e6  # a radius of 1 is already large
 
 
@@ -98,9 +100,10 @@ class Optimizer(ABC):
         self._population_size = check_int(population_size, "population_size", min=2)
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": check_bool(mirrored, "mirrored")}
         self._generator = _generator(seed)
-        self.seed = seed if isinstance(seed, int) else None  # None if it was not a single number
+        initial = {} if initial is None else initial
+        self._origin = {"seed": seed, "initial": initial}  # as given
         self._best: tuple[Array, float] | None = None
-        self._state = self._initial_state(self._initial_theta({} if initial is None else initial))
+        self._state = self._initial_state(self._initial_theta(initial))
 
     def _initial_theta(self, initial: Mapping[str, Any]) -> Array:
         parameters = self._family.describe(self._family.initial())

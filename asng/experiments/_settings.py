@@ -147,9 +147,12 @@ def cosine_lr(start: float, done: float) -> float:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups."""
+    """Set the learning rate of all groups; one that is a tensor, which a CUDA graph may read, is filled."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def describe_machine(device: torch.device) -> str:

@@ -116,8 +116,8 @@ class Cifar10(Task):
         logits, auxiliary = model(batch[0])
         return F.cross_entropy(logits, batch[1]) + settings.auxiliary * F.cross_entropy(auxiliary, batch[1])
 
-    def set_phase(self, settings: Cifar10RetrainSettings, model: nn.Module, fraction: float) -> bool:
-        return set_drop_path(model, settings.drop_path * fraction)
+    def set_phase(self, settings: Cifar10RetrainSettings, model: nn.Module, fraction: float) -> None:
+        set_drop_path(model, settings.drop_path * fraction)
 
     def measure(self, model: nn.Module, settings: Any) -> dict[str, float]:
         return {"test_accuracy": accuracy(model, self.test, getattr(settings, "num_test_images", None))}

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 from asng import nas
 from asng.experiments.inpainting import encoding
 from asng.experiments.inpainting.encoding import SIZE, Layer, Values, Variables
+from asng.fused._chain import FIELDS, Chain
+from asng.fused._chain import Layer as ChainLayer
+from asng.nas import _trace
 
 IMAGE_CHANNELS = 3
 
@@ -58,11 +61,32 @@ class Net(nas.Searchable):
             _of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, width) for width in channels
         )
         self.last = nas.ConvTranspose2d(in_channels, IMAGE_CHANNELS, 3, padding=1, bias=False)
+        self._bounds = Chain(
+            len(channels), in_channels.max, max(encoding.widths_of(space)), IMAGE_CHANNELS, max(encoding.KERNELS)
+        )
         reset(self)
 
     def forward(self, images: Tensor) -> Tensor:
+        if _trace.is_open():
+            return self._forward_open(images)
         height, width = images.shape[-2:]
         return autoencode(images, *self._layers(self._chain((height, width))), self.last)
+
+    def _forward_open(self, images: Tensor) -> Tensor:
+        """The same in a captured step, by kernels that read the chain from device memory."""
+        size = images.shape[-2], images.shape[-1]
+        geometry = _trace.read_numbers(self._geometry, size, length=self._bounds.rows * FIELDS)
+        parts: Any = (*self.encoder, *self.decoder)
+        weights = [part[kind].weight for part in parts for kind in encoding.LAYER_KINDS]
+        return self._bounds.run(images, geometry, *_trace.address_weights([*weights, self.last.weight]))
+
+    def _geometry(self, values: Values, size: tuple[int, int]) -> list[int]:
+        kinds, layers = list(encoding.LAYER_KINDS), []
+        for layer in encoding.runnable_layers(encoding.chain(values), size):
+            weight = (layer.number - 1) * len(kinds) + kinds.index(layer.kind)
+            mirror = len(self.encoder) * len(kinds) + weight
+            layers.append(ChainLayer(weight, mirror, layer.channels, layer.kernel, 1 if layer.skip else 2))
+        return self._bounds.geometry(layers, 2 * len(self.encoder) * len(kinds), size)
 
     def _selected_values(self) -> dict[str, Any]:
         decisions: Any = self.decisions

@@ -128,7 +128,8 @@ class Inpainting(Task):
         return to_device_format(new_autoencoder(values, self.test.size), self.device)
 
     def build_optimizer(self, settings: InpaintingRetrainSettings, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=settings.lr, fused=self.device.type == "cuda")
+        on_gpu = self.device.type == "cuda"
+        return torch.optim.Adam(model.parameters(), lr=settings.lr, fused=on_gpu, capturable=on_gpu)
 
     def train_loss(self, settings: InpaintingRetrainSettings, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return self.search_loss(model, batch)

@@ -45,7 +45,7 @@ def images():
 
 
 def rates_of(job):
-    return {module.drop_path for module in job.model.modules() if isinstance(module, Cell)}
+    return {module.drop_path.item() for module in job.model.modules() if isinstance(module, Cell)}
 
 
 def test_the_defaults_are_the_papers():
