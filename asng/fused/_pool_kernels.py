@@ -4,8 +4,8 @@ A program has some rows of an image, and of each a block of elements in the orde
 pixel before is C elements before. What a row contributes is computed once for all windows that it is in.
 
 The `zero`, which the compiler does not know, hides that elements of the same column could be loaded and stored by more
-than ALIGN at once, the number for its neighbors. Otherwise each thread would have 16 bytes in a row, and threads side by
-side would load from places far apart.
+than ALIGN at once, the number for its neighbors. Otherwise each thread would have 16 bytes in a row, and threads side
+by side would load from places far apart.
 """
 
 import triton
