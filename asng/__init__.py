@@ -1,6 +1,6 @@
 """asng: architecture search and mixed optimization by adaptive stochastic natural gradients."""
 
-from asng._asktell import Best, Candidate, Optimizer
+from asng._asktell import Best, Candidate, Optimizer, Seed
 from asng.baselines import SNG, Adam, RandomSearch
 from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
 from asng.minimize import Result, minimize
@@ -29,6 +29,7 @@ __all__ = [
     "RandomSearch",
     "Real",
     "Result",
+    "Seed",
     "Variable",
     "family_of",
     "minimize",

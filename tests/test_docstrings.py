@@ -22,7 +22,13 @@ from asng import nas
 
 EXPORTED = {name: getattr(module, name) for module in (asng, nas) for name in module.__all__}
 CLASSES = {name: thing for name, thing in EXPORTED.items() if inspect.isclass(thing)}
-ALIASES = {"Measure"}  # of types: they have no docstrings, a string below them describes them
+ALIASES = {
+    "LossFn",
+    "Measure",
+    "Seed",
+    "SizeLike",
+    "Values",
+}  # of types: they have no docstrings, a string below them describes them
 ERRORS = {"ValueError", "TypeError", "RuntimeError"}
 
 

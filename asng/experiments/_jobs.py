@@ -19,7 +19,7 @@ from asng._progress import Progress, no_progress
 from asng.experiments._images import Batches, ImageSet, Transform, halves
 from asng.experiments._settings import METHODS, JobSettings, SearchSettings, parse_amp_dtype, set_lr
 from asng.experiments._train_step import TrainStep
-from asng.nas._loop import Epoch, Number
+from asng.nas._loop import Epoch, Job, Number
 from asng.nas._outcome import to_outcome
 from asng.nas.architecture import from_json
 from asng.nas.oneshot import finite_mean
@@ -96,9 +96,8 @@ class Task(ABC):
     def train_loss(self, settings: Any, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Of a mini-batch."""
 
-    def set_phase(self, settings: Any, model: nn.Module, fraction: float) -> bool:
-        """Change the network after a fraction of the training; returns whether it changed."""
-        return False
+    def set_phase(self, settings: Any, model: nn.Module, fraction: float) -> None:  # noqa: B027
+        """Change buffers of the network after a fraction of the training."""
 
     # Results.
 
@@ -118,7 +117,7 @@ class Task(ABC):
         """Leave pictures of an architecture in a folder."""
 
 
-class _ImageJob:
+class _ImageJob(Job):
     """What searches and trainings have in common."""
 
     images_per_step: int
@@ -147,10 +146,7 @@ class _ImageJob:
         return {"images_per_second": self._settings.batch * self.images_per_step * epoch.steps / seconds}
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
-        losses = [values for name, values in epoch.to_floats().items() if name.endswith("loss")]
-        not_finite = max((sum(not math.isfinite(value) for value in values) for values in losses), default=0)
-        record = {"step": epoch.number * self.steps_per_epoch, **self.status(epoch)}
-        return {**record, "not_finite": not_finite} if not_finite else record
+        return {"step": epoch.number * self.steps_per_epoch, **self.status(epoch)}
 
 
 class SearchJob(_ImageJob):
@@ -170,7 +166,6 @@ class SearchJob(_ImageJob):
             nas.space_of(self.model), population_size=settings.population_size, seed=streams[0]
         )
         self._eval_seed = streams[1]
-        self._generator_state: Any = None  # before a step, to repeat it if it fails
         # Not fused: there torch refuses weights that are touched for the first time beside others that were before.
         weight_optimizer = torch.optim.SGD(
             self.model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=task.search_weight_decay
@@ -207,14 +202,12 @@ class SearchJob(_ImageJob):
 
     def step(self, index: int) -> dict[str, Number]:
         """One iteration; returns mean losses and metrics, and under a limit the share of feasible architectures."""
-        self._generator_state = self.arch_optimizer.generator_state
         set_lr(self.oneshot.weight_optimizer, self._settings.lr_at(self._fraction_done(index)))
         train, valid = (
             (images.to(memory_format=self._format), *others)
             for images, *others in (self.train_batches(index), self.valid_batches(index))
         )
         step = self.oneshot.step(train, valid)
-        self._generator_state = None
         feasible = sum(loss is not None for loss in step.valid_losses)
         record: dict[str, Number] = {"train_loss": step.train_loss} if step.train_losses else {}
         if feasible:
@@ -306,10 +299,7 @@ class SearchJob(_ImageJob):
         return loss if math.isfinite(loss) else math.inf
 
     def state_dict(self) -> dict[str, Any]:
-        state = self.oneshot.state_dict()
-        if self._generator_state is not None:
-            state["arch_optimizer"]["generator"] = self._generator_state
-        return state
+        return self.oneshot.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.oneshot.load_state_dict(state)
@@ -334,8 +324,8 @@ class TrainJob(_ImageJob):
 
     def step(self, index: int) -> dict[str, Number]:
         fraction = self._fraction_done(index)
-        if fraction != self._phase and self._task.set_phase(self._settings, self.model, fraction):
-            self._train_step.reset_graph()
+        if fraction != self._phase:
+            self._task.set_phase(self._settings, self.model, fraction)
         self._phase = fraction
         set_lr(self._train_step.optimizer, self._settings.lr_at(fraction))
         return {"train_loss": self._train_step(self.train_batches(index))}

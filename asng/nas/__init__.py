@@ -3,47 +3,33 @@
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"asng.nas needs PyTorch ({error}): pip install 'asng[nas]'") from None
+    raise ImportError(f"asng.nas needs PyTorch ({error}): pip install '.[nas]'") from None
 
-from asng.nas._decision import Decision, Searchable, Size
+from asng.nas import layers
+from asng.nas._decision import Decision, Searchable, Size, SizeLike
 from asng.nas._measures import Flops, Latency, parameters
+from asng.nas._outcome import LossFn
 from asng.nas._static import Constant, Item
 from asng.nas.architecture import from_json, to_json
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
-from asng.nas.layers import (
-    AnySize,
-    BatchNorm1d,
-    BatchNorm2d,
-    Conv2d,
-    ConvTranspose2d,
-    ElasticLayer,
-    LayerNorm,
-    Linear,
-)
+from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
 from asng.nas.limits import Costs, Limit, Measure, Violation
 from asng.nas.oneshot import OneShot, Step
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Architecture, SearchResult, result, top
 from asng.nas.search import search
-from asng.nas.supernet import Supernet, extract, select, selected, space_of
+from asng.nas.supernet import Supernet, Values, extract, select, selected, space_of
 
 __all__ = [
-    "AnySize",
     "Architecture",
-    "BatchNorm1d",
-    "BatchNorm2d",
     "Constant",
-    "Conv2d",
-    "ConvTranspose2d",
     "Costs",
     "Decision",
-    "ElasticLayer",
     "Flops",
     "Item",
     "Latency",
-    "LayerNorm",
     "Limit",
-    "Linear",
+    "LossFn",
     "Measure",
     "OneOf",
     "OneShot",
@@ -52,9 +38,11 @@ __all__ = [
     "SearchResult",
     "Searchable",
     "Size",
+    "SizeLike",
     "Step",
     "Supernet",
     "Value",
+    "Values",
     "Violation",
     "Width",
     "extract",
@@ -69,3 +57,4 @@ __all__ = [
     "to_json",
     "top",
 ]
+__all__ += layers.__all__

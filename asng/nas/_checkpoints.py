@@ -3,11 +3,14 @@
 Ctrl-C and the SIGTERM of a batch system wait until the current step is done.
 """
 
+import copy
+import io
 import os
 import re
 import signal
 import threading
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,16 +22,18 @@ import torch
 from asng._files import Lock, atomic_write
 
 FORMAT = "asng checkpoint 2"
+PREVIOUS = ".asng-previous"
+LOADABLE = frozenset({bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter})
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
 
 
 def previous_path(path: Path) -> Path:
-    """The path of the checkpoint before the newest one.
+    """The path of the checkpoint before the newest one; by its name no file of the user's.
 
     >>> previous_path(Path("run/checkpoint.pt")).name
-    'checkpoint.previous.pt'
+    'checkpoint.asng-previous.pt'
     """
-    return path.with_name(f"{path.stem}.previous{path.suffix}")
+    return path.with_name(f"{path.stem}{PREVIOUS}{path.suffix}")
 
 
 def lock(path: Path) -> Lock:
@@ -38,19 +43,42 @@ def lock(path: Path) -> Lock:
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
-    """Replace the checkpoint at `path` atomically."""
+    """Replace the checkpoint at `path` atomically; ValueError names what could not be loaded again."""
+    content = {"format": FORMAT, "state": _to_loadable(state)}
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, keep=previous_path(path)) as file:
-        torch.save({"format": FORMAT, "state": _to_python(state)}, file)
+        torch.save(content, file)
 
 
-def _to_python(value: Any) -> Any:
-    """Convert NumPy's scalars, as schedules may compute them, which do not load with `weights_only=True`."""
+def _to_loadable(value: Any, where: str = "") -> Any:
+    """What loads with `weights_only=True`: NumPy's scalars, as schedules may compute them, become Python's."""
     if isinstance(value, np.generic):
         return value.item()
     if type(value) in (list, tuple):
-        return type(value)(map(_to_python, value))
-    return {key: _to_python(item) for key, item in value.items()} if type(value) is dict else value
+        return type(value)(_to_loadable(item, f"{where}.{index}") for index, item in enumerate(value))
+    if type(value) is dict:
+        return {_to_loadable(key, where): _to_loadable(item, f"{where}.{key}") for key, item in value.items()}
+    if type(value) is OrderedDict:  # of a model
+        value = copy.copy(value)  # with its attribute _metadata
+        for key in value:
+            value[key] = _to_loadable(value[key], f"{where}.{key}")
+    elif type(value) not in LOADABLE and not _is_loadable(value):
+        raise ValueError(
+            f"a checkpoint cannot hold {where.removeprefix('.')}, which is a {type(value).__name__}; "
+            "make it of numbers, text, tensors, lists and dicts"
+        )
+    return value
+
+
+def _is_loadable(value: Any) -> bool:
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # what cannot be pickled may raise anything
+        return False
+    return True
 
 
 def load(path: Path) -> dict[str, Any]:

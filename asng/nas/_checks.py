@@ -67,9 +67,8 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
 def unwrap(model: nn.Module) -> nn.Module:
     """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
     while True:
-        compiled = model._modules.get("_orig_mod")  # torch loads the class of such modules only when it is used
-        if compiled is not None:
-            model = compiled
+        if _is_optimized(model):
+            model = model.get_submodule("_orig_mod")
         elif isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
         else:
@@ -78,7 +77,12 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile was given a module, the reads of which then are no longer seen."""
-    return "_orig_mod" in module._modules or module._compiled_call_impl is not None
+    return _is_optimized(module) or module._compiled_call_impl is not None
+
+
+def _is_optimized(module: nn.Module) -> bool:
+    """Whether torch.compile returned a module; its class is loaded only then."""
+    return isinstance(module, getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ()))
 
 
 def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
@@ -116,6 +120,13 @@ def check_decisions(space: dict[str, Variable]) -> dict[str, Variable]:
 
 def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError for a model or optimizers that cannot be searched."""
+    if not hasattr(weight_optimizer, "param_groups"):
+        held = f" of {len(weight_optimizer)}" if isinstance(weight_optimizer, Sized) else ""
+        raise ValueError(
+            f"weight_optimizer must be one torch optimizer, got a {type(weight_optimizer).__name__}{held}; give one "
+            "optimizer several parameter groups, or write a torch.optim.Optimizer over all parameters whose step() "
+            "calls the others'"
+        )
     if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
             "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
@@ -129,20 +140,6 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
             raise ValueError(
                 f"{path or 'the model'} has sparse gradients, whose norm torch cannot take; make it with sparse=False"
             )
-
-
-def check_weight_optimizer(weight_optimizer: Any) -> None:
-    """Raise ValueError unless this is one torch optimizer."""
-    if not hasattr(weight_optimizer, "param_groups"):
-        got = (
-            f"a {type(weight_optimizer).__name__} of {len(weight_optimizer)}"
-            if isinstance(weight_optimizer, Sized)
-            else repr(weight_optimizer)
-        )
-        raise ValueError(
-            f"weight_optimizer must be one torch optimizer, got {got}; give one optimizer several parameter groups, or "
-            "write a torch.optim.Optimizer over all parameters whose step() calls the others'"
-        )
 
 
 def check_step_options(max_grad_norm: float | None, amp_dtype: torch.dtype | None) -> None:

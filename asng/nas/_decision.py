@@ -43,7 +43,7 @@ class Searchable(nn.Module, ABC):
     """
 
     def active_modules(self) -> Iterable[nn.Module]:
-        """List what has an effect under the selected values.
+        """List what has an effect under the selected values; the model must stay unchanged, as the first call shows.
 
         Returns:
             The children that run, and the decisions that are read; by default all children. Decisions that are
@@ -53,7 +53,9 @@ class Searchable(nn.Module, ABC):
 
     @abstractmethod
     def build_static(self) -> nn.Module:
-        """Build the static equivalent of this module under the selected values; this module must stay unchanged.
+        """Build the static equivalent of this module under the selected values; the model must stay unchanged.
+
+        A change of it is undone and raises ValueError.
 
         Returns:
             A module that computes the same. It may hold modules of this one, also modules with decisions: they are
@@ -61,7 +63,48 @@ class Searchable(nn.Module, ABC):
         """
 
 
-class Decision(Searchable):
+class _Arithmetic:
+    """Products and sums of a decision or a size with integers, which are sizes."""
+
+    def __mul__(self: Any, factor: int) -> "Size":
+        if isinstance(factor, float):
+            raise _no_fraction(f"{Size(self)} * {factor}")
+        return Size(self, scale=self._constant(factor, "product"))
+
+    def __add__(self: Any, shift: int) -> "Size":
+        return Size(self, shift=self._constant(shift, "sum"))
+
+    def __sub__(self: Any, shift: int) -> "Size":
+        return Size(self, shift=-self._constant(shift, "difference"))
+
+    def __floordiv__(self: Any, divisor: int) -> "Size":
+        raise _no_fraction(f"{Size(self)} / {self._constant(divisor, 'quotient')}")
+
+    def __mod__(self: Any, divisor: int) -> Any:  # as torch's convolutions compute
+        size = Size(self)
+        raise ValueError(f"{size} is no number that a layer of torch takes; use an elastic one, such as nas.Conv2d")
+
+    __rmul__ = __mul__
+    __radd__ = __add__
+    __truediv__ = __floordiv__
+
+    def _constant(self: Any, number: Any, what: str) -> int:
+        if isinstance(number, (Decision, Size)):
+            raise ValueError(
+                f"a {what} of two decisions ({Size(self)} and {Size(number)}) is not supported as a size; make one "
+                f"decision of it, such as Width(name, [8, 12, 16]) with the {what}s to choose from"
+            )
+        return as_int(number)
+
+
+def _no_fraction(what: str) -> ValueError:
+    return ValueError(
+        f"a size is an integer multiple of a decision, not {what}; let the decision be the smaller size, and "
+        "multiply it where the larger one is wanted"
+    )
+
+
+class Decision(_Arithmetic, Searchable):
     """Base class of decisions: a named variable inside a network, whose selected value is `value`.
 
     Arithmetic with integers gives a `Size` that follows the decision, such as `width * 2`.
@@ -125,43 +168,11 @@ class Decision(Searchable):
             return selected.index_tensor()
         return self.variable.index(self.value)
 
-    @abstractmethod
-    def active_modules(self) -> Iterable[nn.Module]:
-        """List the modules inside that run under the selected value.
-
-        Returns:
-            Modules of this one; none for a decision that only has a value.
-        """
-
-    @abstractmethod
-    def build_static(self) -> nn.Module:
-        """Build what takes the place of this decision in an extracted network.
-
-        Returns:
-            A module without this decision that computes the same under the selected value.
-        """
-
     def extra_repr(self) -> str:
         return f"{self.name!r}, {self.variable}"
 
-    def __mul__(self, factor: int) -> "Size":
-        return Size(self) * factor
 
-    def __add__(self, shift: int) -> "Size":
-        return Size(self) + shift
-
-    def __sub__(self, shift: int) -> "Size":
-        return Size(self) - shift
-
-    def __floordiv__(self, divisor: int) -> "Size":
-        return Size(self) // divisor
-
-    __rmul__ = __mul__
-    __radd__ = __add__
-    __truediv__ = __floordiv__
-
-
-class Size:
+class Size(_Arithmetic):
     """An integer that follows a decision, scale * value + shift; or a constant.
 
     Calling it gives the size under the selected value. Products and sums with integers are sizes, too.
@@ -184,17 +195,18 @@ class Size:
     """
 
     def __init__(self, of: "Decision | Size | int", scale: int = 1, shift: int = 0) -> None:
-        scale, shift = as_int(scale), as_int(shift)
         self.decision: Decision | None = None
-        self.scale, self.shift = scale, shift
+        factor = constant = 0
         if isinstance(of, Size):
-            self.decision, self.scale, self.shift = of.decision, of.scale * scale, of.shift * scale + shift
+            self.decision, factor, constant = of.decision, of.scale, of.shift
         elif isinstance(of, Decision):
-            self.decision = of
+            self.decision, factor = of, 1
             if not all(isinstance(value, int) for value in of.variable.values() or (None,)):
                 raise ValueError(f"a size follows integers, but {of.name!r} is {of.variable}")
         else:
-            self.scale, self.shift = 0, as_int(of) * scale + shift
+            constant = as_int(of)
+        self.scale: int = factor * as_int(scale)
+        self.shift: int = constant * as_int(scale) + as_int(shift)
 
     def __call__(self) -> int:
         """The size under the selected value."""
@@ -210,48 +222,10 @@ class Size:
             return [self.shift]
         return [self.scale * value + self.shift for value in self.decision.variable.values() or ()]
 
-    def shares_decision_with(self, other: "Size") -> bool:
-        """Tell whether two sizes follow the same decision.
-
-        Args:
-            other: Another size.
-
-        Returns:
-            True if both follow a decision of the same name.
-        """
-        return self.decision is not None and other.decision is not None and self.decision.name == other.decision.name
-
-    def __mul__(self, factor: int) -> "Size":
-        if isinstance(factor, float):
-            raise self._no_fraction(f"{self} * {factor}")
-        return Size(self, scale=self._constant(factor, "product"))
-
-    def __add__(self, shift: int) -> "Size":
-        return Size(self, shift=self._constant(shift, "sum"))
-
-    def __sub__(self, shift: int) -> "Size":
-        return Size(self, shift=-self._constant(shift, "difference"))
-
-    def __floordiv__(self, divisor: int) -> "Size":
-        raise self._no_fraction(f"{self} / {self._constant(divisor, 'quotient')}")
-
-    __rmul__ = __mul__
-    __radd__ = __add__
-    __truediv__ = __floordiv__
-
-    def _constant(self, number: Any, what: str) -> int:
-        if isinstance(number, (Decision, Size)):
-            raise ValueError(
-                f"a {what} of two decisions ({self} and {Size(number)}) is not supported as a size; make one decision "
-                f"of it, such as Width(name, [8, 12, 16]) with the {what}s to choose from"
-            )
-        return as_int(number)
-
-    def _no_fraction(self, what: str) -> ValueError:
-        return ValueError(
-            f"a size is an integer multiple of a decision, not {what}; let the decision be the smaller size, and "
-            "multiply it where the larger one is wanted"
-        )
+    @property
+    def max(self) -> int:
+        """The largest size there can be."""
+        return max(self.all())
 
     def __repr__(self) -> str:
         if self.decision is None:
@@ -262,15 +236,15 @@ class Size:
 
 
 SizeLike = Decision | Size | int
+"""A size of a layer: a number, a decision among integers, or arithmetic with one."""
 
 
-def size_and_max(of: SizeLike, what: str) -> tuple[Size, int]:
-    """A size and its maximum; raises ValueError if it can be less than 1."""
+def to_size(of: SizeLike, what: str) -> Size:
+    """A size; raises ValueError if it follows a decision and can be less than 1."""
     size = Size(of)
-    sizes = size.all()
-    if size.decision is not None and min(sizes) < 1:
-        raise ValueError(f"{what} must be at least 1, but {size} can be {min(sizes)}")
-    return size, max(sizes)
+    if size.decision is not None and min(size.all()) < 1:
+        raise ValueError(f"{what} must be at least 1, but {size} can be {min(size.all())}")
+    return size
 
 
 def as_int(number: Any) -> int:

@@ -55,19 +55,13 @@ def broadcast_tensors(tensors: Iterable[Tensor]) -> None:
                 tensor.copy_(first)
 
 
-def any_rank(flag: bool, device: torch.device) -> bool:
-    """True if a flag is set in any process."""
-    if is_distributed():
-        votes = torch.tensor([flag], dtype=torch.int32, device=device)
-        dist.all_reduce(votes, dist.ReduceOp.MAX)
-        return bool(votes.item())
-    return flag
-
-
-def all_reduce_sum(tensor: Tensor) -> None:
-    """Sum a tensor over the processes, in place."""
-    if is_distributed():
-        dist.all_reduce(tensor)
+def any_rank(flags: Sequence[bool], device: torch.device) -> list[bool]:
+    """Which flags are set in any process."""
+    if not is_distributed():
+        return list(flags)
+    votes = torch.tensor(flags, dtype=torch.int32, device=device)
+    dist.all_reduce(votes, dist.ReduceOp.MAX)
+    return list(map(bool, votes.tolist()))
 
 
 def all_reduce_gradients(parameters: Sequence[Tensor], flags: Sequence[bool] = ()) -> list[bool]:
@@ -78,9 +72,7 @@ def all_reduce_gradients(parameters: Sequence[Tensor], flags: Sequence[bool] = (
     if not is_distributed():
         return list(flags)
     has = [parameter.grad is not None for parameter in parameters]
-    votes = torch.tensor([*has, *flags], dtype=torch.int32, device=parameters[0].device)
-    dist.all_reduce(votes, dist.ReduceOp.MAX)
-    voted = list(map(bool, votes.tolist()))
+    voted = any_rank([*has, *flags], parameters[0].device)
     gradients = []
     for parameter, used in zip(parameters, voted[: len(has)], strict=True):
         if used:

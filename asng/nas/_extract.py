@@ -2,7 +2,8 @@
 
 import copy
 from collections.abc import Mapping
-from functools import cache, cached_property
+from contextlib import nullcontext
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 
 from asng.nas._checks import MODULE_ATTRIBUTES, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
-from asng.nas._preserve import Snapshot, is_from_asng, preserve_rng
+from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, with_own
 from asng.nas._ties import Ties
 from asng.nas.layers._base import Build, ElasticLayer, current_build
 
@@ -25,7 +26,7 @@ class StaticBuild:
     """The static network of an architecture, made in one traversal of the model; every module is replaced once.
 
     `network` is made of the model's own modules where they hold no decision, and of layers whose weights are views of
-    the model's: to look at. `copy` returns one to keep, `runnable` one to run. The model, its selection and torch's RNG
+    the model's: to look at. `copy` returns one to keep or to run. The model, its selection and torch's RNG
     state are not changed.
     """
 
@@ -36,20 +37,16 @@ class StaticBuild:
         self._makers: dict[nn.Module, frozenset[type]] = {}  # whose build_static() led to a new module
         self._seen: dict[nn.Module, bool] = {}  # which hold decisions; not the index: the model may have changed
         self._ties = Ties(supernet.paths if _may_untie(supernet) else {})
-        self._views, self._copies = (Build(copies, self._ties.record, self._original) for copies in (False, True))
+        self._views, self._copies = (Build(copies, self._ties.slice, self._original) for copies in (False, True))
         with supernet.selecting(values), preserve_rng(supernet), torch.no_grad():
-            self.network = self._static(supernet.model)
-            self._ties.retie(self.network.named_modules())
+            with forbid_changes(supernet, "build_static"):
+                self.network = self._static(supernet.model)
+            self._ties.check(self.network.named_modules())
 
     def num_parameters(self) -> int:
         """The number of parameters; shared ones count once."""
         held = {id(p): p for module in list_modules(self.network) for p in module._parameters.values() if p is not None}
         return sum(parameter.numel() for parameter in held.values())
-
-    @cached_property
-    def runnable(self) -> nn.Module:
-        """The network for measurements: modules and buffers are copies, weights share the model's memory."""
-        return self.copy(share_weights=True)
 
     def copy(self, *, share_weights: bool = False) -> nn.Module:
         """A deep copy of the network; its parameters may share the model's memory.
@@ -59,9 +56,7 @@ class StaticBuild:
         """
         memo: dict[int, Any] = {}
         kept = list_modules(self.network)
-        kinds: Any = {type(module) for module in kept}
-        ordinary_kinds = set(filter(_is_ordinary, kinds))
-        ordinary = [module for module in kept if type(module) in ordinary_kinds]
+        ordinary = [module for module in kept if _is_ordinary(module.__class__)]  # type: ignore[arg-type]
         for module in ordinary:
             memo[id(module)] = type(module).__new__(type(module))
         for module in kept:
@@ -93,7 +88,8 @@ class StaticBuild:
     def _static(self, module: nn.Module) -> nn.Module:
         if module not in self._replacements:
             if module in self._in_progress:
-                raise ValueError(f"{self._label(module)} is inside of what its own build_static() returned")
+                label = label_of(module, self._original)
+                raise ValueError(f"{label} is inside of what its own build_static() returned")
             self._in_progress.add(module)
             result = module
             if holds_decisions(module, self._seen):
@@ -115,36 +111,22 @@ class StaticBuild:
         from_asng = is_from_asng(type(module).build_static)
         token = current_build.set(self._views if from_asng else self._copies)
         try:
-            static = module.build_static() if from_asng else self._build_user_static(module)
-        finally:
-            current_build.reset(token)
-        self._adopt(module, static)
-        if not from_asng:
-            self._ties.record_lost(self.supernet.active_modules(root=module), static, self._label(module))
-        return static
-
-    def _build_user_static(self, module: Searchable) -> nn.Module:
-        """The result of a `build_static()` of the user's; raises ValueError where it changed anything of the model."""
-        snapshot = Snapshot(module.modules())
-        try:
-            with self.supernet.preserve_selection():
+            with nullcontext() if from_asng else self.supernet.preserve_selection():
                 static = module.build_static()
         finally:
-            changed = snapshot.restore()
-        if changed is not None:
-            raise ValueError(
-                f"build_static() of {self._label(module)} changed {changed}; return a new module, "
-                "made of this one's parts, and leave this one as it is"
-            )
+            current_build.reset(token)
         if not isinstance(static, nn.Module):
-            raise TypeError(
-                f"build_static() of {self._label(module)} must return a module, which takes its place, got {static!r}"
-            )
+            label = label_of(module, self._original)
+            raise TypeError(f"build_static() of {label} must return a module, which takes its place, got {static!r}")
+        self._adopt(module, static)
+        if not from_asng:
+            active = self.supernet.active_modules(root=module)
+            self._ties.record_lost(active, static, label_of(module, self._original))
         return static
 
     def _adopt(self, module: Searchable, static: nn.Module) -> None:
         """Check the new modules in the replacement of a module, and set their training mode."""
-        makers = self._makers.get(module, frozenset()) | {type(module)}
+        makers, label = self._makers.get(module, frozenset()) | {type(module)}, label_of(module, self._original)
         waiting = [static]
         while waiting:
             inner = waiting.pop()
@@ -155,18 +137,14 @@ class StaticBuild:
             waiting.extend(child for child in inner._modules.values() if child is not None)
             if (type(inner) in makers or len(makers) > MAX_REPLACEMENTS) and holds_decisions(inner, self._seen):
                 raise ValueError(
-                    f"build_static() of {self._label(module)} returned a {type(inner).__name__} with decisions in it, "
+                    f"build_static() of {label} returned a {type(inner).__name__} with decisions in it, "
                     "which would have to be replaced again, and so on; return a module of another class, "
                     "which runs what is selected and reads no decision of its own"
                 )
             for name, value, lost in () if isinstance(module, Decision) else unregistered_modules(inner):
                 if lost not in set(static.modules()):
-                    where = f"build_static() of {self._label(module)} returned a {type(inner).__name__} whose {name}"
+                    where = f"build_static() of {label} returned a {type(inner).__name__} whose {name}"
                     raise unregistered_error(where, value, lost)
-
-    def _label(self, module: nn.Module) -> str:
-        path = self._original.get(module)
-        return f"{path} ({type(module).__name__})" if path else type(module).__name__
 
 
 def list_modules(network: nn.Module) -> list[nn.Module]:
@@ -182,17 +160,21 @@ def list_modules(network: nn.Module) -> list[nn.Module]:
 
 
 def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
-    """True if a module is, or holds, a decision or an elastic layer; `seen` is a memo."""
+    """True if a module is, or holds, a decision or an elastic layer; `seen` is a memo.
+
+    A `Searchable` also holds what it reads through its plain attributes, such as a configuration.
+    """
     known = seen.get(module)
     if known is None:
         kind: Any = type(module)
-        known = _is_searched(kind)
-        for child in () if known else module._modules.values():
-            if child is not None and holds_decisions(child, seen):
-                known = True
-                break
-        seen[module] = known
+        known = _is_searched(kind) or (isinstance(module, Searchable) and _reads_decisions(module))
+        children = () if known else module._modules.values()
+        seen[module] = known = known or any(child is not None and holds_decisions(child, seen) for child in children)
     return known
+
+
+def _reads_decisions(module: nn.Module) -> bool:
+    return any(isinstance(m, Decision) for _, _, held in unregistered_modules(module) for m in held.modules())
 
 
 @cache
@@ -202,11 +184,7 @@ def _is_searched(kind: Any) -> bool:
 
 def _may_untie(supernet: "Supernet") -> bool:
     """True if layers may be replaced by layers with slices or copies of their weights."""
-    return any(
-        isinstance(module, ElasticLayer)
-        or (isinstance(module, Searchable) and not is_from_asng(type(module).build_static))
-        for module in supernet.searchable
-    )
+    return bool(with_own(supernet, "build_static")) or any(isinstance(m, ElasticLayer) for m in supernet.searchable)
 
 
 @cache

@@ -1,14 +1,16 @@
 """The identity of a search, so that only the same search continues from its checkpoint."""
 
 import inspect
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 
 from asng._asktell import Optimizer
+from asng.nas._measures import ForwardMeasure
 from asng.nas.limits import Limit
 
 CHANGED_BY_SEARCH = {"params", "lr", "initial_lr"}  # by the search and its schedule
@@ -17,36 +19,13 @@ IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may dif
 
 
 def describe_search(
-    arch_optimizer: Optimizer,
-    weight_optimizer: torch.optim.Optimizer,
-    lr_scheduler: LRScheduler,
-    train_loader: Iterable[Any],
-    valid_loader: Iterable[Any],
-    *,
-    epochs: int | None,
-    limits: Sequence[Limit],
-    max_grad_norm: float | None,
-    amp_dtype: torch.dtype | None,
-    mask_inactive: bool,
-    seed: int,
+    train_loader: Iterable[Any], valid_loader: Iterable[Any], arch_optimizer: Optimizer, **settings: Any
 ) -> dict[str, Any]:
-    """The identity of a `nas.search`, as JSON-safe values; `epochs`: of the default lr_scheduler, else None."""
+    """The identity of a `nas.search`, as values that load with `weights_only=True`."""
+    arch_settings = {**arch_optimizer.state_dict()["settings"], "population_size": arch_optimizer._population_size}
     return {
-        "seed": int(seed),
-        "epochs of the default lr_scheduler": epochs,
-        "lr_scheduler": describe_lr_scheduler(lr_scheduler)
-        if epochs is None
-        else {"class": type(lr_scheduler).__name__},
-        "arch_optimizer": {
-            **arch_optimizer.state_dict()["settings"],
-            "population_size": arch_optimizer._population_size,
-            "seed": arch_optimizer.seed,
-        },
-        "weight_optimizer": describe_weight_optimizer(weight_optimizer),
-        "limits": [f"{limit.name} <= {float(limit.at_most)}" for limit in limits],
-        "max_grad_norm": None if max_grad_norm is None else float(max_grad_norm),
-        "amp_dtype": None if amp_dtype is None else str(amp_dtype),
-        "mask_inactive": bool(mask_inactive),
+        **{name: _to_plain(value) for name, value in settings.items()},
+        "arch_optimizer": {**arch_settings, **_to_plain(arch_optimizer._origin)},
         "train_loader": describe_batches(train_loader),
         "valid_loader": describe_batches(valid_loader),
     }
@@ -66,9 +45,10 @@ def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
-    """Class and constructor arguments, as far as they are kept as attributes of the same names."""
+    """Class and constructor arguments, as far as attributes of such names keep them; functions by their names."""
     arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
-    settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in arguments}
+    names = {kept for name in arguments for kept in (name, f"{name}s", f"_{name}")}  # lr_lambdas, _schedulers
+    settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in names}
     return {"class": type(lr_scheduler).__name__, **settings}
 
 
@@ -97,9 +77,27 @@ def length_of(data: Any) -> int | None:
 
 
 def _to_plain(value: Any) -> Any:
-    """A value that loads with `weights_only=True`; of what has no such form, its class."""
-    if isinstance(value, Tensor):
-        return value.tolist()
-    if isinstance(value, (tuple, list)):
-        return [_to_plain(part) for part in value]
-    return value if value is None or isinstance(value, (bool, int, float, str)) else type(value).__name__
+    """A value that loads with `weights_only=True`; of what has no such form, its name or class."""
+    match value:
+        case Tensor() | np.ndarray() | np.generic():
+            return value.tolist()
+        case None | bool() | int() | float() | str():
+            return value
+        case torch.dtype():
+            return str(value)
+        case np.random.SeedSequence():
+            return f"{value.entropy} {value.spawn_key}"
+        case Limit():
+            of_inputs = isinstance(value.measure, ForwardMeasure)
+            return f"{value.measure if of_inputs else value.name} <= {float(value.at_most)}"
+        case torch.optim.Optimizer():
+            return describe_weight_optimizer(value)
+        case LRScheduler():
+            return describe_lr_scheduler(value)
+        case Mapping():
+            return {str(key): _to_plain(item) for key, item in value.items()}
+        case tuple() | list():
+            parts = [_to_plain(part) for part in value]
+            return _to_plain(dict(enumerate(parts))) if any(isinstance(part, dict) for part in parts) else parts
+        case _:
+            return getattr(value, "__name__", type(value).__name__)

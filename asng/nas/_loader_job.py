@@ -2,33 +2,30 @@
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from asng._checks import check_int
 from asng.nas import _distributed
 from asng.nas._identity import length_of
-from asng.nas._loop import Epoch, rng_states, set_rng_states
-from asng.nas.oneshot import Batch, OneShot
+from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
+from asng.nas.oneshot import Batch, OneShot, finite_mean
 from asng.nas.result import certainty
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
 
-_END = object()
 
-
-class LoaderJob:
+class LoaderJob(Job):
     """Epochs of a search, resumable after any step.
 
     To resume within an epoch, its batches are loaded again from the RNG states at its start. While batches are
     loaded, torch's generator is one of their own, since the model's depends on the architectures drawn. A pass
     over `valid_loader` may begin in one epoch and end in another; it is resumed in the same way.
     """
-
-    steps_per_epoch: int | None = None
 
     def __init__(
         self,
@@ -39,26 +36,24 @@ class LoaderJob:
         seed: int,
     ) -> None:
         self.device = oneshot.device
-        self._oneshot, self._lr_scheduler, self._train_loader = oneshot, lr_scheduler, train_loader
-        self._valid = _RepeatedPasses(valid_loader, self._rng_states_in_loading)
+        self._oneshot, self._lr_scheduler = oneshot, lr_scheduler
+        self._train_loader, self._valid_loader = train_loader, valid_loader
+        self._valid_batches = self._repeat_valid_loader()
+        self._used = 0  # batches of the running pass over valid_loader
+        self._rng_at_pass_start: dict[str, Any] = {}
         self._pairs: Iterator[tuple[Batch, Batch]] | None = None  # of the running epoch
         self._steps = 0  # in the running epoch
         self._losses: list[float] = []  # for the weights: of the first step, then the means of the epochs
         self._data_rng_state = torch.Generator().manual_seed(seed).get_state()
-        self._rng_at_epoch_start = self._rng_states()
-        self._rng_before_step: dict[str, Any] | None = None  # to repeat a step that fails
-        self._valid_at_epoch_start = self._valid.end_epoch()
+        self._rng_at_epoch_start = self._all_rng_states()
+        self._valid_at_epoch_start = self._finish_valid_pass()
         if _distributed.is_distributed():
             own = self._rng_at_epoch_start["torch"]  # layers draw from it, in other architectures than elsewhere
-            self._set_rng_states({**_distributed.broadcast_object(self._rng_at_epoch_start), "torch": own})
+            self._set_all_rng_states({**_distributed.broadcast_object(self._rng_at_epoch_start), "torch": own})
 
     def step(self, index: int) -> dict[str, float] | None:
         if self._pairs is None:
             self._pairs = self._start_epoch()
-        self._rng_before_step = {
-            "loading": self._loading_rng_states(),
-            "arch_optimizer": self._oneshot.arch_optimizer.generator_state,
-        }
         with self._data_rng():
             pair = next(self._pairs, None)
         if pair is None:
@@ -68,7 +63,6 @@ class LoaderJob:
             return None
         step = self._oneshot.step(*pair)
         self._steps += 1
-        self._rng_before_step = None
         feasible = sum(not violated for violated in step.violations) / len(step.violations)
         losses = {"train_loss": step.train_loss} if step.train_losses else {}
         losses |= {"valid_loss": step.valid_loss} if feasible else {}
@@ -76,36 +70,51 @@ class LoaderJob:
             losses = {name: loss for name, loss in losses.items() if not math.isnan(loss)}
         if not self._losses:
             self._losses.append(step.train_loss)
-        return {**losses, "feasible": feasible} if self._oneshot.costs.limits else losses
+        shares = {"feasible": feasible} if self._oneshot.costs.limits else {}
+        return {**losses, **shares, **_means("train", step.train_metrics), **_means("valid", step.valid_metrics)}
 
     def _start_epoch(self) -> Iterator[tuple[Batch, Batch]]:
         """The batches of the epoch that are left."""
-        now = self._rng_states()
         used, rng_at_pass_start = self._valid_at_epoch_start
-        if used != self._valid.used:  # loaded from a checkpoint
-            self._set_rng_states(rng_at_pass_start)
+        if used != self._used:  # loaded from a checkpoint
+            with self._rewind(rng_at_pass_start), self._data_rng():
+                for _ in range(used):
+                    next(self._valid_batches)
+            if self._used != used:
+                raise ValueError(f"valid_loader gives fewer than the {used} batches that were used when it stopped")
+        if not self._steps:
+            self._rng_at_epoch_start = self._all_rng_states()
             with self._data_rng():
-                self._valid.resume(used, rng_at_pass_start)
-            self._set_rng_states(now)
-        if self._steps:
-            self._set_rng_states(self._rng_at_epoch_start)
-        else:
-            self._rng_at_epoch_start = now
-        with self._data_rng():
-            pairs = zip(self._train_loader, self._valid, strict=False)
-        for step in range(self._steps):
-            with self._data_rng():
+                return zip(self._train_loader, self._valid_batches, strict=False)
+        with self._rewind(self._rng_at_epoch_start), self._data_rng():
+            pairs = zip(self._train_loader, self._valid_batches, strict=False)
+            for step in range(self._steps):
                 if next(pairs, None) is None:
                     raise ValueError(
                         f"train_loader gives only {step} batches, but was at step {self._steps} when it stopped"
                     )
-        if self._steps:
-            self._set_rng_states(now)
         return pairs
+
+    def _repeat_valid_loader(self) -> Generator[Batch, None, None]:
+        """The batches of `valid_loader`, one pass after another."""
+        while True:
+            self._used, self._rng_at_pass_start = 0, self._rng_states_in_loading()
+            for batch in self._valid_loader:
+                self._used += 1
+                yield batch
+            if not self._used:
+                raise ValueError("valid_loader gave no batches; is it empty, or used up?")
+
+    def _finish_valid_pass(self) -> tuple[int, dict[str, Any]]:
+        """The position between two epochs: batches used of the running pass, and the RNG states at its start."""
+        # A complete pass is not asked for one more batch: at its end a RandomSampler draws from its generator.
+        if self._used == length_of(self._valid_loader):
+            self._valid_batches, self._used = self._repeat_valid_loader(), 0
+        return self._used, self._rng_at_pass_start if self._used else {}
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, float]:
         means = {"train_loss": math.nan, "valid_loss": math.nan}
-        means |= {name: mean for name, mean in epoch.means().items() if mean is not None}
+        means |= {name: math.nan if mean is None else mean for name, mean in sorted(epoch.means().items())}
         if _distributed.is_rank0():
             self._warn_of_explosion(means["train_loss"], epoch.number)
         with warnings.catch_warnings():  # there may have been no step of the weights yet
@@ -116,7 +125,7 @@ class LoaderJob:
                 self._lr_scheduler.step()
         self._losses.append(means["train_loss"])
         self._pairs, self._steps = None, 0
-        self._valid_at_epoch_start, self._rng_before_step = self._valid.end_epoch(), None
+        self._valid_at_epoch_start = self._finish_valid_pass()
         return {**means, **certainty(self._oneshot.arch_optimizer)}
 
     def _warn_of_explosion(self, train: float, epoch: int) -> None:
@@ -130,13 +139,10 @@ class LoaderJob:
                 stacklevel=2,
             )
 
-    def status(self, epoch: Epoch) -> dict[str, float]:
-        return {}
-
     def close(self) -> None:
         """Release the batches, and with them the worker processes of an unfinished pass."""
         self._pairs = None
-        self._valid.close()
+        self._valid_batches.close()
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last complete step, except for what a later failed step did to the model.
@@ -144,29 +150,24 @@ class LoaderJob:
         If it failed in loading or training, the weights are as before. If in judging, they have moved, and move once
         more when the step is repeated.
         """
-        search, loading = self._oneshot.state_dict(), self._loading_rng_states()
-        if self._rng_before_step is not None:
-            loading = self._rng_before_step["loading"]
-            search["arch_optimizer"]["generator"] = self._rng_before_step["arch_optimizer"]
         return {
-            "search": search,
+            "search": self._oneshot.state_dict(),
             "lr_scheduler": self._lr_scheduler.state_dict(),
             "steps": self._steps,
             "losses": self._losses,
-            "rng_loading": loading,
             "rng_at_epoch_start": self._rng_at_epoch_start,
             "valid_at_epoch_start": self._valid_at_epoch_start,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._set_loading_rng_states(state["rng_loading"])
+        used, rng_at_pass_start = state["valid_at_epoch_start"]
+        self._valid_at_epoch_start = check_int(used, "batches of valid_loader", min=0), rng_at_pass_start
+        self._rng_at_epoch_start = state["rng_at_epoch_start"]
+        for rng in (self._rng_at_epoch_start, rng_at_pass_start)[: 2 if used else 1]:
+            self._set_all_rng_states(rng)  # to raise here where they are damaged
         self._oneshot.load_state_dict(state["search"])
         self._lr_scheduler.load_state_dict(state["lr_scheduler"])
-        self._steps, self._losses = state["steps"], state["losses"]
-        self._rng_at_epoch_start, self._valid_at_epoch_start = (
-            state["rng_at_epoch_start"],
-            state["valid_at_epoch_start"],
-        )
+        self._steps, self._losses = check_int(state["steps"], "steps", min=0), list(map(float, state["losses"]))
 
     # Random numbers.
 
@@ -181,30 +182,37 @@ class LoaderJob:
             self._data_rng_state = torch.get_rng_state()
             torch.set_rng_state(model)
 
+    @contextmanager
+    def _rewind(self, states: Mapping[str, Any]) -> Iterator[None]:
+        """Set all generators back to these states; restore them on exit."""
+        now = self._all_rng_states()
+        self._set_all_rng_states(states)
+        yield
+        self._set_all_rng_states(now)
+
     def _rng_states_in_loading(self) -> dict[str, Any]:
-        return {**self._rng_states(), "data": torch.get_rng_state()}
+        return {**self._all_rng_states(), "data": torch.get_rng_state()}
 
-    def _rng_states(self) -> dict[str, Any]:
+    def _all_rng_states(self) -> dict[str, Any]:
         """The states of all generators that batches and layers draw from."""
-        return {**rng_states(self.device), **self._loading_rng_states()}
+        return {**rng_states(self.device), **self.rng_states()}
 
-    def _set_rng_states(self, state: Mapping[str, Any]) -> None:
-        set_rng_states(state, self.device)
-        self._set_loading_rng_states(state)
+    def _set_all_rng_states(self, states: Mapping[str, Any]) -> None:
+        set_rng_states(states, self.device)
+        self.set_rng_states(states)
 
-    def _loading_rng_states(self) -> dict[str, Any]:
-        """The states of generators for loading alone."""
+    def rng_states(self) -> dict[str, Any]:
         return {"data": self._data_rng_state, "loaders": [generator.get_state() for generator in self._generators()]}
 
-    def _set_loading_rng_states(self, state: Mapping[str, Any]) -> None:
-        self._data_rng_state = state["data"]
-        for generator, saved in zip(self._generators(), state["loaders"], strict=True):
+    def set_rng_states(self, states: Mapping[str, Any]) -> None:
+        self._data_rng_state = torch.Generator().set_state(states["data"]).get_state()
+        for generator, saved in zip(self._generators(), states["loaders"], strict=True):
             generator.set_state(saved)
 
     def _generators(self) -> list[torch.Generator]:
         """Those of data loaders and of their samplers, each once."""
         generators = {}
-        for batches in (self._train_loader, self._valid.batches):
+        for batches in (self._train_loader, self._valid_loader):
             batch_sampler = getattr(batches, "batch_sampler", None)
             for holder in (batches, getattr(batches, "sampler", None), getattr(batch_sampler, "sampler", None)):
                 generator = getattr(holder, "generator", None)
@@ -213,41 +221,7 @@ class LoaderJob:
         return list(generators.values())
 
 
-class _RepeatedPasses(Iterator[Batch]):
-    """The batches of an iterable, one pass after another; `get_rng_states` is called before each pass."""
-
-    def __init__(self, batches: Iterable[Batch], get_rng_states: Callable[[], dict[str, Any]]) -> None:
-        self.batches, self._get_rng_states = batches, get_rng_states
-        self._iterator: Iterator[Batch] = iter(())
-        self.used = 0  # in the running pass
-        self._rng_at_pass_start: dict[str, Any] = {}
-
-    def __next__(self) -> Batch:
-        batch = next(self._iterator, _END)
-        if batch is _END:
-            self._rng_at_pass_start = self._get_rng_states()
-            self._iterator, self.used = iter(self.batches), 0
-            batch = next(self._iterator, _END)
-            if batch is _END:
-                raise ValueError("valid_loader gave no batches; is it empty, or used up?")
-        self.used += 1
-        return batch
-
-    def close(self) -> None:
-        self._iterator = iter(())
-
-    def end_epoch(self) -> tuple[int, dict[str, Any]]:
-        """The position between two epochs: batches used of the running pass, and the RNG states at its start."""
-        # A complete pass is not asked for one more batch: at its end a RandomSampler draws from its generator.
-        if self.used == length_of(self.batches):
-            self._iterator, self.used = iter(()), 0
-        return self.used, self._rng_at_pass_start if self.used else {}
-
-    def resume(self, used: int, rng_at_pass_start: dict[str, Any]) -> None:
-        """Begin the pass again, under the RNG states at its start, and drop the batches that were used."""
-        self._iterator, self._rng_at_pass_start = iter(self.batches), rng_at_pass_start
-        for self.used in range(1, used + 1):
-            if next(self._iterator, _END) is _END:
-                raise ValueError(
-                    f"valid_loader gives only {self.used - 1} batches, but {used} of them were used when it stopped"
-                )
+def _means(half: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of each metric over the candidates of a half of a step; one called loss is left out."""
+    names = {name for of_one in metrics for name in of_one} - {"loss"}
+    return {f"{half}_{name}": finite_mean(of_one.get(name) for of_one in metrics) for name in names}

@@ -8,7 +8,7 @@ import math
 import random
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from asng._checks import check_int
 from asng._files import Lock, differences
 from asng._progress import Progress, no_progress
 from asng.nas import _checkpoints, _distributed
@@ -37,7 +38,7 @@ class Epoch:
 
     number: int = 1
     steps: int = 0
-    measured: dict[str, list[Number]] = field(default_factory=dict)
+    measured: dict[str, list[Any]] = field(default_factory=dict)  # numbers, or tensors on the device
     seconds: float = 0.0
 
     def add(self, values: Mapping[str, Number]) -> None:
@@ -46,13 +47,9 @@ class Epoch:
             self.measured.setdefault(name, []).append(value)
 
     def to_floats(self) -> dict[str, list[float]]:
-        """All numbers, read from the device with one wait for each name."""
-        numbers = {name: [v for v in values if not isinstance(v, Tensor)] for name, values in self.measured.items()}
-        for name, values in self.measured.items():  # tensors only come after numbers that were saved
-            on_device = [value.double() for value in values if isinstance(value, Tensor)]
-            numbers[name] += torch.stack(on_device).tolist() if on_device else []
-        self.measured = {name: list(values) for name, values in numbers.items()}
-        return numbers
+        """All numbers, read from the device."""
+        self.measured = {name: list(map(float, values)) for name, values in self.measured.items()}
+        return self.measured
 
     def means(self) -> dict[str, float | None]:
         """The mean over the steps of each measurement's finite values; None if there are none."""
@@ -67,48 +64,80 @@ class Epoch:
 class Job(Protocol):
     """A computation in steps; it owns its batches, learning rate and seeds."""
 
-    @property
-    def device(self) -> torch.device: ...
+    device: torch.device
 
     @property
     def steps_per_epoch(self) -> int | None:
         """None if unknown; `step` then returns None at the end of an epoch."""
+        return None
 
     def step(self, index: int) -> Mapping[str, Number] | None:
         """Do step `index`, counted from 0 over all epochs; returns measurements."""
 
     def finish_epoch(self, epoch: Epoch) -> Mapping[str, Any]:
         """Further fields of the record of an epoch; the time this takes is not counted."""
+        return {}
 
     def status(self, epoch: Epoch) -> Mapping[str, float]:
         """Numbers to show beside the newest measurements."""
+        return {}
+
+    def rng_states(self) -> dict[str, Any]:
+        """The states of the job's own generators, saved before each step, to repeat it if it fails."""
+        return {}
+
+    def set_rng_states(self, states: Mapping[str, Any]) -> None:
+        """Restore what `rng_states` returned; there may be more."""
+        return
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last complete step, without global RNG states."""
+        """The state after the last complete step, without RNG states."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from such a state."""
 
 
+class Records(Protocol):
+    """The records of a job in a file, such as those of an `asng.runs.Run`."""
+
+    def renew(self) -> None:
+        """Raise ValueError if another process took over."""
+
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` records."""
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add the record of an epoch."""
+
+
 class Checkpoint:
     """The checkpoint file of a job, locked while the job runs."""
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe."""
-        self.path, self.identity = path, dict(identity)
+    def __init__(self, path: Path, identity: Mapping[str, Any], records: Records | None = None) -> None:
+        """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe.
+
+        `records`: a file that gets the record of each epoch before its state is saved.
+        """
+        self.path, self.identity, self._records = path, dict(identity), records
         self._lock: Lock | None = None
 
-    def lock(self) -> None:
-        """Refuse other writers until `release`; raises ValueError if there is one."""
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Refuse other writers inside the block; raises ValueError if there is one."""
+        if self._records is not None:  # their folder is locked
+            yield
+            return
         self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays; its target is locked
         self._lock = _checkpoints.lock(self.path)
-
-    def release(self) -> None:
-        if self._lock is not None:
+        try:
+            yield
+        finally:
             self._lock.release()
 
     def renew(self) -> None:
         """Before a write: raise ValueError if another process took over."""
+        if self._records is not None:
+            self._records.renew()
         if self._lock is not None:
             self._lock.renew()
 
@@ -141,10 +170,14 @@ class Checkpoint:
         return state
 
     def start(self, history: list[dict[str, Any]]) -> None:
-        """Called before the first step with the records so far."""
+        """Before the first step: drop records after those of the saved state."""
+        if self._records is not None:
+            self._records.truncate(len(history))
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Called with the record of an epoch, before its state is saved."""
+        """Add the record of an epoch, before its state is saved."""
+        if self._records is not None:
+            self._records.append(record)
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
@@ -175,54 +208,23 @@ def run_job(
         NoFiniteLoss: All losses of an epoch were NaN or infinite.
     """
     loop = _Loop(job, epochs, checkpoint, unit)
-    with _checkpoints.delay_interrupts() as interrupted, _locked(checkpoint) as state:
-        if state is not None and checkpoint is not None:
-            with checkpoint.explain_errors():
-                loop.load_state_dict(state)
-        if checkpoint is not None and _distributed.is_rank0():
-            checkpoint.start(loop.history)
-        saved = loop.position
+    with _checkpoints.delay_interrupts() as interrupted, ExitStack() as until_end:
+        if checkpoint is not None:
+            loop.start(checkpoint, until_end)
         while len(loop.history) < epochs:
             try:
                 while loop.step(progress):
                     # A Ctrl-C does not reach all processes in the same step.
-                    if _distributed.any_rank(interrupted(), job.device):
+                    if any(_distributed.any_rank([interrupted()], job.device)):
                         loop.save()
                         raise KeyboardInterrupt(loop.how_to_continue())
                 loop.finish_epoch(progress)
-            except NoFiniteLoss as error:
-                if checkpoint is not None and loop.history:
-                    error.add_note(
-                        f"{checkpoint.path} is as it was after {unit} {len(loop.history)}, before these losses"
-                    )
-                raise
-            except Exception as error:
-                if checkpoint is not None and loop.position != saved:
+            except BaseException as error:
+                if isinstance(error, Exception) or not interrupted():  # a second Ctrl-C does not wait
                     loop.save_after(error)
                 raise
             loop.save()
-            saved = loop.position
     return loop.history
-
-
-@contextmanager
-def _locked(checkpoint: Checkpoint | None) -> Iterator[dict[str, Any] | None]:
-    """Lock and load the checkpoint on rank 0; broadcast its state, or the error that all processes raise."""
-    loaded: Any = None
-    try:
-        if checkpoint is not None and _distributed.is_rank0():
-            try:
-                checkpoint.lock()
-                loaded = checkpoint.load()
-            except (OSError, ValueError) as error:
-                loaded = error
-        loaded = _distributed.broadcast_object(loaded)
-        if isinstance(loaded, Exception):
-            raise loaded
-        yield loaded
-    finally:
-        if checkpoint is not None:
-            checkpoint.release()
 
 
 class _Loop:
@@ -236,17 +238,31 @@ class _Loop:
         self._steps_per_epoch = job.steps_per_epoch or 0  # if unknown, of the epoch before
         self._rng_before_step: dict[str, Any] = {}  # to repeat a step that fails
         self._timed = self._shown = time.monotonic()
+        self._saved = 0  # the index when the state was saved
 
-    @property
-    def position(self) -> tuple[int, int]:
-        """Finished epochs, and steps of the running one."""
-        return len(self.history), self._epoch.steps
+    def start(self, checkpoint: Checkpoint, until_end: ExitStack) -> None:
+        """Lock and load the checkpoint on rank 0; all processes continue from its state, or raise its error."""
+        loaded: Any = None
+        if _distributed.is_rank0():
+            try:
+                until_end.enter_context(checkpoint.locked())
+                loaded = checkpoint.load()
+            except (OSError, ValueError) as error:
+                loaded = error
+        loaded = _distributed.broadcast_object(loaded)
+        if isinstance(loaded, Exception):
+            raise loaded
+        if loaded is not None:
+            with checkpoint.explain_errors():
+                self.load_state_dict(loaded)
+        if _distributed.is_rank0():
+            checkpoint.start(self.history)
 
     def step(self, progress: Progress) -> bool:
         """Do a step; False at the end of the epoch."""
         if self._epoch.steps == self._job.steps_per_epoch:  # resumed before it was finished
             return False
-        self._rng_before_step = torch_rng_states(self._job.device)
+        self._rng_before_step = torch_rng_states(self._job.device) | self._job.rng_states()
         measured = self._job.step(self._index)
         if measured is None:
             return False
@@ -276,13 +292,19 @@ class _Loop:
     def finish_epoch(self, progress: Progress) -> None:
         epoch = self._epoch
         means = epoch.means()
-        losses = [mean for name, mean in means.items() if name.endswith("loss")]
+        losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
         if losses and all(mean is None for mean in losses):
-            raise NoFiniteLoss(
+            error = NoFiniteLoss(
                 f"all losses of {self._unit} {epoch.number} were NaN or infinite; "
                 "lower the learning rate, clip the gradient, or look for a division by zero"
             )
-        record = {self._unit: epoch.number, **means, **self._job.finish_epoch(epoch), "seconds": epoch.seconds}
+            if self._checkpoint is not None and self.history:
+                where = f"{self._unit} {len(self.history)}, before these losses"
+                error.add_note(f"{self._checkpoint.path} is as it was after {where}")
+            raise error
+        fields = self._job.finish_epoch(epoch)
+        rest = {name: mean for name, mean in means.items() if name not in fields}
+        record = {self._unit: epoch.number, **rest, **fields, "seconds": epoch.seconds}
         if self._checkpoint is not None and _distributed.is_rank0():
             self._checkpoint.append(record)
         self.history.append(record)
@@ -293,10 +315,12 @@ class _Loop:
     def save(self) -> None:
         if self._checkpoint is not None and _distributed.is_rank0():
             self._checkpoint.save(self.state_dict())
-        self._timed = time.monotonic()
+        self._timed, self._saved = time.monotonic(), self._index
 
-    def save_after(self, error: Exception) -> None:
-        """Save the state after an error, and say so in a note on the error."""
+    def save_after(self, error: BaseException) -> None:
+        """Save the state after an error, if it is a new one with finite losses, and say so in a note on the error."""
+        if self._checkpoint is None or self._index == self._saved or isinstance(error, NoFiniteLoss):
+            return
         where = self.how_to_continue()
         try:
             self.save()
@@ -320,16 +344,21 @@ class _Loop:
             "steps": self._epoch.steps,
             "measured": self._epoch.to_floats(),
             "seconds": self._epoch.seconds,
-            "rng": rng_states(self._job.device) | self._rng_before_step,
+            "rng": rng_states(self._job.device) | self._job.rng_states() | self._rng_before_step,
             "job": self._job.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if len(state["history"]) > self._epochs:
+            raise ValueError(f"it has {len(state['history'])} {self._unit}s, more than the {self._epochs} asked for")
         self._job.load_state_dict(state["job"])
-        self.history, self._index = state["history"], state["index"]
-        measured = {name: list(values) for name, values in state["measured"].items()}
-        self._epoch = Epoch(len(self.history) + 1, state["steps"], measured, state["seconds"])
+        self.history = [dict(record) for record in state["history"]]
+        self._index, steps = (check_int(state[name], name, min=0) for name in ("index", "steps"))
+        measured = {name: list(map(float, values)) for name, values in state["measured"].items()}
+        self._epoch = Epoch(len(self.history) + 1, steps, measured, float(state["seconds"]))
+        self._saved = self._index
         set_rng_states(state["rng"], self._job.device)
+        self._job.set_rng_states(state["rng"])
 
 
 # RNG states of the process.

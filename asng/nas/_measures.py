@@ -4,7 +4,6 @@ A measure is any function `(model, values) -> number` of a model with decisions 
 here leave the model unchanged.
 """
 
-import copy
 import os
 import platform
 import statistics
@@ -15,12 +14,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from asng.nas._devices import device_of, to_device
 from asng.nas._extract import StaticBuild
-from asng.nas._preserve import preserve_rng
+from asng.nas._preserve import WeightsWritten, WriteGuard, preserve_rng
 from asng.nas.supernet import Supernet, Values
 
 FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
@@ -42,17 +40,11 @@ class StaticMeasure(ABC):
     def _measure(self, build: StaticBuild, device: torch.device) -> float:
         """The cost of a network whose weights are those of a model on a device, and must stay as they are."""
 
-    @property
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """What the numbers depend on besides the network."""
-
 
 def measure_static(measure: StaticMeasure, build: StaticBuild) -> float:
     """The cost of a network; torch's RNG state is restored."""
-    supernet = build.supernet
-    with preserve_rng(supernet, measure.device), torch.no_grad():
-        return measure._measure(build, device_of(supernet.model))
+    with preserve_rng(build.supernet, measure.device), torch.no_grad():
+        return measure._measure(build, device_of(build.supernet.model))
 
 
 class _Parameters(StaticMeasure):
@@ -90,7 +82,7 @@ class _Parameters(StaticMeasure):
 parameters = _Parameters()
 
 
-class _ForwardMeasure(StaticMeasure):
+class ForwardMeasure(StaticMeasure):
     """A measure of one forward on example inputs."""
 
     def __init__(self, *inputs: Any) -> None:
@@ -98,10 +90,17 @@ class _ForwardMeasure(StaticMeasure):
             raise ValueError(
                 "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32)"
             )
+        if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)) and all(isinstance(n, int) for n in inputs[0]):
+            shape = tuple(inputs[0])
+            raise ValueError(f"an example input is a tensor, not its shape {shape}; give torch.zeros{shape}")
         self.inputs = inputs
 
+    def __repr__(self) -> str:
+        where = "" if self.device is None else f", device={self.device.type}"
+        return f"{type(self).__name__}({_describe(self.inputs)}{where})"
 
-class Flops(_ForwardMeasure):
+
+class Flops(ForwardMeasure):
     """A measure: the floating-point operations of one forward of the extracted network.
 
     torch's formulas count two for each multiplication with addition in convolutions, matrix products and attention,
@@ -111,7 +110,7 @@ class Flops(_ForwardMeasure):
         inputs: Example inputs, with which the model is called; the whole batch counts.
 
     Raises:
-        ValueError: There are no example inputs.
+        ValueError: There are no example inputs, or a shape in the place of one.
 
     >>> from asng import nas
     >>> Flops(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4})
@@ -119,29 +118,33 @@ class Flops(_ForwardMeasure):
     """
 
     def _measure(self, build: StaticBuild, device: torch.device) -> int:
-        counter, mha = _FlopCounter(), torch.backends.mha
+        try:
+            return self._count(build.copy(share_weights=True), _FlopCounter(build.supernet.model), device)
+        except WeightsWritten:
+            return self._count(build.copy(), _FlopCounter(nn.Module()), device)
+
+    def _count(self, network: nn.Module, counter: "_FlopCounter", device: torch.device) -> int:
+        mha = torch.backends.mha
         fused = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         try:
             with counter:
-                build.runnable.eval()(*to_device(self.inputs, device))
+                network.eval()(*to_device(self.inputs, device))
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
 
     @property
     def fingerprint(self) -> str:
-        return f"Flops({_describe(self.inputs)})"
+        """What the numbers depend on besides the network."""
+        return repr(self)
 
 
-class _FlopCounter(TorchDispatchMode):
+class _FlopCounter(WriteGuard):  # type: ignore[no-untyped-call]
     """Sums torch's formulas for the operations that run: FlopCounterMode without its hooks in every module."""
 
     _atomic: ClassVar[set[Any]] = set()  # operations that do not consist of others
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.total = 0
+    total = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -152,13 +155,13 @@ class _FlopCounter(TorchDispatchMode):
             if result is not NotImplemented:
                 return result
             self._atomic.add(func)
-        result = func(*args, **kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         if formula is not None:
             self.total += int(formula(*args, **kwargs, out_val=result))
         return result
 
 
-class Latency(_ForwardMeasure):
+class Latency(ForwardMeasure):
     """A measure: the seconds of one forward of the extracted network.
 
     Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
@@ -190,10 +193,8 @@ class Latency(_ForwardMeasure):
         self.warmup = warmup
 
     def _measure(self, build: StaticBuild, device: torch.device) -> float:
-        network = build.runnable.eval()
-        if self.device is not None and self.device != device:
-            device = self.device
-            network = copy.deepcopy(network).to(device)
+        device = self.device or device
+        network = build.copy().eval().to(device)  # a copy: what runs may write into its weights
         inputs = to_device(self.inputs, device)
         for _ in range(self.warmup):
             network(*inputs)
@@ -204,10 +205,11 @@ class Latency(_ForwardMeasure):
 
     @property
     def fingerprint(self) -> str:
+        """What the numbers depend on besides the network."""
         where = "the model's device" if self.device is None else device_name(self.device)
         host = f"{platform.node()}, {os.cpu_count()} cores, {torch.get_num_threads()} threads"
         runs = f"{self.repeats} + {self.warmup} runs, torch {torch.__version__}"
-        return f"Latency({_describe(self.inputs)}) on {where}, {host}, {runs}"
+        return f"{self!r} on {where}, {host}, {runs}"
 
 
 def _agree(seconds: Sequence[float]) -> bool:
@@ -217,24 +219,15 @@ def _agree(seconds: Sequence[float]) -> bool:
 
 
 def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:
-    """Seconds of one forward."""
-    match device.type:
-        case "cpu":
-            start = time.perf_counter()
-            network(*inputs)
-            return time.perf_counter() - start
-        case "cuda":
-            with torch.cuda.device(device):
-                event: Any = torch.cuda.Event
-                begin, end = event(enable_timing=True), event(enable_timing=True)
-                torch.cuda.synchronize()
-                begin.record()
-                network(*inputs)
-                end.record()
-                end.synchronize()
-                return float(begin.elapsed_time(end)) / 1000
-        case other:
-            raise ValueError(f"latency is measured on cpu or cuda, not on {other}; give a measure of your own")
+    """Seconds of one forward, until the device has finished."""
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"latency is measured on cpu or cuda, not on {device.type}; give a measure of your own")
+    synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
+    synchronize(device)
+    start = time.perf_counter()
+    network(*inputs)
+    synchronize(device)
+    return time.perf_counter() - start
 
 
 def device_name(device: torch.device) -> str:

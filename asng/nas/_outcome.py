@@ -12,6 +12,7 @@ from asng.nas import _distributed
 
 Metrics = Mapping[str, Tensor | float]
 LossFn = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
+"""A loss: (model, batch) -> a scalar tensor, or (loss, metrics) with a mapping of names to numbers."""
 
 
 class Outcome(NamedTuple):
@@ -44,16 +45,12 @@ def to_outcome(returned: Any) -> Outcome:
         raise ValueError(f"loss_fn(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
     if not isinstance(metrics, Mapping):
         raise ValueError(f"metrics must be a mapping of names to numbers, got {_describe(metrics)}")
-    return Outcome(loss.reshape(()), {_checked(name): _number(name, value) for name, value in metrics.items()})
+    return Outcome(loss.reshape(()), {name: _number(name, value) for name, value in metrics.items()})
 
 
-def _checked(name: Any) -> str:
+def _number(name: Any, value: Any) -> Tensor | float:
     if not isinstance(name, str):
         raise ValueError(f"names of metrics must be strings, got {name!r}")
-    return name
-
-
-def _number(name: str, value: Any) -> Tensor | float:
     if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
         return value.detach().reshape(())
     if isinstance(value, Real):
@@ -74,23 +71,20 @@ def read_numbers(
 
     None stands for a candidate that another process ran.
     """
-    exact = torch.float32 if device.type == "mps" else torch.float64
-    zero = torch.zeros((), dtype=exact, device=device)
-    every = [*train, *valid]
-    measured = [(at, name) for at, outcome in enumerate(every) if outcome is not None for name in outcome.metrics]
-    losses = [zero if outcome is None else outcome.loss.to(zero) for outcome in every]
-    counts = (sum(outcome is FAILED for outcome in valid), len(measured))
-    stacked = torch.stack([*losses, *(zero + count if count else zero for count in counts)])
-    _distributed.all_reduce_sum(stacked)
-    metrics: list[dict[str, Any]] = [{} if outcome is None else dict(outcome.metrics) for outcome in every]
-    on_device = [(at, name) for at, name in measured if isinstance(metrics[at][name], Tensor)]
-    if on_device:
-        stacked = torch.cat([stacked, torch.stack([metrics[at][name].to(zero) for at, name in on_device])])
-    numbers = stacked.tolist()
-    for (at, name), number in zip(on_device, numbers[len(every) + len(counts) :], strict=True):
-        metrics[at][name] = number
-    failed, measured_anywhere = (int(count) for count in numbers[len(every) : len(every) + len(counts)])
-    if measured_anywhere:
-        metrics = [next(filter(None, of_all), {}) for of_all in zip(*_distributed.gather_objects(metrics), strict=True)]
     n = len(train)
-    return Numbers(numbers[:n], metrics[:n]), Numbers(numbers[n : len(every)], metrics[n:]), failed
+    own = {index: outcome for index, outcome in enumerate((*train, *valid)) if outcome is not None}
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    values = [value for outcome in own.values() for value in (outcome.loss, *outcome.metrics.values())]
+    tensors = [value.to(device, exact) for value in values if isinstance(value, Tensor)]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else ())
+    read: dict[int, tuple[float, dict[str, float], bool]] = {}  # by candidate
+    for index, outcome in own.items():
+        loss = next(numbers)
+        metrics = {name: next(numbers) if isinstance(v, Tensor) else v for name, v in outcome.metrics.items()}
+        read[index] = loss, metrics, outcome is FAILED
+    for others in _distributed.gather_objects(read):
+        read |= others
+    every = [read[index] for index in sorted(read)]
+    losses, mappings = [loss for loss, _, _ in every], [metrics for _, metrics, _ in every]
+    failed = sum(is_failed for _, _, is_failed in every[n:])
+    return Numbers(losses[:n], mappings[:n]), Numbers(losses[n:], mappings[n:]), failed

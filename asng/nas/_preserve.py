@@ -1,71 +1,79 @@
 """Restore a model after user code (a measure, a module's own `build_static()`) has run on it."""
 
-import copy
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from functools import cached_property
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from asng.nas._decision import Searchable
 
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
 
+Change = tuple[nn.Module, str]  # the module, and what of it
+MISSING = object()
 TRANSIENT = frozenset({"training", "selected"})  # changed and restored by asng itself
 
 
 class Snapshot:
-    """A snapshot of modules; `restore` restores it and says what had changed.
+    """A snapshot of modules, restored on exit; `changed` then says what had changed.
 
     It holds attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients are
-    set aside. The contents of weights are not copied, only compared by their version.
+    set aside. The contents of weights are not copied; `WriteGuard` protects them.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
-        parameters = _tensors(m._parameters for m, _, _, _ in self._saved)
-        buffers = _tensors(m._buffers for m, _, _, _ in self._saved)
-        tensors = (*parameters, *buffers)
-        self._tensors = [(tensor, tensor.requires_grad, _version(tensor), tensor.detach()) for tensor in tensors]
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer in buffers]
-        self._gradients = [(parameter, parameter.grad) for parameter in parameters]
+        parameters = _tensors((m, m._parameters) for m, _, _, _ in self._saved)
+        buffers = _tensors((m, m._buffers) for m, _, _, _ in self._saved)
+        self._tensors = [(m, t, t.requires_grad, _location(t), t.detach()) for t, m in (*parameters, *buffers)]
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer, _ in buffers]
+        self._gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
         for parameter, _ in self._gradients:
             parameter.grad = None
+        self.changed: Change | None = None  # the first change that was undone
 
-    def restore(self) -> str | None:
-        """Restore the modules; returns what was changed, or None."""
-        changed = None
+    def __enter__(self) -> "Snapshot":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.changed = self._restore()
+
+    def _restore(self) -> Change | None:
+        """Restore the modules; returns the first change, or None."""
+        changed: Change | None = None
         for module, kind, attributes, contents in self._saved:
-            names = [name for name in {**attributes, **module.__dict__} if name not in TRANSIENT]
             now = module.__dict__
-            lost = [
-                name for name in names if name not in now or name not in attributes or now[name] is not attributes[name]
-            ]
+            names = {**attributes, **now}.keys() - TRANSIENT
+            lost = sorted(name for name in names if now.get(name, MISSING) is not attributes.get(name, MISSING))
             if lost or type(module) is not kind:
-                changed = changed or f"its {lost[0] if lost else 'class'}"
+                changed = changed or (module, lost[0] if lost else "class")
                 module.__class__ = kind
             now.clear()
             now.update(attributes)
             for name, old in contents.items():
                 if not _same_objects(attributes[name], old):
                     if name not in TRANSIENT:
-                        changed = changed or f"its {name.removeprefix('_')}"
+                        changed = changed or (module, name.removeprefix("_"))
                     attributes[name].clear()
                     (attributes[name].extend if isinstance(old, list) else attributes[name].update)(old)
         in_tensors = self._restore_tensors()
         return changed or in_tensors
 
-    def _restore_tensors(self) -> str | None:
-        changed = None
-        for tensor, requires_grad, version, whole in self._tensors:
+    def _restore_tensors(self) -> Change | None:
+        changed: Change | None = None
+        for module, tensor, requires_grad, location, whole in self._tensors:
             if tensor.requires_grad is not requires_grad:
-                changed = changed or "requires_grad of its parameters"
+                changed = changed or (module, "requires_grad")
                 tensor.requires_grad_(requires_grad)
-            if _version(tensor) != version:
-                changed = changed or "the numbers in its tensors"
-                if _version(tensor)[1:] != version[1:]:  # replaced through .data
-                    tensor.data = whole
+            if _location(tensor) != location:  # replaced through .data
+                changed = changed or (module, "the numbers")
+                tensor.data = whole
         with torch.no_grad():
             for buffer, numbers in self._buffers:
                 buffer.copy_(numbers)
@@ -74,10 +82,62 @@ class Snapshot:
         return changed
 
 
+class WeightsWritten(Exception):
+    """An operation would write into the tensors of a module."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+
+class WriteGuard(TorchDispatchMode):
+    """Raises WeightsWritten before an operation would write into a model's tensors, also through `.data`."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model = model
+
+    @cached_property
+    def _owners(self) -> dict[int, nn.Module]:
+        held = _tensors((module, {**module._parameters, **module._buffers}) for module in self._model.modules())
+        return {tensor.untyped_storage()._cdata: module for tensor, module in held}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if hasattr(func, "_schema") and func._schema.is_mutable:
+            for tensor in (*(args[0] if args and isinstance(args[0], list) else args[:1]), kwargs.get("out")):
+                if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._owners:
+                    raise WeightsWritten(self._owners[tensor.untyped_storage()._cdata])
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
+    """Raise ValueError if a hook of users' modules changed anything of a model; restore it in any case."""
+    own = with_own(supernet, hook)
+    if not own:
+        yield
+        return
+    changed: Change | None = None
+    with Snapshot(supernet.paths) as snapshot:
+        try:
+            with WriteGuard(supernet.model):
+                yield
+        except WeightsWritten as error:
+            changed = error.module, "the numbers"
+    if changed := changed or snapshot.changed:
+        owner, what = changed
+        suspects = [module for module in own if owner in set(module.modules())] or own
+        names = " or ".join(sorted(label_of(module, supernet.paths) for module in suspects))
+        raise ValueError(
+            f"{hook}() of {names} changed {what} of {label_of(owner, supernet.paths)}; leave the model as it is, and "
+            "change copies of its parts"
+        )
+
+
 def _contents(module: nn.Module) -> dict[str, Any]:
     """Copies of the dicts, lists and sets that are attributes of a module."""
     held = module.__dict__.items()
-    return {name: copy.copy(value) for name, value in held if isinstance(value, (dict, list, set))}
+    return {name: value.copy() for name, value in held if isinstance(value, (dict, list, set))}
 
 
 def _same_objects(now: Any, old: Any) -> bool:
@@ -101,43 +161,46 @@ def set_training(model: nn.Module) -> None:
             module.train()
 
 
+def with_own(supernet: "Supernet", hook: str) -> list[nn.Module]:
+    """The searchable modules whose method `hook` is the user's."""
+    searchable = (module for module in supernet.searchable if isinstance(module, Searchable))
+    return [module for module in searchable if not is_from_asng(getattr(type(module), hook))]
+
+
+def label_of(module: nn.Module, paths: Mapping[nn.Module, str]) -> str:
+    """A module in messages: its path, if it has one, and its class."""
+    path, kind = paths.get(module), type(module).__name__
+    return f"{path} ({kind})" if path else kind
+
+
 def is_from_asng(function: Any) -> bool:
     """True if a function is from this package, which is tested to leave models unchanged."""
     module = getattr(function, "__module__", None) or ""
     return module == "asng" or module.startswith("asng.")
 
 
-def _tensors(held: Iterable[dict[str, Any]]) -> list[Tensor]:
-    """Each tensor once."""
-    return list({id(tensor): tensor for tensors in held for tensor in tensors.values() if tensor is not None}.values())
+def _tensors(held: Iterable[tuple[nn.Module, dict[str, Any]]]) -> list[tuple[Tensor, nn.Module]]:
+    """Each tensor once, with a module that has it."""
+    return list({id(t): (t, module) for module, tensors in held for t in tensors.values() if t is not None}.values())
 
 
-def _version(tensor: Tensor) -> tuple[int, torch.dtype, int, torch.Size]:
-    """A version that changes when a tensor is modified or replaced; inference tensors count no modifications."""
-    return 0 if tensor.is_inference() else tensor._version, tensor.dtype, tensor.data_ptr(), tensor.shape
+def _location(tensor: Tensor) -> tuple[torch.dtype, int, torch.Size]:
+    return tensor.dtype, tensor.data_ptr(), tensor.shape
 
 
 @contextmanager
 def preserve_state(supernet: "Supernet", device: torch.device | None = None) -> Iterator[None]:
     """Restore selection, submodules, modes, requires_grad, buffers, gradients and RNG state on exit."""
-    with supernet.preserve_selection(), preserve_rng(supernet, device):
-        snapshot = Snapshot(supernet.paths)
-        try:
-            yield
-        finally:
-            snapshot.restore()
+    with supernet.preserve_selection(), preserve_rng(supernet, device), Snapshot(supernet.paths):
+        yield
 
 
 def preserve_rng(supernet: "Supernet", device: torch.device | None = None) -> AbstractContextManager[None]:
     """Restore torch's RNG state on exit, also on the GPUs of a model and of what is measured."""
-    return torch.random.fork_rng(_cuda_devices(supernet, device))
-
-
-def _cuda_devices(supernet: "Supernet", device: torch.device | None) -> list[int]:
-    """The CUDA devices of a model and of a measurement."""
     cuda: Any = torch.cuda
     devices = set() if device is None else {device}
     if cuda.is_initialized():
         held = (tensor for module in supernet.paths for tensor in module._parameters.values())
         devices |= {tensor.device for tensor in held if tensor is not None}
-    return sorted({cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"})
+    numbers = {cuda.current_device() if d.index is None else d.index for d in devices if d.type == "cuda"}
+    return torch.random.fork_rng(sorted(numbers))

@@ -1,122 +1,101 @@
-"""Tied weights: found in a model, and tied again in the extracted network."""
+"""Tied weights: found in a model, and tied in the extracted network, too."""
 
 import copy
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from itertools import combinations, starmap
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-ViewLocation = tuple[int, tuple[int, ...], tuple[int, ...]]
-
-
-@dataclass(frozen=True)
-class _Slice:
-    """The slice of a tied parameter that a layer uses: the location of a view, or the numbers of its entries."""
-
-    part: Tensor  # kept alive: it is identified by its id
-    whole: nn.Parameter
-    path: str
-    location: ViewLocation | None
-    entries: Callable[[], Tensor]
-
-    def equals(self, other: "_Slice") -> bool:
-        if self.location is not None and other.location is not None:
-            return self.location == other.location
-        return torch.equal(self.entries(), other.entries())
-
-
-@dataclass(frozen=True)
-class _Use:
-    """A parameter of the network, and the slice of the tied one that it is; None for all of it."""
-
-    module: nn.Module
-    name: str
-    parameter: nn.Parameter
-    path: str
-    slice_: _Slice | None
-
-    def equals(self, other: "_Use") -> bool:
-        if self.slice_ is None or other.slice_ is None:
-            return self.parameter.numel() == other.parameter.numel()
-        return self.slice_.equals(other.slice_)
-
 
 class Ties:
     """The parameters that modules of a model share with others, given the modules with their paths.
 
-    During extraction elastic layers record their slices of tied parameters (`record`), and the results of users'
-    `build_static()` are searched for them.
+    During extraction elastic layers that use the same slice of one get the same parameter (`slice`), and the results
+    of users' `build_static()` are searched for them.
     """
 
     def __init__(self, paths: Mapping[nn.Module, str]) -> None:
         self._paths = paths
-        uses: dict[int, int] = {}
-        for module in paths:
-            for parameter in module._parameters.values():
-                uses[id(parameter)] = uses.get(id(parameter), 0) + 1
-        self._shared = {key for key, number in uses.items() if number > 1 and key != id(None)}
-        self._slices: dict[int, _Slice] = {}
-        self._lost: dict[int, str] = {}  # shared parameters that a build_static() did not return, and whose
+        uses = Counter(id(p) for module in paths for p in module._parameters.values() if p is not None)
+        self._shared = {key for key, number in uses.items() if number > 1}
+        self._slices: dict[Any, nn.Parameter] = {}  # by shared parameter and location
+        self._origins: dict[int, tuple[nn.Parameter, str]] = {}  # of slices: the shared parameter, and a path
+        self._lost: dict[int, list[str]] = {}  # shared parameters that build_static()s did not return, and whose
 
-    def record(self, layer: Any, name: str, view: Tensor, part: nn.Parameter) -> None:
-        """Record that `part` of a static layer is this view of a layer's parameter."""
+    def slice(self, layer: Any, name: str, view: Tensor) -> nn.Parameter | None:
+        """The parameter for a view of a layer's shared parameter, which is one for equal views; None if not shared."""
         whole = layer._parameters.get(name)
-        if id(whole) in self._shared:
-            path = f"{self._paths.get(layer) or type(layer).__name__}.{name}"
-            location = _view_location(whole, view)
-            self._slices[id(part)] = _Slice(part, whole, path, location, lambda: _entries(copy.copy(layer), name))
+        if id(whole) not in self._shared:
+            return None
+        is_view = view.untyped_storage()._cdata == whole.untyped_storage()._cdata
+        # The first channels of several groups are a copy.
+        location = _location(view) if is_view else _entries(copy.copy(layer), name).numpy().tobytes()
+        part: nn.Parameter = whole
+        if location != _location(whole):
+            part = self._slices.setdefault((id(whole), location), nn.Parameter(view, whole.requires_grad))
+            self._origins[id(part)] = whole, f"{self._paths.get(layer) or type(layer).__name__}.{name}"
+        return part
 
     def record_lost(self, active: Iterable[nn.Module], static: nn.Module, label: str) -> None:
         """Record tied parameters of the active modules that a `build_static()` did not return."""
         if not self._shared:
             return
-        used = {id(p) for module in active for p in module._parameters.values()} & self._shared
-        slices = (self._slices.get(id(parameter)) for parameter in static.parameters())
-        returned = {id(parameter) for parameter in static.parameters()} | {
-            id(slice_.whole) for slice_ in slices if slice_
-        }
-        self._lost |= dict.fromkeys(used - returned, label)
+        used = Counter(id(p) for module in active for p in module._parameters.values())
+        held = {id(parameter): parameter for parameter in static.parameters()}
+        sliced = {id(self._origins[key][0]) for key in held if key in self._origins}
+        lost = (used.keys() & self._shared) - held.keys() - sliced
+        for key in lost:
+            self._lost.setdefault(key, []).append(label)
+        new = [parameter for key, parameter in held.items() if key not in self._origins and key not in used]
+        if any(used[key] > 1 for key in lost) and any(starmap(_are_copies, combinations(new, 2))):
+            raise ValueError(
+                f"build_static() of {label} returned two copies of one weight, which would be tied no more; "
+                "make one parameter of it, and use it twice"
+            )
 
-    def retie(self, network: Iterable[tuple[str, nn.Module]]) -> None:
-        """Tie the slices of one parameter in a network's modules again.
-
-        Raises ValueError if they differ.
-        """
+    def check(self, network: Iterable[tuple[str, nn.Module]]) -> None:
+        """Raise ValueError unless uses of a shared parameter are one parameter of a network, too."""
         if not self._shared:
             return
-        uses: dict[int, list[_Use]] = {}
+        uses: dict[int, dict[int, tuple[str, nn.Parameter]]] = {}  # by shared parameter: its slices with a path
         for path, module in network:
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    slice_ = self._slices.get(id(parameter))
-                    where = f"{self._paths.get(module, path)}.{name}" if slice_ is None else slice_.path
-                    whole = parameter if slice_ is None else slice_.whole
-                    uses.setdefault(id(whole), []).append(_Use(module, name, parameter, where, slice_))
-        for key, same in uses.items():
-            if key in self._lost:
+                    use = parameter, f"{self._paths.get(module, path)}.{name}"
+                    whole, where = self._origins.get(id(parameter), use)
+                    uses.setdefault(id(whole), {}).setdefault(id(parameter), (where, parameter))
+        for key, labels in self._lost.items():
+            paths = [*(path for path, _ in uses.get(key, {}).values()), *labels]
+            if len(paths) > 1:
                 raise ValueError(
-                    f"{same[0].path} shares its weight with {self._lost[key]}, whose build_static() does not return "
-                    "it, so they would be tied no more; return the parameter itself, or give them weights of their own"
+                    f"{paths[0]} shares its weight with {paths[-1]}, whose build_static() does not return it, so they "
+                    "would be tied no more; return the parameter itself, or give them weights of their own"
                 )
-            first = min(same, key=lambda use: use.slice_ is not None)  # the parameter itself, if it stays
-            for use in same:
-                if not use.equals(first):
-                    raise ValueError(
-                        f"{first.path} and {use.path} share one parameter, but this architecture needs "
-                        f"{tuple(first.parameter.shape)} and {tuple(use.parameter.shape)} of it; give them sizes that "
-                        "are always the same, or weights of their own"
-                    )
-                if use.parameter is not first.parameter:
-                    use.module._parameters[use.name] = first.parameter  # only what was cut out stands elsewhere
+        for slices in uses.values():
+            (path, part), *others = slices.values()
+            if others:
+                other_path, other = others[0]
+                raise ValueError(
+                    f"{path} and {other_path} share one parameter, but this architecture needs {tuple(part.shape)} and "
+                    f"{tuple(other.shape)} of it; give them sizes that are always the same, or weights of their own"
+                )
 
 
-def _view_location(whole: Tensor, part: Tensor) -> ViewLocation | None:
-    """The location of a view in a tensor; None if it is not a view."""
-    if part.untyped_storage()._cdata != whole.untyped_storage()._cdata:
-        return None
-    return int(part.storage_offset()), tuple(part.shape), part.stride()
+def _are_copies(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same numbers, which are not all equal as in a new layer."""
+    if one.ndim == other.ndim == 2 and one.shape != other.shape:
+        other = other.T
+    if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device) or one.is_meta:
+        return False
+    return torch.equal(one, other) and bool((one != one.flatten()[:1]).any())
+
+
+def _location(view: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
+    """The location of a view in the memory of a tensor."""
+    return int(view.storage_offset()), view.shape, view.stride()
 
 
 def _entries(layer: Any, name: str) -> Tensor:

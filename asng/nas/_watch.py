@@ -25,10 +25,10 @@ class Failures:
         self._warned: set[str] = set()
         self.steps = 0  # in a row in which every candidate of a half failed
 
-    def attempt(self, values: Mapping[str, Any], run: Callable[..., T], *arguments: Any) -> T | None:
-        """Return `run(*arguments)` for a candidate with these values; None if it ran out of memory."""
+    def attempt(self, run: Callable[..., T], values: Mapping[str, Any], *arguments: Any) -> T | None:
+        """Return `run(values, *arguments)` for a candidate with these values; None if it ran out of memory."""
         try:
-            return run(*arguments)
+            return run(values, *arguments)
         except FAILURES as error:
             reason = _checkpoints.short_reason(error)
         # Only here is the traceback gone, whose frames hold the activations.

@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from asng._checks import check_int
-from asng.nas._decision import Decision, size_and_max
+from asng.nas._decision import Decision, to_size
 from asng.nas._static import Constant, Item
 from asng.space import Categorical, Integer
 
@@ -86,9 +86,6 @@ class Pick(Decision):
             raise ValueError(f"Pick {self.name!r} chooses among {self.n} inputs, got {len(inputs)}")
         return inputs[self.value]
 
-    def active_modules(self) -> tuple[()]:
-        return ()
-
     def build_static(self) -> Item:
         return Item(self.value)
 
@@ -152,14 +149,11 @@ class Value(Decision):
     0.25
     """
 
-    def active_modules(self) -> tuple[()]:
-        return ()
-
     def build_static(self) -> Constant:
         return Constant(self.value)
 
 
-class Width(Decision):
+class Width(Value):
     """A number of channels or units. Multiples of it (`width * 2`) are sizes, too.
 
     Args:
@@ -181,10 +175,4 @@ class Width(Decision):
             raise ValueError(f"Width {name!r} needs low < high, or a list of widths, got low={low!r} and high={high!r}")
         else:
             super().__init__(name, Integer(low, high))
-        size_and_max(self, "a width")
-
-    def active_modules(self) -> tuple[()]:
-        return ()
-
-    def build_static(self) -> Constant:
-        return Constant(self.value)
+        to_size(self, "a width")

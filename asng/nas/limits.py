@@ -4,6 +4,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, SupportsFloat
 
@@ -20,8 +21,6 @@ from asng.nas.supernet import Supernet, Values
 Measure = Callable[[nn.Module, Values], SupportsFloat]
 """A measure of an architecture: (model, values) -> a number of at least 0."""
 
-Nearest = tuple[dict[str, Any], str, tuple[float, ...]]  # values, their network, its costs
-
 MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for last
 
 
@@ -30,12 +29,13 @@ class Limit:
     """A hard limit on the cost of architectures.
 
     Args:
-        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0.
+        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0. It may
+            use the model, which is restored afterwards, except for numbers that it writes into weights.
         at_most: The largest feasible cost, above 0, in the unit of the measure: a count, operations, seconds.
         name: The name in messages; by default that of the measure.
 
     Raises:
-        ValueError: The measure cannot be called, or the limit is no number above 0.
+        ValueError: The measure cannot be called, its `fingerprint` is no text, or the limit is no number above 0.
 
     >>> from asng.nas import parameters
     >>> limit = Limit(parameters, 100_000)
@@ -57,6 +57,9 @@ class Limit:
             object.__setattr__(self, "name", getattr(self.measure, "__name__", type(self.measure).__name__))
         if not isinstance(self.at_most, numbers.Real) or not 0 < self.at_most < math.inf:
             raise ValueError(f"the limit of {self.name} must be a number above 0, got {self.at_most!r}")
+        fingerprint = getattr(self.measure, "fingerprint", None)
+        if not isinstance(fingerprint, (str, type(None))):
+            raise ValueError(f"the fingerprint of {self.name} must be text, got {fingerprint!r}")
 
     def violation(self, cost: float) -> float:
         """Compute how far a cost is above the limit.
@@ -92,8 +95,7 @@ class Costs:
     """Costs of a model's architectures under limits: measured in order, up to the first violated limit, and cached.
 
     Architectures that differ only in inactive decisions are one network, and each network is measured once, with
-    inactive decisions at their most likely initial values. The cache holds the networks asked for last. Call `clear()`
-    after changing the model.
+    inactive decisions at their most likely initial values. The cache holds the networks asked for last.
 
     Args:
         supernet: The index of the model; `OneShot.costs` has that of `OneShot.supernet`.
@@ -122,26 +124,7 @@ class Costs:
         self.supernet = supernet
         self.limits = tuple(limits)
         self.known: dict[str, tuple[float, ...]] = {}  # by network, those asked for last at the end
-        self._nearest: Nearest | None = None
-
-    def clear(self) -> None:
-        """Forget all costs."""
-        self.known.clear()
-        self._nearest = None
-
-    def key(self, values: Values) -> str:
-        """Name the network of an architecture.
-
-        Args:
-            values: One value for each decision, by name.
-
-        Returns:
-            One line of text, equal for architectures that differ only in inactive decisions.
-
-        Raises:
-            ValueError: The values do not fit.
-        """
-        return self.supernet.key(self.supernet.canonical(values))
+        self._nearest: tuple[dict[str, Any], tuple[float, ...]] | None = None  # values and costs
 
     def measure(self, values: Values) -> tuple[float, ...]:
         """Measure the costs of an architecture, or look them up.
@@ -164,21 +147,12 @@ class Costs:
             costs = _distributed.broadcast_object(
                 self._measure_missing(network, costs) if _distributed.is_rank0() else None
             )
-        self._remember(key, costs)
-        if self._nearest is None or self._violation(costs) <= self._violation(self._nearest[2]):
-            self._nearest = (dict(values), key, costs)
-        return costs
-
-    def _is_complete(self, costs: Sequence[float]) -> bool:
-        """Whether these costs decide if the limits are met."""
-        pairs = zip(self.limits, costs, strict=False)
-        return len(costs) == len(self.limits) or any(limit.violation(cost) for limit, cost in pairs)
-
-    def _remember(self, key: str, costs: tuple[float, ...]) -> None:
-        """Keep the costs of a network; that of those asked for longest ago may be forgotten for it."""
         self.known[key] = costs
         if len(self.known) > MAX_NETWORKS:
             del self.known[next(iter(self.known))]
+        if self._nearest is None or self._violation(costs) <= self._violation(self._nearest[1]):
+            self._nearest = dict(values), costs
+        return costs
 
     def violation(self, values: Values) -> Violation:
         """Compute how an architecture misses the limits.
@@ -193,6 +167,10 @@ class Costs:
             ValueError: As in `measure`.
         """
         return self._violation(self.measure(values)) if self.limits else FEASIBLE
+
+    def _is_complete(self, costs: Sequence[float]) -> bool:
+        """Whether these costs decide if the limits are met."""
+        return len(costs) == len(self.limits) or self._violation(costs) != FEASIBLE
 
     def _violation(self, costs: Sequence[float]) -> Violation:
         for index, (limit, cost) in enumerate(zip(self.limits, costs, strict=False)):
@@ -242,22 +220,17 @@ class Costs:
         Returns:
             The costs, with the device and the fingerprints of the measures that they hold for.
         """
-        fingerprints = [getattr(limit.measure, "fingerprint", None) for limit in self.limits]
+        nearest = None
+        if self._nearest is not None:
+            values, costs = self._nearest
+            with suppress(ValueError):  # JSON cannot hold all values
+                nearest = {name: v.to_json(values[name]) for name, v in self.supernet.space.items()}, costs
         return {
-            "device": self._device(),
-            "measures": fingerprints,
+            "device": device_name(device_of(self.supernet.model)),
+            "measures": [getattr(limit.measure, "fingerprint", None) for limit in self.limits],
             "known": dict(self.known),
-            "nearest": self._write_nearest(),
+            "nearest": nearest,
         }
-
-    def _write_nearest(self) -> tuple[dict[str, Any], str, tuple[float, ...]] | None:
-        if self._nearest is None:
-            return None
-        values, key, costs = self._nearest
-        try:
-            return {name: v.to_json(values[name]) for name, v in self.supernet.space.items()}, key, costs
-        except ValueError:  # JSON cannot hold them
-            return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore costs of the same measures on the same kind of device; others are measured again.
@@ -267,17 +240,6 @@ class Costs:
         Args:
             state: What `state_dict()` returned.
         """
-        self.known, self._nearest = _distributed.broadcast_object(self.parse_state(state))
-
-    def parse_state(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Nearest | None]:
-        """Read from a state what can be used here; a damaged state raises an error.
-
-        Args:
-            state: What `state_dict()` returned.
-
-        Returns:
-            Costs by the key of the network, and the nearest architecture (values, key, costs) or None.
-        """
         current = self.state_dict()
         pairs = zip(state["measures"], current["measures"], strict=True)
         same = [there is not None and there == here for there, here in pairs]
@@ -285,13 +247,13 @@ class Costs:
         known = {str(key): tuple(map(float, costs))[:usable] for key, costs in state["known"].items()}
         nearest = None
         if all(same) and usable and state["nearest"] is not None:
-            data, key, costs = state["nearest"]
+            data, costs = state["nearest"]
             values = {name: v.from_json(data[name]) for name, v in self.supernet.space.items()}
-            nearest = (values, str(key), tuple(map(float, costs)))
-        return {key: costs for key, costs in known.items() if costs}, nearest
-
-    def _device(self) -> str:
-        return device_name(device_of(self.supernet.model))
+            nearest = values, tuple(map(float, costs))
+            if not self._is_complete(nearest[1]):  # under raised limits
+                nearest = None
+        known = {key: costs for key, costs in known.items() if costs}
+        self.known, self._nearest = _distributed.broadcast_object((known, nearest))
 
 
 def _as_cost(cost: Any, limit: Limit, values: Values) -> float:

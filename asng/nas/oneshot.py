@@ -15,21 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from asng._asktell import Candidate, Optimizer
-from asng.nas import _checkpoints, _distributed
-from asng.nas._checks import (
-    check_not_ddp,
-    check_search,
-    check_shapes,
-    check_step_options,
-    check_weight_optimizer,
-    is_compiled,
-    unwrap,
-)
+from asng.nas import _checkpoints, _checks, _distributed
 from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to_outcome
 from asng.nas._preserve import set_training
 from asng.nas._watch import Failures, UnreadDecisions
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
-from asng.nas.supernet import Supernet
+from asng.nas.supernet import Supernet, Values
 
 Batch = Any
 
@@ -141,39 +132,34 @@ class OneShot:
         mask_inactive: bool = False,
         capture: bool = False,
     ) -> None:
-        check_weight_optimizer(weight_optimizer)
         paths = {module: path for path, module in model.named_modules()}
-        check_not_ddp(paths)
-        self.model, self.arch_optimizer, self.weight_optimizer = unwrap(model), arch_optimizer, weight_optimizer
+        _checks.check_not_ddp(paths)
+        self.model, self.arch_optimizer, self.weight_optimizer = _checks.unwrap(model), arch_optimizer, weight_optimizer
         self._loss_fn, self._mask_inactive, self._amp_dtype = loss_fn, mask_inactive, amp_dtype
         self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
         self.supernet = Supernet(self.model)
         self.costs = Costs(self.supernet, limits)
+        _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
+        _checks.check_step_options(max_grad_norm, amp_dtype)
         self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
-        check_search(self.supernet, arch_optimizer, weight_optimizer)
-        check_step_options(max_grad_norm, amp_dtype)
         self._max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
         self.device = self._parameters[0].device
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
         self._failures = Failures(self.device)
         self._rank, self._world_size = _distributed.rank_and_world_size()
         self._sync_from_rank0()
-        watched = self._rank == 0 and not any(map(is_compiled, paths))
+        watched = self._rank == 0 and not any(map(_checks.is_compiled, paths))
         self._unread = UnreadDecisions(self.supernet) if watched else None
         if self.model.training:
             set_training(self.model)
+        self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
         if capture:
             from asng.nas._capture import CapturedStep
 
-            self._captured = CapturedStep(
-                self.supernet,
-                weight_optimizer,
-                loss_fn,
-                max_grad_norm=self._max_grad_norm,
-                amp_dtype=amp_dtype,
-                wrapper=None if model is self.model else type(model).__name__,
-            )
+            options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype}
+            wrapper = None if model is self.model else type(model).__name__
+            self._captured = CapturedStep(self.supernet, weight_optimizer, loss_fn, wrapper=wrapper, **options)
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """Run one iteration; the selection of the model is restored on exit.
@@ -189,50 +175,48 @@ class OneShot:
             ValueError: The loss is no scalar tensor, or does not depend on the weights.
             RuntimeError: Every candidate of five steps in a row ran out of memory.
         """
+        self._generator_state = self.arch_optimizer.generator_state
+        if not self.model.training:
+            self.model.train()
+        drawn, candidates = self._draw_feasible(), self.arch_optimizer.ask()
+        violations = [self.costs.violation(candidate.values) for candidate in candidates]
+        feasible = [c.values for c, violation in zip(candidates, violations, strict=True) if violation == FEASIBLE]
         with self.supernet.preserve_selection():
-            return self._step(train_batch, valid_batch)
+            trained, judged = self._run_candidates(drawn, train_batch, feasible, valid_batch, len(candidates))
+        losses, metrics = iter(judged.losses), iter(judged.metrics)
+        valid_losses = [next(losses) if violation == FEASIBLE else None for violation in violations]
+        self._tell(candidates, valid_losses, violations)
+        self._generator_state = None
+        return Step(
+            train_losses=tuple(trained.losses),
+            valid_losses=tuple(valid_losses),
+            train_metrics=tuple(trained.metrics),
+            valid_metrics=tuple(next(metrics) if violation == FEASIBLE else {} for violation in violations),
+            candidates=tuple(c.values for c in candidates),
+            violations=tuple(violation.relative for violation in violations),
+        )
 
     @property
     def out_of_memory(self) -> bool:
         """Whether every candidate of a half of the last step ran out of memory."""
         return self._failures.steps > 0
 
-    def _step(self, train_batch: Batch, valid_batch: Batch) -> Step:
-        if not self.model.training:
-            self.model.train()
-        drawn, candidates = self._draw_feasible(), self.arch_optimizer.ask()
-        violations = [self.costs.violation(candidate.values) for candidate in candidates]
-        relative = [violation.relative for violation in violations]
-        feasible = [candidate for candidate, violated in zip(candidates, relative, strict=True) if not violated]
-        done = None
-        if self._captured is not None:
-            train, valid = [c.values for c in drawn], [c.values for c in feasible]
-            done = self._captured.step(train, train_batch, valid, len(candidates), valid_batch)
-        trained, judged = self._plain_step(drawn, train_batch, feasible, valid_batch) if done is None else done
-        losses, metrics = iter(judged.losses), iter(judged.metrics)
-        valid_losses = [None if violated else next(losses) for violated in relative]
-        self._tell(candidates, valid_losses, violations)
-        if done is None and self._unread is not None and self._unread.end_step():
-            self._unread = None
-        return Step(
-            train_losses=tuple(trained.losses),
-            valid_losses=tuple(valid_losses),
-            train_metrics=tuple(trained.metrics),
-            valid_metrics=tuple({} if violated else next(metrics) for violated in relative),
-            candidates=tuple(c.values for c in candidates),
-            violations=tuple(relative),
-        )
-
-    def _plain_step(
-        self, drawn: list[Candidate], train_batch: Batch, feasible: list[Candidate], valid_batch: Batch
+    def _run_candidates(
+        self, drawn: Sequence[Values], train_batch: Batch, feasible: Sequence[Values], valid_batch: Batch, n: int
     ) -> tuple[Numbers, Numbers]:
-        """The numbers of the candidates drawn for the weights, and of those that are judged."""
+        """The numbers of the candidates drawn for the weights, and of the feasible ones of n that are judged."""
+        if self._captured is not None:
+            done = self._captured.step(drawn, train_batch, feasible, n, valid_batch)
+            if done is not None:
+                return done
         outcomes, none_trained = self._train(drawn, train_batch)
         trained, judged, failed = read_numbers(outcomes, self._judge(feasible, valid_batch), self.device)
         self._failures.end_step(none_trained or 0 < failed == len(feasible))
+        if self._unread is not None and self._unread.end_step():
+            self._unread = None
         return trained, judged
 
-    def _train(self, candidates: list[Candidate], batch: Batch) -> tuple[list[Outcome | None], bool]:
+    def _train(self, candidates: Sequence[Values], batch: Batch) -> tuple[list[Outcome | None], bool]:
         """Update the weights by the mean gradient of the candidates; returns their outcomes and whether all failed."""
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
@@ -259,18 +243,18 @@ class OneShot:
         return outcomes, bool(candidates) and not good
 
     def _add_gradients(
-        self, candidates: list[Candidate], batch: Batch, before: list[Tensor | None]
+        self, candidates: Sequence[Values], batch: Batch, before: list[Tensor | None]
     ) -> list[Outcome | None]:
         """Accumulate the gradients of this process's candidates; returns their outcomes."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
         waiting, added = self._shard(candidates), []
         while waiting:
             index = waiting.pop(0)
-            outcome = self._attempt(candidates[index], batch)
+            outcome = self._failures.attempt(self._run, candidates[index], batch)
             outcomes[index] = FAILED if outcome is None else outcome.detach()
             if outcome is None:
                 continue
-            if self._failures.attempt(candidates[index].values, self._backward, outcome.loss, len(candidates)):
+            if self._failures.attempt(self._backward, candidates[index], outcome.loss, len(candidates)):
                 added.append(index)
             else:  # a part of its gradient was accumulated: accumulate the others again
                 outcomes[index], outcome = FAILED, None
@@ -278,67 +262,11 @@ class OneShot:
                 waiting, added = added + waiting, []
         return outcomes
 
-    def _backward(self, loss: Tensor, candidates: int) -> bool:
-        """Add a candidate's share to the gradient."""
-        if self._has_gradient(loss):
+    def _backward(self, values: Values, loss: Tensor, candidates: int) -> bool:
+        """Add a candidate's share to the gradient; an architecture without weights has none."""
+        if loss.requires_grad:
             self._scaler.scale(loss / candidates).backward()  # type: ignore[no-untyped-call]
-        return True
-
-    def _reset_gradients(self, before: list[Tensor | None]) -> None:
-        for parameter, gradient in zip(self._parameters, before, strict=True):
-            parameter.grad = gradient
-        _zero(before)
-
-    def _judge(self, candidates: list[Candidate], batch: Batch) -> list[Outcome | None]:
-        """The outcomes of the candidates of this process."""
-        outcomes: list[Outcome | None] = [None] * len(candidates)
-        with torch.no_grad():
-            for index in self._shard(candidates):
-                outcomes[index] = self._attempt(candidates[index], batch) or FAILED
-        return outcomes
-
-    def _draw_feasible(self) -> list[Candidate]:
-        candidates = self.arch_optimizer.ask()
-        if not self.costs.limits:
-            return candidates
-        wanted = len(candidates)
-        feasible = [c for c in candidates if self.is_feasible(c.values)]
-        for _ in range(MAX_DRAWS * wanted):
-            if len(feasible) == wanted:
-                break
-            feasible += [c for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
-        return feasible
-
-    def _shard(self, candidates: Sequence[Candidate]) -> list[int]:
-        """The positions of the candidates that this process runs."""
-        return list(range(self._rank, len(candidates), self._world_size))
-
-    def _attempt(self, candidate: Candidate, batch: Batch) -> Outcome | None:
-        """The outcome of a candidate, or None if it ran out of memory."""
-        return self._failures.attempt(candidate.values, self._run, candidate, batch)
-
-    def _run(self, candidate: Candidate, batch: Batch) -> Outcome:
-        """The loss and the metrics of a candidate."""
-        self.supernet.choose(candidate.values)
-        try:
-            with (
-                torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None),
-                nullcontext() if self._unread is None else self._unread.watch(candidate.values),
-            ):
-                returned = self._loss_fn(self._wrapped_model, batch)
-        except Exception as error:
-            error.add_note(f"in the architecture {candidate.values}")
-            if "Expected more than 1 value per channel when training" in str(error):
-                error.add_note(
-                    "batch norm needs more than one row, also of batches to validate, as candidates are judged in "
-                    "training mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
-                )
-            raise
-        return to_outcome(returned)
-
-    def _has_gradient(self, loss: Tensor) -> bool:
-        """False for an architecture without weights; ValueError for a loss that lost its gradient."""
-        if not loss.requires_grad and any(
+        elif any(
             parameter.requires_grad
             for module in self.supernet.active_modules()
             for parameter in module.parameters(recurse=False)
@@ -349,7 +277,53 @@ class OneShot:
                     "numbers, and counts as metrics beside them: return loss, {'errors': count}"
                 )
             raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
-        return loss.requires_grad
+        return True
+
+    def _reset_gradients(self, before: list[Tensor | None]) -> None:
+        for parameter, gradient in zip(self._parameters, before, strict=True):
+            parameter.grad = gradient
+        _zero(before)
+
+    def _judge(self, candidates: Sequence[Values], batch: Batch) -> list[Outcome | None]:
+        """The outcomes of the candidates of this process."""
+        outcomes: list[Outcome | None] = [None] * len(candidates)
+        with torch.no_grad():
+            for index in self._shard(candidates):
+                outcomes[index] = self._failures.attempt(self._run, candidates[index], batch) or FAILED
+        return outcomes
+
+    def _draw_feasible(self) -> Sequence[Values]:
+        """Draw candidates for the weights; fewer where too few are feasible."""
+        candidates = self.arch_optimizer.ask()
+        feasible = [c.values for c in candidates if self.is_feasible(c.values)]
+        for _ in range(MAX_DRAWS * len(candidates)):
+            if len(feasible) == len(candidates):
+                break
+            feasible += [c.values for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
+        return feasible
+
+    def _shard(self, candidates: Sequence[Values]) -> list[int]:
+        """The positions of the candidates that this process runs."""
+        return list(range(self._rank, len(candidates), self._world_size))
+
+    def _run(self, values: Values, batch: Batch) -> Outcome:
+        """The loss and the metrics of a candidate."""
+        self.supernet.choose(values)
+        try:
+            with (
+                torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None),
+                nullcontext() if self._unread is None else self._unread.watch(values),
+            ):
+                returned = self._loss_fn(self._wrapped_model, batch)
+        except Exception as error:
+            error.add_note(f"in the architecture {values}")
+            if "Expected more than 1 value per channel when training" in str(error):
+                error.add_note(
+                    "batch norm needs more than one row, also of batches to validate, as candidates are judged in "
+                    "training mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
+                )
+            raise
+        return to_outcome(returned)
 
     def is_feasible(self, values: Mapping[str, Any]) -> bool:
         """Tell whether an architecture meets all limits.
@@ -396,13 +370,17 @@ class OneShot:
 
         Returns:
             All that later steps depend on, except torch's RNG state; `torch.load` reads it with `weights_only=True`.
+            After a step that failed it draws the same candidates again.
         """
         if self._captured is not None:
             self._captured.store()
+        arch_optimizer = self.arch_optimizer.state_dict()
+        if self._generator_state is not None:
+            arch_optimizer["generator"] = self._generator_state
         return {
             "model": self.model.state_dict(),
             "weight_optimizer": self.weight_optimizer.state_dict(),
-            "arch_optimizer": self.arch_optimizer.state_dict(),
+            "arch_optimizer": arch_optimizer,
             "scaler": self._scaler.state_dict(),
             "touched": [parameter.grad is not None for parameter in self._parameters],
             "limits": [limit.name for limit in self.costs.limits],
@@ -420,22 +398,21 @@ class OneShot:
         """
         before = copy.deepcopy(self.weight_optimizer.state_dict()), self.arch_optimizer.state_dict()
         try:
-            check_shapes(state["model"], self.model.state_dict())
+            _checks.check_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
                 raise ValueError(f"it has {len(state['touched'])} parameters, this one {len(self._parameters)}")
             limits = [limit.name for limit in self.costs.limits]
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
-            self.costs.parse_state(state["costs"])  # raises where it is damaged
             self.arch_optimizer.load_state_dict(state["arch_optimizer"])
             self.weight_optimizer.load_state_dict(state["weight_optimizer"])
             self._scaler.load_state_dict(state["scaler"])
+            self.costs.load_state_dict(state["costs"])
             self.model.load_state_dict(state["model"])
         except Exception as error:  # a foreign state may raise anything
             self.weight_optimizer.load_state_dict(before[0])
             self.arch_optimizer.load_state_dict(before[1])
             raise ValueError(f"the state does not fit: {_checkpoints.short_reason(error)}") from None
-        self.costs.load_state_dict(state["costs"])
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.
         for parameter, touched in zip(self._parameters, state["touched"], strict=True):
             parameter.grad = torch.zeros_like(parameter) if touched else None

@@ -1,6 +1,7 @@
 """Re-estimation of a network's batch-norm statistics."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,25 +47,21 @@ def recalibrate(
         raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
     flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]  # a train() may set them
     modes = [(module, module.training) for module in model.modules()]
-    backups: list[_StatsBackup] = []
     try:
         set_training(model)
-        backups = [_StatsBackup(norm) for norm in norms if norm.training]
-        if not backups:
+        trained = [norm for norm in norms if norm.training]
+        if not trained:
             raise ValueError(
                 "all batch norms stay in evaluation mode while the model trains: there is none to recalibrate"
             )
         model.eval()
-        for norm in backups:
-            norm.start()
-        if not _run_batches(model, batches, forward or _forward):
-            raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")
-        for norm in backups:
-            norm.commit()
-    except BaseException:
-        for norm in backups:
-            norm.rollback()
-        raise
+        with _averaging(trained), torch.no_grad():
+            is_empty = True
+            for batch in batches:
+                (forward or _forward)(model, batch)
+                is_empty = False
+            if is_empty:
+                raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")
     finally:
         for module, training in modes:
             module.training = training
@@ -72,49 +69,28 @@ def recalibrate(
             parameter.requires_grad = requires_grad
 
 
-class _StatsBackup:
-    """A batch norm and a backup of its statistics and settings."""
-
-    def __init__(self, norm: nn.modules.batchnorm._BatchNorm) -> None:
-        self._norm, self._momentum, self._counts = norm, norm.momentum, norm.num_batches_tracked is not None
-        self._statistics = [buffer.clone() for buffer in norm.buffers(recurse=False)]
-
-    def start(self) -> None:
-        """Reset the statistics and start to average."""
-        norm = self._norm
-        if not self._counts:  # as some do to save a kernel; but an average has to count
+@contextmanager
+def _averaging(norms: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
+    """Let batch norms average over batches in buffers of their own, which are copied unless there is an error."""
+    before = [(norm, norm.momentum, dict(norm._buffers)) for norm in norms]
+    try:
+        for norm, _, buffers in before:
+            norm._buffers.update({name: None if old is None else old.clone() for name, old in buffers.items()})
             assert isinstance(norm.running_mean, Tensor)
+            # Some have set it to None to save a kernel, but an average has to count.
             norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
-        norm.reset_running_stats()
-        norm.momentum = None  # a cumulative average
-        norm.train()
-
-    def commit(self) -> None:
-        """Keep the new statistics, or the old ones if the layer did not run."""
-        if self._norm.num_batches_tracked == 0:  # it does not run
-            self.rollback()
-        self._restore_settings()
-
-    def rollback(self) -> None:
-        """Restore statistics and settings."""
-        self._restore_settings()
-        for buffer, old in zip(self._norm.buffers(recurse=False), self._statistics, strict=True):
-            buffer.copy_(old)
-
-    def _restore_settings(self) -> None:
-        self._norm.momentum = self._momentum
-        if not self._counts:
-            self._norm.num_batches_tracked = None
-
-
-def _run_batches(model: nn.Module, batches: Iterable[Any], forward: Callable[[nn.Module, Any], Any]) -> int:
-    """Run forward on all batches; returns their number."""
-    count = 0
-    with torch.no_grad():
-        for batch in batches:
-            forward(model, batch)
-            count += 1
-    return count
+            norm.reset_running_stats()
+            norm.momentum = None  # a cumulative average
+            norm.train()
+        yield
+        for norm, _, buffers in before:
+            for name, old in buffers.items():
+                if old is not None and norm.num_batches_tracked:  # it is 0 where the layer did not run
+                    old.copy_(getattr(norm, name))
+    finally:
+        for norm, momentum, buffers in before:
+            norm.momentum = momentum
+            norm._buffers.update(buffers)
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:

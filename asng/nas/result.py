@@ -47,7 +47,8 @@ class SearchResult:
         probability: The probability of drawing this network from the final distribution, as in `Architecture`.
         feasible: False where no architecture met the limits, and a warning said so: then it is the nearest one.
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
-        history: One record per epoch: mean losses, certainty of the distribution, seconds.
+        history: One record per epoch: `train_loss` and `valid_loss`, under limits the share of `feasible` candidates,
+            metrics as `train_<metric>` and `valid_<metric>` (means; not one called loss), certainty, seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
 
     >>> import torch
@@ -95,9 +96,14 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     >>> found.values, round(found.probability, 3)
     ({'act': 'tanh'}, 0.75)
     """
+    return build_result(oneshot, history)
+
+
+def build_result(oneshot: OneShot, history: Sequence[Mapping[str, float]]) -> SearchResult:
+    """`result` for functions that users call: a warning points at the line that called them."""
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
-        warnings.warn(_describe_violation(oneshot, architecture.values), stacklevel=2)
+        warnings.warn(_describe_violation(oneshot, architecture.values), stacklevel=3)
     model = oneshot.supernet.extract(architecture.values)
     records = [dict(record) for record in history]
     return SearchResult(*architecture, model=model, history=records, arch_optimizer=oneshot.arch_optimizer)
@@ -132,10 +138,11 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
     [({'act': 'tanh'}, 0.75), ({'act': 'relu'}, 0.25)]
     """
     k = check_int(k, "k", min=1)
+    supernet = oneshot.supernet
     found: dict[str, dict[str, Any]] = {}  # by network, each once
     for values in _by_probability(oneshot):
         if oneshot.is_feasible(values):
-            found.setdefault(oneshot.costs.key(values), values)
+            found.setdefault(supernet.key(supernet.canonical(values)), values)
         if len(found) == k:
             break
     nearest = oneshot.costs.nearest() or oneshot.arch_optimizer.mode()

@@ -18,6 +18,7 @@ from asng._asktell import Optimizer
 from asng._checks import check_int
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
+from asng.nas._checkpoints import PREVIOUS
 from asng.nas._checks import check_decisions
 from asng.nas._identity import describe_search
 from asng.nas._loader_job import LoaderJob
@@ -25,7 +26,7 @@ from asng.nas._loop import Checkpoint, run_job
 from asng.nas._outcome import LossFn
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
-from asng.nas.result import SearchResult, result
+from asng.nas.result import SearchResult, build_result
 from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
 
@@ -62,11 +63,12 @@ def search(
 
     A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
     another search: of a model with other weights (names and shapes), another arch_optimizer (method, settings,
-    population_size, seed) or weight_optimizer (class, hyper-parameters), lr_scheduler (class, numbers) or epochs
-    of the default one, limits, max_grad_norm, amp_dtype, mask_inactive, seed, or data (class, length and batch size
-    of `train_loader` and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of
-    its data set).
-    The loss, the layers without weights and what the data hold are not compared.
+    population_size, seed, initial) or weight_optimizer (class, hyper-parameters), lr_scheduler (class, numbers, names
+    of functions) or epochs of the default one, limits (numbers, names of measures, example inputs), max_grad_norm,
+    amp_dtype, mask_inactive, seed, or data (class, length and batch size of `train_loader` and `valid_loader`, of a
+    DataLoader also the class of its sampler and the class and length of its data set).
+    The loss, the layers without weights, what functions compute and what the data hold are not compared. With an
+    lr_scheduler of your own a search may be continued for more epochs.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
     complete step; a note on it says where. The same call repeats the step that failed, with the same
@@ -80,8 +82,8 @@ def search(
             that starts over. An epoch is one pass over it.
         valid_loader: Batches that move the distribution, other data than those of `train_loader`. An epoch continues
             where the one before stopped and starts over at the end, so that all batches are used alike.
-        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) as in `OneShot`; the history holds losses alone.
-            It moves batches to the device itself.
+        loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) as in `OneShot`. The history holds their means
+            over candidates and steps. It moves batches to the device itself.
         epochs: The number of passes over `train_loader`, at least 1.
         arch_optimizer: `ASNG`, or a baseline, over `space_of(model)`; by default `ASNG` with its default settings.
         weight_optimizer: Any torch optimizer of the model's parameters; by default SGD with learning rate 0.025,
@@ -95,7 +97,8 @@ def search(
         mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
         capture: Run each step as one CUDA graph, several times as fast where the host's kernel launches take most of
             the time; where that cannot be, a warning says why, and steps run as usual.
-        checkpoint: The path of a file to save to and to resume from; by default nothing is saved.
+        checkpoint: The path of a file to save to and to resume from; by default nothing is saved. The one before the
+            newest is kept beside `name.pt` as `name.asng-previous.pt`.
         progress: Show a progress bar, on rank 0.
         seed: An integer of at least 0 for the architectures drawn and the order of the batches: while batches are
             loaded, torch's global generator has an RNG state of their own.
@@ -143,16 +146,21 @@ def search(
     job = LoaderJob(oneshot, scheduler, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
     saved = None
     if checkpoint is not None:
-        length = epochs if lr_scheduler is None else None  # a given lr_scheduler may be continued for more epochs
-        loaders = (train_loader, valid_loader)
         identity = describe_search(
-            arch_optimizer, weight_optimizer, scheduler, *loaders, seed=seed, epochs=length, **options
+            train_loader,
+            valid_loader,
+            arch_optimizer,
+            seed=seed,
+            epochs=epochs if lr_scheduler is None else None,  # a given one may be continued for more epochs
+            lr_scheduler=lr_scheduler,
+            weight_optimizer=weight_optimizer,
+            **options,
         )
         saved = Checkpoint(_check_path(Path(checkpoint)), identity)
     with closing(job), _bar(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
-    outcome = result(oneshot, history)
+    outcome = build_result(oneshot, history)
     oneshot.supernet.choose(outcome.values)
     return outcome
 
@@ -172,6 +180,10 @@ def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
 def _check_path(path: Path) -> Path:
     if path.is_dir():
         raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / 'search.pt'}")
+    if path.stem.endswith(PREVIOUS):
+        raise ValueError(
+            f"{path} is kept by another search; rename it to {path.stem.removesuffix(PREVIOUS)}{path.suffix}"
+        )
     return path
 
 

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -12,10 +12,12 @@ from asng._decoding import Space
 from asng.nas._checks import check_not_sharded, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
 from asng.nas._extract import StaticBuild, holds_decisions
+from asng.nas._preserve import forbid_changes
 from asng.nas.layers import ElasticLayer
-from asng.space import Variable, check_names, check_value, check_values, family_of
+from asng.space import Variable, check_values, family_of
 
 Values = Mapping[str, Any]
+"""An architecture: one value for each decision, by name."""
 
 
 class Supernet:
@@ -52,26 +54,22 @@ class Supernet:
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.space: dict[str, Variable] = {}
         self.paths = {module: path for path, module in model.named_modules()}
         check_not_sharded(self.paths)
         self._by_name: dict[str, list[Decision]] = {}
-        declared: dict[str, str] = {}
+        self._walked = False
         for module, path in self.paths.items():
             if isinstance(module, Decision):
-                self._declare(module, path, declared)
+                same = self._by_name.setdefault(module.name, [])
+                same.append(module)
+                if module.variable != same[0].variable:
+                    raise ValueError(
+                        f"decision {module.name!r} is declared twice, differently: {same[0].variable} at "
+                        f"{self.paths[same[0]] or 'the top'}, {module.variable} at {path}; "
+                        "give one of them another name"
+                    )
+        self.space = {name: same[0].variable for name, same in self._by_name.items()}
         self._check_registered()
-
-    def _declare(self, decision: Decision, path: str, declared: dict[str, str]) -> None:
-        name = decision.name
-        first = self.space.setdefault(name, decision.variable)
-        if first != decision.variable:
-            raise ValueError(
-                f"decision {name!r} is declared twice, differently: {first} at {declared[name] or 'the top'}, "
-                f"{decision.variable} at {path}; give one of them another name"
-            )
-        declared.setdefault(name, path)
-        self._by_name.setdefault(name, []).append(decision)
 
     def _check_registered(self) -> None:
         """Raise ValueError for decisions and elastic layers that torch does not see."""
@@ -93,19 +91,8 @@ class Supernet:
         Raises:
             ValueError: The values do not fit; nothing is changed.
         """
-        self.check(values)
-        self.choose(values)
-
-    def check(self, values: Values) -> None:
-        """Check an architecture.
-
-        Args:
-            values: One value for each decision, by name.
-
-        Raises:
-            ValueError: A name is missing or unknown, or a value is outside of its variable.
-        """
         check_values(values, self.space)
+        self.choose(values)
 
     def choose(self, values: Values) -> None:
         """Select values without checking them, such as those of `ask`.
@@ -157,7 +144,10 @@ class Supernet:
         Raises:
             ValueError: The values do not fit.
         """
-        with self.selecting(values):
+        # The first walk shows whether a method of the user's changes the model; each walk would be slow.
+        check = nullcontext() if self._walked else forbid_changes(self, "active_modules")
+        self._walked = True
+        with self.selecting(values), check:
             modules = self.active_modules(self.searchable.__contains__)
             return {module.name for module in modules if isinstance(module, Decision)}
 
@@ -257,15 +247,14 @@ class Supernet:
             JSON with one entry for each decision; choices by their index, since they may be any object.
 
         Raises:
-            ValueError: The values do not fit.
+            ValueError: A value is no choice of its decision.
 
         >>> from asng.nas import OneOf
         >>> Supernet(OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})).key({"act": "tanh"})
         '[1]'
         """
-        if values.keys() != self.space.keys():
-            check_names(values, self.space)
-        return json.dumps([_to_key(name, v, values[name]) for name, v in self.space.items()], default=repr)
+        pairs = [(variable, values[name]) for name, variable in self.space.items()]
+        return json.dumps([value if v.values() is None else v.index(value) for v, value in pairs], default=repr)
 
 
 def space_of(model: nn.Module) -> dict[str, Variable]:
@@ -369,9 +358,3 @@ def _check_modules(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Mo
                 f"active_modules() of {type(module).__name__} must return modules, got {inner!r} among them"
             )
     return modules
-
-
-def _to_key(name: str, variable: Variable, value: Any) -> Any:
-    """A value of a decision as it stands in a key."""
-    check_value(name, variable, value)
-    return value if variable.values() is None else variable.index(value)

@@ -4,6 +4,7 @@ import os
 import pickle
 import random
 import zipfile
+from collections import Counter, OrderedDict
 
 import numpy as np
 import pytest
@@ -51,7 +52,7 @@ def test_the_one_before_is_kept_also_where_there_are_no_links(tmp_path, monkeypa
         assert load(path)["number"] == number
         if number:
             assert load(previous_path(path))["number"] == number - 1
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint.asng-previous.pt", "checkpoint.pt"]
 
 
 @pytest.mark.parametrize("call", range(5))
@@ -74,7 +75,7 @@ def test_a_save_that_fails_leaves_the_last_one_and_no_litter(tmp_path, monkeypat
         save(path, state(2))
     monkeypatch.undo()
     assert load(path)["number"] == 1
-    assert set(os.listdir(tmp_path)) <= {"checkpoint.pt", "checkpoint.previous.pt"}
+    assert set(os.listdir(tmp_path)) <= {"checkpoint.pt", "checkpoint.asng-previous.pt"}
     save(path, state(3))
     assert load(path)["number"] == 3
 
@@ -83,7 +84,7 @@ def test_a_lock_removes_what_killed_processes_left_of_this_checkpoint(tmp_path):
     pytest.importorskip("fcntl")
     path = tmp_path / "new" / "checkpoint.pt"
     save(path, state(1))
-    mine = [".checkpoint.pt.asng-12-0123abcd", ".checkpoint.previous.pt.asng-12-0123abcd"]
+    mine = [".checkpoint.pt.asng-12-0123abcd", ".checkpoint.asng-previous.pt.asng-12-0123abcd"]
     for name in [*mine, ".other.pt.asng-12-0123abcd", "checkpoint.pt.new"]:
         (path.parent / name).write_bytes(b"half")
     lock(path).release()
@@ -107,7 +108,7 @@ def test_after_a_kill_between_two_renames_nothing_is_left(tmp_path):
     os.link(path, previous_path(path))  # the first rename was done, the second was not
     save(path, state(2))
     assert (load(path)["number"], load(previous_path(path))["number"]) == (2, 1)
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint.asng-previous.pt", "checkpoint.pt"]
 
 
 # Damage --------------------------------------------------------------------------------------------
@@ -121,7 +122,7 @@ def written(tmp_path):
     return path
 
 
-OFFER = r"; the one before it is .*checkpoint\.previous\.pt: rename it to checkpoint\.pt to continue from there$"
+OFFER = r"; the one before it is .*checkpoint\.asng-previous\.pt: rename it to checkpoint\.pt to continue from there$"
 
 
 @pytest.mark.parametrize("share", [0, 1e-3, 0.1, 0.5, 0.9, 0.99, 0.9999])
@@ -223,3 +224,29 @@ def test_numbers_of_numpy_are_saved_as_those_of_python(tmp_path):
     save(tmp_path / "checkpoint.pt", state)
     loaded = load(tmp_path / "checkpoint.pt")
     assert repr(loaded) == repr({"lr": 0.1, "lrs": [0.5, (3, True)], "weight": torch.ones(2)})
+
+
+@pytest.mark.parametrize("value", [Unsafe(), Unsafe, lambda: 0, np.zeros(2), {Unsafe()}, {Unsafe(): 1}])
+def test_what_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path, value):
+    path = tmp_path / "checkpoint.pt"
+    save(path, state(1))
+    for held in ({"job": [{}, {"extra": value}]}, {"job": [{}, OrderedDict(extra=value)]}):
+        with pytest.raises(ValueError, match=r"^a checkpoint cannot hold job\.1\.extra, which is a \w+; make it of"):
+            save(path, held)
+    assert load(path)["number"] == 1
+    assert os.listdir(tmp_path) == ["checkpoint.pt"]
+
+
+def test_all_that_torch_loads_is_saved(tmp_path):
+    values = [
+        {1, 2},
+        Counter("aab"),
+        torch.Size([2]),
+        torch.float16,
+        torch.device("cpu"),
+        b"x",
+        1j,
+        torch.nn.Parameter(),
+    ]
+    save(tmp_path / "checkpoint.pt", {"values": values})
+    assert load(tmp_path / "checkpoint.pt")["values"][:-1] == values[:-1]

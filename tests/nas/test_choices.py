@@ -134,7 +134,8 @@ def test_a_conflict_with_the_model_itself_says_the_top():
 def test_widths_of_one_name_conflict_across_layers():
     model = nn.Sequential(nas.Linear(3, Width("w", 4, 8)), nas.Linear(Width("w", 4, 9), 2))
     with pytest.raises(
-        ValueError, match=r"'w' is declared twice.*high=8\) at 0.output_decision, .*high=9\) at 1.input_decision"
+        ValueError,
+        match=r"'w' is declared twice.*high=8\) at 0.out_features_decision, .*high=9\) at 1.in_features_decision",
     ):
         space_of(model)
 

@@ -151,6 +151,13 @@ def test_an_example_is_needed(measure):
         measure()
 
 
+@pytest.mark.parametrize("measure", [Flops, Latency])
+def test_a_shape_instead_of_an_example_is_an_error_with_the_cure(measure):
+    with pytest.raises(ValueError, match=r"is a tensor, not its shape \(1, 3, 8, 8\); give torch\.zeros\(1, 3, 8, 8\)"):
+        measure((1, 3, 8, 8))
+    measure(torch.zeros(1), (1, 3))  # as any other arguments
+
+
 def test_latency_needs_a_forward_to_time():
     with pytest.raises(ValueError, match="repeats must be at least 1"):
         Latency(IMAGES, repeats=0)
@@ -159,13 +166,46 @@ def test_latency_needs_a_forward_to_time():
 def test_the_weights_are_not_copied_for_a_look_at_the_network():
     class Borrowed(Flops):
         def _measure(self, build, device):
-            build.runnable.requires_grad_(False)
-            return sum(p.data_ptr() in memory for p in build.runnable.parameters())
+            network = build.copy(share_weights=True).requires_grad_(False)
+            return sum(p.data_ptr() in memory for p in network.parameters())
 
     model = Net()
     memory, before = {p.data_ptr() for p in model.parameters()}, everything(model)
     assert Borrowed(IMAGES)(model, LARGE) == len(list(extract(model, LARGE).parameters()))
     assert everything(model) == before
+
+
+class Clamped(nn.Module):
+    """Writes into its weights whenever it runs, in several ways."""
+
+    def __init__(self, write):
+        super().__init__()
+        self.write, self.layer = write, nas.Linear(3, Width("w", 2, 4))
+        self.embedding = nn.Embedding(4, 3, max_norm=0.1)
+
+    def forward(self, x):
+        x = x.clone().add_(self.embedding.weight[0])
+        self.write(self)
+        return self.layer(x)
+
+
+@pytest.mark.parametrize("measure", [Flops(torch.ones(2, 3)), Latency(torch.ones(2, 3))])
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda net: net.layer.weight.clamp_(-0.1, 0.1),
+        lambda net: net.layer.weight.data.mul_(0.5),
+        lambda net: torch.mul(net.layer.bias, 0.5, out=net.layer.bias.data),
+        lambda net: torch._foreach_mul_(list(net.layer.parameters()), 0.5),
+        lambda net: net.embedding(torch.tensor([1])),
+    ],
+)
+def test_a_network_that_writes_into_its_weights_writes_into_copies(measure, write):
+    model = Clamped(write)
+    before = [parameter.clone() for parameter in model.parameters()]
+    cost = measure(model, {"w": 3})
+    assert cost == 2 * 2 * 3 * 3 if isinstance(measure, Flops) else cost > 0
+    assert all(map(torch.equal, model.parameters(), before))
 
 
 def test_one_extraction_serves_all_measures():

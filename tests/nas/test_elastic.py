@@ -164,6 +164,12 @@ def test_plain_numbers_make_torchs_layer(make, shape):
     assert type(extract(nn.Sequential(layer), {})[0]) is type(plain)
 
 
+@pytest.mark.parametrize("size", [nas.Width("w", 2, 4), nas.Width("w", 2, 4) * 2])
+def test_a_convolution_of_torch_refuses_a_decision_with_the_cure(size):
+    with pytest.raises(ValueError, match=r"'w' is no number .*; use an elastic one, such as nas\.Conv2d"):
+        nn.Conv2d(3, size, 1)
+
+
 def test_the_largest_size_is_initialized_as_torch_does():
     torch.manual_seed(0)
     layer = nas.Conv2d(width("a"), width("b"), odd(), padding=2)

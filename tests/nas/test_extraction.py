@@ -359,24 +359,72 @@ class Halved(Body):
         return super().build_static()
 
 
+class Scaled(Body):
+    def build_static(self) -> nn.Module:
+        self.blocks[1].weight.data.mul_(0.5)
+        return super().build_static()
+
+
+class Zeroed(Body):
+    def build_static(self) -> nn.Module:
+        nn.init.zeros_(self.blocks[0].bias)
+        return super().build_static()
+
+
 class Endless(Body):
     def build_static(self) -> nn.Module:
         return type("Endless", (type(self),), {})(self.depth, self.blocks)
 
 
 CHANGED = {
-    Remembering: r"^build_static\(\) of 0 \(Remembering\) changed its fixed; return",
-    Hooked: r"^build_static\(\) of 0 \(Hooked\) changed its forward_hooks; return",
+    Remembering: r"^build_static\(\) of 0 \(Remembering\) changed fixed of 0 \(Remembering\); leave",
+    Hooked: r"^build_static\(\) of 0 \(Hooked\) changed forward_hooks of 0 \(Hooked\); leave",
     Halved: r"^build_static\(\) of 0 \(Halved\) changed ",
+    Scaled: r"^build_static\(\) of 0 \(Scaled\) changed the numbers of 0\.blocks\.1 \(Linear\); leave",
+    Zeroed: r"^build_static\(\) of 0 \(Zeroed\) changed the numbers of 0\.blocks\.0 \(Linear\); leave",
     Endless: r"^build_static\(\) of Endless returned a Endless with decisions in it",
     Shorter: r"^build_static\(\) of 0 \(Shorter\) returned a Shorter with decisions in it",
     Wrapping: r"^build_static\(\) of 0 \(Wrapping\) returned a Wrapping with decisions in it",
     First: r"^build_static\(\) of Second returned a First with decisions in it",
-    Cut: r"^build_static\(\) of 0 \(Cut\) changed its modules; return a new module",
-    Stopped: r"^build_static\(\) of 0 \(Stopped\) changed requires_grad of its parameters; return",
-    Replaced: r"^build_static\(\) of 0 \(Replaced\) changed its parameters; return",
-    Counting: r"^build_static\(\) of 0 \(Counting\) changed the numbers in its tensors; return",
+    Cut: r"^build_static\(\) of 0 \(Cut\) changed modules of 0 \(Cut\); leave the model",
+    Stopped: r"^build_static\(\) of 0 \(Stopped\) changed requires_grad of 0\.blocks\.0 \(Linear\); leave",
+    Replaced: r"^build_static\(\) of 0 \(Replaced\) changed parameters of 0\.blocks\.0 \(Linear\); leave",
+    Counting: r"^build_static\(\) of 0 \(Counting\) changed the numbers of 0 \(Counting\); leave",
 }
+
+
+class Meddling(Body):
+    """Changes what is beside of it."""
+
+    beside: Any
+
+    def build_static(self) -> nn.Module:
+        for module in self.beside:
+            module.requires_grad_(False)
+        return super().build_static()
+
+    def active_modules(self) -> Any:
+        for module in self.beside:
+            module.extra = 1
+        return list(self.blocks)
+
+
+def test_hooks_that_change_what_is_beside_them_are_an_error():
+    bodies = [Meddling(Value("depth", Integer(1, 3)), [nn.Linear(4, 4) for _ in range(3)]) for _ in range(2)]
+    model = nn.Sequential(*bodies, nn.Linear(4, 4))
+    for body in bodies:
+        body.beside = (model[2],)
+    select(model, {"depth": 3})
+    before = everything_of(model)
+    for look in (extract, parameters, nas.Flops(torch.zeros(1, 4))):
+        with pytest.raises(
+            ValueError, match=r"^build_static\(\) of 0 \(M\w+\) or 1 \(M\w+\) changed requires_grad of 2 \(Linear\)"
+        ):
+            look(model, {"depth": 2})
+    with pytest.raises(ValueError, match=r"^active_modules\(\) of 0 .* or 1 .* changed extra of 2 \(Linear\); leave"):
+        Supernet(model).active({"depth": 2})
+    assert everything_of(model) == before
+    assert not hasattr(model[2], "extra")
 
 
 @pytest.mark.parametrize("kind", CHANGED)
@@ -467,7 +515,7 @@ def test_a_layer_with_a_forward_of_its_own_needs_a_build_static_too():
 
     class Finished(Scaled):
         def build_static(self, in_channels: int | None = None) -> nn.Module:
-            weight = self.weight[: self.output_decision.value].detach()
+            weight = self.weight[: self.out_features_decision.value].detach()
             plain = nn.Linear(3, len(weight))
             plain.weight, plain.bias = nn.Parameter(2 * weight), nn.Parameter(torch.zeros(len(weight)))
             return plain
@@ -584,7 +632,7 @@ class CutThroughData(nas.Searchable):
 def test_what_a_build_static_cuts_through_data_is_put_back():
     module = CutThroughData()
     before = module.layer.weight.clone()
-    with pytest.raises(ValueError, match=r"build_static\(\) of CutThroughData changed the numbers in its tensors"):
+    with pytest.raises(ValueError, match=r"build_static\(\) of CutThroughData changed the numbers of layer"):
         nas.extract(module, {"width": 4})
     assert torch.equal(module.layer.weight, before)
     assert module.layer.bias.shape == (8,)

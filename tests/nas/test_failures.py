@@ -204,12 +204,12 @@ def test_two_processes_drop_the_same_candidates_as_one(tmp_path, half):
 # Errors that leave a search ------------------------------------------------------------------------
 
 
-def failing_at(call):
+def failing_at(call, kind=ArithmeticError):
     calls = itertools.count(1)
 
     def loss(model, batch):
         if next(calls) == call:
-            raise ArithmeticError("of the user's")
+            raise kind("of the user's")
         return cross_entropy(model, batch)
 
     return loss
@@ -231,6 +231,17 @@ def test_an_error_in_training_is_raised_after_a_save_and_the_step_repeated(tmp_p
         f"stopped in epoch {epoch + 1} of 3 after step {step}; saved in {path}: the same call continues from there"
     ]
     assert same(small_search(path, epochs=3, own_generator=own_generator), whole[own_generator])
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])
+def test_an_exit_in_the_users_code_is_raised_after_a_save_too(tmp_path, whole, kind):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(kind) as caught:
+        small_search(path, epochs=3, loss_fn=failing_at(9, kind))
+    assert caught.value.__notes__ == [
+        f"stopped in epoch 1 of 3 after step 2; saved in {path}: the same call continues from there"
+    ]
+    assert same(small_search(path, epochs=3), whole[False])
 
 
 @pytest.mark.parametrize("call", [7, 8, 31])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng import nas
+from asng import Integer, nas
 from asng.nas import Decision, OneOf, Pick, Width, extract, select, space_of
 from asng.nas.layers import ElasticLayer
 
@@ -152,3 +152,33 @@ def test_a_build_static_that_hides_modules_is_named():
     message = r"build_static\(\) of 0 \(Hiding\) returned a Holder whose kept, a plain list, holds Linear, where torch"
     with pytest.raises(ValueError, match=message):
         extract(nn.Sequential(Hiding()), {"op": 0})
+
+
+class Configured(nas.Searchable):
+    """Reads a decision that is registered further out."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__()
+        self.config, self.blocks = config, nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def active_modules(self) -> Any:
+        return self.blocks[: self.config.content.value]
+
+    def build_static(self) -> nn.Module:
+        return nn.Sequential(*self.active_modules())
+
+
+def test_a_searchable_that_reads_through_a_plain_object_is_asked():
+    depth = nas.Value("depth", Integer(1, 3))
+    model = nn.ModuleDict({"depth": depth, "body": nn.Sequential(Configured(Box(depth)))})
+    assert [nas.parameters(model, {"depth": n}) for n in (1, 2, 3)] == [20, 40, 60]
+    extracted: Any = extract(model, {"depth": 2})
+    assert len(extracted["body"][0]) == 2
+    supernet = nas.Supernet(model)
+    supernet.select({"depth": 1})
+    assert model["body"][0].blocks[1] not in set(supernet.active_modules())  # type: ignore[index]
+
+
+def test_a_searchable_without_decisions_stays_as_it_is():
+    body = Configured(Box(nn.Identity()))
+    assert type(extract(nn.Sequential(op(), body), {"op": 0})[1]) is Configured  # type: ignore[index]

@@ -163,6 +163,19 @@ def test_the_nearest_is_known_after_a_pause():
     assert again.nearest() == costs.nearest() == SMALL
 
 
+def test_the_nearest_under_lower_limits_is_not_taken_for_feasible():
+    def inverse(model, values):
+        return 1e6 / parameters(model, values)
+
+    inverse.fingerprint = "inverse"  # type: ignore[attr-defined]
+    costs, again = (Costs(Supernet(Net()), [Limit(parameters, n), Limit(inverse, 1)]) for n in (1, 10**9))
+    costs.measure(SMALL)
+    again.load_state_dict(costs.state_dict())
+    assert again.nearest() is None
+    again.measure(LARGE)
+    assert again.nearest() == LARGE
+
+
 def test_choices_of_any_kind_are_told_apart():
     class Thing:
         def __repr__(self):
@@ -250,6 +263,15 @@ def test_a_limit_needs_a_function():
         Limit(100, 100)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"got the class Flops; make one, such as Flops\(example_input\)"):
         Limit(Flops, 100)  # type: ignore[arg-type]
+
+
+def test_a_fingerprint_is_text():
+    def energy(model, values):
+        return 1.0
+
+    energy.fingerprint = object()  # type: ignore[attr-defined]
+    with pytest.raises(ValueError, match=r"the fingerprint of energy must be text, got <object"):
+        Limit(energy, 1)
 
 
 def test_limits_are_named_after_their_measure():

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from asng.experiments._image_runs import MetricsCheckpoint
 from asng.experiments._settings import cosine_lr, parse_amp_dtype, parse_device, set_lr
 from asng.experiments._train_step import TrainStep
 from asng.nas import _checkpoints as checkpoints
 from asng.nas import _loop
-from asng.nas._loop import Epoch, run_job
+from asng.nas._loop import Checkpoint, Epoch, Job, run_job
 from asng.runs import CHECKPOINT, METRICS, Run
 
 pytestmark = pytest.mark.slow
@@ -24,7 +23,7 @@ pytestmark = pytest.mark.slow
 STEPS, EPOCHS = 5, 3
 
 
-class Noisy:
+class Noisy(Job):
     """Gradient descent on a line, with noise from torch's generator; a signal or an error where it is asked for."""
 
     device, steps_per_epoch = torch.device("cpu"), STEPS
@@ -53,9 +52,6 @@ class Noisy:
         self.tested.append(epoch.number)
         return {"test": epoch.number * 10}
 
-    def status(self, epoch):
-        return {}
-
     def state_dict(self):
         return self.descent.state_dict()
 
@@ -65,7 +61,7 @@ class Noisy:
 
 def run(job, folder, epochs=EPOCHS, config=None, **more):
     with Run(folder, config or {"is": "a test"}, METRICS) as kept:
-        return run_job(job, epochs=epochs, checkpoint=MetricsCheckpoint(kept, CHECKPOINT, kept.config), **more)
+        return run_job(job, epochs=epochs, checkpoint=Checkpoint(kept.folder / CHECKPOINT, kept.config, kept), **more)
 
 
 def without_times(records):
@@ -141,12 +137,15 @@ def test_the_seconds_of_an_epoch_end_when_the_device_has_finished(tmp_path, monk
     now = 0.0
 
     class Running(torch.Tensor):
-        """A loss that is known only 20 seconds later, when it is read."""
+        """A loss that is known only 20 seconds later, when it is read first."""
 
-        def double(self):
+        known = False
+
+        def __float__(self):
             nonlocal now
-            now += 20
-            return torch.tensor(float(self.as_subclass(torch.Tensor))).double()
+            now += 0 if self.known else 20
+            self.known = True
+            return float(self.as_subclass(torch.Tensor))
 
     class Launched(Noisy):
         def step(self, number):

@@ -2,13 +2,14 @@
 
 # mypy: disable-error-code="index, union-attr"
 
+import math
 import warnings
 
 import pytest
 import torch
 
 from asng.nas import Limit, parameters, selected
-from tests.helpers.searches import Net, Switch, batches, cross_entropy, make_oneshot, pairs
+from tests.helpers.searches import Net, Switch, batches, cross_entropy, make_oneshot, pairs, run_search
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 
@@ -74,6 +75,37 @@ def test_a_metric_keeps_no_graph_alive():
         return result, metrics
 
     search = make_oneshot(Net(), loss_fn=loss)
-    outcome = search._run(search.arch_optimizer.ask()[0], batches(1)[0])
+    outcome = search._run(search.arch_optimizer.ask()[0].values, batches(1)[0])
     assert seen == [True]
     assert not outcome.metrics["twice"].requires_grad
+
+
+def test_the_history_holds_the_mean_metrics_of_both_halves():
+    seen: dict[bool, list[int]] = {True: [], False: []}
+
+    def loss(model, batch):
+        seen[torch.is_grad_enabled()].append(model.blocks.value)
+        return cross_entropy(model, batch), {"depth": model.blocks.value, "loss": 7.0, "aux_loss": math.nan}
+
+    (record,) = run_search(loss_fn=loss, epochs=1).history
+    for half, values in (("train", seen[True]), ("valid", seen[False])):
+        assert record[f"{half}_depth"] == pytest.approx(sum(values) / len(values))
+        assert math.isnan(record[f"{half}_aux_loss"])
+        assert record[f"{half}_loss"] < 7
+
+
+def test_a_finite_metric_does_not_hide_losses_that_are_not():
+    def loss(model, batch):
+        return cross_entropy(model, batch) * math.nan, {"aux_loss": 1.0}
+
+    with pytest.raises(ValueError, match="all losses of epoch 1 were NaN or infinite"):
+        run_search(loss_fn=loss)
+
+
+def test_records_have_their_keys_in_one_order():
+    few = Limit(lambda model, values: values["depth"], 1, "depth")
+    history = run_search(train_loader=batches(1), epochs=12, loss_fn=with_metrics, limits=[few], seed=1).history
+    longest = max(map(list, history), key=len)
+    assert longest[:4] == ["epoch", "train_loss", "valid_loss", "feasible"]
+    assert {len(record) for record in history} != {len(longest)}  # in some epochs there was nothing to judge
+    assert all(list(record) == [name for name in longest if name in record] for record in history)

@@ -1,5 +1,6 @@
 """Searches that are stopped, killed and continued end with the same bits; checkpoints that do not fit are refused."""
 
+import functools
 import itertools
 import os
 import random
@@ -14,16 +15,18 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR, StepLR
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from asng import ASNG, SNG
-from asng.nas import Limit, OneOf, parameters, space_of
+from asng.nas import Flops, Latency, Limit, OneOf, parameters, space_of
 from asng.nas import _checkpoints as checkpoints
 from tests.helpers.processes import POINTS, ended, forking, ready, searching, started, waiting
 from tests.helpers.searches import Net, batches, cross_entropy, data, outcome, run_search, same, small_search
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
+
+ROWS = torch.zeros(8, 4)
 
 # Stopping and going on -----------------------------------------------------------------------------
 
@@ -214,15 +217,15 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         },
         "first.options.0.weight: (8, 4) there, (9, 4) here": {"model": Net(width=9)},
         "blocks.blocks.3": {"model": Net(depth=4)},
-        "(epochs of the default lr_scheduler: 2 there, 3 here)": {"epochs": 3},
+        "(epochs: 2 there, 3 here)": {"epochs": 3},
         "(limits: [] there, ['parameters <= 200.0'] here)": {"limits": [Limit(parameters, 200)]},
-        "(arch_optimizer.alpha: 1.5 there, 2.0 here)": {"arch_optimizer": ASNG(space_of(Net()), alpha=2.0)},
-        "(arch_optimizer.population_size: 2 there, 4 here)": {
+        "(arch_optimizer.alpha: 1.5 there, 2.0 here; ": {"arch_optimizer": ASNG(space_of(Net()), alpha=2.0)},
+        "(arch_optimizer.population_size: 2 there, 4 here; ": {
             "arch_optimizer": ASNG(space_of(Net()), population_size=4)
         },
         "(arch_optimizer.method: ASNG there, SNG here; ": {"arch_optimizer": SNG(space_of(Net()))},
-        "(arch_optimizer.seed: None there, 4 here)": {"arch_optimizer": ASNG(space_of(Net()), seed=4)},
-        "(seed: 0 there, 1 here)": {"seed": 1},
+        "(arch_optimizer.seed: 0 (0,) there, 4 here)": {"arch_optimizer": ASNG(space_of(Net()), seed=4)},
+        "(seed: 0 there, 1 here; ": {"seed": 1},
         "(max_grad_norm: 5.0 there, None here)": {"max_grad_norm": None},
         "(amp_dtype: None there, torch.bfloat16 here)": {"amp_dtype": torch.bfloat16},
         "(mask_inactive: False there, True here)": {"mask_inactive": True},
@@ -261,12 +264,78 @@ def test_another_weight_optimizer_or_schedule_is_refused_by_name(tmp_path):
         with_weights(path, lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), lambda w: StepLR(w, 1, gamma=0.5))
 
 
-def test_another_limit_is_another_search(tmp_path):
+def test_a_nested_schedule_is_refused_by_what_differs_inside(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    run_search(checkpoint=path, limits=[Limit(parameters, 200)])
-    message = r"limits: \['parameters <= 200\.0'\] there, \['parameters <= 150\.0'\] here"
-    with pytest.raises(ValueError, match=message):
-        run_search(checkpoint=path, limits=[Limit(parameters, 150)])
+
+    def nested(lr, factor):
+        return SequentialLR(lr, [StepLR(lr, 1, gamma=0.5), LambdaLR(lr, factor)], milestones=[1])
+
+    def halve(epoch):
+        return 0.5**epoch
+
+    with_weights(path, lambda p: torch.optim.SGD(p, 0.1), lambda w: nested(w, halve))
+    assert len(with_weights(path, lambda p: torch.optim.SGD(p, 0.1), lambda w: nested(w, halve)).history) == 2
+    for reason, schedule in (
+        (
+            "_schedulers.0.gamma: 0.5 there, 0.1 here",
+            lambda w: SequentialLR(w, [StepLR(w, 1), LambdaLR(w, halve)], milestones=[1]),
+        ),
+        ("_schedulers.1.lr_lambdas: ['halve'] there, ['<lambda>'] here", lambda w: nested(w, lambda epoch: 0.1)),
+        ("_milestones: [1] there, [2]", lambda w: SequentialLR(w, [StepLR(w, 1, 0.5), LambdaLR(w, halve)], [2])),
+    ):
+        with pytest.raises(ValueError, match=re.escape(reason)):
+            with_weights(path, lambda p: torch.optim.SGD(p, 0.1), schedule)
+
+
+@pytest.mark.parametrize(
+    ("reason", "there", "here"),
+    [
+        ("seed: 1 there, 2 here", {"seed": np.int64(1)}, {"seed": np.int64(2)}),
+        ("seed: 5 () there, 6 () here", {"seed": np.random.SeedSequence(5)}, {"seed": np.random.SeedSequence(6)}),
+        ("seed: None there, 0 here", {}, {"seed": 0}),
+        ("initial.first: None there, [0.5, 0.25, 0.25] here", {}, {"initial": {"first": np.array([0.5, 0.25, 0.25])}}),
+        ("initial.depth: [2, 1] there, [3, 1] here", {"initial": {"depth": (2, 1)}}, {"initial": {"depth": (3, 1)}}),
+    ],
+)
+def test_another_seed_or_prior_is_another_search(tmp_path, reason, there, here):
+    def one(settings):
+        run_search(checkpoint=tmp_path / "c.pt", epochs=1, arch_optimizer=ASNG(space_of(Net()), **settings))
+
+    one(there)
+    one(there)
+    with pytest.raises(ValueError, match=re.escape(f"(arch_optimizer.{reason})")):
+        one(here)
+
+
+def test_fewer_epochs_than_are_done_are_refused(tmp_path):
+    for epochs in (3, 4):
+        with_weights(tmp_path / "c.pt", lambda p: torch.optim.SGD(p, 0.1), lambda w: StepLR(w, 1), epochs=epochs)
+    with pytest.raises(ValueError, match=r"c\.pt is of another run \(it has 4 epochs, more than the 3 asked for\)"):
+        with_weights(tmp_path / "c.pt", lambda p: torch.optim.SGD(p, 0.1), lambda w: StepLR(w, 1), epochs=3)
+
+
+@pytest.mark.parametrize(
+    ("there", "here", "reason"),
+    [
+        (Limit(parameters, 200), Limit(parameters, 150), "['parameters <= 200.0'] there, ['parameters <= 150.0'] here"),
+        (
+            Limit(Flops(ROWS), 9e9),
+            Limit(Flops(ROWS[:1]), 9e9),
+            "['Flops([(8, 4) torch.float32]) <= 9000000000.0'] there",
+        ),
+        (Limit(Latency(ROWS), 9), Limit(Latency(ROWS[:1]), 9), "['Latency([(8, 4) torch.float32]) <= 9.0'] there, ['L"),
+        (
+            Limit(Latency(ROWS), 9),
+            Limit(Latency(ROWS, device="cpu"), 9),
+            "['Latency([(8, 4) torch.float32], device=cpu",
+        ),
+    ],
+)
+def test_another_limit_is_another_search(tmp_path, there, here, reason):
+    path = tmp_path / "checkpoint.pt"
+    run_search(checkpoint=path, limits=[there])
+    with pytest.raises(ValueError, match=re.escape(reason)):
+        run_search(checkpoint=path, limits=[here])
 
 
 def loader(dataset=None, **settings):
@@ -350,11 +419,37 @@ def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
             state[part] = kept
 
 
+@pytest.mark.parametrize(
+    ("part", "wrong"),
+    [
+        *itertools.product(("index", "steps", "history", "measured", "seconds", "rng", "job"), ("a", [1, 2])),
+        ("index", -1),
+        ("measured", {"train_loss": ["a"]}),
+        *((f"job.{name}", "a") for name in ("steps", "losses", "search", "lr_scheduler", "rng_at_epoch_start")),
+        ("rng.data", "a"),
+        ("job.rng_at_epoch_start", {}),
+        ("job.valid_at_epoch_start", ("a", {})),
+        ("job.valid_at_epoch_start", (2, {})),
+        ("job.search.costs", {"device": 1, "measures": 2, "known": 3, "nearest": 4}),
+    ],
+)
+def test_a_part_of_a_checkpoint_that_is_of_another_type_is_refused(tmp_path, part, wrong):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        run_search(checkpoint=path, loss_fn=interrupted_at(23))
+    whole = checkpoints.load(path)
+    *outer, name = part.split(".")
+    functools.reduce(dict.__getitem__, outer, whole)[name] = wrong
+    checkpoints.save(path, whole)
+    with pytest.raises(ValueError, match=r"checkpoint\.pt is of another run \(.*\); use another path, or delete it"):
+        run_search(checkpoint=path)
+
+
 def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_path):
     path = tmp_path / "checkpoint.pt"
     run_search(checkpoint=path)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"damaged .*the one before it is .*checkpoint\.previous\.pt: rename it"):
+    with pytest.raises(ValueError, match=r"damaged .*the one before it is .*checkpoint\.asng-previous\.pt: rename it"):
         run_search(checkpoint=path)
     os.replace(checkpoints.previous_path(path), path)
     assert len(run_search(checkpoint=path).history) == 2
@@ -379,7 +474,17 @@ def test_a_second_search_with_the_same_checkpoint_is_refused(tmp_path, whole):
     assert ended(first) == 0
     assert same(result_of(tmp_path), whole[False])
     assert same(small_search(path), whole[False])
-    assert {"checkpoint.pt", "checkpoint.previous.pt", "go", "result.pt"} == set(os.listdir(tmp_path))
+    assert {"checkpoint.pt", "checkpoint.asng-previous.pt", "go", "result.pt"} == set(os.listdir(tmp_path))
+
+
+def test_no_file_of_the_users_is_taken_for_the_previous_checkpoint(tmp_path):
+    mine = tmp_path / "s.previous.pt"
+    mine.write_text("mine")
+    run_search(checkpoint=tmp_path / "s.pt")
+    assert mine.read_text() == "mine"
+    assert sorted(os.listdir(tmp_path)) == ["s.asng-previous.pt", "s.previous.pt", "s.pt"]
+    with pytest.raises(ValueError, match=r"s\.asng-previous\.pt is kept by another search; rename it to s\.pt$"):
+        run_search(checkpoint=tmp_path / "s.asng-previous.pt")
 
 
 def test_a_search_within_a_search_needs_another_checkpoint(tmp_path):
@@ -441,7 +546,7 @@ def test_a_link_to_a_checkpoint_stays_and_both_names_are_one_checkpoint(tmp_path
     link.symlink_to(path)
     run_search(checkpoint=link)
     assert link.is_symlink()
-    assert sorted(os.listdir(path.parent)) == ["checkpoint.previous.pt", "checkpoint.pt"]
+    assert sorted(os.listdir(path.parent)) == ["checkpoint.asng-previous.pt", "checkpoint.pt"]
     held = checkpoints.lock(path)
     with pytest.raises(ValueError, match="is in use by process"):
         run_search(checkpoint=link)
@@ -470,7 +575,7 @@ def test_killed_at_any_moment_and_resumed_ends_with_the_same_bits(tmp_path, whol
         assert ended(process) in (0, -signal.SIGKILL)
     assert kills >= 2
     assert same(result_of(tmp_path), whole[own_generator])
-    assert set(os.listdir(tmp_path)) <= {"checkpoint.pt", "checkpoint.previous.pt", "result.pt", "started"}
+    assert set(os.listdir(tmp_path)) <= {"checkpoint.pt", "checkpoint.asng-previous.pt", "result.pt", "started"}
 
 
 @pytest.mark.parametrize("save", [1, 3])
@@ -488,7 +593,7 @@ def test_killed_while_saving_and_resumed_ends_with_the_same_bits(tmp_path, whole
         assert known == (save if point == "renamed" or (save == 1 and point == "previous in place") else save - 1)
         assert ended(started(searching, str(tmp_path), {})) == 0
     assert same(result_of(tmp_path), whole[False])
-    assert set(os.listdir(tmp_path)) == {"checkpoint.pt", "checkpoint.previous.pt", "result.pt", "started"}
+    assert set(os.listdir(tmp_path)) == {"checkpoint.pt", "checkpoint.asng-previous.pt", "result.pt", "started"}
 
 
 def test_a_process_stopped_by_ctrl_c_goes_on_with_the_same_bits(tmp_path, whole):
@@ -519,3 +624,15 @@ def test_a_search_whose_schedule_computes_in_numpy_is_continued(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         run_search(checkpoint=path, loss_fn=interrupted_at(23), **settings())
     assert len(run_search(checkpoint=path, **settings()).history) == 2
+
+
+def test_a_state_that_could_not_be_read_back_is_refused_at_once(tmp_path):
+    class Stamped(Net):
+        def get_extra_state(self):
+            return object()
+
+        def set_extra_state(self, state):
+            pass
+
+    with pytest.raises(ValueError, match=r"cannot hold job\.search\.model\._extra_state, which is a object"):
+        run_search(Stamped(), checkpoint=tmp_path / "checkpoint.pt", epochs=1)

@@ -216,6 +216,68 @@ def test_a_build_static_that_copies_a_shared_weight_is_an_error(width):
             look(model, {"w": width, "out": 0})
 
 
+@pytest.mark.parametrize("width", [4, 8])
+def test_two_build_statics_that_copy_a_shared_weight_are_an_error(width):
+    model = LanguageModel(Embedding(10, Width("w", [4, 8])))
+    model.head.weight = model.token.weight
+    with pytest.raises(
+        ValueError, match=r"^token \(Embedding\) shares its weight with head \(Embedding\), whose build"
+    ):
+        extract(model, {"w": width, "out": 0})
+
+
+class Tied(nas.Searchable):
+    """Holds both layers that share a weight; what they become is said by those who derive from it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.width, self.token, self.head = Width("w", [4, 8]), nn.Embedding(10, 8), nn.Linear(8, 10, bias=False)
+        self.head.weight = self.token.weight
+
+    def cut(self) -> nn.Parameter:
+        return nn.Parameter(self.token.weight[:, : self.width.value].detach().clone())
+
+
+class CopiedTwice(Tied):
+    def build_static(self) -> nn.Module:
+        static = nn.Sequential(nn.Embedding(10, self.width.value), nn.Linear(self.width.value, 10))
+        static[0].weight, static[1].weight = self.cut(), self.cut()
+        return static
+
+
+class CopiedTransposed(Tied):
+    def build_static(self) -> nn.Module:
+        return nn.ParameterList([self.cut(), nn.Parameter(self.cut().T.contiguous())])
+
+
+@pytest.mark.parametrize("kind", [CopiedTwice, CopiedTransposed])
+@pytest.mark.parametrize("width", [4, 8])
+def test_a_build_static_that_copies_a_weight_twice_is_an_error(kind, width):
+    for look in (extract, parameters):
+        with pytest.raises(
+            ValueError, match=rf"^build_static\(\) of 0 \({kind.__name__}\) returned two copies of one w"
+        ):
+            look(nn.Sequential(kind()), {"w": width})
+
+
+def test_a_build_static_that_ties_its_copies_or_makes_one_is_fine():
+    class TiedAgain(Tied):
+        def build_static(self) -> nn.Module:
+            norms = [nn.LayerNorm(self.width.value), nn.LayerNorm(self.width.value)]  # equal, as new layers are
+            static = nn.Sequential(nn.Embedding(10, self.width.value), *norms, nn.Linear(self.width.value, 10))
+            static[0].weight = static[3].weight = self.cut()
+            return static
+
+    class Merged(Tied):
+        def build_static(self) -> nn.Module:
+            return nn.ParameterList([nn.Parameter(self.cut() @ self.cut().T)])
+
+    extracted: Any = extract(nn.Sequential(TiedAgain()), {"w": 4})
+    assert extracted[0][0].weight is extracted[0][3].weight
+    assert parameters(nn.Sequential(Merged()), {"w": 4}) == 100
+    assert parameters(nn.Sequential(CopiedTwice()).to("meta"), {"w": 4}) == 2 * 40 + 10  # it has no numbers to compare
+
+
 def test_a_copy_of_a_shared_weight_is_fine_where_the_others_are_left_out():
     head = OneOf("head", [nn.Linear(8, 10, bias=False), nn.Identity()])
     model = LanguageModel(head)

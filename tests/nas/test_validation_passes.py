@@ -107,7 +107,7 @@ def test_a_complete_pass_draws_no_more_than_its_batches_do():
 def test_fewer_valid_batches_than_were_used_before_the_pause_are_noticed(tmp_path):
     path = tmp_path / "checkpoint.pt"
     observed("unsized", 12, path, stop=8)  # others are told by their length
-    with pytest.raises(ValueError, match="valid_loader gives only 3 batches, but 5 of them were used when it stopped"):
+    with pytest.raises(ValueError, match="valid_loader gives fewer than the 5 batches that were used when it stopped"):
         observed("unsized", 3, path)
 
 

@@ -109,3 +109,19 @@ def test_fsdp_is_refused_with_the_cure(told, kind):
             f"ValueError: {'1' if 'inside' in kind else 'the model'} is sharded by FSDP, but candidates share whole "
             "weights; pass the model itself, not sharded: asng shards the candidates over the processes"
         )
+
+
+def test_a_module_with_a_child_of_a_wrappers_name_is_no_wrapper():
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self._orig_mod, self.scale = small(), nn.Parameter(torch.tensor(2.0))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scale * self._orig_mod(x)
+
+    model, values = Scaled(), {"width": 2, "op": 1}
+    select(model, values)
+    x = torch.randn(5, 4)
+    assert torch.equal(extract(model)(x), model(x))
+    assert torch.equal(extract(nn.Sequential(model))(x), model(x))

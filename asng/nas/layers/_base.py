@@ -2,14 +2,15 @@
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from inspect import signature
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from asng.nas._decision import Decision, Searchable, Size, SizeLike, as_int, size_and_max
+from asng.nas._decision import Decision, Searchable, Size, SizeLike, as_int, to_size
 
 
 class AnySize:
@@ -46,11 +47,6 @@ class AnySize:
 InputSize = SizeLike | AnySize
 
 
-def input_size_and_max(of: InputSize, what: str) -> tuple[Size | AnySize, int]:
-    """`size_and_max` of an input, which may also be `AnySize`."""
-    return (AnySize(of.max), of.max) if isinstance(of, AnySize) else size_and_max(of, what)
-
-
 def check_fixed(**settings: Any) -> None:
     """Raise ValueError for settings, single or in pairs, that are decisions."""
     for name, setting in settings.items():
@@ -60,6 +56,11 @@ def check_fixed(**settings: Any) -> None:
                     f"{name} cannot be a decision, got {part!r}; only channels, groups and kernels can. Choose among "
                     f"layers instead: OneOf(name, [one layer for each {name}])"
                 )
+
+
+def first(tensor: Tensor | None, *sizes: int) -> Tensor | None:
+    """A view of the first entries on each axis; None for a tensor that a layer does not have."""
+    return None if tensor is None else tensor[tuple(map(slice, sizes))]
 
 
 def on_meta(kind: Any, **settings: Any) -> nn.Module:
@@ -91,7 +92,7 @@ class Build(NamedTuple):
     """An extraction in progress, as elastic layers see it."""
 
     copies: bool  # layers copy their weights; otherwise their static layers hold views, which are copied later
-    record: Callable[["ElasticLayer", str, Tensor, nn.Parameter], None]  # told slice and parameter of static layers
+    tied_slice: Callable[["ElasticLayer", str, Tensor], nn.Parameter | None]  # that of a parameter that layers share
     paths: Mapping[nn.Module, str]  # of the model's modules
 
 
@@ -101,27 +102,29 @@ current_build: ContextVar[Build | None] = ContextVar("current_build", default=No
 class ElasticLayer(Searchable):
     """Base class of elastic layers: a torch layer of the largest size that uses the slice of the selected sizes.
 
-    A subclass also derives from the torch layer. Its constructor calls `register_sizes` with the sizes by their roles,
-    whose decisions become submodules; its `forward` calls `check_input` and computes with `active_tensors()`.
+    A subclass also derives from the torch layer, and its constructor takes the same arguments. Sizes among them may
+    follow decisions, which become submodules. Its `forward` calls `check_input` and computes with `active_tensors()`.
+
+    Args:
+        args, kwargs: The arguments of the torch layer's constructor; those in `elastic` may follow decisions.
 
     Attributes:
         torch_layer: The torch layer that it becomes when it is extracted.
+        elastic: The arguments of its constructor that may follow decisions, that for the size of the input first.
+        sizes: These arguments by name, as a `Size`, or a tuple of them; calling one gives the selected size.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
 
     >>> import torch
     >>> from asng import nas
     >>> class GroupNorm(nas.ElasticLayer, nn.GroupNorm):
-    ...     torch_layer = nn.GroupNorm
-    ...     def __init__(self, num_groups, num_channels):
-    ...         channels = nas.Size(num_channels)
-    ...         super().__init__(num_groups, max(channels.all()))
-    ...         self._channels = channels
-    ...         self.register_sizes(input=channels)
+    ...     torch_layer, elastic = nn.GroupNorm, ("num_channels",)
     ...     def active_tensors(self):
-    ...         return {"weight": self.weight[: self._channels()], "bias": self.bias[: self._channels()]}
-    ...     def static_settings(self):
-    ...         return {"num_groups": self.num_groups, "num_channels": self._channels()}
+    ...         channels = self.sizes["num_channels"]()
+    ...         return {"weight": self.weight[:channels], "bias": self.bias[:channels]}
     ...     def forward(self, input):
-    ...         self.check_input(self._channels, input, 1)
+    ...         self.check_input(self.sizes["num_channels"], input, 1)
     ...         return nn.functional.group_norm(input, self.num_groups, **self.active_tensors())
     >>> norm = GroupNorm(4, nas.Width("channels", [16, 32]))
     >>> nas.select(norm, {"channels": 16})
@@ -131,7 +134,28 @@ class ElasticLayer(Searchable):
     (<class 'torch.nn.modules.normalization.GroupNorm'>, 16)
     """
 
-    torch_layer: type[nn.Module]
+    torch_layer: ClassVar[Any]
+    elastic: ClassVar[tuple[str, ...]]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        bound = signature(self.torch_layer).bind(*args, **kwargs)
+        bound.apply_defaults()
+        arguments = bound.arguments
+        sizes = {name: _to_sizes(arguments[name], name, index == 0) for index, name in enumerate(self.elastic)}
+        fixed = {name: argument for name, argument in arguments.items() if name not in sizes}
+        check_fixed(**fixed)
+        self.check_sizes(sizes, arguments)
+        maxima = {name: _map(lambda size: size.max, size) for name, size in sizes.items()}
+        super().__init__(**{**arguments, **maxima})
+        self.sizes: dict[str, Any] = sizes
+        self._settings = [name for name in fixed if name not in ("device", "dtype")]
+        self._any_size: Any = None
+        for name, size in sizes.items():
+            for axis, part in enumerate(size if isinstance(size, tuple) else (size,)):
+                if isinstance(part, AnySize):
+                    self._any_size = part
+                elif part.decision is not None:
+                    self.add_module(f"{name}_decision{axis or ''}", part.decision)
 
     @abstractmethod
     def active_tensors(self) -> dict[str, Tensor | None]:
@@ -141,13 +165,29 @@ class ElasticLayer(Searchable):
             Views by name, as in `state_dict()`; None for those that the layer does not have, such as a bias.
         """
 
-    @abstractmethod
+    def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        """Check whether sizes fit together, before the torch layer is made.
+
+        Args:
+            sizes: As the attribute.
+            arguments: All arguments of the constructor by name.
+
+        Raises:
+            ValueError: They do not; the message says what to change.
+        """
+
     def static_settings(self) -> dict[str, Any]:
         """Return the arguments of the torch layer's constructor under the selected values.
+
+        torch's layers keep them as attributes of the same names, except for `bias`.
 
         Returns:
             Hashable arguments by name, without device and dtype.
         """
+        settings = {name: getattr(self, name) for name in self._settings}
+        if "bias" in settings:
+            settings["bias"] = settings["bias"] is not None
+        return settings | {name: _map(lambda size: size(), size) for name, size in self.sizes.items()}
 
     def build_static(self, in_channels: int | None = None) -> nn.Module:
         """Build the equivalent torch layer under the selected values, with copies of the weights.
@@ -162,28 +202,21 @@ class ElasticLayer(Searchable):
             ValueError: `in_channels` does not fit, or the class has a `forward` of its own.
         """
         self._check_static(in_channels)
+        if self._any_size is not None:
+            self._any_size.last_seen = in_channels
+        static = on_meta(self.torch_layer, **self.static_settings())
         build = current_build.get()
-        before = None if self._any_size is None else self._any_size.last_seen
-        try:
-            if self._any_size is not None:
-                self._any_size.last_seen = in_channels
-            static = on_meta(self.torch_layer, **self.static_settings())
-            tensors = self.active_tensors()
-        finally:
-            if self._any_size is not None:
-                self._any_size.last_seen = before
         copies = build is None or build.copies
-        for name, used in tensors.items():
+        for name, used in self.active_tensors().items():
             tensor = used.detach().clone() if copies and used is not None else used
             if name in self._buffers:
                 static._buffers[name] = tensor
             elif used is None or tensor is None:
                 static._parameters[name] = None
             else:
-                parameter = nn.Parameter(tensor, getattr(self, name).requires_grad)
-                static._parameters[name] = parameter
-                if build is not None:
-                    build.record(self, name, used, parameter)
+                tied = None if build is None else build.tied_slice(self, name, used)
+                own = nn.Parameter(tensor, getattr(self, name).requires_grad)
+                static._parameters[name] = own if tied is None else tied
         static.__dict__["training"] = self.training
         return static
 
@@ -206,18 +239,7 @@ class ElasticLayer(Searchable):
                 "build_static() of the module that holds it"
             )
 
-    def register_sizes(self, **roles: Size | AnySize) -> None:
-        """Register the decisions that the layer's sizes follow as submodules, named by their roles.
-
-        Args:
-            roles: Sizes by role, such as `input` and `output`.
-        """
-        self._any_size: Any = next((size for size in roles.values() if isinstance(size, AnySize)), None)
-        for role, size in roles.items():
-            if size.decision is not None:
-                self.add_module(f"{role}_decision", size.decision)
-
-    def check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> int:
+    def check_input(self, size: Size | AnySize, x: Tensor, axis: int, unit: str = "channels") -> None:
         """Check the size of an input on one axis.
 
         Args:
@@ -226,23 +248,29 @@ class ElasticLayer(Searchable):
             axis: The axis, counted from either end.
             unit: What is counted on this axis, for the message.
 
-        Returns:
-            The selected size.
-
         Raises:
             RuntimeError: The input has another size.
         """
-        if not -x.dim() <= axis < x.dim():
-            return size()  # torch says what is wrong
-        got = x.shape[axis]
-        if isinstance(size, AnySize):
-            size.last_seen = min(got, size.max)
-        wanted = size()
-        if got != wanted:
-            most = f"up to {wanted}" if isinstance(size, AnySize) else wanted
-            described = most if size.decision is None else f"{size} = {wanted}"
-            raise RuntimeError(f"{path_of(self)} takes {described} {unit}, but got {got}")
-        return wanted
+        if -x.dim() <= axis < x.dim():  # otherwise torch says what is wrong
+            got = x.shape[axis]
+            if isinstance(size, AnySize):
+                size.last_seen = min(got, size.max)
+            if got != size():
+                most = f"up to {size()}" if isinstance(size, AnySize) else size()
+                described = most if size.decision is None else f"{size} = {size()}"
+                raise RuntimeError(f"{path_of(self)} takes {described} {unit}, but got {got}")
+
+
+def _to_sizes(argument: Any, name: str, is_input: bool) -> Any:
+    """An argument as a size, or several as a tuple of sizes; that of an input may be `AnySize`."""
+    if isinstance(argument, AnySize) and is_input:
+        return AnySize(argument.max)
+    return _map(lambda size: to_size(size, name), tuple(argument) if isinstance(argument, Sequence) else argument)
+
+
+def _map(function: Callable[[Any], Any], sizes: Any) -> Any:
+    """Apply a function to a size, or to each of a tuple."""
+    return tuple(map(function, sizes)) if isinstance(sizes, tuple) else function(sizes)
 
 
 def path_of(layer: nn.Module) -> str:

@@ -5,8 +5,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._decision import SizeLike, size_and_max
-from asng.nas.layers._base import ElasticLayer, InputSize, check_fixed, input_size_and_max
+from asng.nas._decision import SizeLike
+from asng.nas.layers._base import ElasticLayer, InputSize, first
 
 
 class Linear(ElasticLayer, nn.Linear):
@@ -28,26 +28,18 @@ class Linear(ElasticLayer, nn.Linear):
     torch.Size([1, 16])
     """
 
-    torch_layer = nn.Linear
+    torch_layer, elastic = nn.Linear, ("in_features", "out_features")
 
     def __init__(
         self, in_features: InputSize, out_features: SizeLike, bias: bool = True, device: Any = None, dtype: Any = None
     ) -> None:
-        check_fixed(bias=bias)
-        input_size, max_in = input_size_and_max(in_features, "in_features")
-        output_size, max_out = size_and_max(out_features, "out_features")
-        super().__init__(max_in, max_out, bias, device, dtype)
-        self._in, self._out = input_size, output_size
-        self.register_sizes(input=input_size, output=output_size)
+        super().__init__(in_features, out_features, bias, device, dtype)
 
     def active_tensors(self) -> dict[str, Tensor | None]:
-        bias = None if self.bias is None else self.bias[: self._out()]
-        return {"weight": self.weight[: self._out(), : self._in()], "bias": bias}
-
-    def static_settings(self) -> dict[str, Any]:
-        return {"in_features": self._in(), "out_features": self._out(), "bias": self.bias is not None}
+        in_features, out_features = self.sizes["in_features"](), self.sizes["out_features"]()
+        return {"weight": first(self.weight, out_features, in_features), "bias": first(self.bias, out_features)}
 
     def forward(self, input: Tensor) -> Tensor:
-        in_features, out_features = self.check_input(self._in, input, -1, "features"), self._out()
-        bias = None if self.bias is None else self.bias[:out_features]
-        return F.linear(input, self.weight[:out_features, :in_features], bias)
+        self.check_input(self.sizes["in_features"], input, -1, "features")
+        part: Any = self.active_tensors()
+        return F.linear(input, part["weight"], part["bias"])

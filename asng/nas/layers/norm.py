@@ -6,12 +6,14 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._decision import SizeLike, size_and_max
-from asng.nas.layers._base import ElasticLayer, check_fixed
+from asng.nas._decision import SizeLike
+from asng.nas.layers._base import ElasticLayer, check_fixed, first
 
 
 class _ElasticBatchNorm(ElasticLayer, nn.modules.batchnorm._BatchNorm):
     """What batch norms of all dimensions share."""
+
+    elastic = ("num_features",)
 
     def __init__(
         self,
@@ -25,29 +27,22 @@ class _ElasticBatchNorm(ElasticLayer, nn.modules.batchnorm._BatchNorm):
         *,
         bias: bool = True,
     ) -> None:
-        check_fixed(eps=eps, momentum=momentum, affine=affine, track_running_stats=track_running_stats, bias=bias)
-        features, max_features = size_and_max(num_features, "num_features")
-        super().__init__(max_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
+        check_fixed(bias=bias)  # which older versions of torch do not have
         if not bias:
             self.register_parameter("bias", None)
-        self._features = features
-        self.register_sizes(input=features)
 
     def active_tensors(self) -> dict[str, Tensor | None]:
         # Views, so that updates of the running statistics reach the layer.
-        features = self._features()
+        features = self.sizes["num_features"]()
         whole = {name: getattr(self, name) for name in ("weight", "bias", "running_mean", "running_var")}
         parts = {name: None if tensor is None else tensor[:features] for name, tensor in whole.items()}
         return {**parts, "num_batches_tracked": self.num_batches_tracked}
 
-    def static_settings(self) -> dict[str, Any]:
-        settings = {name: getattr(self, name) for name in ("eps", "momentum", "affine", "track_running_stats")}
-        return {"num_features": self._features(), **settings}
-
     def forward(self, input: Tensor) -> Tensor:
         """Batch norm with the first features; batch statistics in training mode, or without running ones."""
         self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        self.check_input(self._features, input, 1)
+        self.check_input(self.sizes["num_features"], input, 1)
         part = self.active_tensors()
         mean, variance, batches = part["running_mean"], part["running_var"], part["num_batches_tracked"]
         from_batch = self.training or mean is None
@@ -121,7 +116,7 @@ class LayerNorm(ElasticLayer, nn.LayerNorm):
     torch.Size([4, 10])
     """
 
-    torch_layer = nn.LayerNorm
+    torch_layer, elastic = nn.LayerNorm, ("normalized_shape",)
 
     def __init__(
         self,
@@ -132,27 +127,18 @@ class LayerNorm(ElasticLayer, nn.LayerNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        check_fixed(eps=eps, elementwise_affine=elementwise_affine, bias=bias)
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-        sizes = [size_and_max(size, "normalized_shape") for size in shape]
-        super().__init__([max_features for _, max_features in sizes], eps, elementwise_affine, bias, device, dtype)
-        self._sizes = [size for size, _ in sizes]
-        self.register_sizes(**{f"input{axis or ''}": size for axis, size in enumerate(self._sizes)})
+        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
 
     def _shape(self) -> list[int]:
-        return [size() for size in self._sizes]
+        return [size() for size in self.sizes["normalized_shape"]]
 
     def active_tensors(self) -> dict[str, Tensor | None]:
-        part = tuple(slice(size) for size in self._shape())
-        tensors = {"weight": self.weight, "bias": self.bias}
-        return {name: None if tensor is None else tensor[part] for name, tensor in tensors.items()}
-
-    def static_settings(self) -> dict[str, Any]:
-        settings = {"eps": self.eps, "elementwise_affine": self.elementwise_affine, "bias": self.bias is not None}
-        return {"normalized_shape": tuple(self._shape()), **settings}
+        shape = self._shape()
+        return {"weight": first(self.weight, *shape), "bias": first(self.bias, *shape)}
 
     def forward(self, input: Tensor) -> Tensor:
-        for axis, size in enumerate(self._sizes, start=-len(self._sizes)):
+        sizes = self.sizes["normalized_shape"]
+        for axis, size in enumerate(sizes, start=-len(sizes)):
             self.check_input(size, input, axis, "features")
-        shape, part = self._shape(), self.active_tensors()
-        return F.layer_norm(input, shape, part["weight"], part["bias"], self.eps)
+        return F.layer_norm(input, self._shape(), **self.active_tensors(), eps=self.eps)
