@@ -10,6 +10,7 @@ from asng.fused._dispatch import device_of, empty_channels_last, power_of_two, t
 from asng.fused._norm import Split
 
 MAX_MOMENTS = 8192  # channels times chunks that every program adds up; more are merged by a kernel before
+MAX_MERGES = 1024  # chunks that become one in it
 ELEMENTS = 16  # of a thread
 DEPTHWISE_ELEMENTS = 16  # the same, where each of 9 or 25 sums goes from thread to thread
 DEPTHWISE_TILE = 4096
@@ -76,17 +77,19 @@ class Moments(NamedTuple):
         return self.rows, self.chunk, len(self.partial)
 
     def merge(self, kernels: Any, *, moments: bool) -> "Moments":
-        """The same in a single chunk, where all programs of the next kernel would have much to add up."""
+        """The same in fewer chunks, where all programs of the next kernel would have much to add up."""
         chunks, _, channels = self.partial.shape
-        if chunks * channels <= MAX_MOMENTS:
+        if chunks * channels <= MAX_MOMENTS or chunks == 1:
             return self
-        merged = torch.empty_like(self.partial[:1])
-        sizes, warps = (channels, 8, power_of_two(chunks)), max(4, min(power_of_two(chunks) // 64, 16))
+        merges = min(power_of_two(chunks), MAX_MERGES)
+        merged = self.partial.new_empty(-(-chunks // merges), 2, channels)
+        grid, sizes = (-(-channels // 8), len(merged)), (channels, 8, merges)
+        warps = max(4, min(merges // 64, 16))
         if moments:
-            kernels.merge_moments[(-(-channels // 8),)](self.partial, merged, *self.arguments, *sizes, num_warps=warps)
+            kernels.merge_moments[grid](self.partial, merged, *self.arguments, *sizes, num_warps=warps)
         else:
-            kernels.merge_sums[(-(-channels // 8),)](self.partial, merged, chunks, *sizes, num_warps=warps)
-        return Moments(merged, self.rows, self.rows)
+            kernels.merge_sums[grid](self.partial, merged, chunks, *sizes, num_warps=warps)
+        return Moments(merged, self.rows, self.chunk * merges).merge(kernels, moments=moments)
 
 
 def _tile(pixels: int, channels: int, elements: int, max_tile: int) -> tuple[int, int]:
