@@ -33,7 +33,7 @@ from asng import fused
 from asng.experiments.cifar10.network import AveragePool, separable
 
 SEARCH = [(64, 16, 32, 32), (64, 32, 16, 16), (64, 64, 8, 8)]
-RETRAINING = [(80, 57, 32, 32), (80, 116, 16, 16), (80, 228, 8, 8)]
+RETRAINING = [(80, 57, 32, 32), (80, 114, 16, 16), (80, 228, 8, 8)]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 REPEATS, INPUTS, REPLAYS = 20, 4, 30
 

@@ -3,9 +3,9 @@
 A program has some rows of an image, and of each a block of elements in the order of memory: the same channel of the
 pixel before is C elements before. What a row contributes is computed once for all windows that it is in.
 
-Results are stored in portions of ALIGN elements, as neighbors are loaded: the `zero`, which the compiler does not know,
-hides that more could be stored at once. Otherwise it would give each thread 16 bytes in a row, and threads side by side
-would load from places far apart.
+The `zero`, which the compiler does not know, hides that elements of the same column could be loaded and stored by more
+than ALIGN at once, the number for its neighbors. Otherwise each thread would have 16 bytes in a row, and threads side
+by side would load from places far apart.
 """
 
 import triton
@@ -30,7 +30,7 @@ def avg_pool(
     """Means; with a step of 1 also the gradients of the inputs, which are means of the outputs'."""
     CHUNKS: tl.constexpr = (OH + ROWS - 1) // ROWS
     n, first = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS * ROWS
-    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(1) * BLOCK + zero * ALIGN + tl.arange(0, BLOCK)
     center = index
     if STEP == 2:
         center = index + index // C * C
@@ -39,15 +39,15 @@ def avg_pool(
     for i in tl.static_range((ROWS - 1) * STEP + 3):
         h = first * STEP - 1 + i
         row = x + (n * H + h) * (W * C)
-        inside = (h >= 0) & (h < H) & (index < OW * C)
+        inside = index < tl.where((h >= 0) & (h < H), OW * C, 0)
         below = tl.load(row + center, inside, other=0.0).to(tl.float32)
         below += tl.load(row + center - C, inside & (center >= C), other=0.0).to(tl.float32)
         below += tl.load(row + center + C, inside & (center + C < W * C), other=0.0).to(tl.float32)
         if i >= 2 and i % STEP == 0:
             oh = first + (i - 2) // STEP
-            target = y + (n * OH + oh) * (OW * C) + zero * ALIGN + index
+            target = y + (n * OH + oh) * (OW * C) + index
             mean = (above + middle + below) * (1 / 9)
-            tl.store(target, mean.to(y.dtype.element_ty), (index < OW * C) & (oh < OH))
+            tl.store(target, mean.to(y.dtype.element_ty), index < tl.where(oh < OH, OW * C, 0))
         above = middle
         middle = below
 
@@ -67,21 +67,22 @@ def avg_pool_backward(
 ):
     """With a step of 2: 2x2 pixels of the input are in the windows of up to 2x2 of the output."""
     n, oh = tl.program_id(0) // OH, tl.program_id(0) % OH
-    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(1) * BLOCK + zero * ALIGN + tl.arange(0, BLOCK)
     inside = index < OW * C
     right = index < (OW - 1) * C
+    below_length = tl.where(oh + 1 < OH, OW * C, 0)
     source = dy + (n * OH + oh) * (OW * C) + index
     value = tl.load(source, inside, other=0.0).to(tl.float32) * (1 / 9)
     value_right = tl.load(source + C, right, other=0.0).to(tl.float32) * (1 / 9)
-    below = tl.load(source + OW * C, inside & (oh + 1 < OH), other=0.0).to(tl.float32) * (1 / 9)
-    below_right = tl.load(source + (OW + 1) * C, right & (oh + 1 < OH), other=0.0).to(tl.float32) * (1 / 9)
+    below = tl.load(source + OW * C, index < below_length, other=0.0).to(tl.float32) * (1 / 9)
+    below_right = tl.load(source + (OW + 1) * C, index < below_length - C, other=0.0).to(tl.float32) * (1 / 9)
     column = index + index // C * C
-    target = dx + (n * H + 2 * oh) * (W * C) + zero * ALIGN + column
+    target = dx + (n * H + 2 * oh) * (W * C) + column
     second = inside & (column + C < W * C)
     tl.store(target, value.to(dx.dtype.element_ty), inside)
     tl.store(target + C, (value + value_right).to(dx.dtype.element_ty), second)
-    lower = 2 * oh + 1 < H
-    tl.store(target + W * C, (value + below).to(dx.dtype.element_ty), inside & lower)
+    lower = index < tl.where(2 * oh + 1 < H, OW * C, 0)
+    tl.store(target + W * C, (value + below).to(dx.dtype.element_ty), lower)
     total = value + value_right + below + below_right
     tl.store(target + (W + 1) * C, total.to(dx.dtype.element_ty), second & lower)
 
@@ -113,7 +114,7 @@ def max_pool(
     """Maxima, and which of the 9 pixels of its window each one is."""
     CHUNKS: tl.constexpr = (OH + ROWS - 1) // ROWS
     n, first = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS * ROWS
-    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(1) * BLOCK + zero * ALIGN + tl.arange(0, BLOCK)
     center = index
     if STEP == 2:
         center = index + index // C * C
@@ -123,7 +124,7 @@ def max_pool(
     for i in tl.static_range((ROWS - 1) * STEP + 3):
         h = first * STEP - 1 + i
         row = x + (n * H + h) * (W * C)
-        inside = (h >= 0) & (h < H) & (index < OW * C)
+        inside = index < tl.where((h >= 0) & (h < H), OW * C, 0)
         below, tap_below = lowest, leftmost
         for kx in tl.static_range(3):
             column = center + (kx - 1) * C
@@ -136,10 +137,10 @@ def max_pool(
             best, tap = _better(best, tap, above, tap_above)
             best, tap = _better(best, tap, middle, tap_middle + 3)
             best, tap = _better(best, tap, below, tap_below + 6)
-            target = (n * OH + oh) * (OW * C) + zero * ALIGN + index
-            tl.store(y + target, best.to(y.dtype.element_ty), (index < OW * C) & (oh < OH))
+            target = (n * OH + oh) * (OW * C) + index
+            tl.store(y + target, best.to(y.dtype.element_ty), index < tl.where(oh < OH, OW * C, 0))
             if SAVE:
-                tl.store(taps + target, tap.to(tl.uint8), (index < OW * C) & (oh < OH))
+                tl.store(taps + target, tap.to(tl.uint8), index < tl.where(oh < OH, OW * C, 0))
         above, tap_above = middle, tap_middle
         middle, tap_middle = below, tap_below
 
@@ -160,7 +161,7 @@ def max_pool_backward(
     """With a step of 1: each row of outputs has gradients for the row above, its own and the one below."""
     CHUNKS: tl.constexpr = (H + ROWS - 1) // ROWS
     n, first = tl.program_id(0) // CHUNKS, tl.program_id(0) % CHUNKS * ROWS
-    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(1) * BLOCK + zero * ALIGN + tl.arange(0, BLOCK)
     above = tl.zeros([BLOCK], tl.float32)
     middle = tl.zeros([BLOCK], tl.float32)
     for i in tl.static_range(ROWS + 2):
@@ -168,7 +169,7 @@ def max_pool_backward(
         below = tl.zeros([BLOCK], tl.float32)
         for kx in tl.static_range(3):
             column = index + (1 - kx) * C
-            inside = (h >= 0) & (h < H) & (index < W * C) & (column >= 0) & (column < W * C)
+            inside = (index < tl.where((h >= 0) & (h < H), W * C, 0)) & (column >= 0) & (column < W * C)
             source = (n * H + h) * (W * C) + column
             gradient = tl.load(dy + source, inside, other=0.0).to(tl.float32)
             tap = tl.load(taps + source, inside, other=255)
@@ -176,8 +177,8 @@ def max_pool_backward(
             middle += tl.where(tap == kx + 3, gradient, 0.0)
             below += tl.where(tap == kx + 6, gradient, 0.0)
         if i >= 2:
-            target = dx + (n * H + h - 1) * (W * C) + zero * ALIGN + index
-            tl.store(target, above.to(dx.dtype.element_ty), (index < W * C) & (h - 1 < H))
+            target = dx + (n * H + h - 1) * (W * C) + index
+            tl.store(target, above.to(dx.dtype.element_ty), index < tl.where(h <= H, W * C, 0))
         above = middle
         middle = below
 
@@ -198,7 +199,7 @@ def max_pool_backward_step2(
 ):
     """2x2 pixels of the input are in the windows of up to 2x2 of the output."""
     n, oh = tl.program_id(0) // OH, tl.program_id(0) % OH
-    index = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    index = tl.program_id(1) * BLOCK + zero * ALIGN + tl.arange(0, BLOCK)
     inside = index < OW * C
     upper_left = tl.zeros([BLOCK], tl.float32)
     upper_right = tl.zeros([BLOCK], tl.float32)
@@ -206,7 +207,7 @@ def max_pool_backward_step2(
     lower_right = tl.zeros([BLOCK], tl.float32)
     for j in tl.static_range(2):
         for i in tl.static_range(2):
-            exists = (index < (OW - i) * C) & (oh + j < OH)
+            exists = index < tl.where(oh + j < OH, (OW - i) * C, 0)
             source = (n * OH + oh + j) * (OW * C) + i * C + index
             gradient = tl.load(dy + source, exists, other=0.0).to(tl.float32)
             tap = tl.load(taps + source, exists, other=255)
@@ -219,10 +220,10 @@ def max_pool_backward_step2(
             if i == 0 and j == 0:
                 upper_left += tl.where(tap == 4, gradient, 0.0)
     column = index + index // C * C
-    target = dx + (n * H + 2 * oh) * (W * C) + zero * ALIGN + column
+    target = dx + (n * H + 2 * oh) * (W * C) + column
     second = inside & (column + C < W * C)
-    lower = 2 * oh + 1 < H
+    lower = index < tl.where(2 * oh + 1 < H, OW * C, 0)
     tl.store(target, upper_left.to(dx.dtype.element_ty), inside)
     tl.store(target + C, upper_right.to(dx.dtype.element_ty), second)
-    tl.store(target + W * C, lower_left.to(dx.dtype.element_ty), inside & lower)
+    tl.store(target + W * C, lower_left.to(dx.dtype.element_ty), lower)
     tl.store(target + (W + 1) * C, lower_right.to(dx.dtype.element_ty), second & lower)

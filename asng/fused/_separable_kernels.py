@@ -16,20 +16,25 @@ from asng.fused._norm_kernels import combine_moments, combine_sums, finish_momen
 
 @triton.jit
 def merge_moments(partial, merged, rows, chunk, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
-    """Means and summed squared deviations of many chunks as those of a single one."""
+    """Means and summed squared deviations of up to CHUNKS chunks as those of a single one."""
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    mean, var = combine_moments(partial, rows, chunk, chunks, c, C, CHUNKS)
-    tl.store(merged + c, mean, c < C)
-    tl.store(merged + C + c, var * rows, c < C)
+    first = tl.program_id(1) * CHUNKS
+    rows = tl.minimum(rows - first * chunk, CHUNKS * chunk)
+    mean, var = combine_moments(partial + first * 2 * C, rows, chunk, chunks - first, c, C, CHUNKS)
+    target = merged + tl.program_id(1) * 2 * C + c
+    tl.store(target, mean, c < C)
+    tl.store(target + C, var * rows, c < C)
 
 
 @triton.jit
 def merge_sums(partial, merged, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
-    """Two sums of many chunks as those of a single one."""
+    """Two sums of up to CHUNKS chunks as those of a single one."""
     c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
-    first, second = combine_sums(partial, chunks, c, C, CHUNKS)
-    tl.store(merged + c, first, c < C)
-    tl.store(merged + C + c, second, c < C)
+    first = tl.program_id(1) * CHUNKS
+    total, product = combine_sums(partial + first * 2 * C, chunks - first, c, C, CHUNKS)
+    target = merged + tl.program_id(1) * 2 * C + c
+    tl.store(target, total, c < C)
+    tl.store(target + C, product, c < C)
 
 
 @triton.jit

@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng import fused
-from asng.fused import _separable
+from asng.fused import _separable_function
 from tests.fused.helpers import channels_last, close, error, run
 
 
@@ -42,7 +42,7 @@ def test_outputs_and_gradients_equal_torchs(shape, stride, kernel):
     layer, reference = pair(shape[1], kernel, stride, affine=shape[1] != 16)
     x = channels_last(shape, torch.float32)
     got = run(layer, x)
-    assert got.used == "_SeparableBackward"
+    assert got.used == "SeparableFunctionBackward"
     close(got, run(reference, x.double()), torch.float32)
     for index in (3, 7):
         assert error(layer[index].running_mean, reference[index].running_mean) < 2e-6
@@ -59,7 +59,7 @@ def test_mixed_precision_is_as_near_as_torchs(x_dtype):
     expected = run(reference, x.double())
     with torch.autocast("cpu", torch.float16):
         got, torchs = run(layer, x), run(plain, x)
-    assert got.used == "_SeparableBackward"
+    assert got.used == "SeparableFunctionBackward"
     assert got.output.dtype == torchs.output.dtype == torch.float16
     for ours, theirs, exact in zip(
         [got.output, *got.gradients],
@@ -75,14 +75,14 @@ def test_weights_of_the_inputs_type_need_no_autocast():
     layer, reference = pair(24, 3, 1)
     x = channels_last((2, 24, 5, 8), torch.float16)
     got, expected = run(layer.half(), x), run(reference.half().double(), x.double())
-    assert got.used == "_SeparableBackward"
+    assert got.used == "SeparableFunctionBackward"
     assert error(got.output, expected.output) < 3e-3
     assert all(gradient.dtype == torch.float16 for gradient in got.gradients)
 
 
 def test_many_chunks_are_merged(monkeypatch):
-    monkeypatch.setattr(_separable, "MAX_MOMENTS", 0)
-    monkeypatch.setattr(_separable, "MIN_PROGRAMS", 1)
+    monkeypatch.setattr(_separable_function, "MAX_MOMENTS", 0)
+    monkeypatch.setattr(_separable_function, "MAX_MERGES", 4)  # of 8, so in two steps
     layer, reference = pair(40, 3, 1)
     x = channels_last((3, 40, 6, 7), torch.float32)
     close(run(layer, x), run(reference, x.double()), torch.float32)
@@ -90,7 +90,7 @@ def test_many_chunks_are_merged(monkeypatch):
 
 
 def test_more_than_64_channels_are_multiplied_in_blocks(monkeypatch):
-    monkeypatch.setattr(_separable, "WEIGHT_PROGRAMS", 2)  # so that each has several tiles
+    monkeypatch.setattr(_separable_function, "WEIGHT_PROGRAMS", 2)  # so that each has several tiles
     layer, reference = pair(130, 3, 1)
     x = channels_last((2, 130, 6, 7), torch.float32)
     close(run(layer, x), run(reference, x.double()), torch.float32)
