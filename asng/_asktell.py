@@ -16,7 +16,7 @@ import numpy as np
 from asng._checks import as_float_array, as_losses, check_bool, check_int
 from asng._decoding import Space
 from asng._ragged import Array
-from asng._state import FLOAT64, check_finite, is_finite, read_state
+from asng._state import FLOAT64, check_finite, checksum, is_finite, read_state
 from asng.families import Family
 from asng.space import Variable, family_of
 
@@ -24,7 +24,6 @@ Seed = int | np.random.SeedSequence | None
 """A seed: an integer of at least 0, a SeedSequence, or None for a random one."""
 
 MAX_STEP_SIZE = 1e6  # a radius of 1 is already large
-MAX_UPDATES = 1e15  # of one run: thirty years of one in a microsecond
 
 
 @dataclass(slots=True, eq=False)
@@ -143,10 +142,6 @@ class Optimizer(ABC):
     def _initial_state(self, theta: Array) -> Any:
         """The state before the first update."""
 
-    def _invalid_part(self, state: Any) -> str | None:
-        """Return the name of the part of a loaded state, besides theta, that no run can have, or None."""
-        return None
-
     @abstractmethod
     def _update(self, x: Array, losses: list[float], active: Array | None) -> Any:
         """The state after an update from draws x (lambda, variables), their losses and the mask of active variables."""
@@ -163,18 +158,13 @@ class Optimizer(ABC):
         Raises:
             ValueError: n is not a positive integer.
         """
-        x = self._family.sample(
-            self._state[0], self._population_size if n is None else check_int(n, "n", min=1), self._generator
-        )
+        n = self._population_size if n is None else check_int(n, "n", min=1)
+        x = self._family.sample(self._state[0], n, self._generator)
         x.setflags(write=False)
         return list(map(Candidate, self._space.decode(x), x))
 
     def tell(
-        self,
-        candidates: Iterable[Candidate],
-        losses: Iterable[Any],
-        *,
-        active: Iterable[Collection[str]] | None = None,
+        self, candidates: Iterable[Candidate], losses: Iterable[Any], *, active: Iterable[Collection[str]] | None = None
     ) -> None:
         """Learn from candidates; only the order of their losses counts.
 
@@ -225,35 +215,27 @@ class Optimizer(ABC):
         """The raw draw of one candidate, or a ValueError that says what is wrong with it."""
         if not hasattr(candidate, "x"):
             raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidate!r} in it")
-        x = self._as_draw(candidate.x)
-        if x is None:
-            raise ValueError(
-                f"a candidate with {self._describe_fault(candidate.x)} is no point of this space; "
-                "tell candidates that this optimizer's ask returned"
-            )
-        return x
+        row, names = as_float_array(candidate.x), self._space.names
+        if row is None or row.shape != (len(names),):
+            fault = f"x = {' '.join(repr(candidate.x).split())}, where {len(names)} numbers belong,"
+        else:
+            wrong = [index for index in range(len(names)) if not self._can_draw(index, row[index])]
+            if not wrong:
+                return row
+            fault = f"x = {row[wrong[0]]} for {names[wrong[0]]!r}"
+        raise ValueError(
+            f"a candidate with {fault} is no point of this space; tell candidates that this optimizer's ask returned"
+        )
 
-    def _describe_fault(self, x: Any) -> str:
-        """Describe the number that cannot have been drawn, with the name of its variable."""
-        row, possible = as_float_array(x), self._family.mode(self.theta)
-        if row is not None and row.shape == possible.shape:
-            for index, name in enumerate(self._space.names):
-                point = possible.copy()
-                point[index] = row[index]
-                if self._as_draw(point) is None:
-                    return f"x = {row[index]} for {name!r}"
-        return f"x = {' '.join(repr(x).split())}, where {len(possible)} numbers belong,"
-
-    def _as_draw(self, x: Any) -> Array | None:
-        """A row of numbers as float64, or None if it cannot have been drawn."""
-        row = as_float_array(x)
-        if row is None or row.shape != (self._family.variables,) or not np.isfinite(row).all():
-            return None
+    def _can_draw(self, index: int, number: float) -> bool:
+        """Tell whether a number can be the raw draw of a variable."""
+        point = self._family.mode(self.theta)
+        point[index] = number
         try:
-            self._family.statistics(row)
+            self._family.statistics(point)
         except ValueError:
-            return None
-        return row
+            return False
+        return math.isfinite(number)
 
     def _mask(self, active: Iterable[Collection[str]], n: int) -> Array:
         """Mask (n, variables) of active variables, 0 or 1."""
@@ -321,13 +303,13 @@ class Optimizer(ABC):
             All that later asks and tells depend on, except `population_size`, as JSON-safe values.
         """
         best = None if self._best is None else {"x": self._best[0].tolist(), "loss": self._best[1]}
-        return {
+        state = {
             "space": self._space.describe(),
             "settings": dict(self._settings),
             "state": {name: np.asarray(value).tolist() for name, value in self._state._asdict().items()},
-            "generator": self.generator_state,
             "best": best,
         }
+        return {**state, "checksum": checksum(state), "generator": self.generator_state}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the state: the optimizer continues bit for bit.
@@ -338,18 +320,7 @@ class Optimizer(ABC):
         Raises:
             ValueError: The state does not fit or is damaged; nothing is changed.
         """
-        new, generator, best = read_state(state, self.state_dict(), self._state)
-        with np.errstate(all="ignore"):
-            allowed = np.allclose(self._family.project(new.theta), new.theta, rtol=1e-9, atol=0)
-            wrong = self._invalid_part(new) if allowed else "theta"
-        if wrong is not None:
-            raise ValueError(f"the state is damaged: its {wrong} is invalid, {getattr(new, wrong)}")
-        if best is not None:
-            x, loss = self._as_draw(best[0]), best[1]
-            if x is None or not math.isfinite(loss):
-                raise ValueError(f"the state is damaged: its best, {state['best']}, is no point of the space")
-            best = (x, loss)
-        self._state, self._generator, self._best = new, generator, best
+        self._state, self._generator, self._best = read_state(state, self.state_dict(), self._state)
 
 
 def _generator(seed: Seed) -> np.random.Generator:

@@ -54,10 +54,11 @@ def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf
 
 
 def check_minima(settings: Any, **minima: int) -> None:
-    """Raise ValueError for the first attribute that is below its minimum."""
+    """Raise ValueError for the first attribute that is below its minimum; None is not."""
     for name, minimum in minima.items():
-        if getattr(settings, name) < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, got {getattr(settings, name)}")
+        value = getattr(settings, name)
+        if value is not None and value < minimum:
+            raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
 def check_bounds(low: float, high: float) -> None:
@@ -93,8 +94,8 @@ def as_finite_array(values: Any, what: str) -> NDArray[np.float64]:
     return numbers
 
 
-def as_float(value: Any, what: str) -> float:
-    """Return a float, infinity for an int beyond float64; ValueError names it by `what`."""
+def as_float(value: Any, requirement: str) -> float:
+    """Return a float, infinity for an int beyond float64; ValueError begins with the requirement."""
     try:
         if isinstance(value, float) or not (isinstance(value, NOT_REAL) or _kind(value) in "cUS"):
             return float(value)
@@ -102,7 +103,7 @@ def as_float(value: Any, what: str) -> float:
         return math.inf
     except Exception:  # a user's number may raise anything
         pass
-    raise ValueError(f"{what} must be real numbers, got {value!r}")
+    raise ValueError(f"{requirement}, got {value!r}")
 
 
 def _kind(value: Any) -> str:
@@ -122,7 +123,7 @@ def as_losses(losses: Iterable[Any], n: int) -> list[float]:
         raise ValueError(f"got {n} candidates and {m} losses; tell one loss for each candidate")
     for loss in values:
         if type(loss) is not float:
-            values = [as_float(each, "losses") for each in values]
+            values = [as_float(each, "losses must be real numbers") for each in values]
             break
     if not math.isfinite(sum(values)):
         values = [number if math.isfinite(number) else math.inf for number in values]

@@ -65,9 +65,8 @@ def _live_bar(title: str, console: Any) -> Iterator[Progress]:
             bar.reset(task)
         bar.update(task, completed=fraction)
         live.start()
-        live.update(
-            bar if line or not text else Group(bar, Text(text)), refresh=line
-        )  # a long text breaks, not the bar
+        shown = bar if line or not text else Group(bar, Text(text))  # a long text breaks, not the bar
+        live.update(shown, refresh=line)
         if line:
             console.print(text, soft_wrap=True, highlight=False)
 

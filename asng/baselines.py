@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng._asktell import MAX_STEP_SIZE, MAX_UPDATES, Optimizer, Seed
+from asng._asktell import MAX_STEP_SIZE, Optimizer, Seed
 from asng._checks import check_float
 from asng._ragged import Array
 from asng.families import Family
@@ -13,7 +13,6 @@ from asng.optimizer import Losses, natural_gradient, projected_step
 from asng.space import Variable
 
 MOMENT1, MOMENT2 = 0.9, 0.999  # Adam's usual
-MAX_SECOND_MOMENT = 1e150  # far above any variance of a statistic, far below the limit of float64
 
 
 class SNGState(NamedTuple):
@@ -46,13 +45,7 @@ def adam_init(theta: Array) -> AdamState:
 
 
 def adam_update(
-    family: Family,
-    state: AdamState,
-    x: Array,
-    losses: Losses,
-    active: Array | None = None,
-    *,
-    lr: Any,
+    family: Family, state: AdamState, x: Array, losses: Losses, active: Array | None = None, *, lr: Any
 ) -> AdamState:
     """Adam with the normalized natural gradient as its gradient (section 3.1), on all entries of theta."""
     gradient, _, inv_norm = natural_gradient(family, state.theta, x, losses, active)
@@ -152,18 +145,6 @@ class Adam(Optimizer):
 
     def _initial_state(self, theta: Array) -> AdamState:
         return adam_init(theta)
-
-    def _invalid_part(self, state: AdamState) -> str | None:
-        if not (0 <= state.updates <= MAX_UPDATES and state.updates.is_integer()):
-            return "updates"
-        largest = MAX_SECOND_MOMENT * (1 - MOMENT2**state.updates)
-        if not ((state.second >= 0) & (state.second <= largest)).all():
-            return "second"
-        # Cauchy-Schwarz: the squared weights of the first moment, each over that of the second, sum to this.
-        ratio = MOMENT1**2 / MOMENT2
-        weights = (1 - MOMENT1) ** 2 / (1 - MOMENT2) * (1 - ratio**state.updates) / (1 - ratio)
-        allowed = np.sqrt(weights * state.second) * (1 + 1e-9) + 1e-150  # below that squares have no digits left
-        return None if (np.abs(state.first) <= allowed).all() else "first"
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> AdamState:
         return adam_update(self._family, self._state, x, losses, active, lr=self._lr)

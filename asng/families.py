@@ -327,9 +327,7 @@ class NormalFamily(Family):
         if not (self._low.ndim == 1 and self._low.size and self._low.shape == self._high.shape == smallest_std.shape):
             raise ValueError(f"bounds and std_min must be lists of one length, got {low!r}, {high!r} and {std_min!r}")
         half = (self._high - self._low) / 2
-        if not (
-            np.isfinite(half).all() and (half > 0).all() and (smallest_std > 0).all() and (smallest_std <= half).all()
-        ):
+        if not ((smallest_std > 0) & (smallest_std <= half) & np.isfinite(half)).all():
             raise ValueError(f"0 < std_min <= (high - low) / 2 must hold, got {low!r}, {high!r} and {std_min!r}")
         self._var_min, self._var_max = np.square(smallest_std), np.square(half)
         self._max_squares = MAX_DISTANCE**2 * np.square(np.maximum(np.abs(self._low), np.abs(self._high))).sum()

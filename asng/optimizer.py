@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng._asktell import MAX_STEP_SIZE, MAX_UPDATES, Optimizer, Seed, read_only_view
+from asng._asktell import MAX_STEP_SIZE, Optimizer, Seed, read_only_view
 from asng._checks import check_float
 from asng._ragged import Array
 from asng.families import Family
@@ -148,11 +148,10 @@ def asng_update(
     state: ASNGState,
     x: Array,
     losses: Losses,
-    active: Array | None = None,
-    *,
     alpha: Any,
     delta_init: Any,
     delta_max: Any,
+    active: Array | None = None,
 ) -> ASNGState:
     """One update of Algorithm 1, lines 3 and 5 to 8; runs with nothing to learn stay as they are."""
     gradient, white, inv_norm = natural_gradient(family, state.theta, x, losses, active)
@@ -224,28 +223,8 @@ class ASNG(Optimizer):
     def _initial_state(self, theta: Array) -> ASNGState:
         return asng_init(self._family, theta, self._delta_init)
 
-    def _invalid_part(self, state: ASNGState) -> str | None:
-        min_divisor = self._delta_init / self._family.root_dimension
-        # An update adds at most (e - 1) least, since divisor * beta = least and beta, gamma <= 1.
-        max_divisor = min(self._delta_max, max(1.0, min_divisor) + 2 * min_divisor * MAX_UPDATES)
-        if not min_divisor * (1 - 1e-9) <= state.divisor <= max_divisor:
-            return "divisor"
-        if not 0 <= state.gamma <= 1 + 1e-9:
-            return "gamma"
-        # The path is a sum of as many unit vectors as there were updates, and gamma that of their squared weights.
-        return None if state.path.dot(state.path) <= MAX_UPDATES * state.gamma else "path"
-
     def _update(self, x: Array, losses: list[float], active: Array | None) -> ASNGState:
-        return asng_update(
-            self._family,
-            self._state,
-            x,
-            losses,
-            active,
-            alpha=self._alpha,
-            delta_init=self._delta_init,
-            delta_max=self._delta_max,
-        )
+        return asng_update(self._family, self._state, x, losses, self._alpha, self._delta_init, self._delta_max, active)
 
     @property
     def delta(self) -> float:

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from asng._checks import as_finite_array, as_int, check_bool, check_bounds
+from asng._checks import as_finite_array, as_float, as_int, check_bool, check_bounds
 from asng._ragged import Array
 from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
 
@@ -332,13 +332,7 @@ class Real(Variable):
 
     def __post_init__(self) -> None:
         for name in ("low", "high"):
-            value = getattr(self, name)
-            try:
-                object.__setattr__(self, name, float(value))
-            except OverflowError:
-                raise ValueError(f"bounds must be finite in float64, got {name}={str(value)[:20]}...") from None
-            except (TypeError, ValueError):
-                raise ValueError(f"{name} must be a number, got {value!r}") from None
+            object.__setattr__(self, name, as_float(getattr(self, name), f"{name} must be a number"))
         check_bounds(self.low, self.high)
         check_bool(self.log, "log")
         if self.log and self.low <= 0:

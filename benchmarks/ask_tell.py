@@ -278,7 +278,7 @@ def main() -> None:
     wanted = settings.only or [library.package for library in LIBRARIES]
     libraries, versions, missing = installed(["asng", *wanted])
     for name in missing:
-        print(f"{name} is not installed and left out; to compare with it: pip install 'asng[bench]'", file=sys.stderr)
+        print(f"{name} is not installed and left out; to compare with it: pip install '.[bench]'", file=sys.stderr)
     share, repeats = (0.01, 1) if settings.quick else (1.0, 5)
     about = machine()
     print(", ".join(f"{key} {value}" for key, value in {**about, **versions}.items()))

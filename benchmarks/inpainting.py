@@ -92,7 +92,7 @@ def candidates(supernet: Supernet, images: Tensor, architectures: Sequence[dict[
 def operations(net: type[Net], encoding: Encoding, layers: int, steps: Sequence[Any], side: int, images: int) -> float:
     """Of a step, on average; counted without computing anything."""
     with torch.device("meta"):
-        model, batch = net(encoding, layers), torch.empty(images, IMAGE_CHANNELS, side, side)
+        model, batch = net(search_space(encoding, layers)), torch.empty(images, IMAGE_CHANNELS, side, side)
     supernet = Supernet(model)
     with FlopCounterMode(display=False) as counter:
         for architectures in steps:
@@ -117,7 +117,7 @@ def mean(device: torch.device, functions: Sequence[Callable[[], Any]]) -> float:
 def measured(net: type[Net], encoding: Encoding, settings: argparse.Namespace, steps: Sequence[Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     device = torch.device(settings.device)
-    model = to_device_format(net(encoding, settings.layers, size=(settings.size, settings.size)), device)
+    model = to_device_format(net(search_space(encoding, settings.layers), (settings.size, settings.size)), device)
     images = torch.rand(settings.batch, IMAGE_CHANNELS, settings.size, settings.size).to(device)
     supernet = Supernet(model)
     with torch.no_grad():

@@ -226,7 +226,7 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"nasbench201: {error}")
     except ImportError as error:
-        sys.exit(f"nasbench201: {error}; pip install 'asng[bench]' has it, or leave the method out of --methods")
+        sys.exit(f"nasbench201: {error}; pip install '.[bench]' has it, or leave the method out of --methods")
     except KeyboardInterrupt:
         print(f"\nInterrupted. What is finished is in {out}; the same command continues.", file=sys.stderr)
         sys.exit(130)

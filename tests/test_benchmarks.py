@@ -74,7 +74,7 @@ def test_missing_libraries_and_a_missing_rich_are_left_out(tmp_path):
     assert {row["library"] for row in result["comparison"]} == {"asng"}
     for name in result["missing"]:
         assert f"{name} is not installed" in complaints
-    assert "pip install 'asng[bench]'" in complaints
+    assert "pip install '.[bench]'" in complaints
     assert "40 categorical of 5" in printed
 
 

@@ -17,10 +17,11 @@ CORE += ["_ragged", "_checks"]
 CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"report", "runs", "integrations", "asng"}
-MAY_IMPORT["experiments"] |= {"runs", "asng"}
+MAY_IMPORT["experiments"] |= {"runs", "fused", "asng"}
 MAY_IMPORT["integrations"] = {"integrations", *CORE}
 MAY_IMPORT["report"] = {"report", "runs"}
 MAY_IMPORT["_files"] = {"_files"}
+MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_files", "asng"}  # the package itself: its version
 for room in ("cli", "experiments", "nas"):
     MAY_IMPORT[room] |= {"_files", "_progress"}
@@ -30,6 +31,7 @@ MAY_IMPORT["__main__"] = {"cli"}
 
 THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "nas": {"numpy", "torch"},
+    "fused": {"torch", "triton"},
     # and no command-line parsing
     "experiments": {"numpy", "torch", "matplotlib", "sklearn", "PIL", "pooch", "requests"},
     "runs": set(),
@@ -136,7 +138,7 @@ def test_without_torch_one_shot_search_says_what_to_install():
     program = "import sys; sys.modules['torch'] = None; import asng; import asng.nas"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert re.search(r"ImportError: asng\.nas needs PyTorch \(.*torch.*\): pip install 'asng\[nas\]'", done.stderr)
+    assert re.search(r"ImportError: asng\.nas needs PyTorch \(.*torch.*\): pip install '\.\[nas\]'", done.stderr)
 
 
 # Extras

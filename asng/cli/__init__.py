@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             function_of(words)(arguments[len(words) :])
     except ImportError as error:  # where it is imported: there is no list of what a command needs
-        sys.exit(f"asng: {error}; the commands need pip install 'asng[experiments]'")
+        sys.exit(f"asng: {error}; the commands need pip install '.[experiments]'")
     except (ValueError, OSError) as error:
         print(f"asng: {error}", file=sys.stderr)
         sys.exit(WRONG_INPUT)

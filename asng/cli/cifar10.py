@@ -1,30 +1,23 @@
 """`asng cifar10 search`, `retrain` and `evaluate`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 
-from asng.cli.images import Commands, DataFlags, EvaluateFlags, Flat, RetrainFlags, SearchFlags
+from asng.cli.images import Commands, DataFlags, EvaluateFlags, RetrainFlags, SearchFlags
 from asng.cli.terminal import progress_bar
 from asng.experiments._settings import parse_device
+from asng.experiments.cifar10 import task
 from asng.experiments.cifar10.data import load_cifar10
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, cell_paths, random_values
-from asng.experiments.cifar10.task import (
-    SMALL,
-    SMALL_RETRAIN,
-    Cifar10,
-    Cifar10RetrainSettings,
-    Cifar10SearchSettings,
-    evaluate,
-)
 from asng.nas.architecture import from_json
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cifar10SearchFlags(SearchFlags):
+class Cifar10SearchFlags(SearchFlags[task.Cifar10SearchSettings, DataFlags]):
     """Search the two cells of an image classifier on CIFAR-10: section 3.2 of the paper.
 
     One half of the training images moves the weights, the other the distribution of architectures.
@@ -39,14 +32,11 @@ class Cifar10SearchFlags(SearchFlags):
       asng cifar10 search --max-params 200000 --epochs 50
     """
 
-    settings: Annotated[Cifar10SearchSettings, Flat] = field(default_factory=Cifar10SearchSettings)
-    where: Annotated[DataFlags, Flat] = field(default_factory=DataFlags)
     capture: bool = True
     """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cifar10RetrainFlags(RetrainFlags):
+class Cifar10RetrainFlags(RetrainFlags[task.Cifar10RetrainSettings, DataFlags]):
     """Train an architecture from scratch on all of CIFAR-10's training images, and test it.
 
     The number of channels is the largest with at most --max-params. Ctrl-C saves; the same command
@@ -59,12 +49,8 @@ class Cifar10RetrainFlags(RetrainFlags):
       asng cifar10 retrain --architecture random --seed 3        a baseline
     """
 
-    settings: Annotated[Cifar10RetrainSettings, Flat] = field(default_factory=Cifar10RetrainSettings)
-    where: Annotated[DataFlags, Flat] = field(default_factory=DataFlags)
 
-
-@dataclass(frozen=True, kw_only=True)
-class Cifar10EvaluateFlags(EvaluateFlags):
+class Cifar10EvaluateFlags(EvaluateFlags[DataFlags]):
     """Test what a run has trained: a network from scratch, or the most likely one of a search with its shared weights.
 
     Examples:
@@ -72,27 +58,26 @@ class Cifar10EvaluateFlags(EvaluateFlags):
       asng cifar10 evaluate runs/cifar10-asng-seed0
     """
 
-    where: Annotated[DataFlags, Flat] = field(default_factory=DataFlags)
-
 
 class Cifar10Commands(Commands):
     """The commands on CIFAR-10."""
 
     name = "cifar10"
     search_flags, retrain_flags, evaluate_flags = Cifar10SearchFlags, Cifar10RetrainFlags, Cifar10EvaluateFlags
-    small_search, small_retrain = SMALL, SMALL_RETRAIN
+    baselines = ("random",)
+    small_search, small_retrain = task.SMALL, task.SMALL_RETRAIN
 
-    def load_task(self, flags: Any, console: Console) -> Cifar10:
+    def load_task(self, flags: Any, console: Console) -> task.Cifar10:
         with progress_bar(console, "download", None) as progress:
-            return Cifar10(*load_cifar10(flags.where.data, parse_device(flags.where.device), progress))
+            return task.Cifar10(*load_cifar10(flags.where.data, parse_device(flags.where.device), progress))
 
-    def label(self, settings: Cifar10SearchSettings) -> str:
+    def label(self, settings: task.Cifar10SearchSettings) -> str:
         return settings.method
 
     def read_values(self, text: str) -> dict[str, Any]:
         return from_json(text, SPACE)
 
-    def random_values(self, flags: Cifar10RetrainFlags) -> dict[str, Any]:
+    def baseline_values(self, flags: Cifar10RetrainFlags) -> dict[str, Any]:
         return random_values(flags.settings.seed)
 
     def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
@@ -104,9 +89,9 @@ class Cifar10Commands(Commands):
         console.print(f"Test accuracy {accuracy:.2f} %, {size}, {summary['channels']} channels")
 
     def evaluate(self, flags: Cifar10EvaluateFlags, config: Mapping[str, Any], console: Console) -> None:
-        task = self.load_task(flags, console)
-        with progress_bar(console, f"testing on {len(task.test):,} images", None) as progress:
-            result = evaluate(task, flags.run, config, progress)
+        cifar10 = self.load_task(flags, console)
+        with progress_bar(console, f"testing on {len(cifar10.test):,} images", None) as progress:
+            result = task.evaluate(cifar10, flags.run, config, progress)
         found = result["kind"] == "search"
         what = "the architecture found so far, with shared weights" if found else "trained from scratch"
         print(f"Test accuracy {100 * result['test_accuracy']:.2f} % after {result['steps']:,} steps ({what})")

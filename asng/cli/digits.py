@@ -1,16 +1,15 @@
 """`asng digits search`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from asng.cli.terminal import parse_command, progress_bar
+from asng.cli.terminal import Flat, parse_command, progress_bar
 from asng.experiments import digits
 from asng.runs import ARCHITECTURE
 
@@ -19,8 +18,8 @@ from asng.runs import ARCHITECTURE
 class DigitsCommand:
     """Search a network for handwritten digits, train it from scratch and test it: a minute or two on the CPU.
 
-    Beside it, trained alike: random architectures of the same space, as many as the time of the
-    search buys, and a handcrafted network. Writes architecture.json, results.jsonl and
+    Beside it, trained alike: random architectures of the same space, as many as take the gradients of
+    the search (--epochs / --training-epochs), and a handcrafted network. Writes architecture.json, results.jsonl and
     summary.json. Ctrl-C saves; the same command continues.
 
     Examples:
@@ -28,7 +27,7 @@ class DigitsCommand:
       asng digits search --seeds 10 --out runs/ten
     """
 
-    settings: Annotated[digits.DigitsSettings, tyro.conf.arg(name="")] = field(default_factory=digits.DigitsSettings)
+    settings: Annotated[digits.DigitsSettings, Flat]
     out: Path = Path("runs/digits")
     """Folder of the run."""
 
@@ -53,12 +52,10 @@ def digits_table(summary: dict[str, Any]) -> Table:
     for name in ("accuracy", "standard error", "parameters"):
         table.add_column(name, justify="right")
     rows = summary["rows"]
-    counts = sorted({row["random_count"] for row in rows})
-    several = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     names = {
         "found": "found by the search",
-        "random_mean": f"mean of {several} random ones",
-        "random_best": f"best of {several} random ones",
+        "random_mean": f"mean of {rows[0]['random_count']} random ones",
+        "random_best": f"best of {rows[0]['random_count']} random ones",
         "handcrafted": "handcrafted",
     }
     for kind, name in names.items():

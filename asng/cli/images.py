@@ -5,17 +5,16 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import tyro
 from rich.console import Console
 
-from asng.cli.terminal import parse_command, progress_bar
+from asng.cli.terminal import Flat, parse_command, progress_bar
 from asng.experiments._image_runs import retrain, search
 from asng.experiments._jobs import Task
 from asng.runs import ARCHITECTURE, CHECKPOINT, read_config
 
-Flat = tyro.conf.arg(name="")
 # A folder that is named without a flag.
 SomeRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 RunOrNone = Annotated[
@@ -38,12 +37,16 @@ class DataFlags:
         return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchFlags:
-    """Flags of all searches; an experiment sets the types of `settings` and `where`."""
+Settings = TypeVar("Settings")
+Where = TypeVar("Where", bound=DataFlags)
 
-    settings: Any
-    where: Any
+
+@dataclass(frozen=True, kw_only=True)
+class SearchFlags(Generic[Settings, Where]):
+    """Flags of all searches."""
+
+    settings: Annotated[Settings, Flat]
+    where: Annotated[Where, Flat] = tyro.MISSING_NONPROP
     small: bool = False
     """Other defaults, for two cores: a smaller network, fewer images and steps."""
     out: Path | None = None
@@ -51,13 +54,13 @@ class SearchFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrainFlags:
+class RetrainFlags(Generic[Settings, Where]):
     """Flags of all trainings from scratch."""
 
     run: RunOrNone = None
     """Folder of a search."""
-    settings: Any
-    where: Any
+    settings: Annotated[Settings, Flat]
+    where: Annotated[Where, Flat] = tyro.MISSING_NONPROP
     architecture: str | None = None
     """Instead of a search: a file as architecture.json, or the word random, which draws one from the seed."""
     small: bool = False
@@ -67,21 +70,22 @@ class RetrainFlags:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateFlags:
+class EvaluateFlags(Generic[Where]):
     """Flags of all tests."""
 
     run: SomeRun
     """Folder of a search or of a retraining."""
-    where: Any
+    where: Annotated[Where, Flat] = tyro.MISSING_NONPROP
 
 
 class Commands(ABC):
     """The commands of an image experiment, and what they need to know of it."""
 
     name: ClassVar[str]
-    search_flags: ClassVar[type[SearchFlags]]
-    retrain_flags: ClassVar[type[RetrainFlags]]
-    evaluate_flags: ClassVar[type[EvaluateFlags]]
+    search_flags: ClassVar[type[SearchFlags[Any, Any]]]
+    retrain_flags: ClassVar[type[RetrainFlags[Any, Any]]]
+    evaluate_flags: ClassVar[type[EvaluateFlags[Any]]]
+    baselines: ClassVar[tuple[str, ...]]  # words for --architecture
     small_search: ClassVar[Any]  # settings
     small_retrain: ClassVar[Any]
 
@@ -98,8 +102,8 @@ class Commands(ABC):
         """An architecture from JSON."""
 
     @abstractmethod
-    def random_values(self, flags: Any) -> dict[str, Any]:
-        """An architecture drawn from the seed of a training."""
+    def baseline_values(self, flags: Any) -> dict[str, Any]:
+        """The architecture of a baseline."""
 
     @abstractmethod
     def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
@@ -151,13 +155,14 @@ class Commands(ABC):
         return flags, self.load_values(flags), self.retrain_folder(flags)
 
     def load_values(self, flags: Any) -> dict[str, Any]:
-        """The architecture of a search, of a file, or drawn from the seed."""
+        """The architecture of a search, of a file, or of a baseline."""
+        if flags.architecture in self.baselines:
+            return self.baseline_values(flags)
         if (flags.run is None) == (flags.architecture is None):
+            words = " or ".join(self.baselines)
             raise ValueError(
-                "give either the folder of a search, or --architecture with a JSON file or the word random"
+                f"give either the folder of a search, or --architecture with a JSON file or the word {words}"
             )
-        if flags.architecture == "random":
-            return self.random_values(flags)
         if flags.run is not None:
             read_config(flags.run, self.name, needs=ARCHITECTURE)
         path = Path(flags.architecture) if flags.run is None else flags.run / ARCHITECTURE

@@ -1,27 +1,19 @@
 """`asng inpainting search`, `retrain` and `evaluate`."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.console import Console
 
-from asng.cli.images import Commands, DataFlags, EvaluateFlags, Flat, RetrainFlags, SearchFlags
+from asng.cli.images import Commands, DataFlags, EvaluateFlags, RetrainFlags, SearchFlags
 from asng.cli.terminal import progress_bar
 from asng.experiments._settings import parse_device
+from asng.experiments.inpainting import task
 from asng.experiments.inpainting.data import load_faces, load_folder
 from asng.experiments.inpainting.encoding import base_values, depth, random_values, read_values, search_space, widths_of
 from asng.experiments.inpainting.masks import Mask
-from asng.experiments.inpainting.task import (
-    DEFAULT_MASK,
-    SMALL,
-    SMALL_RETRAIN,
-    Inpainting,
-    InpaintingRetrainSettings,
-    InpaintingSearchSettings,
-    evaluate,
-)
 from asng.runs import read_config
 from asng.space import Variable
 
@@ -36,8 +28,7 @@ class FaceFlags(DataFlags):
     """The same for the test images."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class InpaintingSearchFlags(SearchFlags):
+class InpaintingSearchFlags(SearchFlags[task.InpaintingSearchSettings, FaceFlags]):
     """Search an autoencoder that fills holes in faces: section 3.3 of the paper.
 
     --data, or the environment variable ASNG_DATA, names a folder of face images, or CelebA as its authors
@@ -51,12 +42,9 @@ class InpaintingSearchFlags(SearchFlags):
       asng inpainting search --small                           a look, minutes on two cores
     """
 
-    settings: Annotated[InpaintingSearchSettings, Flat] = field(default_factory=InpaintingSearchSettings)
-    where: Annotated[FaceFlags, Flat] = field(default_factory=FaceFlags)
-
 
 @dataclass(frozen=True, kw_only=True)
-class InpaintingRetrainFlags(RetrainFlags):
+class InpaintingRetrainFlags(RetrainFlags[task.InpaintingRetrainSettings, FaceFlags]):
     """Train an autoencoder from scratch on faces with holes, and test it.
 
     The mask is that of the search, unless another one is given. The baseline base has layers of 3x3 with skip
@@ -70,8 +58,6 @@ class InpaintingRetrainFlags(RetrainFlags):
       asng inpainting retrain --architecture network.json --iterations 20000
     """
 
-    settings: Annotated[InpaintingRetrainSettings, Flat] = field(default_factory=InpaintingRetrainSettings)
-    where: Annotated[FaceFlags, Flat] = field(default_factory=FaceFlags)
     architecture: str | None = None
     """A file as architecture.json; random, drawn from the space of RUN or of the paper; base, as deep as RUN found."""
     out: Path | None = None
@@ -80,7 +66,7 @@ class InpaintingRetrainFlags(RetrainFlags):
 
 
 @dataclass(frozen=True, kw_only=True)
-class InpaintingEvaluateFlags(EvaluateFlags):
+class InpaintingEvaluateFlags(EvaluateFlags[FaceFlags]):
     """PSNR and SSIM of what a run has trained, on all test faces; leaves evaluation.json and restored.png.
 
     The masks of the test faces are the same for all runs.
@@ -91,7 +77,6 @@ class InpaintingEvaluateFlags(EvaluateFlags):
       asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0 --pictures family
     """
 
-    where: Annotated[FaceFlags, Flat] = field(default_factory=FaceFlags)
     pictures: Path | None = None
     """A folder of any faces to test on instead, without other data; leaves evaluation-NAME.json, restored-NAME.png."""
 
@@ -102,9 +87,10 @@ class InpaintingCommands(Commands):
     name = "inpainting"
     search_flags, retrain_flags = InpaintingSearchFlags, InpaintingRetrainFlags
     evaluate_flags = InpaintingEvaluateFlags
-    small_search, small_retrain = SMALL, SMALL_RETRAIN
+    baselines = ("random", "base")
+    small_search, small_retrain = task.SMALL, task.SMALL_RETRAIN
 
-    def load_task(self, flags: Any, console: Console) -> Inpainting:
+    def load_task(self, flags: Any, console: Console) -> task.Inpainting:
         where: FaceFlags = flags.where
         if (where.train_list is None) != (where.test_list is None):
             raise ValueError("give --train-list and --test-list together, or neither")
@@ -116,41 +102,33 @@ class InpaintingCommands(Commands):
         train = f"{n:,}" if used == n else f"{used:,} of {n:,}"
         console.print(f"{train} faces to train with, {len(data.test):,} to test with ({data.split})", highlight=False)
         print_left_out(data.damaged, console)
-        return Inpainting(data.train, data.test)
+        return task.Inpainting(data.train, data.test)
 
-    def label(self, settings: InpaintingSearchSettings) -> str:
+    def label(self, settings: task.InpaintingSearchSettings) -> str:
         return f"{settings.encoding}-{settings.mask}-{settings.method}"
 
     def read_values(self, text: str) -> dict[str, Any]:
         return read_values(text)
 
-    def random_values(self, flags: InpaintingRetrainFlags) -> dict[str, Any]:
-        small = search_space(SMALL.encoding, SMALL.layers, widths=SMALL.widths)
-        return random_values(small if flags.small else search_space("cat"), flags.settings.seed)
+    def baseline_values(self, flags: InpaintingRetrainFlags) -> dict[str, Any]:
+        if flags.run is not None:
+            space = run_space(flags.run)
+        elif flags.architecture == "base":
+            raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
+        else:
+            small = search_space(task.SMALL.encoding, task.SMALL.layers, widths=task.SMALL.widths)
+            space = small if flags.small else search_space("cat")
+        if flags.architecture == "random":
+            return random_values(space, flags.settings.seed)
+        found = self.load_values(replace(flags, architecture=None))
+        return base_values(space, depth(found), min(widths_of(space), key=lambda width: abs(width - 64)))
 
     def choose(self, flags: InpaintingRetrainFlags) -> tuple[Any, dict[str, Any], Path]:
         searched: Mask | None = None if flags.run is None else read_config(flags.run).get("mask")
-        mask = flags.settings.mask or searched or (SMALL.mask if flags.small else DEFAULT_MASK)
+        mask = flags.settings.mask or searched or (task.SMALL.mask if flags.small else task.DEFAULT_MASK)
         flags = replace(flags, settings=replace(flags.settings, mask=mask))
-        return (
-            flags,
-            self.load_values(flags),
-            self.retrain_folder(flags, f"-{mask}" if searched not in (None, mask) else ""),
-        )
-
-    def load_values(self, flags: InpaintingRetrainFlags) -> dict[str, Any]:
-        run, given = flags.run, flags.architecture
-        if run is None and given == "base":
-            raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
-        if run is None or given is None:
-            return super().load_values(flags)
-        if given == "random":
-            return random_values(run_space(run), flags.settings.seed)
-        if given != "base":
-            raise ValueError(f"beside the folder of a search, --architecture is base or random, got {given!r}")
-        space = run_space(run)
-        found = super().load_values(replace(flags, architecture=None))
-        return base_values(space, depth(found), min(widths_of(space), key=lambda width: abs(width - 64)))
+        ending = "" if searched in (None, mask) else f"-{mask}"
+        return flags, self.load_values(flags), self.retrain_folder(flags, ending)
 
     def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
         console.print("Found (the other layers are inactive):", *summary["chain"], sep="\n", highlight=False)
@@ -162,8 +140,8 @@ class InpaintingCommands(Commands):
     def evaluate(self, flags: InpaintingEvaluateFlags, config: Mapping[str, Any], console: Console) -> None:
         name = ""
         if flags.pictures is None:
-            task = self.load_task(flags, console)
-            if (faces := task.identity()["faces"]) != config.get("faces"):
+            inpainting = self.load_task(flags, console)
+            if (faces := inpainting.identity()["faces"]) != config.get("faces"):
                 raise ValueError(
                     f"{flags.run} was made with other faces ({config.get('faces')}) than these ({faces}); give the "
                     "same --data and lists, or name a folder to test on by --pictures"
@@ -172,9 +150,9 @@ class InpaintingCommands(Commands):
             name = flags.pictures.resolve().name
             faces, damaged = load_folder(flags.pictures, parse_device(flags.where.device))
             print_left_out(damaged, console)
-            task = Inpainting(faces, faces)
-        with progress_bar(console, f"testing on {len(task.test):,} faces", None) as progress:
-            report = evaluate(task, flags.run, config, progress, name)
+            inpainting = task.Inpainting(faces, faces)
+        with progress_bar(console, f"testing on {len(inpainting.test):,} faces", None) as progress:
+            report = task.evaluate(inpainting, flags.run, config, progress, name)
         psnr = "infinite" if report["psnr"] is None else f"{report['psnr']:.2f} dB"
         console.print(f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces", highlight=False)
         console.print(f"Picture: {flags.run / report['picture']}", soft_wrap=True)

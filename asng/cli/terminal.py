@@ -13,6 +13,8 @@ from rich.console import Console
 from asng import _progress
 from asng._progress import Progress
 
+Flat = tyro.conf.arg(name="")  # flags without a prefix
+
 
 def parse_command(flags: Any, name: str, arguments: Sequence[str], **presets: Any) -> Any:
     """Parse a command's arguments; `--help` shows the docstring of `flags`.
@@ -27,7 +29,7 @@ def parse_command(flags: Any, name: str, arguments: Sequence[str], **presets: An
         description=cleandoc(flags.__doc__ or ""),
         args=arguments,
         default=flags(settings=given[0]) if given else tyro.MISSING_NONPROP,
-        config=(tyro.conf.FlagCreatePairsOff, tyro.conf.DisallowNone),
+        config=(tyro.conf.DisallowNone,),
     )
 
 
@@ -38,6 +40,9 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
         with _progress.progress_bar(title, console) as progress:
             yield progress
     except KeyboardInterrupt:
-        where = "" if folder is None else f" What is finished is in {folder}; the same command continues."
+        where = ""
+        if folder is not None:
+            kept = any(path.suffix in (".jsonl", ".pt") for path in folder.glob("*"))
+            where = f" What is finished is in {folder}; the same command continues." if kept else " Nothing was saved."
         print(f"Interrupted.{where}", file=sys.stderr)
         raise

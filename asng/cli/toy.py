@@ -1,16 +1,15 @@
 """`asng toy`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import tyro
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from asng.cli.terminal import parse_command, progress_bar
+from asng.cli.terminal import Flat, parse_command, progress_bar
 from asng.experiments import toy
 
 
@@ -28,7 +27,7 @@ class ToyCommand:
       asng toy --quick --alphas 1.1 1.5 3       quick, but with several values of alpha
     """
 
-    settings: Annotated[toy.ToySettings, tyro.conf.arg(name="")] = field(default_factory=toy.ToySettings)
+    settings: Annotated[toy.ToySettings, Flat]
     quick: bool = False
     """A coarser sweep: changes the defaults of the other flags, and can be combined with them."""
     out: Path | None = None
@@ -54,11 +53,8 @@ def toy_table(summary: dict[str, Any]) -> Table:
         box=box.SIMPLE_HEAD,
         pad_edge=False,
     )
-    table.add_column("lr", justify="right")
-    for name in ("method", f"all {summary['runs']} runs", "any run"):
-        table.add_column(name)
-    table.add_column("best", justify="right")
-    table.add_column("at", justify="right")
+    for name in ("lr", "method", f"all {summary['runs']} runs", "any run", "best", "at"):
+        table.add_column(name, justify="right" if name in ("lr", "best", "at") else "left")
     for row in summary["ranges"]:
         method = row["method"] if row["alpha"] in (None, toy.DEFAULT_ALPHA) else f"ASNG alpha {row['alpha']:g}"
         best = row["best"]

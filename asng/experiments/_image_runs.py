@@ -8,22 +8,11 @@ from torch import nn
 
 from asng._progress import Progress, no_progress
 from asng.experiments import curves
-from asng.experiments._checkpoint import RunCheckpoint
 from asng.experiments._jobs import SearchJob, Task, TrainJob
 from asng.experiments._settings import JobSettings, SearchSettings, describe_machine
 from asng.nas._loop import Checkpoint, Job, run_job
 from asng.nas.architecture import from_dict, to_dict
 from asng.runs import ARCHITECTURE, CHECKPOINT, METRICS, SUMMARY, Run, make_config, settings_from_config, write_json
-
-
-class MetricsCheckpoint(RunCheckpoint):
-    """The checkpoint of a run whose records are lines of its metrics."""
-
-    def start(self, history: list[dict[str, Any]]) -> None:
-        self._run.truncate(len(history))
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        self._run.append(record)
 
 
 def search(
@@ -43,11 +32,7 @@ def search(
 
 
 def retrain(
-    task: Task,
-    settings: JobSettings,
-    values: Mapping[str, Any],
-    folder: Path,
-    progress: Progress = no_progress,
+    task: Task, settings: JobSettings, values: Mapping[str, Any], folder: Path, progress: Progress = no_progress
 ) -> dict[str, Any]:
     """Train an architecture from scratch, or continue; leaves the weights and a summary in the folder."""
     job = TrainJob(task, settings, values)
@@ -65,10 +50,8 @@ def _open_run(job: SearchJob | TrainJob, folder: Path, config: Mapping[str, Any]
 
 
 def _run_job(job: Job, run: Run, settings: JobSettings, progress: Progress) -> list[dict[str, Any]]:
-    epochs, unit = settings.num_epochs, settings.unit
-    return run_job(
-        job, epochs=epochs, checkpoint=MetricsCheckpoint(run, CHECKPOINT, run.config), progress=progress, unit=unit
-    )
+    checkpoint = Checkpoint(run.folder / CHECKPOINT, run.config, run)
+    return run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress, unit=settings.unit)
 
 
 def _finish(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], job: Job) -> dict[str, Any]:

@@ -96,9 +96,8 @@ class Task(ABC):
     def train_loss(self, settings: Any, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Of a mini-batch."""
 
-    def set_phase(self, settings: Any, model: nn.Module, fraction: float) -> bool:
-        """Change the network after a fraction of the training; returns whether it changed."""
-        return False
+    def set_phase(self, settings: Any, model: nn.Module, fraction: float) -> None:  # noqa: B027
+        """Change buffers of the network after a fraction of the training."""
 
     # Results.
 
@@ -147,10 +146,7 @@ class _ImageJob(Job):
         return {"images_per_second": self._settings.batch * self.images_per_step * epoch.steps / seconds}
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
-        losses = [values for name, values in epoch.to_floats().items() if name.endswith("loss")]
-        not_finite = max((sum(not math.isfinite(value) for value in values) for values in losses), default=0)
-        record = {"step": epoch.number * self.steps_per_epoch, **self.status(epoch)}
-        return {**record, "not_finite": not_finite} if not_finite else record
+        return {"step": epoch.number * self.steps_per_epoch, **self.status(epoch)}
 
 
 class SearchJob(_ImageJob):
@@ -328,8 +324,8 @@ class TrainJob(_ImageJob):
 
     def step(self, index: int) -> dict[str, Number]:
         fraction = self._fraction_done(index)
-        if fraction != self._phase and self._task.set_phase(self._settings, self.model, fraction):
-            self._train_step.reset_graph()
+        if fraction != self._phase:
+            self._task.set_phase(self._settings, self.model, fraction)
         self._phase = fraction
         set_lr(self._train_step.optimizer, self._settings.lr_at(fraction))
         return {"train_loss": self._train_step(self.train_batches(index))}

@@ -35,7 +35,7 @@ class JobSettings(ABC):
 
     @property
     @abstractmethod
-    def num_epochs(self) -> int:
+    def epochs(self) -> int:
         """Epochs, or checkpoints."""
 
     @abstractmethod
@@ -60,10 +60,6 @@ class EpochSettings(JobSettings):
     epochs: int = 100
     """Passes over the training images."""
 
-    @property
-    def num_epochs(self) -> int:
-        return self.epochs
-
     def steps_per_epoch(self, batches: int) -> int:
         return batches
 
@@ -85,15 +81,13 @@ class IterationSettings(JobSettings):
     """The most training images to use, from all over their order; all by default."""
 
     def __post_init__(self) -> None:
-        check_settings(self, iterations=1, checkpoint_every=1, batch=1, seed=0)
-        if self.num_train_images is not None:
-            check_settings(self, num_train_images=1)
+        check_settings(self, iterations=1, checkpoint_every=1, batch=1, num_train_images=1, seed=0)
         if self.iterations % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"iterations must be a multiple of checkpoint_every, {every}, got {self.iterations}")
 
     @property
-    def num_epochs(self) -> int:
+    def epochs(self) -> int:
         return self.iterations // self.checkpoint_every
 
     def steps_per_epoch(self, batches: int) -> int:
@@ -153,9 +147,12 @@ def cosine_lr(start: float, done: float) -> float:
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the learning rate of all groups."""
+    """Set the learning rate of all groups; one that is a tensor, which a CUDA graph may read, is filled."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr
 
 
 def describe_machine(device: torch.device) -> str:

@@ -9,11 +9,13 @@ from torch import Tensor, nn
 
 
 class TrainStep:
-    """Training steps of a static model; on a GPU captured once as a CUDA graph and replayed.
+    """Training steps of a static model; on a GPU captured once as a CUDA graph, the weight update included.
 
     Args:
-        model: A network without decisions, in training mode.
-        optimizer: Any torch optimizer of its parameters.
+        model: A network without decisions, in training mode. On a GPU, whatever changes from step to step has to be
+            in tensors: parameters, buffers, the batch.
+        optimizer: Any torch optimizer of its parameters; on a GPU a fused one. Its learning rate becomes a tensor
+            there, which `set_lr` fills.
         loss_fn: (model, batch) -> scalar; a batch is a tuple of tensors, always of the same shapes.
         max_grad_norm: Largest norm of the gradient.
         amp_dtype: Type of mixed precision.
@@ -38,36 +40,32 @@ class TrainStep:
         half = amp_dtype is torch.float16
         self._scaler = torch.amp.GradScaler(self._device.type, init_scale=2.0**16 if half else 1.0)
         self._scale = None if half else 1.0
-        self._recorded: tuple[Any, tuple[Tensor, ...], Tensor] | None = None
+        self._captured: tuple[Any, tuple[Tensor, ...], Tensor] | None = None
+        if self._device.type == "cuda" and not all(group["fused"] for group in optimizer.param_groups):
+            raise ValueError(f"on a GPU {type(optimizer).__name__} must be fused to be captured; give fused=True")
+        self._move_lr()
 
     def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
         """One step; returns the loss, on the device."""
-        loss = self._replay(batch) if self._device.type == "cuda" else self._forward_backward(batch)
-        self._scaler.unscale_(self.optimizer)
-        nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
-        self._scaler.step(self.optimizer)
-        self._scaler.update(self._scale)
-        return loss
+        return self._replay(batch) if self._device.type == "cuda" else self._step(batch)
 
-    def reset_graph(self) -> None:
-        """Capture the graph again at the next step: something else than weights and batch has changed."""
-        self._recorded = None
-
-    def _forward_backward(self, batch: tuple[Tensor, ...]) -> Tensor:
-        """The loss, with its gradient in the parameters."""
+    def _step(self, batch: tuple[Tensor, ...]) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(
             self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
         ):
             loss = self._loss_fn(self.model, batch)
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        self._scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
+        self._scaler.step(self.optimizer)
+        self._scaler.update(self._scale)
         return loss.detach()
 
     def _replay(self, batch: tuple[Tensor, ...]) -> Tensor:
-        if self._recorded is None:
-            with preserve_buffers_and_rng(self.model):  # the capture must not change results
-                self._recorded = self._record(tuple(tensor.clone() for tensor in batch))
-        graph, inputs, loss = self._recorded
+        if self._captured is None:
+            self._captured = self._capture(tuple(tensor.clone() for tensor in batch))
+        graph, inputs, loss = self._captured
         for static, tensor in zip(inputs, batch, strict=True):
             if static.shape != tensor.shape:  # copy_ would broadcast
                 raise ValueError(f"batches must keep their shape, {tuple(static.shape)}, got {tuple(tensor.shape)}")
@@ -75,20 +73,42 @@ class TrainStep:
         graph.replay()
         return loss.clone()
 
-    def _record(self, inputs: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...], Tensor]:
-        """A graph from the inputs to the loss; the gradients of the parameters are from now on those that it writes."""
+    def _capture(self, inputs: tuple[Tensor, ...]) -> tuple[Any, tuple[Tensor, ...], Tensor]:
+        """A graph of a step on the inputs, and its loss; no weight moves."""
         cuda: Any = torch.cuda
-        side_stream = cuda.Stream()
-        side_stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side_stream):
+        stream = cuda.Stream()
+        stream.wait_stream(cuda.current_stream())
+        with cuda.stream(stream), preserve_buffers_and_rng(self.model), self._preserve_weights():
             for _ in range(3):  # libraries choose their kernels in the first calls
-                self._forward_backward(inputs)
-        torch.cuda.current_stream().wait_stream(side_stream)
-        self.optimizer.zero_grad(set_to_none=True)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            loss = self._forward_backward(inputs)
+                self._step(inputs)
+        cuda.current_stream().wait_stream(stream)
+        graph = cuda.CUDAGraph()
+        with preserve_buffers_and_rng(self.model), cuda.graph(graph):
+            loss = self._step(inputs)
         return graph, inputs, loss
+
+    @contextmanager
+    def _preserve_weights(self) -> Iterator[None]:
+        """Restore parameters, the optimizer's state and the loss scale on exit; a state that is new becomes zero."""
+        parameters, state, scaler = self._parameters, self.optimizer.state, self._scaler.state_dict()
+        weights = [parameter.detach().clone() for parameter in parameters]
+        before = {p: {name: tensor.clone() for name, tensor in state[p].items()} for p in parameters if p in state}
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                torch._foreach_copy_(parameters, weights)
+                for parameter in parameters:
+                    for name, tensor in state[parameter].items():
+                        old = before.get(parameter, {}).get(name)
+                        tensor.zero_() if old is None else tensor.copy_(old)
+            self._scaler.load_state_dict(scaler)
+
+    def _move_lr(self) -> None:
+        """On a GPU, make the learning rates tensors that a graph reads."""
+        if self._device.type == "cuda":
+            for group in self.optimizer.param_groups:
+                group["lr"] = torch.tensor(float(group["lr"]), device=self._device)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -101,6 +121,8 @@ class TrainStep:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self._scaler.load_state_dict(state["scaler"])
+        self._move_lr()
+        self._captured = None  # the optimizer has another state now
 
 
 @contextmanager

@@ -1,6 +1,7 @@
 """Training curves: losses, accuracies and other metrics, one panel for each kind."""
 
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +32,10 @@ def draw_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -
 
 def _panel(axes: Any, runs: Mapping[str, Sequence[Mapping[str, Any]]], ending: str, metrics: Sequence[str]) -> None:
     percent = 100 if ending == "accuracy" else 1
-    for color, (run, records) in zip(_cycle(COLORS, len(runs)), runs.items(), strict=True):
-        for stroke, metric in zip(_cycle(STROKES, len(metrics)), metrics, strict=True):
-            points = [
-                (record["step"], percent * record[metric]) for record in records if record.get(metric) is not None
-            ]
+    for (run, records), color in zip(runs.items(), cycle(COLORS), strict=False):
+        for metric, stroke in zip(metrics, cycle(STROKES), strict=False):
+            measured = [record for record in records if record.get(metric) is not None]
+            points = [(record["step"], percent * record[metric]) for record in measured]
             label = " ".join(part for part in (run, metric.removesuffix(ending).replace("_", " ").strip()) if part)
             if points:
                 axes.plot(*zip(*points, strict=True), stroke, color=color, label=label, marker="o"[len(points) > 1 :])
@@ -43,7 +43,3 @@ def _panel(axes: Any, runs: Mapping[str, Sequence[Mapping[str, Any]]], ending: s
     axes.set_ylabel(PANELS[ending] + (" [%]" if ending == "accuracy" else ""))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=7, frameon=False)
-
-
-def _cycle(items: Sequence[str], count: int) -> list[str]:
-    return [items[index % len(items)] for index in range(count)]

@@ -5,7 +5,6 @@ random architectures of the same space and a handcrafted network, all trained in
 """
 
 import math
-import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
@@ -19,7 +18,6 @@ from torch import Tensor, nn
 
 from asng import __version__, nas
 from asng._progress import Progress, no_progress, part_of
-from asng.experiments._checkpoint import RunCheckpoint
 from asng.experiments._settings import check_settings
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
@@ -55,6 +53,11 @@ class DigitsSettings:
 
     def __post_init__(self) -> None:
         check_settings(self, epochs=1, training_epochs=1, batch=1, seeds=1, seed=0)
+
+    @property
+    def num_random(self) -> int:
+        """Random architectures to train: as many as take the gradients of the search, of two architectures a step."""
+        return max(1, round(self.epochs / self.training_epochs))  # an epoch of the search is over half of the images
 
 
 class Block(nn.Module):
@@ -166,7 +169,7 @@ def search(
 
 
 def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any]) -> dict[str, Any]:
-    """An architecture trained from scratch on all training images: test accuracy, parameters, seconds."""
+    """An architecture trained from scratch on all training images: test accuracy and parameters."""
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
     optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
@@ -174,7 +177,6 @@ def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
     shuffled = Batches(both, settings.batch, generator)
-    started = time.perf_counter()
     for _ in range(settings.training_epochs):
         for batch in shuffled:
             optimizer.zero_grad()
@@ -182,12 +184,11 @@ def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
         lr_scheduler.step()
-    seconds = time.perf_counter() - started
     model.eval()
     with torch.no_grad():
         accuracy = (model(data.test[0]).argmax(1) == data.test[1]).double().mean().item()
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"values": values, "accuracy": accuracy, "parameters": parameters, "seconds": seconds}
+    return {"values": values, "accuracy": accuracy, "parameters": parameters}
 
 
 def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
@@ -220,33 +221,22 @@ def _one_thread() -> Iterator[None]:
 
 
 def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress) -> None:
-    """Search; then train the result, the handcrafted network, and random ones for as long as the search took."""
+    """Search; then train the result, the handcrafted network and random ones, all that the run has no record of."""
     data = load_split(seed)
     done = [record for record in run.results() if record["seed"] == seed]
-    by_kind = {record["kind"]: record for record in done}
-
-    def keep(kind: str, record: dict[str, Any]) -> dict[str, Any]:
-        record = {"seed": seed, "kind": kind, **record}
-        run.append(record)
-        return record
-
-    result = by_kind.get("search")
-    if result is None:
-        checkpoint = RunCheckpoint(run, f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
-        result = keep("search", search(settings, seed, data, part_of(progress, 0.0, 0.4), checkpoint))
+    if not done:
+        checkpoint = Checkpoint(run.folder / f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
+        result = search(settings, seed, data, part_of(progress, 0.0, 0.4), checkpoint)
+        done.append({"seed": seed, "kind": "search", **result})
+        run.append(done[0])
         checkpoint.remove()
-    for kind, values, part in (("found", result["values"], 0.4), ("handcrafted", HANDCRAFTED, 0.5)):
-        progress(part)
-        if kind not in by_kind:
-            keep(kind, train(settings, seed, data, values))
     draws = ASNG(nas.space_of(Net()), seed=np.random.SeedSequence([seed, 2]))
-    earlier = [record for record in done if record["kind"] == "random"]
-    spent = 0.0
-    while spent < result["seconds"]:
-        progress(0.6 + 0.4 * spent / result["seconds"])
-        values = draws.ask(1)[0].values
-        record = earlier.pop(0) if earlier else keep("random", train(settings, seed, data, values))
-        spent += record["seconds"]
+    random = [("random", draws.ask(1)[0].values) for _ in range(settings.num_random)]
+    trainings = [("found", done[0]["values"]), ("handcrafted", HANDCRAFTED), *random]
+    for number, (kind, values) in enumerate(trainings, start=1):
+        progress(0.4 + 0.6 * (number - 1) / len(trainings))
+        if number >= len(done):
+            run.append({"seed": seed, "kind": kind, **train(settings, seed, data, values)})
 
 
 def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:

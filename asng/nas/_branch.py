@@ -27,6 +27,17 @@ class Weights:
 
     gradients: Mapping[int, Tensor]  # what is added to
     leaves: Mapping[int, Tensor]  # what runs in their place, such as a copy in lower precision
+    _addresses: dict[tuple[int, ...], Tensor] = field(default_factory=dict)
+
+    def addresses_of(self, parameters: Sequence[Tensor], device: torch.device) -> Tensor:
+        """The addresses of parameters and of their gradients on the device, sent once: a graph cannot."""
+        key = tuple(map(id, parameters))
+        if key not in self._addresses:
+            values = [self.leaves.get(id(parameter), parameter) for parameter in parameters]
+            gradients = [self.gradients[id(parameter)] for parameter in parameters]
+            rows = [[value.data_ptr(), gradient.data_ptr()] for value, gradient in zip(values, gradients, strict=True)]
+            self._addresses[key] = torch.tensor(rows).to(device, non_blocking=True)
+        return self._addresses[key]
 
     @contextmanager
     def substitute_into(self, modules: Iterable[nn.Module]) -> Iterator[None]:

@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 
 from asng.nas import _distributed, _switch
 from asng.nas._branch import SplitGroups
-from asng.nas._cases import Case, Columns, Refused
+from asng.nas._cases import Case, Columns, Refused, Unswitchable
 from asng.nas._outcome import LossFn, Numbers, Outcome, to_outcome
-from asng.nas._sgd import FlatSGD, unsupported_reason
-from asng.nas._trace import Switch, Trace, run_all, run_one
+from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
+from asng.nas._update import WeightUpdate, unsupported_reason
 from asng.nas.supernet import Supernet
 
 Values = Mapping[str, Any]
@@ -58,12 +58,13 @@ class Iteration:
         amp_dtype: torch.dtype | None,
     ) -> None:
         self._supernet, self._loss_fn, self._n, self._amp_dtype = supernet, loss_fn, n, amp_dtype
-        self.sgd = FlatSGD(optimizer, max_grad_norm, n)
-        self._device = self.sgd.groups[0].gradient.device
+        self.update = WeightUpdate(optimizer, max_grad_norm, n)
+        self._device = self.update.groups[0].gradient.device
         self._columns = Columns(supernet)
         self._passes = {"train": Case(), "valid": Case()}
         self._metrics: dict[str, list[str]] = {"train": [], "valid": []}  # their names
         self._consumers: dict[int, set[str]] = {}
+        self._surroundings: list[nn.Module] = []  # that are switches in place of modules inside them
         self._discovers = False
         self._graph: _switch.BranchingGraph | None = None
 
@@ -72,17 +73,13 @@ class Iteration:
     def prepare(self, train_batch: Any, valid_batch: Any) -> None:
         """Find all switches by a rehearsal on batches of the shapes to come; leaves weights, statistics, RNG alone."""
         self._train, self._valid = _Static(train_batch, self._device), _Static(valid_batch, self._device)
-        self._columns = Columns(self._supernet)
-        self._passes = {"train": Case(), "valid": Case()}
-        self._allocate(0)
         synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
         with self._preserve(), synchronizes:
-            self._discovers = True
-            self._run(run_all, in_turn)
-            self._discovers = False
+            while not self._discover():
+                pass  # with one more module that is a switch
             self._allocate(len(self._columns))
             if self._amp_dtype is not None:
-                self.sgd.keep_low(self._amp_dtype, self._only_cast())
+                self.update.keep_low(self._amp_dtype, self._only_cast())
             if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
                 self._run(run_all, in_turn)
         if self._device.type == "cuda":
@@ -90,16 +87,37 @@ class Iteration:
             with self._preserve(), graph.rehearse():
                 self._run(graph.switch, graph.fork)
 
+    def _discover(self) -> bool:
+        """Find the switches of both passes; returns False where a module has to be a switch that was none."""
+        self._columns = Columns(self._supernet)
+        self._passes = {"train": Case(), "valid": Case()}
+        self._allocate(0)
+        self._discovers = True
+        try:
+            self._run(run_all, in_turn)
+        except Unswitchable as error:
+            around = None if error.module is None else _module_around(self._supernet, error.module)
+            if around is None:
+                raise
+            if around in self._surroundings:
+                label = self._supernet.paths[around] or "the model"
+                raise Refused(f"{label} has more than {MAX_CASES} cases, and {error}") from None
+            self._surroundings.append(around)
+            return False
+        finally:
+            self._discovers = False
+        return True
+
     def _only_cast(self) -> set[int]:
         """The weights of which mixed precision uses nothing but copies in lower precision."""
         layers = [m for m in self._supernet.paths if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear))]
         held = {id(parameter) for layer in layers for parameter in layer._parameters.values()}
-        return {key for key, names in self._consumers.items() if key in held and names == {"ToCopyBackward0"}}
+        return {key for key, names in self._consumers.items() if key in held and names == {CAST}}
 
     def _allocate(self, columns: int) -> None:
         """The numbers that come in, with what they are sent from, and the losses and metrics that go out."""
         rows = 2 * self._n
-        lrs = 2 * len(self.sgd.groups)  # float64, each in the place of two int32
+        lrs = 2 * len(self.update.groups)  # float64, each in the place of two int32
         self._inputs = torch.zeros(lrs + rows * columns, dtype=torch.int32, device=self._device)
         self._sent = torch.zeros_like(self._inputs, device="cpu")
         if self._device.type == "cuda":
@@ -113,7 +131,7 @@ class Iteration:
     def _preserve(self) -> Iterator[None]:
         """Restore parameters, buffers, momentum and RNG state on exit."""
         kept = [*self._supernet.model.parameters(), *self._supernet.model.buffers()]
-        kept += [tensor for group in self.sgd.groups for tensor in (*group.parameters, group.momentum, group.touched)]
+        kept += self.update.tensors()
         before = [tensor.detach().clone() for tensor in kept]
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
             try:
@@ -139,7 +157,7 @@ class Iteration:
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
     ) -> tuple[Numbers, Numbers]:
         """The numbers of the training and of the judging passes."""
-        lrs = torch.tensor(self.sgd.lrs, dtype=torch.float64)
+        lrs = torch.tensor(self.update.lrs, dtype=torch.float64)
         rows = torch.tensor([self._columns.encode(values) for values in (*train, *valid)], dtype=torch.int32)
         torch.cat([lrs.view(torch.int32), rows.flatten()], out=self._sent)
         self._inputs.copy_(self._sent, non_blocking=True)
@@ -158,9 +176,9 @@ class Iteration:
 
     def _run(self, switch: Switch, fork: Fork) -> None:
         passes = range(1 if switch is run_all else self._n)  # they are alike
-        self.sgd.begin()
+        self.update.begin()
         fork([partial(self._train_pass, number, switch) for number in passes])
-        self.sgd.step(self.sgd.lrs if self._device.type == "cpu" else self._lrs.unbind())
+        self.update.step(self.update.lrs if self._device.type == "cpu" else self._lrs.unbind())
         fork([partial(self._judging_pass, number, switch) for number in passes])
 
     def _train_pass(self, number: int, switch: Switch) -> None:
@@ -184,9 +202,18 @@ class Iteration:
             target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
 
     def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
-        root, weights = self._passes[kind], self.sgd.weights(number)
+        root, weights = self._passes[kind], self.update.weights(number)
         discovers = self._discovers
-        trace = Trace(self._supernet, self._columns, switch, root, self._rows[row], weights, discovers=discovers)
+        trace = Trace(
+            self._supernet,
+            self._columns,
+            switch,
+            root,
+            self._rows[row],
+            weights,
+            surroundings=self._surroundings,
+            discovers=discovers,
+        )
         if discovers and kind == "train":
             self._consumers = trace.consumers
         return trace
@@ -238,7 +265,7 @@ class CapturedStep:
             self._is_current = False
             return None
         if not self._is_current:
-            iteration.sgd.load()
+            iteration.update.load()
             self._is_current = True
         padded = [*valid, *train[: n - len(valid)]]  # in place of those that are not judged
         trained, judged = iteration.step(train, train_batch, padded, valid_batch)
@@ -248,7 +275,7 @@ class CapturedStep:
         """The iteration for such batches, captured if need be."""
         if self._refused:
             return None
-        if self._iteration is None or not self._iteration.sgd.is_as_captured():
+        if self._iteration is None or not self._iteration.update.is_as_captured():
             self.store()
             self._iteration = self._capture_iteration(n, train_batch, valid_batch)
         if self._iteration is None or not self._iteration.fits(train_batch, valid_batch):
@@ -258,7 +285,7 @@ class CapturedStep:
     def store(self) -> None:
         """Leave gradients and momentum where the plain path and checkpoints look for them."""
         if self._iteration is not None and self._is_current:
-            self._iteration.sgd.store()
+            self._iteration.update.store()
 
     def forget(self) -> None:
         """Take over gradients and momentum before the next step: they were loaded."""
@@ -294,6 +321,17 @@ class CapturedStep:
         if self._amp_dtype is torch.float16:
             return "gradients are scaled, as float16 needs it"
         return unsupported_reason(optimizer) or _switch.unavailable_reason()
+
+
+def _module_around(supernet: Supernet, module: nn.Module) -> nn.Module | None:
+    """The module that calls another one, as far as the tree of modules tells."""
+    modules: dict[str, nn.Module] = {path: module for module, path in supernet.paths.items()}
+    path = supernet.paths[module]
+    while path:
+        path = path.rpartition(".")[0]
+        if not isinstance(modules[path], (nn.ModuleList, nn.ModuleDict)):  # which are not called
+            return modules[path]
+    return None
 
 
 class _Static:

@@ -7,18 +7,25 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from asng.nas.supernet import Supernet
 from asng.space import Variable
 
 Assignment = tuple[tuple[str, int], ...]  # names of decisions and the positions of their values, in reading order
+NumbersFn = Callable[..., list[int]]  # of values, and further arguments
 Tree = int | tuple[str, "dict[int, Tree]"]  # the number of a case, or a decision and what follows from its positions
 
 
 class Refused(Exception):
     """A model cannot run with its architecture open; says why."""
+
+
+class Unswitchable(Refused):
+    """A module cannot be a switch; a module around it may be, such as one that gives the same shapes in all cases."""
+
+    module: nn.Module | None = None
 
 
 class Layout(NamedTuple):
@@ -60,31 +67,47 @@ class Site:
 
 
 class Columns:
-    """The integers that tell switches their case, one column for each set of cases."""
+    """The integers that a pass reads: the case of each switch, and what functions make of the values."""
 
     def __init__(self, supernet: Supernet) -> None:
         self._space = supernet.space
-        self._columns: dict[tuple[Assignment, ...], int] = {}
-        self._trees: list[Tree] = []
+        self._starts: dict[Any, int] = {}  # by sets of cases, and by functions
+        self._trees: list[Tree | NumbersFn] = []
+        self._length = 0
 
     def __len__(self) -> int:
-        return len(self._columns)
+        return self._length
 
     def add(self, cases: Sequence[Assignment]) -> int:
+        """The column of a set of cases."""
         key = tuple(cases)
-        if key not in self._columns:
-            self._columns[key] = len(self._columns)
-            self._trees.append(_tree(list(enumerate(key))))
-        return self._columns[key]
+        if key not in self._starts:
+            self._append(key, _tree(list(enumerate(key))), 1)
+        return self._starts[key]
 
     def of_decision(self, name: str) -> int:
         """The column of a decision alone: the position of its value."""
         return self.add([((name, position),) for position in range(len(self._space[name].values() or ()))])
 
+    def of_function(self, function: NumbersFn, args: tuple[Any, ...], length: int) -> int:
+        """The first column of the integers that a function makes of the values and further arguments."""
+        key = function, args
+        if key not in self._starts:
+            self._append(key, lambda values: function(values, *args), length)
+        return self._starts[key]
+
+    def _append(self, key: Any, source: Tree | NumbersFn, length: int) -> None:
+        self._starts[key] = self._length
+        self._trees.append(source)
+        self._length += length
+
     def encode(self, values: Mapping[str, Any]) -> list[int]:
         """The row of an architecture."""
         positions = {name: _position(variable, values[name]) for name, variable in self._space.items()}
-        return [_find_case(tree, positions) for tree in self._trees]
+        row: list[int] = []
+        for tree in self._trees:
+            row += tree(values) if callable(tree) else [_find_case(tree, positions)]
+        return row
 
 
 def _position(variable: Variable, value: Any) -> int:
@@ -114,7 +137,7 @@ def describe(assignment: Assignment, call: Callable[[], Any]) -> Case:
     flat, spec = pytree.tree_flatten(call())
     for leaf in flat:
         if not isinstance(leaf, Tensor):
-            raise Refused(f"a choice gives {type(leaf).__name__}, and only tensors can be switched")
+            raise Unswitchable(f"a choice gives {type(leaf).__name__}, and only tensors can be switched")
     return Case(assignment, [Layout(tuple(t.shape), t.stride(), t.dtype) for t in flat], spec)
 
 
@@ -124,7 +147,7 @@ def common_layouts(label: str, cases: Sequence[Case]) -> list[Layout]:
     for case in cases:
         if case.spec != first.spec or [o.shape for o in case.outputs] != [o.shape for o in first.outputs]:
             shapes = sorted({str([o.shape for o in case.outputs]) for case in cases})
-            raise Refused(f"the results of {label} differ in shape: {', '.join(shapes[:3])}")
+            raise Unswitchable(f"the results of {label} differ in shape: {', '.join(shapes[:3])}")
     common = []
     for position, layout in enumerate(first.outputs):
         dtype = layout.dtype

@@ -97,17 +97,36 @@ class Job(Protocol):
         """Continue from such a state."""
 
 
+class Records(Protocol):
+    """The records of a job in a file, such as those of an `asng.runs.Run`."""
+
+    def renew(self) -> None:
+        """Raise ValueError if another process took over."""
+
+    def truncate(self, count: int) -> None:
+        """Keep the first `count` records."""
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Add the record of an epoch."""
+
+
 class Checkpoint:
     """The checkpoint file of a job, locked while the job runs."""
 
-    def __init__(self, path: Path, identity: Mapping[str, Any]) -> None:
-        """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe."""
-        self.path, self.identity = path, dict(identity)
+    def __init__(self, path: Path, identity: Mapping[str, Any], records: Records | None = None) -> None:
+        """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe.
+
+        `records`: a file that gets the record of each epoch before its state is saved.
+        """
+        self.path, self.identity, self._records = path, dict(identity), records
         self._lock: Lock | None = None
 
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Refuse other writers inside the block; raises ValueError if there is one."""
+        if self._records is not None:  # their folder is locked
+            yield
+            return
         self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays; its target is locked
         self._lock = _checkpoints.lock(self.path)
         try:
@@ -117,6 +136,8 @@ class Checkpoint:
 
     def renew(self) -> None:
         """Before a write: raise ValueError if another process took over."""
+        if self._records is not None:
+            self._records.renew()
         if self._lock is not None:
             self._lock.renew()
 
@@ -149,10 +170,14 @@ class Checkpoint:
         return state
 
     def start(self, history: list[dict[str, Any]]) -> None:
-        """Called before the first step with the records so far."""
+        """Before the first step: drop records after those of the saved state."""
+        if self._records is not None:
+            self._records.truncate(len(history))
 
     def append(self, record: Mapping[str, Any]) -> None:
-        """Called with the record of an epoch, before its state is saved."""
+        """Add the record of an epoch, before its state is saved."""
+        if self._records is not None:
+            self._records.append(record)
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:

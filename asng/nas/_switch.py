@@ -46,13 +46,13 @@ def unavailable_reason() -> str | None:
     try:
         bindings = str(import_module("cuda.bindings").__version__)
         if int(bindings.split(".")[0]) < MIN_CUDA:
-            return f"cuda-bindings {bindings} is older than {MIN_CUDA}.0; install asng[gpu]"
+            return f"cuda-bindings {bindings} is older than {MIN_CUDA}.0; pip install '.[gpu]'"
         driver = _check(import_module("cuda.bindings.runtime").cudaDriverGetVersion())
         if driver < 1000 * MIN_CUDA:
             return f"the driver supports CUDA {driver // 1000}.{driver % 1000 // 10}, and {MIN_CUDA}.0 is needed"
         _setter(cuda.current_device())
     except ImportError as error:
-        return f"cuda-bindings is missing ({error}); install asng[gpu]"
+        return f"cuda-bindings is missing ({error}); pip install '.[gpu]'"
     except Exception as error:  # whatever the libraries of this machine lack
         return f"the setter kernel cannot be built ({error})"
     return None

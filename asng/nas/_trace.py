@@ -4,25 +4,38 @@ The same code runs in three ways, which differ in their switch alone: a rehearsa
 all of them and runs one at each replay, and on the CPU Python runs one. A rehearsal comes first. It finds the cases of
 each switch: it runs the choice with nothing decided, and each decision that the choice reads splits the case in hand
 into one case per value. Choices inside a choice are read in the same way, so they need no switch of their own; only
-where there are too many combinations they get one.
+where there are too many combinations they get one. A layer whose cases differ in shape cannot be a switch; then the
+module around it becomes one.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
-from asng.nas._cases import Assignment, Case, Columns, Mode, Refused, Site, common_layouts, describe
+from asng.nas._cases import (
+    Assignment,
+    Case,
+    Columns,
+    Mode,
+    NumbersFn,
+    Refused,
+    Site,
+    Unswitchable,
+    common_layouts,
+    describe,
+)
 from asng.nas._decision import Decision, Searchable
 from asng.nas.decisions import Value, Width
 from asng.nas.supernet import Supernet
 
 MAX_CASES = 64  # of one switch
+CAST = "ToCopyBackward0"  # autograd's name
 Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]
 
 _current: "Trace | None" = None
@@ -61,6 +74,22 @@ def switch_on(label: str, function: Callable[..., Any], *inputs: Any, **named: A
     return function(*inputs, **named) if _current is None else _current.switch_on(label, function, inputs, named)
 
 
+def read_numbers(function: NumbersFn, *args: Any, length: int) -> Tensor:
+    """The int32 numbers that a function makes of the values, on the device, where the architecture is open."""
+    assert _current is not None, "numbers of values that are open"
+    start = _current.columns.of_function(function, args, length)
+    return _current.row.new_zeros(length) if _current.discovers else _current.row[start : start + length]
+
+
+def address_weights(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """The addresses of weights and of their gradients, int64 (n, 2), for kernels that add to the gradients.
+
+    Beside it stands a scalar that ties such a kernel to the autograd graph.
+    """
+    assert _current is not None, "weights of a pass"
+    return _current.addresses_of(parameters), _current.anchor(_current.row.device)
+
+
 class _Open:
     """Stands where a decision keeps its value."""
 
@@ -89,6 +118,7 @@ class Trace:
         root: the pass, empty until it is discovered.
         row: int32 tensor (columns,) that the switches read; a discovery reads none.
         weights: the parameters of the pass.
+        surroundings: modules that are switches in place of those inside them.
         discovers: whether this is the rehearsal that finds the switches.
     """
 
@@ -101,11 +131,14 @@ class Trace:
         row: Tensor,
         weights: Weights,
         *,
+        surroundings: Iterable[nn.Module] = (),
         discovers: bool = False,
     ) -> None:
         self.columns, self.by_default = columns, False
         self._supernet, self.switch, self.row, self._weights = supernet, switch, row, weights
         self.discovers = discovers
+        kinds = [m for m in supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
+        self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
         self._depths: dict[int, int] = {}  # of parameters, in a rehearsal
         self.consumers: dict[int, set[str]] = {}  # of parameters, in a rehearsal: the names of autograd's nodes
@@ -114,10 +147,9 @@ class Trace:
     def run(self) -> Iterator[None]:
         """Leave all decisions of the model open inside."""
         global _current  # noqa: PLW0603
-        kinds = [m for m in self._supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
         with self._supernet.preserve_selection(), self._weights.substitute_into(self._supernet.paths):
             self._open(self._supernet.space)
-            for module in kinds:  # in front of the method of the class
+            for module in self._switches:  # in front of the method of the class
                 module.__dict__["forward"] = partial(self._forward, module, module.forward)
             _current = self
             try:
@@ -126,11 +158,13 @@ class Trace:
                 self.scope.forget()
                 if isinstance(error, _Undecided):
                     what = f"decision {self._label(error.decision)}"
-                    raise Refused(f"{what} is read in Python outside of a choice") from None
+                    refused = Unswitchable(f"{what} is read in Python outside of a choice")
+                    refused.module = error.decision
+                    raise refused from None
                 raise
             finally:
                 _current = None
-                for module in kinds:
+                for module in self._switches:
                     del module.__dict__["forward"]
 
     def backward(self, loss: Tensor) -> None:
@@ -150,12 +184,16 @@ class Trace:
 
     # Switches.
 
-    def _forward(self, module: Searchable, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
-        return self.switch_on(
-            self._label(module), function, inputs, named, may_be_many=not isinstance(module, Decision)
-        )
+    def _forward(self, module: nn.Module, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
+        try:
+            return self.switch_on(
+                self._label(module), function, inputs, named, may_be_many=not isinstance(module, Decision)
+            )
+        except Unswitchable as error:
+            error.module = error.module or module
+            raise
 
-    def _label(self, module: Searchable) -> str:
+    def _label(self, module: nn.Module) -> str:
         path = self._supernet.paths[module] or "the model"
         return f"{module.name!r} ({path})" if isinstance(module, Decision) else path
 
@@ -258,6 +296,11 @@ class Trace:
             sources[id(tensor)] = tensor, Source.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
         return sources[id(tensor)][1:]
 
+    def addresses_of(self, parameters: Sequence[Tensor]) -> Tensor:
+        if self.discovers:  # mixed precision casts them as it does for a convolution
+            self.consumers |= {id(parameter): {CAST} for parameter in parameters}
+        return self._weights.addresses_of(parameters, self.row.device)
+
     def anchor(self, device: torch.device) -> Tensor:
         if self.scope.anchor is None:
             self.scope.anchor = torch.zeros((), device=device, requires_grad=True)
@@ -268,7 +311,9 @@ class Trace:
         try:
             nodes = leaves(outputs, since)
         except ValueError as error:
-            raise Refused(f"{label} uses a tensor with a gradient that is not among its arguments ({error})") from None
+            raise Unswitchable(
+                f"{label} uses a tensor with a gradient that is not among its arguments ({error})"
+            ) from None
         found = [leaf for leaf, _ in nodes.values() if id(leaf) in self._weights.gradients]
         for parameter in found:
             self.consumers.setdefault(id(parameter), set()).update(nodes[id(parameter)][1])

@@ -145,7 +145,7 @@ def test_an_architecture_may_come_from_a_file_or_from_a_seed(asked, tmp_path):
 
 def test_an_architecture_that_is_not_there_or_not_of_the_space_is_wrong_input(tmp_path, searched):
     either = "give either the folder of a search, or --architecture"
-    assert refused("cifar10", "retrain", searched[0], "--architecture", "random").startswith(either)
+    assert refused("cifar10", "retrain", searched[0], "--architecture", "cell.json").startswith(either)
     path = tmp_path / "cell.json"
     for content, message in (
         ('{"op": 1}', 'an architecture is {"version": 1'),

@@ -14,7 +14,6 @@ from PIL import Image
 
 from asng.cli import images
 from asng.experiments import curves
-from asng.experiments.inpainting import cache
 from asng.experiments.inpainting.encoding import base_values, chain, depth, random_values, search_space
 from asng.nas.architecture import to_json
 from asng.runs import CHECKPOINT
@@ -251,7 +250,7 @@ def test_base_is_as_deep_as_what_runs_and_has_64_channels(asked, tmp_path):
 
 def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_path, searched):
     path = tmp_path / "network.json"
-    said = f"beside the folder of a search, --architecture is base or random, got '{path}'"
+    said = "give either the folder of a search, or --architecture with a JSON file or the word random or base"
     assert refused("inpainting", "retrain", searched[0], "--architecture", path) == said
     assert refused("inpainting", "retrain", "--architecture", "base").startswith("base has as many layers as")
     values = base_values(search_space("cat", 3, widths=(2, 4)), 2, channels=2)
@@ -368,7 +367,9 @@ def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path):
 
 def test_ctrl_c_while_faces_are_read_promises_nothing(tmp_path, monkeypatch):
     folder = fill(tmp_path / "some")
-    monkeypatch.setattr(cache, "reader", lambda *arguments: os.kill(os.getpid(), signal.SIGINT))
+    monkeypatch.setattr(
+        "asng.experiments.inpainting.faces._crop_all", lambda *arguments: os.kill(os.getpid(), signal.SIGINT)
+    )
     done = run("inpainting", "search", *TINY, "--data", folder, "--out", tmp_path / "run")
     assert (done.code, done.err) == (130, "Interrupted.\n")
     assert [path.name for path in tmp_path.iterdir()] == ["some"]

@@ -81,7 +81,7 @@ def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp
     command = [sys.executable, "-c", program, *words.split(), "--out", str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 1
-    assert re.fullmatch(rf"asng: .*{missing}.*; the commands need pip install 'asng\[experiments\]'\n", done.stderr)
+    assert re.fullmatch(rf"asng: .*{missing}.*; the commands need pip install '\.\[experiments\]'\n", done.stderr)
 
 
 def test_ctrl_c_anywhere_is_exit_code_130_without_a_traceback(monkeypatch):
@@ -167,9 +167,13 @@ def test_without_a_terminal_what_goes_on_is_said_once_a_minute(capsys, monkeypat
 
 
 def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
+    empty, begun = tmp_path / "empty", tmp_path / "begun"
+    begun.mkdir()
+    (begun / "results.jsonl").write_text("{}\n")
     for folder, message in (
         (None, "Interrupted.\n"),
-        (tmp_path, f"Interrupted. What is finished is in {tmp_path}; the same command continues.\n"),
+        (empty, "Interrupted. Nothing was saved.\n"),
+        (begun, f"Interrupted. What is finished is in {begun}; the same command continues.\n"),
     ):
         with pytest.raises(KeyboardInterrupt), progress_bar(Console(width=80), "toy", folder):
             raise KeyboardInterrupt

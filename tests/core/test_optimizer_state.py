@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from asng import ASNG, Adam, Categorical, Custom, Integer, Real
 from tests.helpers.small_space import METHODS, SPACE, Bounded, Stubborn, run, through_json
@@ -157,57 +155,24 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, method):
     ("method", "name", "value"),
     [
         (ASNG, "gamma", None),
-        (ASNG, "gamma", [0.0]),
-        (ASNG, "gamma", 1.1),
-        (ASNG, "gamma", 0.0),  # where the path is none
+        (ASNG, "gamma", 0.0),
         (ASNG, "divisor", math.nan),
         (ASNG, "divisor", 0.0),
-        (ASNG, "divisor", -1.0),
-        (ASNG, "divisor", 1e300),
         (ASNG, "path", [1e200] + [0.0] * 10),
-        (ASNG, "path", [1e8] * 11),
         (Adam, "updates", -1.0),
-        (Adam, "updates", 1.5),
         (Adam, "updates", 1e300),
-        (Adam, "updates", 0.0),  # where the moments are none
-        (Adam, "second", [-1e-9] + [1.0] * 10),
-        (Adam, "second", [1e200] * 11),
-        (Adam, "second", [0.0] * 11),  # where the first moment is none
-        (Adam, "first", [1e200] * 11),
+        (Adam, "second", [0.0] * 11),
         (Adam, "first", [8.0] * 11),
     ],
 )
-def test_a_state_with_impossible_numbers_is_refused(method, name, value):
+def test_a_state_with_a_changed_number_is_refused(method, name, value):
     optimizer = method(SPACE, seed=0)
     state = through_json(run(method(SPACE, seed=1), 9).state_dict())
     state["state"][name] = value
     before = optimizer.state_dict()
-    with pytest.raises(ValueError, match=r"the state is damaged: (its \w+ is invalid|\w+ has to be)"):
+    with pytest.raises(ValueError, match="the state is damaged: it is not as it was saved"):
         optimizer.load_state_dict(state)
     assert optimizer.state_dict() == before
-
-
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=60))
-def test_no_path_is_longer_than_the_bound_on_a_loaded_one(betas):
-    path = gamma = 0.0
-    for beta in betas:  # all in one direction, so that it becomes as long as it can
-        path = (1 - beta) * path + math.sqrt(beta * (2 - beta))
-        gamma = (1 - beta) ** 2 * gamma + beta * (2 - beta)
-    assert path**2 <= len(betas) * gamma * (1 + 1e-9)
-
-
-@pytest.mark.parametrize("growth", [0.5, 0.9, 1.0, 0.999 / 0.9, 1.5, 10.0])
-@pytest.mark.parametrize("sign", [1, -1])
-def test_all_moments_that_adam_can_have_may_be_loaded(growth, sign):
-    optimizer = Adam(SPACE)
-    state = optimizer.state_dict()
-    first, second, step = 0.0, 0.0, 1e-3
-    for updates in range(1, 40):
-        step *= growth * sign
-        first, second = 0.9 * first + 0.1 * step, 0.999 * second + 0.001 * step * step
-        state["state"] |= {"first": [first] * 11, "second": [second] * 11, "updates": float(updates)}
-        optimizer.load_state_dict(through_json(state))
-        assert optimizer.state_dict()["state"] == state["state"]
 
 
 @pytest.mark.parametrize("state", [None, [], "state", {}, 3])

@@ -294,7 +294,7 @@ def trajectory(make, loss, iterations=60):
     for _ in range(iterations):
         candidates = optimizer.ask()
         optimizer.tell(candidates, [loss(c.values) for c in candidates])
-        states.append({k: v for k, v in optimizer.state_dict().items() if k != "best"})
+        states.append({k: v for k, v in optimizer.state_dict().items() if k not in ("best", "checksum")})
     return states
 
 

@@ -7,7 +7,11 @@ import pytest
 import torch
 from torch import nn
 
+from asng import nas
+from asng.experiments._settings import set_lr
 from asng.experiments._train_step import TrainStep, preserve_buffers_and_rng
+from asng.experiments.cifar10.network import Net, set_drop_path
+from asng.experiments.cifar10.space import random_values
 
 
 def squared_error(model, batch):
@@ -56,7 +60,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp_dtype,
     def trained(batches):
         torch.manual_seed(1)
         model = nn.Linear(3, 1).to(device)
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=device == "cuda")
+        optimizer = OPTIMIZERS["adam"](model.parameters(), device == "cuda")
         train_step = TrainStep(model, optimizer, squared_error, max_grad_norm=1.0, amp_dtype=amp_dtype)
         losses = [train_step((x.to(device), torch.ones(8, 1, device=device))).item() for x in batches]
         return losses, [parameter.detach().cpu() for parameter in model.parameters()]
@@ -71,22 +75,69 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp_dtype,
     assert all(torch.equal(*pair) for pair in zip(weights, untouched, strict=True))
 
 
+OPTIMIZERS = {
+    "sgd": lambda parameters, gpu: torch.optim.SGD(parameters, lr=0.1, momentum=0.9, weight_decay=0.01, fused=gpu),
+    "adam": lambda parameters, gpu: torch.optim.Adam(parameters, lr=0.1, fused=gpu, capturable=gpu),
+}
+
+
 @GPU
-def test_replayed_on_a_gpu_it_computes_what_it_computes_without():
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_captured_on_a_gpu_it_computes_what_it_computes_without(optimizer):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1))
-    on_gpu = nn.Sequential(nn.Linear(3, 16), nn.ReLU(), nn.Linear(16, 1)).cuda()
-    on_gpu.load_state_dict(model.state_dict())
+    on_gpu = copy.deepcopy(model).cuda()
     descents = [
-        TrainStep(m, torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9), squared_error, max_grad_norm=1.0)
+        TrainStep(m, OPTIMIZERS[optimizer](m.parameters(), m is on_gpu), squared_error, max_grad_norm=1.0)
         for m in (model, on_gpu)
     ]
     for number in range(20):
-        if number == 10:
-            descents[1].reset_graph()
+        for descent in descents:
+            set_lr(descent.optimizer, 0.1 / (1 + number))
         batch = torch.randn(8, 3), torch.randn(8, 1)
         losses = descents[0](batch), descents[1](tuple(tensor.cuda() for tensor in batch))
         assert torch.allclose(losses[0], losses[1].cpu(), rtol=1e-3, atol=1e-5)
+    torch.testing.assert_close([p.cpu() for p in on_gpu.parameters()], [*model.parameters()], rtol=1e-3, atol=1e-5)
+
+
+@GPU
+def test_on_a_gpu_a_captured_step_follows_the_drop_path_rate():
+    model = nas.extract(Net(4, 3, affine=True, auxiliary=True), random_values(1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, fused=True)
+    step = TrainStep(model, optimizer, lambda model, batch: model(batch[0])[0].square().sum(), max_grad_norm=1.0)
+    batch = (torch.randn(4, 3, 32, 32, device="cuda"),)
+
+    def losses(rate):
+        set_drop_path(model, rate)
+        return {step(batch).item() for _ in range(4)}
+
+    assert [len(losses(rate)) for rate in (0.0, 0.5, 0.0)] == [1, 4, 1]
+
+
+@GPU
+def test_on_a_gpu_an_optimizer_that_is_not_fused_is_refused():
+    model = nn.Linear(3, 1).cuda()
+    with pytest.raises(ValueError, match="SGD must be fused to be captured; give fused=True"):
+        TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1), squared_error, max_grad_norm=1.0)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("before", [0, 3])
+def test_steps_whose_weights_are_preserved_change_nothing_of_those_after_them(optimizer, before):
+    losses, models = [], []
+    for extra in (0, 2):
+        model = noisy_net()
+        descent = TrainStep(model, OPTIMIZERS[optimizer](model.parameters(), False), squared_error, max_grad_norm=1.0)
+        torch.manual_seed(4)
+        for number, batch in enumerate(noisy_batches()):
+            if number == before:
+                with preserve_buffers_and_rng(model), descent._preserve_weights():
+                    for _ in range(extra):
+                        descent(batch)
+            losses.append(descent(batch).item())
+        models.append(model)
+    assert losses[:8] == losses[8:]
+    assert all_equal(*models)
 
 
 def noisy_net():
@@ -101,7 +152,8 @@ def noisy_batches(n=8):
 
 
 def descent_of(model):
-    return TrainStep(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), squared_error, max_grad_norm=1.0)
+    on_gpu = next(model.parameters()).is_cuda
+    return TrainStep(model, OPTIMIZERS["sgd"](model.parameters(), on_gpu), squared_error, max_grad_norm=1.0)
 
 
 def all_equal(one, other):
@@ -161,17 +213,14 @@ def test_a_buffer_that_a_pass_puts_in_the_place_of_another_is_untouched_too():
 
 
 @GPU
-@pytest.mark.parametrize("again", ["recorded again", "resumed"])
-def test_on_a_gpu_it_is_the_same_bit_for_bit_when_it_is_recorded_anew(again):
+def test_on_a_gpu_a_resumed_training_is_the_same_bit_for_bit():
     def trained(until):
         model = noisy_net().cuda()
         train_step = descent_of(model)
         torch.cuda.manual_seed(4)
         losses = []
         for number, batch in enumerate(noisy_batches()):
-            if number == until and again == "recorded again":
-                train_step.reset_graph()
-            elif number == until:
+            if number == until:
                 state, random = copy.deepcopy(train_step.state_dict()), torch.cuda.get_rng_state()
                 model = noisy_net().cuda()
                 train_step = descent_of(model)

@@ -33,6 +33,7 @@ from asng.experiments.cifar10 import task as cifar10
 from asng.experiments.inpainting import data as faces
 from asng.experiments.inpainting import network as inpainting_network
 from asng.experiments.inpainting import task as inpainting
+from asng.experiments.inpainting.encoding import search_space
 from asng.nas._loop import Epoch
 from tests.helpers.small_cifar10 import RECORD, random_files
 from tests.helpers.small_faces import texture
@@ -262,7 +263,7 @@ def real_data() -> Path:
 
 
 def digits_short() -> Values:
-    """All parts of a run of two epochs; how many random architectures it trains depends on time, but not the first."""
+    """All parts of a run of two epochs."""
     with tempfile.TemporaryDirectory() as folder, recorded_losses(digits, "classification_loss") as losses:
         digits.run(digits.DigitsSettings(epochs=2, training_epochs=2), Path(folder))
         records = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
@@ -371,8 +372,8 @@ def parameter_counts() -> Values:
     small = inpainting.SMALL
     models: dict[str, nn.Module] = {
         "cifar10": cifar10_network.Net(cifar10.SMALL.channels, cifar10.SMALL.cells),
-        "inpainting cat": inpainting_network.Net("cat", small.layers, widths=small.widths),
-        "inpainting int": inpainting_network.Net("int", small.layers, widths=small.widths),
+        "inpainting cat": inpainting_network.Net(search_space("cat", small.layers, widths=small.widths)),
+        "inpainting int": inpainting_network.Net(search_space("int", small.layers, widths=small.widths)),
         "digits": digits.Net(),
     }
     counts = {name: [nas.parameters(model, values) for values in drawn(model)] for name, model in models.items()}

@@ -5,21 +5,22 @@
 import copy
 import itertools
 import math
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from asng import Categorical, Integer, Real
+from asng import Categorical, Integer, Real, nas
 from asng.experiments.cifar10.network import Net as CifarNet
-from asng.nas import OneOf, Value, select
+from asng.nas import OneOf, Value, Width, select
 from asng.nas import _trace as trace
 from asng.nas._branch import SplitGroups
 from asng.nas._capture import Iteration
 from asng.nas._cases import Columns, Refused
-from asng.nas._sgd import FlatSGD, unsupported_reason
 from asng.nas._switch import unavailable_reason
+from asng.nas._update import CAPTURABLE, WeightUpdate, unsupported_reason
 from asng.nas.supernet import Supernet
 from tests.helpers.captures import Body, Choosy, oneshot, touched
 from tests.helpers.searches import Net, batches, cross_entropy, pairs
@@ -33,7 +34,7 @@ def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, a
         search.supernet, search.weight_optimizer, loss_fn, 2, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype
     )
     result.prepare(batch, batch)
-    result.sgd.load()
+    result.update.load()
     return result
 
 
@@ -58,7 +59,7 @@ def assert_same_steps(model, n=20, dtype=torch.float, *, same=True, max_grad_nor
             assert (list(expected.train_losses), list(expected.valid_losses)) == got
         else:
             torch.testing.assert_close([*expected.train_losses, *expected.valid_losses], [*got[0], *got[1]])
-    opened.sgd.store()
+    opened.update.store()
     assert touched(model) == touched(twin)
     if same:
         torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
@@ -91,6 +92,35 @@ def test_clipped_steps_equal_the_plain_ones_up_to_rounding():
 def test_a_searchable_module_that_reads_its_decision_is_a_switch():
     model = nn.Sequential(Body(), nn.Linear(4, 3))
     assert_same_steps(model)
+
+
+class Residual(nn.Module):
+    """A block whose inner width and depth are decided, and read in Python or by elastic layers."""
+
+    def __init__(self, name):
+        super().__init__()
+        width = Width(f"{name}.width", [2, 3, 5])
+        self.body = nn.Sequential(nas.Linear(4, width), nas.BatchNorm1d(width), nn.ReLU(), nas.Linear(width, 4))
+        self.times = Value(f"{name}.times", Integer(1, 3))
+
+    def forward(self, x):
+        for _ in range(self.times.value):
+            x = x + self.body(x)
+        return x
+
+
+@pytest.mark.parametrize("max_cases", [64, 3], ids=["one switch a block", "a switch in each body"])
+def test_where_shapes_differ_the_module_around_is_a_switch(max_cases, monkeypatch):
+    monkeypatch.setattr(trace, "MAX_CASES", max_cases)
+    block = Residual("a") if max_cases == 64 else Residual("a").body
+    assert_same_steps(nn.Sequential(block, nn.Tanh(), nn.Linear(4, 3)))
+
+
+def test_blocks_with_widths_are_switches_of_their_own():
+    model = nn.Sequential(Residual("a"), nn.Tanh(), Residual("b"), nn.Linear(4, 3))
+    assert_same_steps(model)
+    search = oneshot(model)
+    assert iteration(search, batches(1)[0])._surroundings == [model[0], model[2]]
 
 
 def test_the_cifar10_network_equals_the_plain_step_up_to_rounding():
@@ -150,30 +180,35 @@ def test_a_rehearsal_leaves_weights_buffers_selection_and_rng_alone():
     assert model.first.forward.__self__ is model.first
 
 
-def test_a_gradient_that_is_not_finite_leaves_weights_and_momentum():
+OPTIMIZERS = [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "adamw"])
+def test_a_gradient_that_is_not_finite_leaves_weights_and_state(optimizer):
     model = Choosy()
-    search = oneshot(model)
+    search = oneshot(model, weight_optimizer=optimizer(model.parameters()))
     x, y = batches(1)[0]
     opened = iteration(search, (x, y))
     step(search, opened, (x, y), (x, y))
-    weights, momentum = copy.deepcopy([*model.parameters()]), opened.sgd.groups[0].momentum.clone()
+    before = copy.deepcopy([tensor for tensor in opened.update.tensors() if tensor.is_floating_point()])
     losses, _ = step(search, opened, (x * math.nan, y), (x, y))
     assert all(map(math.isnan, losses))
-    torch.testing.assert_close([*model.parameters()], weights, rtol=0, atol=0)
-    assert torch.equal(opened.sgd.groups[0].momentum, momentum)
+    after = [tensor for tensor in opened.update.tensors() if tensor.is_floating_point()]
+    torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
-def test_plain_steps_go_on_where_an_open_iteration_stopped():
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "adamw"])
+def test_plain_steps_go_on_where_an_open_iteration_stopped(optimizer):
     model = Choosy()
     twin = copy.deepcopy(model)
-    plain, other = oneshot(model), oneshot(twin)
+    plain, other = (oneshot(m, weight_optimizer=optimizer(m.parameters())) for m in (model, twin))
     opened = iteration(other, batches(1)[0])
     for number, (train, valid) in enumerate(pairs(12)):
         plain.step(train, valid)
         if number % 4 < 2:
-            opened.sgd.load()
+            opened.update.load()
             step(other, opened, train, valid)
-            opened.sgd.store()
+            opened.update.store()
         else:
             other.step(train, valid)
     torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
@@ -217,11 +252,18 @@ class Recalls(nn.Module):
         return x + self.seen
 
 
+@pytest.mark.parametrize("model", [Remembers, lambda: Reads(Categorical([1, 2]))], ids=["remembers", "reads"])
+def test_a_whole_model_of_few_cases_can_be_one_switch(model):
+    assert_same_steps(model())
+
+
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Remembers, r"'op' \(op\) uses a tensor with a gradient that is not among its arguments"),
-        (lambda: Reads(Categorical([1, 2])), r"decision 'x' \(decision\) is read in Python outside of a choice"),
+        (
+            lambda: nn.Sequential(Reads(Integer(1, 99)), nn.Linear(4, 3)),
+            r"^0 has more than 64 cases, and decision 'x' \(0.decision\) is read in Python outside of a choice",
+        ),
         (lambda: OneOf("op", [nn.Linear(4, 3), nn.Linear(4, 5)]), r"results of 'op' \(the model\) differ in shape"),
         (lambda: OneOf("op", [Reads(Real(0, 1)), nn.Linear(4, 3)]), "'x' .*, without cases"),
         (lambda: OneOf("op", [Reads(Integer(1, 99)), nn.Linear(4, 3)]), "'op' .* more than 64 cases"),
@@ -249,7 +291,9 @@ def test_metrics_that_change_their_names_are_refused():
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        (torch.optim.Adam, "is Adam"),
+        (torch.optim.NAdam, "is NAdam, and only SGD, Adadelta, Adam"),
+        (torch.optim.Adam, "capturable=False; give Adam capturable=True"),
+        (lambda p: torch.optim.Adam(p, capturable=True), None),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1), "dampening=0.1"),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), None),
     ],
@@ -276,16 +320,26 @@ def test_without_a_cuda_device_the_reason_is_told():
 # Parts ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"momentum": 0.9, "nesterov": True}])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        torch.optim.SGD,
+        partial(torch.optim.SGD, momentum=0.9),
+        partial(torch.optim.SGD, momentum=0.9, nesterov=True),
+        *(getattr(torch.optim, name) for name in CAPTURABLE),
+        partial(torch.optim.Adam, amsgrad=True),
+        partial(torch.optim.RMSprop, momentum=0.9, centered=True),
+    ],
+)
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
-def test_flat_sgd_moves_weights_as_torch_does(settings, weight_decay):
+def test_flat_gradients_move_weights_as_torch_does(optimizer, weight_decay):
     ours = [
         nn.Parameter(torch.randn(3, 5)),
         nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
     ]
     theirs = copy.deepcopy(ours)
-    made = [torch.optim.SGD(p, lr=0.1, weight_decay=weight_decay, **settings) for p in (ours, theirs)]
-    flat = FlatSGD(made[0], math.inf, 1)
+    made = [optimizer(p, lr=0.1, weight_decay=weight_decay) for p in (ours, theirs)]
+    flat = WeightUpdate(made[0], math.inf, 1)
     for number in range(5):
         flat.begin()
         for index, (one, two) in enumerate(zip(ours, theirs, strict=True)):

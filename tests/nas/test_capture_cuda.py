@@ -5,14 +5,20 @@
 import copy
 import io
 import math
+import warnings
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
 
+from asng import nas
 from asng.experiments.cifar10.network import Net as CifarNet
 from asng.experiments.cifar10.space import random_values
-from asng.nas import Limit, OneOf, parameters, select
+from asng.experiments.inpainting.encoding import search_space
+from asng.experiments.inpainting.network import Net as Autoencoders
+from asng.experiments.inpainting.network import to_device_format
+from asng.nas import Limit, OneOf, Width, parameters, select
 from asng.nas import _trace as trace
 from asng.nas._switch import BranchingGraph, unavailable_reason
 from tests.helpers.captures import Choosy, oneshot, touched
@@ -25,8 +31,8 @@ def on_gpu(batch):
     return tuple(tensor.cuda() for tensor in batch)
 
 
-def gpu_pairs(n):
-    return [(on_gpu(train), on_gpu(valid)) for train, valid in pairs(n)]
+def gpu_pairs(n, dtype=torch.float):
+    return [(on_gpu(train), on_gpu(valid)) for train, valid in pairs(n, dtype)]
 
 
 def test_graphs_can_branch_here():
@@ -164,9 +170,9 @@ def synchronizes(model, batch):
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"loss": synchronizes}, "synchroniz"),
+        ({"loss_fn": synchronizes}, "synchroniz"),
         ({"amp_dtype": torch.float16}, "float16"),
-        ({"weight_optimizer": torch.optim.Adam}, "is Adam"),
+        ({"weight_optimizer": torch.optim.Adam}, "give Adam capturable=True"),
     ],
     ids=["sync", "float16", "adam"],
 )
@@ -179,6 +185,64 @@ def test_what_cannot_be_captured_runs_as_usual_with_the_reason(settings, reason)
     with pytest.warns(UserWarning, match=f"not captured as a CUDA graph.*{reason}"):
         search.step(*data[0])
     search.step(*data[1])
+
+
+def assert_same_losses(model, twin, data, **settings):
+    """The plain path and the captured one from the same weights, both told the same losses."""
+    plain, captured = (
+        oneshot(
+            m, weight_optimizer=settings["weight_optimizer"](m.parameters()), loss_fn=settings["loss_fn"], capture=c
+        )
+        for m, c in ((model, False), (twin, True))
+    )
+    for train, valid in data:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = captured.step(train, valid)
+        expected = plain.step(train, valid)
+        torch.testing.assert_close(
+            [*got.train_losses, *got.valid_losses], [*expected.train_losses, *expected.valid_losses], rtol=1e-4, atol=0
+        )
+    captured.state_dict()
+    assert touched(twin) == touched(model)
+    torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "Adadelta"])
+def test_other_optimizers_are_captured(name):
+    torch.manual_seed(0)
+    model = Choosy().double().cuda()  # in which a bias before a batch norm has no gradient of rounding errors
+    optimizer = partial(getattr(torch.optim, name), lr=0.01, weight_decay=0.01, capturable=True)
+    assert_same_losses(
+        model, copy.deepcopy(model), gpu_pairs(12, torch.double), weight_optimizer=optimizer, loss_fn=cross_entropy
+    )
+
+
+def test_blocks_with_widths_are_captured():
+    torch.manual_seed(0)
+    width = Width("width", [2, 3, 5])
+    block = nn.Sequential(nas.Linear(4, width), nas.BatchNorm1d(width), nn.ReLU(), nas.Linear(width, 4))
+    model = nn.Sequential(block, nn.Tanh(), nn.Linear(4, 3)).cuda()
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    assert_same_losses(model, copy.deepcopy(model), gpu_pairs(12), weight_optimizer=optimizer, loss_fn=cross_entropy)
+
+
+@pytest.mark.parametrize("encoding", ["cat", "int"])
+@pytest.mark.parametrize("size", [(16, 16), (9, 14)], ids=["even", "odd"])
+def test_the_inpainting_search_is_captured(encoding, size, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    widths = (8, 24) if encoding == "int" else (8, 16, 24)
+    model = to_device_format(Autoencoders(search_space(encoding, 8, widths=widths), size), torch.device("cuda"))
+    data = [[tuple(torch.rand(2, 4, 3, *size, device="cuda").unbind()) for _ in range(2)] for _ in range(8)]
+    optimizer = partial(torch.optim.SGD, lr=0.025, momentum=0.9)
+    assert_same_losses(
+        model,
+        copy.deepcopy(model),
+        data,
+        weight_optimizer=optimizer,
+        loss_fn=lambda model, batch: nn.functional.mse_loss(model(batch[1]), batch[0]),
+    )
 
 
 @pytest.mark.parametrize("settings", [{}, {"amp_dtype": torch.bfloat16}], ids=["float32", "bfloat16"])

@@ -13,6 +13,7 @@ import asng
 from asng import nas
 from asng.experiments import digits
 from asng.experiments.cifar10.network import Net as Cifar10Net
+from asng.experiments.inpainting.encoding import search_space
 from asng.experiments.inpainting.network import Net as InpaintingNet
 from asng.nas import Costs, Limit, OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
 from asng.nas.supernet import Supernet
@@ -133,8 +134,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
     "odd": Odd,
     "digits": digits.Net,
     "cifar10": lambda: Cifar10Net(channels=2, cells=3, affine=True),
-    "inpainting, categorical": lambda: InpaintingNet("cat", layers=5, widths=(4, 6, 8), size=(8, 8)),
-    "inpainting, integer": lambda: InpaintingNet("int", layers=5, widths=(4, 8), size=(8, 8)),
+    "inpainting, categorical": lambda: InpaintingNet(search_space("cat", layers=5, widths=(4, 6, 8)), (8, 8)),
+    "inpainting, integer": lambda: InpaintingNet(search_space("int", layers=5, widths=(4, 8)), (8, 8)),
 }
 
 

@@ -11,12 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from asng.experiments._image_runs import MetricsCheckpoint
 from asng.experiments._settings import cosine_lr, parse_amp_dtype, parse_device, set_lr
 from asng.experiments._train_step import TrainStep
 from asng.nas import _checkpoints as checkpoints
 from asng.nas import _loop
-from asng.nas._loop import Epoch, Job, run_job
+from asng.nas._loop import Checkpoint, Epoch, Job, run_job
 from asng.runs import CHECKPOINT, METRICS, Run
 
 pytestmark = pytest.mark.slow
@@ -62,7 +61,7 @@ class Noisy(Job):
 
 def run(job, folder, epochs=EPOCHS, config=None, **more):
     with Run(folder, config or {"is": "a test"}, METRICS) as kept:
-        return run_job(job, epochs=epochs, checkpoint=MetricsCheckpoint(kept, CHECKPOINT, kept.config), **more)
+        return run_job(job, epochs=epochs, checkpoint=Checkpoint(kept.folder / CHECKPOINT, kept.config, kept), **more)
 
 
 def without_times(records):

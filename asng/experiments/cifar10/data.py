@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from asng._progress import Progress, no_progress
-from asng.experiments._images import ImageSet, data_folder, describe_tensor, send
+from asng.experiments._images import ImageSet, data_folder, send
 
 FOLDER = "cifar-10-batches-bin"
 SIDE = 32
@@ -98,13 +98,10 @@ def _read(path: Path, md5: str) -> np.ndarray:
     content = path.read_bytes()
     if len(content) != RELEASE.images * RECORD:
         raise ValueError(f"{path} has {len(content):,} bytes, not {RELEASE.images * RECORD:,}; {_again(path.parent)}")
-    if (found := _md5(content)) != md5:
+    found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if found != md5:
         raise ValueError(f"{path} is damaged: its MD5 sum is {found}, not {md5}; {_again(path.parent)}")
     return np.frombuffer(content, np.uint8).reshape(-1, RECORD)
-
-
-def _md5(content: bytes) -> str:
-    return hashlib.md5(content, usedforsecurity=False).hexdigest()
 
 
 def _to_images(device: torch.device | str, records: np.ndarray) -> ImageSet:
@@ -177,9 +174,6 @@ def augment(images: Tensor, *generators: torch.Generator, cutout: int = 16) -> T
     happens where the images are. The padding is black. The square is of the mean color, lies around any pixel, and is
     clipped at the border.
     """
-    _check_images(images)
-    if cutout < 0:
-        raise ValueError(f"the side of the cutout must be at least 0 (none), got {cutout}")
     parts = [draw_augmentations(len(images) // len(generators), generator) for generator in generators]
     top, left, flip, row, column = (np.concatenate(numbers)[:, None] for numbers in zip(*parts, strict=True))
     line = np.arange(SIDE)
@@ -208,8 +202,3 @@ def to_channels_last(images: Tensor) -> Tensor:
     which there are none of here.
     """
     return images.contiguous(memory_format=torch.channels_last) if images.device.type == "cpu" else images
-
-
-def _check_images(images: Tensor) -> None:
-    if images.shape[1:] != (3, SIDE, SIDE) or images.dtype != torch.uint8:
-        raise ValueError(f"images must be uint8 of shape (n, 3, {SIDE}, {SIDE}), got {describe_tensor(images)}")

@@ -17,18 +17,9 @@ from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatc
 from matplotlib.path import Path as Outline
 
 from asng.experiments.cifar10.layout import CellLayout, arrange
-from asng.experiments.cifar10.probabilities import (
-    GRAY,
-    LOOKS,
-    MARGIN,
-    STATES,
-    TITLE,
-    Probabilities,
-    check_probabilities,
-    probabilities_figure,
-)
-from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, Paths, cell_paths, code_of
-from asng.experiments.figures import canvas, save_figure, tint
+from asng.experiments.cifar10.probabilities import LOOKS, MARGIN, STATES, TITLE, Probabilities, probabilities_figure
+from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, Paths, cell_paths
+from asng.experiments.figures import GRAY, canvas, save_figure, tint
 
 # Inches. A layer is, from its top: arrow heads, operations, the way to the sum, the sum.
 HEAD, BOX, JOIN, RADIUS = 0.24, 0.32, 0.14, 0.11
@@ -65,11 +56,10 @@ def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabili
 
 
 def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[DrawnCell]:
-    """The two cells of an architecture; raises ValueError if it is none, or if the probabilities are not its."""
-    code, likely = code_of(values), None
+    """The two cells of an architecture."""
+    likely = None
     if probabilities is not None:
-        arrays = check_probabilities(probabilities)
-        likely = {name: float(arrays[name][choice]) for name, choice in zip(SPACE, code, strict=True)}
+        likely = {name: float(probabilities[name][SPACE[name].index(value)]) for name, value in values.items()}
     return [DrawnCell(kind, cell_paths(values, kind), likely) for kind in CELL_KINDS]
 
 
@@ -161,14 +151,7 @@ class _Sketch:
             name, color = LOOKS[operation]
             gid = f"{self.cell.kind}{node}.op{slot + 1}"
             self._box(
-                middle,
-                y,
-                WIDTH,
-                BOX,
-                fc=tint(color, _strength(likely)),
-                ec="black",
-                lw=_thickness(likely) / 2,
-                gid=gid,
+                middle, y, WIDTH, BOX, fc=tint(color, _strength(likely)), ec="black", lw=_thickness(likely) / 2, gid=gid
             )
             self._text(middle, y - BOX / 2, name if likely is None else f"{name}\n{likely:.2f}")
         if self.cell.twice(node):

@@ -32,13 +32,12 @@ class CellLayout:
 
     def extent(self) -> tuple[float, float]:
         """The left and right ends of the whole, in inches."""
-        lows, highs = [], []
-        for layer, states in enumerate(self.layers):
-            for state, x in states.items():
-                half = half_width(state, self.depths[state] == layer)
-                lows.append(x - half)
-                highs.append(x + half)
-        return min(lows), max(highs)
+        spans = [
+            (x, half_width(state, self.depths[state] == layer))
+            for layer, states in enumerate(self.layers)
+            for state, x in states.items()
+        ]
+        return min(x - half for x, half in spans), max(x + half for x, half in spans)
 
     def entry(self, node: int, slot: int) -> float:
         """The middle of one of the two operations of a node."""
@@ -100,17 +99,19 @@ def half_width(state: int, stands: bool) -> float:
     return HALF_INPUT if state < 2 else HALF_NODE
 
 
-def _pack(order: Sequence[int], layer: int, depths: list[int]) -> list[float]:
-    """Positions side by side in this order, around 0."""
-    halves = [half_width(state, depths[state] == layer) for state in order]
+def _pack(order: Sequence[int], layer: int, depths: list[int]) -> Array:
+    """Positions (states,) side by side in this order, around 0; nan where a state is absent."""
+    halves = np.array([half_width(state, depths[state] == layer) for state in order])
     right = np.cumsum(halves) * 2
-    return [float(end - half - right[-1] / 2) for end, half in zip(right, halves, strict=True)]
+    row = np.full(len(depths), np.nan)
+    row[list(order)] = right - halves - right[-1] / 2
+    return row
 
 
 def _order(layers: list[list[int]], links: list[list[tuple[int, int]]], depths: list[int]) -> list[list[int]]:
     """The best orders of all layers together: a shortest path through the permutations of each (720 at most)."""
     choices = [list(permutations(states)) for states in layers]
-    packed = [np.array([_by_state(order, layer, depths) for order in some]) for layer, some in enumerate(choices)]
+    packed = [np.array([_pack(order, layer, depths) for order in some]) for layer, some in enumerate(choices)]
     cost = np.zeros(len(choices[0]))
     back = []
     for above, below, lines in zip(packed[:-1], packed[1:], links, strict=True):
@@ -121,13 +122,6 @@ def _order(layers: list[list[int]], links: list[list[tuple[int, int]]], depths: 
     for earlier in reversed(back):
         best.append(int(earlier[best[-1]]))
     return [list(some[i]) for some, i in zip(choices, reversed(best), strict=True)]
-
-
-def _by_state(order: Sequence[int], layer: int, depths: list[int]) -> Array:
-    """Positions (states,) of a packed order, nan where a state is absent."""
-    row = np.full(len(depths), np.nan)
-    row[list(order)] = _pack(order, layer, depths)
-    return row
 
 
 def _costs(above: Array, below: Array, lines: list[tuple[int, int]]) -> Array:
@@ -159,7 +153,8 @@ def _positions(
     Each layer in turn goes where its neighbors pull it; a pull grows little with the distance, so
     that a few lines bend much and the others not at all.
     """
-    layers = [dict(zip(states, _pack(states, i, depths), strict=True)) for i, states in enumerate(order)]
+    packed = [_pack(states, layer, depths).tolist() for layer, states in enumerate(order)]
+    layers = [{state: row[state] for state in states} for states, row in zip(order, packed, strict=True)]
     pulls: list[tuple[int, int, int, float, float]] = []  # layer, state above, state below, offset below, strength
     for layer, states in enumerate(order[1:], start=1):
         for state in states:

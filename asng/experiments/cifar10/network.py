@@ -6,16 +6,17 @@ what is selected runs, and what two nodes have in common runs once.
 
 from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asng import nas
+from asng import fused, nas
 from asng.experiments.cifar10.space import CELL_KINDS, CLASSES, NODES, SPACE, Paths, loose_ends, reduction_indices
 from asng.nas import _trace
 
+Model = TypeVar("Model", bound=nn.Module)
 Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a source and what it goes through
 
 
@@ -82,6 +83,14 @@ class _AveragePool(torch.autograd.Function):
         return F.avg_pool2d(gradient, 3, 1, 1), None
 
 
+def use_fused_kernels(model: Model) -> Model:
+    """Let the pools, batch norms and separable convolutions of a network run fused kernels, where they can."""
+    for module in model.modules():
+        if type(module) is AveragePool:
+            module.__class__ = fused.AvgPool2d  # type: ignore[assignment]
+    return fused.fuse(model)
+
+
 class FactorizedReduce(nn.Module):
     """Halves even heights and widths of rectified maps: (n, in, h, w) to (n, out, h/2, w/2), out even.
 
@@ -105,7 +114,7 @@ class FactorizedReduce(nn.Module):
         return result
 
 
-def auxiliary_head(inputs: int, classes: int, affine: bool) -> nn.Sequential:
+def auxiliary_head(inputs: int, affine: bool) -> nn.Sequential:
     """A second classifier, of maps (n, in, 8, 8), that helps to train the cells before it."""
     return nn.Sequential(
         nn.ReLU(),
@@ -116,12 +125,12 @@ def auxiliary_head(inputs: int, classes: int, affine: bool) -> nn.Sequential:
         norm(768, affine),
         nn.ReLU(inplace=True),
         nn.Flatten(),
-        nn.Linear(768, classes),
+        nn.Linear(768, CLASSES),
     )
 
 
 def run_nodes(
-    entries: nn.ModuleList, inputs: Sequence[Tensor], nodes: Modules, drop_path: float = 0.0
+    entries: nn.ModuleList, inputs: Sequence[Tensor], nodes: Modules, drop_path: float | Tensor = 0.0
 ) -> dict[int, Tensor]:
     """What each source of a cell holds, the nodes included: node i is source 2 + i.
 
@@ -131,7 +140,7 @@ def run_nodes(
     used = {source for pair in nodes for source, _ in pair}
     states = {source: entries[source](x) for source, x in enumerate(inputs) if source in used}
     masks = None
-    if drop_path:
+    if isinstance(drop_path, Tensor) or drop_path:
         masks = inputs[0].new_empty(len(nodes), 2, len(inputs[0]), 1, 1, 1)
         masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
     done: dict[tuple[int, nn.Module], Tensor] = {}
@@ -154,8 +163,10 @@ def concatenate(tensors: Sequence[Tensor]) -> Tensor:
 class Cell(nn.Module):
     """The cell of one architecture: two rectified inputs, (n, in, h, w), to (n, C, h', w').
 
-    `drop_path` is the probability to drop a path in training.
+    The buffer `drop_path` is the probability to drop a path in training.
     """
+
+    drop_path: Tensor
 
     def __init__(
         self, entries: nn.ModuleList, nodes: Modules, ends: Sequence[int], join: nn.Conv2d, norm: nn.Module
@@ -166,13 +177,19 @@ class Cell(nn.Module):
         self.operations = nn.ModuleList(modules)
         self.paths = [[(source, modules.index(module)) for source, module in pair] for pair in nodes]
         self.ends = list(ends)
-        self.drop_path = 0.0
+        self.register_buffer("drop_path", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def forward(self, before: Tensor, previous: Tensor) -> Tensor:
         nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
-        states = run_nodes(self.entries, (before, previous), nodes, self.drop_path if self.training else 0.0)
+        states = run_nodes(self.entries, (before, previous), nodes, self._drop_path())
         result: Tensor = self.norm(self.join(F.relu(concatenate([states[2 + end] for end in self.ends]))))
         return result
+
+    def _drop_path(self) -> float | Tensor:
+        """In training the probability; on a GPU as a tensor, so that a CUDA graph reads it at every replay."""
+        if not self.training:
+            return 0.0
+        return self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
 
 
 class Choices(nn.Module):
@@ -296,18 +313,8 @@ class Net(nn.Module):
     torch.Size([2, 10])
     """
 
-    def __init__(
-        self,
-        channels: int = 16,
-        cells: int = 8,
-        *,
-        classes: int = CLASSES,
-        affine: bool = False,
-        auxiliary: bool = False,
-    ) -> None:
+    def __init__(self, channels: int = 16, cells: int = 8, *, affine: bool = False, auxiliary: bool = False) -> None:
         super().__init__()
-        if channels < 1 or cells < 3:
-            raise ValueError(f"there must be a channel and three cells at least, got {channels} and {cells}")
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
         self.cells = nn.ModuleList()
@@ -322,12 +329,10 @@ class Net(nn.Module):
                 )
             )
             before, previous = previous, channels
-        self.auxiliary = auxiliary_head(channels, classes, affine) if auxiliary else None
-        self.classifier = nn.Linear(channels, classes)
+        self.auxiliary = auxiliary_head(channels, affine) if auxiliary else None
+        self.classifier = nn.Linear(channels, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        if images.shape[-1] % 4 or images.shape[-2] % 4:
-            raise ValueError(f"height and width are halved twice, so must be multiples of 4, got {tuple(images.shape)}")
         output, previous, second = self.stem(images), None, None
         for index, cell in enumerate(self.cells):
             rectified = F.relu(output)  # once for both cells that take it
@@ -339,17 +344,11 @@ class Net(nn.Module):
         return scores if second is None else (scores, second)
 
 
-def set_drop_path(model: nn.Module, drop_prob: float) -> bool:
-    """Set the probability with which an extracted network drops paths in training; returns whether it changed."""
-    if not 0 <= drop_prob < 1:
-        raise ValueError(f"the probability to drop a path must be at least 0 and below 1, got {drop_prob}")
+def set_drop_path(model: nn.Module, drop_prob: float) -> None:
+    """Set the probability with which an extracted network drops paths in training."""
     cells = [module for module in model.modules() if isinstance(module, Cell)]
-    if not cells:
-        raise ValueError("only an extracted network drops paths; call asng.nas.extract(model, values) first")
-    changed = any(cell.drop_path != drop_prob for cell in cells)
     for cell in cells:
-        cell.drop_path = drop_prob
-    return changed
+        cell.drop_path.fill_(drop_prob)
 
 
 def count_without_auxiliary(model: nn.Module) -> int:

@@ -1,4 +1,4 @@
-"""The probabilities of all decisions of the two cells: checked, and as a table with bars.
+"""The probabilities of all decisions of the two cells, as a table with bars.
 
 What stands in the table and in the pictures of the cells has the same names and colors in both.
 """
@@ -13,8 +13,7 @@ from matplotlib.patches import Rectangle
 
 from asng._ragged import Array
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE
-from asng.experiments.figures import BLUE, ORANGE, SKY, VERMILION, canvas, tint
-from asng.space import check_names
+from asng.experiments.figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas, tint
 
 Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
 
@@ -27,28 +26,14 @@ LOOKS = {
     "sep_conv5": ("sep 5×5", VERMILION),
 }
 STATES = ("cell k − 2", "cell k − 1", *(f"node {node}" for node in range(NODES)))
-GRAY = "0.35"
 
 # Inches: of all figures, then of the table.
 TITLE, MARGIN = 0.65, 0.3
 LABEL, COLUMN, ROW, BAR = 0.55, 0.52, 0.29, 0.42
 
 
-def check_probabilities(probabilities: Probabilities) -> dict[str, Array]:
-    """The same as arrays, if they are probabilities of all decisions; ValueError otherwise."""
-    check_names(probabilities, SPACE)
-    arrays = {}
-    for name, variable in SPACE.items():
-        try:
-            arrays[name] = variable.to_internal(probabilities[name])
-        except ValueError as error:
-            raise ValueError(f"{name!r}: {error}") from None
-    return arrays
-
-
 def probabilities_figure(values: Mapping[str, Any], probabilities: Probabilities) -> Figure:
     """All probabilities as a table with bars: a row per slot, a column per choice, what was chosen in bold."""
-    arrays = check_probabilities(probabilities)
     operations = len(OPERATIONS) * COLUMN
     panel = LABEL + (1 + NODES) * COLUMN + MARGIN / 2 + operations
     figure, axes = canvas(2 * panel + 3 * MARGIN, TITLE + 2 * NODES * ROW + 0.45)
@@ -60,13 +45,13 @@ def probabilities_figure(values: Mapping[str, Any], probabilities: Probabilities
             axes.text(left, y - ROW, STATES[2 + node], size=7, va="center")
         for part, start in (("in", left + LABEL), ("op", left + panel - operations)):
             names = [f"{kind}{node}.{part}{slot}" for node in range(NODES) for slot in (1, 2)]
-            _table(axes, start, {name: arrays[name] for name in names}, values)
+            _table(axes, start, {name: probabilities[name] for name in names}, values)
     note = "Bars are probabilities, what was chosen in bold; a tick marks where all choices are equally likely."
     axes.text(figure.get_figwidth() / 2, 0.2 - figure.get_figheight(), note, size=7, ha="center", va="center")
     return figure
 
 
-def _table(axes: Axes, left: float, rows: Mapping[str, Array], values: Mapping[str, Any]) -> None:
+def _table(axes: Axes, left: float, rows: Probabilities, values: Mapping[str, Any]) -> None:
     """The distributions of all inputs or all operations of a cell, one below the other."""
     scale: list[list[tuple[float, float]]] = []
     longest = max((SPACE[name].choices for name in rows), key=len)

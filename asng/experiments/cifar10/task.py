@@ -38,13 +38,8 @@ class Cifar10SearchSettings(SearchSettings, EpochSettings):
     """How many of the test images are used after an epoch."""
 
     def __post_init__(self) -> None:
-        check_settings(
-            self, epochs=1, channels=2, cells=3, batch=2, population_size=2, num_random=1, num_test_images=1, seed=0
-        )
-        if self.num_train_images // 2 < self.batch:
-            raise ValueError(
-                f"num_train_images must be at least two mini-batches of {self.batch}, got {self.num_train_images}"
-            )
+        check_settings(self, epochs=1, channels=2, cells=3, batch=2, population_size=2, num_random=1, seed=0)
+        check_settings(self, num_train_images=1, num_test_images=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,13 +64,7 @@ class Cifar10RetrainSettings(EpochSettings):
     """How many of the training images are used."""
 
     def __post_init__(self) -> None:
-        check_settings(self, epochs=1, cells=3, batch=2, seed=0, max_params=1)
-        if self.channels is not None:
-            check_settings(self, channels=1)
-        if self.num_train_images < self.batch:
-            raise ValueError(
-                f"num_train_images must be at least a mini-batch of {self.batch}, got {self.num_train_images}"
-            )
+        check_settings(self, epochs=1, channels=1, cells=3, batch=2, seed=0, max_params=1, num_train_images=1)
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
         if not 0 <= self.auxiliary < math.inf:
@@ -127,8 +116,8 @@ class Cifar10(Task):
         logits, auxiliary = model(batch[0])
         return F.cross_entropy(logits, batch[1]) + settings.auxiliary * F.cross_entropy(auxiliary, batch[1])
 
-    def set_phase(self, settings: Cifar10RetrainSettings, model: nn.Module, fraction: float) -> bool:
-        return set_drop_path(model, settings.drop_path * fraction)
+    def set_phase(self, settings: Cifar10RetrainSettings, model: nn.Module, fraction: float) -> None:
+        set_drop_path(model, settings.drop_path * fraction)
 
     def measure(self, model: nn.Module, settings: Any) -> dict[str, float]:
         return {"test_accuracy": accuracy(model, self.test, getattr(settings, "num_test_images", None))}

@@ -1,6 +1,7 @@
 """Faces on the device, which of them train and which test, and mini-batches with holes in them."""
 
 import hashlib
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from asng._progress import Progress, no_progress
 from asng.experiments._images import ImageSet, data_folder, send
-from asng.experiments.inpainting import cache
+from asng.experiments.inpainting.faces import Faces, read_faces
 from asng.experiments.inpainting.masks import Mask, draw_masks
 
 MAX_TRAIN, MAX_TEST = 101_000, 2_000  # images, as in the paper, where there are as many
@@ -47,7 +48,7 @@ def load_faces(
     2,000 images, or a twentieth of them if that is less, are drawn to test with and at most 101,000 others to train.
     """
     folder = faces_folder(given)
-    cached = cache.read_faces(folder, size, progress)
+    cached = read_faces(folder, size, progress)
     if lists is not None:
         (train, test), split = _listed_split(cached, lists), f"listed in {lists[0]} and {lists[1]}"
     elif _in_subfolder(cached.names, "train") and _in_subfolder(cached.names, "test"):
@@ -67,23 +68,15 @@ def describe_faces(train: ImageSet, test: ImageSet) -> str:
 
 def load_folder(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[ImageSet, dict[str, str]]:
     """All images of a folder, cropped and resized, and what was wrong with those that were left out."""
-    cached = cache.read_faces(folder, size)
+    cached = read_faces(folder, size)
     return _faces(cached, np.arange(len(cached.names)), device), cached.damaged
 
 
 def faces_folder(given: Path | None = None) -> Path:
     """The folder of faces: the place of the data, or the folder in it that is called faces or celeba-something."""
     folder = data_folder(given)
-    if not folder.is_dir():
-        raise ValueError(
-            f"there is no folder {folder}; name the one with the face images by --data or ASNG_DATA (CelebA is at "
-            "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, for research that is not commercial)"
-        )
-    inside = [
-        path
-        for path in sorted(folder.iterdir())
-        if path.is_dir() and (path.name.lower() == "faces" or path.name.lower().startswith("celeba"))
-    ]
+    folders = [path for path in folder.glob("*") if path.is_dir()]
+    inside = sorted(path for path in folders if re.match("faces$|celeba", path.name, re.IGNORECASE))
     if len(inside) > 1:
         raise ValueError(f"which faces: {', '.join(str(path) for path in inside)}? Name one by --data")
     return inside[0] if inside else folder
@@ -102,7 +95,7 @@ def random_split(n: int, seed: int) -> tuple[Indices, Indices]:
     return np.sort(order[test : test + MAX_TRAIN]), np.sort(order[:test])
 
 
-def _listed_split(cached: cache.Cache, lists: Lists) -> tuple[Indices, Indices]:
+def _listed_split(cached: Faces, lists: Lists) -> tuple[Indices, Indices]:
     """The images named in two files, by their paths in the folder or, where only one has it, by the file's name."""
     rows = {name: row for row, name in enumerate(cached.names)}
     files = Counter(_file(name) for name in cached.names)
@@ -135,7 +128,7 @@ def _in_subfolder(names: Sequence[str], part: str) -> list[int]:
     return [row for row, name in enumerate(names) if name.startswith(f"{part}/")]
 
 
-def _faces(cached: cache.Cache, rows: Indices, device: torch.device | str) -> ImageSet:
+def _faces(cached: Faces, rows: Indices, device: torch.device | str) -> ImageSet:
     names = tuple(cached.names[row] for row in rows)
     return ImageSet(torch.from_numpy(cached.images[rows]).to(device), names=names)
 

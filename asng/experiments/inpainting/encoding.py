@@ -11,7 +11,7 @@ keeps the size of its input and hands its output over to its mirror image ("skip
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
@@ -55,10 +55,6 @@ def search_space(
     >>> search_space("int", layers=2, widths=(8, 32))["layer2.channels"]
     Integer(low=8, high=32)
     """
-    if encoding not in WIDTHS:
-        raise ValueError(f"encoding must be 'cat' or 'int', got {encoding!r}")
-    if layers < 2 or levels < 2:
-        raise ValueError(f"layers and levels must be at least 2, got {layers} and {levels}")
     widths = WIDTHS[encoding] if widths is None else widths
     space: dict[str, Variable] = {}
     for node in range(1, layers + 1):
@@ -88,10 +84,7 @@ def layers_in(names: Mapping[str, Any]) -> int:
 
 def widths_of(space: Variables) -> Sequence[int]:
     """The numbers of channels that a layer can have."""
-    widths = space["layer1.channels"].values()
-    if widths is None:
-        raise ValueError(f"channels are chosen or integers, got {space['layer1.channels']}")
-    return widths
+    return space["layer1.channels"].values() or ()
 
 
 def chain(values: Values) -> list[Layer]:
@@ -101,10 +94,10 @@ def chain(values: Values) -> list[Layer]:
     >>> [layer.number for layer in chain(base_values(space, 3) | {"layer3.connection": 1})]
     [1, 3]
     """
-    node, found = _value(values, "output.connection"), []
+    node, found = values["output.connection"], []
     while node:
         found.append(_layer(values, node))
-        node = _value(values, f"layer{node}.connection") if node > 1 else 0
+        node = values[f"layer{node}.connection"] if node > 1 else 0
     return found[::-1]
 
 
@@ -113,28 +106,22 @@ def _layer(values: Values, number: int) -> Layer:
     if f"{name}.type" in values:
         kernel, skip = LAYER_KINDS[values[f"{name}.type"]]
     else:
-        kernel, skip = KERNELS[_value(values, f"{name}.kernel") - 1], _value(values, f"{name}.skip")
-    return Layer(number, kernel, skip, _value(values, f"{name}.channels"))
-
-
-def _value(values: Values, name: str) -> Any:
-    if name not in values:
-        raise ValueError(f"the architecture has no value for {name!r}; it needs one for each variable of its space")
-    return values[name]
+        kernel, skip = KERNELS[values[f"{name}.kernel"] - 1], values[f"{name}.skip"]
+    return Layer(number, kernel, skip, values[f"{name}.channels"])
 
 
 def runnable_layers(layers: Sequence[Layer], size: tuple[int, int] = SIZE) -> list[Layer]:
     """The layers of a chain that run on images of this height and width: a side of 1 cannot be halved."""
-    run: list[Layer] = []
+    return [layer for layer, runs, _ in _sizes(layers, size) if runs]
+
+
+def _sizes(layers: Sequence[Layer], size: tuple[int, int]) -> Iterator[tuple[Layer, bool, tuple[int, int]]]:
+    """Each layer, whether it runs, and the size after it."""
     for layer in layers:
-        if layer.skip or min(size) > 1:
-            run.append(layer)
-            size = size if layer.skip else _halve(size)
-    return run
-
-
-def _halve(size: tuple[int, int]) -> tuple[int, int]:
-    return (size[0] + 1) // 2, (size[1] + 1) // 2
+        runs = layer.skip or min(size) > 1
+        if not layer.skip:
+            size = (size[0] + 1) // 2, (size[1] + 1) // 2  # 1 stays 1
+        yield layer, runs, size
 
 
 def depth(values: Values, size: tuple[int, int] = SIZE) -> int:
@@ -150,16 +137,11 @@ def describe_chain(values: Values, size: tuple[int, int] = SIZE) -> str:
     1  3x3 skip   64 channels  64x63
     2  5x5 down   64 channels  32x32
     """
-    layers = chain(values)
-    run = runnable_layers(layers, size)
-    lines = []
-    for layer in layers:
+    layers, lines = chain(values), []
+    for layer, runs, (height, width) in _sizes(layers, size):
         text = f"{layer.number:{len(str(layers[-1].number))}}  {layer.kind}  "
-        if layer in run:
-            size = size if layer.skip else _halve(size)
-            lines.append(f"{text}{layer.channels:3} channels  {size[0]}x{size[1]}")
-        else:
-            lines.append(f"{text}left out at {size[0]}x{size[1]}")
+        what = f"{layer.channels:3} channels " if runs else "left out at"
+        lines.append(f"{text}{what} {height}x{width}")
     return "\n".join(lines)
 
 
@@ -175,12 +157,10 @@ def read_values(text: str) -> dict[str, Any]:
     widths = [value for name, value in values.items() if name.endswith(".channels")]
     if len(widths) < 2 or not all(isinstance(width, int) for width in widths):
         raise ValueError("this is no autoencoder: layer1.channels, layer2.channels and so on must be integers")
-    integers = "layer1.kernel" in values
-    space = search_space(
-        "int" if integers else "cat",
-        len(widths),
-        widths=(min(widths), max(widths) + 1) if integers else sorted(set(widths)),
-    )
+    if "layer1.kernel" in values:
+        space = search_space("int", len(widths), widths=(min(widths), max(widths) + 1))
+    else:
+        space = search_space("cat", len(widths), widths=sorted(set(widths)))
     return from_json(text, space)
 
 
@@ -206,17 +186,12 @@ def smallest_values(space: Variables) -> dict[str, Any]:
     >>> [(layer.kind, layer.channels) for layer in chain(smallest_values(search_space("int", layers=9)))]
     [('1x1 down', 64)]
     """
-    return _equal_layers(space, _depths(space)[0], min(widths_of(space)), kernel=1, skip=False)
+    return _equal_layers(space, _min_depth(space), min(widths_of(space)), kernel=1, skip=False)
 
 
 def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, skip: bool) -> dict[str, Any]:
     """`depth` equal layers, spread evenly over the nodes."""
-    fewest, deepest = _depths(space)
-    if not fewest <= depth <= deepest:
-        raise ValueError(f"the space has chains of {fewest} to {deepest} layers, got depth={depth}")
-    if channels not in widths_of(space):
-        raise ValueError(f"the channels of the space are {space['layer1.channels']}, got channels={channels}")
-    last = deepest + 1
+    last = layers_in(space) + 1
     nodes = [index * last // (depth + 1) for index in range(depth + 2)]
     before = {f"layer{node}" if node < last else "output": earlier for earlier, node in pairwise(nodes)}
     kind = Layer(0, kernel, skip, channels).kind
@@ -233,8 +208,7 @@ def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, s
     return values
 
 
-def _depths(space: Variables) -> tuple[int, int]:
-    """The fewest and the most layers of a chain."""
+def _min_depth(space: Variables) -> int:
+    """The number of layers of the shortest chain."""
     reach = max(len(v.values() or ()) for n, v in space.items() if n.endswith("connection"))
-    layers = layers_in(space)
-    return max(1, math.ceil((layers + 1) / reach) - 1), layers
+    return max(1, math.ceil((layers_in(space) + 1) / reach) - 1)

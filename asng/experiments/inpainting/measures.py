@@ -48,9 +48,6 @@ def ssim(restored: Tensor, original: Tensor) -> Tensor:
     tensor([1.], dtype=torch.float64)
     """
     restored, original = _comparable(restored, original)
-    if min(original.shape[2:]) < WINDOW:
-        shown = "x".join(str(side) for side in original.shape[2:])
-        raise ValueError(f"SSIM looks through a window of {WINDOW}x{WINDOW} pixels; images of {shown} are too small")
     mean_r, mean_o, of_squares_r, of_squares_o, of_products = _blur(
         torch.stack([restored, original, restored.square(), original.square(), restored * original])
     )
@@ -64,13 +61,9 @@ def ssim(restored: Tensor, original: Tensor) -> Tensor:
 
 def _comparable(restored: Tensor, original: Tensor) -> tuple[Tensor, Tensor]:
     """Both as float64 in 0..255: variances are small differences of large numbers, and GPUs round float32."""
-    if restored.shape != original.shape or restored.ndim != 4:
-        shapes = f"{tuple(restored.shape)} and {tuple(original.shape)}"
-        raise ValueError(f"images must both be (n, channels, height, width), got {shapes}")
-    both = (image if image.dtype == torch.uint8 else quantize(image) for image in (restored, original))
-    if restored.device.type == "mps":  # which has no float64
-        both = (image.cpu() for image in both)
-    first, second = (image.double() for image in both)
+    first, second = (
+        (image if image.dtype == torch.uint8 else quantize(image)).double() for image in (restored, original)
+    )
     return first, second
 
 
@@ -95,11 +88,6 @@ class Scores:
     psnr: Tensor
     ssim: Tensor
 
-    @property
-    def perfect(self) -> int:
-        """How many images are restored without any error; their PSNR is infinite."""
-        return int(self.psnr.isinf().sum())
-
     def report(self, names: Sequence[str] | None = None) -> dict[str, Any]:
         """All numbers, ready for JSON: means over the images, and both measures per image.
 
@@ -109,19 +97,15 @@ class Scores:
         20.0
         """
         finite = self.psnr[self.psnr.isfinite()]
+        rows = zip(names or range(len(self.psnr)), self.psnr.tolist(), self.ssim.tolist(), strict=True)
         return {
             "images": len(self.psnr),
             "psnr": float(finite.mean()) if len(finite) else None,
             "ssim": float(self.ssim.mean()),
-            "perfect": self.perfect,
+            "perfect": int(self.psnr.isinf().sum()),
             "per_image": [
                 {"image": name, "psnr": decibels if math.isfinite(decibels) else None, "ssim": similarity}
-                for name, decibels, similarity in zip(
-                    range(len(self.psnr)) if names is None else names,
-                    self.psnr.tolist(),
-                    self.ssim.tolist(),
-                    strict=True,
-                )
+                for name, decibels, similarity in rows
             ],
         }
 
@@ -140,8 +124,6 @@ def evaluate(
     model: nn.Module, images: Tensor, masks: Tensor, batch: int = 100, progress: Progress = no_progress
 ) -> Scores:
     """How well a model restores images, uint8 (n, 3, height, width), on its device, from behind masks (n, 1, ...)."""
-    if len(images) == 0 or len(images) != len(masks):
-        raise ValueError(f"every image needs a mask, got {len(images)} images and {len(masks)} masks")
     found: list[tuple[Tensor, Tensor]] = []
     for first in range(0, len(images), batch):
         progress(first / len(images))

@@ -13,33 +13,28 @@ import torch
 from torch import Tensor, nn
 
 from asng import nas
-from asng.experiments.inpainting.encoding import (
-    LAYER_KINDS,
-    SIZE,
-    Encoding,
-    Layer,
-    Values,
-    chain,
-    runnable_layers,
-    search_space,
-    widths_of,
-)
+from asng.experiments.inpainting import encoding
+from asng.experiments.inpainting.encoding import SIZE, Layer, Values, Variables
+from asng.fused._chain import FIELDS, Chain
+from asng.fused._chain import Layer as ChainLayer
+from asng.nas import _trace
 
 IMAGE_CHANNELS = 3
 
 Model = TypeVar("Model", bound=nn.Module)
+Make = Callable[..., nn.Module]
 
 
 class Net(nas.Searchable):
     """Autoencoders of up to 20 layers and as many in the decoder: images (n, 3, h, w) to images of the same shape.
 
-    `encoding`, `layers`, `levels` and `widths` make the space, as in `search_space`. Images may have any
-    size: a layer that halves is left out, on both sides, where it meets a height or width of 1. What
-    is extracted, and what counts as active, is for images of `size`.
+    `space` is that of `search_space`. Images may have any size: a layer that halves is left out, on both
+    sides, where it meets a height or width of 1. What is extracted, and what counts as active, is for
+    images of `size`.
 
-    >>> from asng.experiments.inpainting.encoding import base_values
-    >>> net = Net("int", layers=4, widths=(4, 8), size=(8, 8))
-    >>> values = base_values(nas.space_of(net), depth=2, channels=6)
+    >>> space = encoding.search_space("int", layers=4, widths=(4, 8))
+    >>> net = Net(space, size=(8, 8))
+    >>> values = encoding.base_values(space, depth=2, channels=6)
     >>> nas.extract(net, values)
     Autoencoder(
       (encoder): ModuleList(
@@ -53,41 +48,52 @@ class Net(nas.Searchable):
     )
     """
 
-    def __init__(
-        self,
-        encoding: Encoding = "cat",
-        layers: int = 20,
-        levels: int = 5,
-        widths: Sequence[int] | None = None,
-        size: tuple[int, int] = SIZE,
-    ) -> None:
+    def __init__(self, space: Variables, size: tuple[int, int] = SIZE) -> None:
         super().__init__()
         self.size = size
-        space = search_space(encoding, layers, levels, widths)
         decisions = [nas.Value(name, variable) for name, variable in space.items()]
         channels = [decision for decision in decisions if decision.name.endswith(".channels")]
         self.decisions = nn.ModuleList(decisions)
         # The image may come into any of the first layers: all take as much as comes, and begin alike.
-        in_channels = nas.AnySize(max(IMAGE_CHANNELS, *widths_of(space)))
-        self.encoder = nn.ModuleList(
-            [_of_each_kind(_conv, nas.Conv2d, in_channels, out_channels) for out_channels in channels]
-        )
+        in_channels = nas.AnySize(max(IMAGE_CHANNELS, *encoding.widths_of(space)))
+        self.encoder = nn.ModuleList(_of_each_kind(_conv, nas.Conv2d, in_channels, width) for width in channels)
         self.decoder = nn.ModuleList(
-            [_of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, out_channels) for out_channels in channels]
+            _of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, width) for width in channels
         )
         self.last = nas.ConvTranspose2d(in_channels, IMAGE_CHANNELS, 3, padding=1, bias=False)
+        self._bounds = Chain(
+            len(channels), in_channels.max, max(encoding.widths_of(space)), IMAGE_CHANNELS, max(encoding.KERNELS)
+        )
         reset(self)
 
     def forward(self, images: Tensor) -> Tensor:
+        if _trace.is_open():
+            return self._forward_open(images)
         height, width = images.shape[-2:]
         return autoencode(images, *self._layers(self._chain((height, width))), self.last)
+
+    def _forward_open(self, images: Tensor) -> Tensor:
+        """The same in a captured step, by kernels that read the chain from device memory."""
+        size = images.shape[-2], images.shape[-1]
+        geometry = _trace.read_numbers(self._geometry, size, length=self._bounds.rows * FIELDS)
+        parts: Any = (*self.encoder, *self.decoder)
+        weights = [part[kind].weight for part in parts for kind in encoding.LAYER_KINDS]
+        return self._bounds.run(images, geometry, *_trace.address_weights([*weights, self.last.weight]))
+
+    def _geometry(self, values: Values, size: tuple[int, int]) -> list[int]:
+        kinds, layers = list(encoding.LAYER_KINDS), []
+        for layer in encoding.runnable_layers(encoding.chain(values), size):
+            weight = (layer.number - 1) * len(kinds) + kinds.index(layer.kind)
+            mirror = len(self.encoder) * len(kinds) + weight
+            layers.append(ChainLayer(weight, mirror, layer.channels, layer.kernel, 1 if layer.skip else 2))
+        return self._bounds.geometry(layers, 2 * len(self.encoder) * len(kinds), size)
 
     def _selected_values(self) -> dict[str, Any]:
         decisions: Any = self.decisions
         return {decision.name: decision.value for decision in decisions}
 
     def _chain(self, size: tuple[int, int]) -> list[Layer]:
-        return runnable_layers(chain(self._selected_values()), size)
+        return encoding.runnable_layers(encoding.chain(self._selected_values()), size)
 
     def _layers(self, run: Sequence[Layer]) -> tuple[list[Any], list[Any]]:
         """The elastic layers of the encoder and of the decoder, both in the order of the encoder."""
@@ -99,7 +105,7 @@ class Net(nas.Searchable):
         run = self._chain(self.size)
         # A layer that is left out hands its input on, whatever its kernel and channels.
         read = {f"layer{layer.number}.{part}" for layer in run for part in ("kernel", "channels")}
-        for layer in chain(self._selected_values()):
+        for layer in encoding.chain(self._selected_values()):
             read |= {f"layer{layer.number}.{part}" for part in ("type", "skip", "connection")}
         decisions = [decision for decision in self.decisions if decision.name in {*read, "output.connection"}]
         encoder, decoder = self._layers(run)
@@ -165,18 +171,16 @@ def input_channels(run: Sequence[Layer]) -> tuple[list[int], list[int], int]:
     )
 
 
-def new_autoencoder(
-    values: Values, size: tuple[int, int] = SIZE, generator: torch.Generator | None = None
-) -> Autoencoder:
+def new_autoencoder(values: Values, size: tuple[int, int] = SIZE) -> Autoencoder:
     """The autoencoder of an architecture, its own channels exactly, newly initialized for training from scratch."""
-    run = runnable_layers(chain(values), size)
+    run = encoding.runnable_layers(encoding.chain(values), size)
     into_encoder, into_decoder, into_last = input_channels(run)
     encoder = [_conv(nn.Conv2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_encoder, run, strict=True)]
     decoder = [
         _mirror(nn.ConvTranspose2d, n, to.channels, to.kernel, to.skip) for n, to in zip(into_decoder, run, strict=True)
     ]
     model = Autoencoder(encoder, decoder, nn.ConvTranspose2d(into_last, IMAGE_CHANNELS, 3, padding=1, bias=False))
-    reset(model, generator)
+    reset(model)
     return model
 
 
@@ -186,22 +190,21 @@ def to_device_format(model: Model, device: torch.device) -> Model:
     return moved.to(memory_format=torch.channels_last) if device.type == "cuda" else moved  # type: ignore[no-any-return]
 
 
-def _conv(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
-    return make(in_channels, out_channels, kernel, stride=1 if skip else 2, padding=kernel // 2, bias=False)
+def _conv(make: Make, in_channels: Any, out_channels: Any, kernel: int, skip: bool, **more: Any) -> nn.Module:
+    return make(in_channels, out_channels, kernel, stride=1 if skip else 2, padding=kernel // 2, bias=False, **more)
 
 
-def _mirror(make: Callable[..., nn.Module], in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
-    stride = 1 if skip else 2
-    return make(
-        in_channels, out_channels, kernel, stride=stride, padding=kernel // 2, output_padding=stride - 1, bias=False
+def _mirror(make: Make, in_channels: Any, out_channels: Any, kernel: int, skip: bool) -> nn.Module:
+    return _conv(make, in_channels, out_channels, kernel, skip, output_padding=0 if skip else 1)
+
+
+def _of_each_kind(layer: Make, *arguments: Any) -> nn.ModuleDict:
+    return nn.ModuleDict(
+        {kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in encoding.LAYER_KINDS.items()}
     )
 
 
-def _of_each_kind(layer: Callable[..., nn.Module], *arguments: Any) -> nn.ModuleDict:
-    return nn.ModuleDict({kind: layer(*arguments, kernel, skip) for kind, (kernel, skip) in LAYER_KINDS.items()})
-
-
-def reset(model: nn.Module, generator: torch.Generator | None = None) -> None:
+def reset(model: nn.Module) -> None:
     """Initialize all convolutions of both sorts, uniformly within 1/sqrt(in_channels k^2).
 
     The weights of a supernet count the most channels that they can take, also where fewer come.
@@ -211,4 +214,4 @@ def reset(model: nn.Module, generator: torch.Generator | None = None) -> None:
     for module in model.modules():
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)):
             bound = 1 / math.sqrt(module.in_channels * math.prod(module.kernel_size))
-            nn.init.uniform_(module.weight, -bound, bound, generator)
+            nn.init.uniform_(module.weight, -bound, bound)

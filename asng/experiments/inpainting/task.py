@@ -19,7 +19,7 @@ from asng.experiments._jobs import Task, Values
 from asng.experiments._settings import IterationSettings, SearchSettings, check_settings
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import describe_faces, mask_batches
-from asng.experiments.inpainting.encoding import Encoding, describe_chain, smallest_values
+from asng.experiments.inpainting.encoding import Encoding, describe_chain, search_space, smallest_values
 from asng.experiments.inpainting.masks import Mask, fixed_masks
 from asng.experiments.inpainting.network import Net, new_autoencoder, to_device_format
 from asng.experiments.inpainting.pictures import picture
@@ -111,8 +111,8 @@ class Inpainting(Task):
         return {"faces": describe_faces(self.train, self.test)}
 
     def build_supernet(self, settings: InpaintingSearchSettings) -> nn.Module:
-        net = Net(settings.encoding, settings.layers, widths=settings.widths, size=self.test.size)
-        return to_device_format(net, self.device)
+        space = search_space(settings.encoding, settings.layers, widths=settings.widths)
+        return to_device_format(Net(space, self.test.size), self.device)
 
     def search_loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean squared error over whole images, from a mini-batch of originals and their corrupted twins."""
@@ -128,7 +128,8 @@ class Inpainting(Task):
         return to_device_format(new_autoencoder(values, self.test.size), self.device)
 
     def build_optimizer(self, settings: InpaintingRetrainSettings, model: nn.Module) -> torch.optim.Optimizer:
-        return torch.optim.Adam(model.parameters(), lr=settings.lr, fused=self.device.type == "cuda")
+        on_gpu = self.device.type == "cuda"
+        return torch.optim.Adam(model.parameters(), lr=settings.lr, fused=on_gpu, capturable=on_gpu)
 
     def train_loss(self, settings: InpaintingRetrainSettings, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         return self.search_loss(model, batch)

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 
 from asng import ASNG, RandomSearch, nas
 from asng.experiments import _jobs
-from asng.experiments._image_runs import MetricsCheckpoint, search
+from asng.experiments._image_runs import search
 from asng.experiments._images import Batches, ImageSet, halves
 from asng.experiments._jobs import TRAIN, VALID, SearchJob
 from asng.experiments._settings import parse_amp_dtype
@@ -20,7 +20,7 @@ from asng.experiments.cifar10.data import augment_batches, normalize
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.experiments.cifar10.task import Cifar10, Cifar10SearchSettings, accuracy
 from asng.nas import _checkpoints as checkpoints
-from asng.nas._loop import Epoch, run_job
+from asng.nas._loop import Checkpoint, Epoch, run_job
 from asng.nas.architecture import from_json
 from asng.runs import CHECKPOINT, METRICS, Run
 from tests.helpers.commands import records_of
@@ -238,7 +238,7 @@ def run(settings, images, folder):
     """A search without the pictures at its end."""
     job = make_job(settings, images)
     with Run(folder, {}, METRICS) as kept:
-        run_job(job, epochs=settings.epochs, checkpoint=MetricsCheckpoint(kept, CHECKPOINT, {}))
+        run_job(job, epochs=settings.epochs, checkpoint=Checkpoint(kept.folder / CHECKPOINT, {}, kept))
     return job
 
 
@@ -370,7 +370,6 @@ def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, t
         ({"cells": 2}, "cells must be at least 3, got 2"),
         ({"lr": math.nan}, "lr must be above 0, got nan"),
         ({"seed": -1}, "seed must be at least 0, got -1"),
-        ({"num_train_images": 7}, "num_train_images must be at least two mini-batches of 4, got 7"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings, message):

@@ -100,20 +100,6 @@ def test_asng_searches_the_space():
     assert all(len(code_of(candidate.values)) == 40 for candidate in optimizer.ask())
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (lambda: values_of([0] * 20), "40 numbers.*got 20"),
-        (lambda: values_of([2] + [0] * 39), r"normal0\.in1 is one of 0 to 1, got 2"),
-        (lambda: values_of([-1] + [0] * 39), r"normal0\.in1 is one of 0 to 1, got -1"),
-        (lambda: values_of([0.5] + [0] * 39), r"normal0\.in1 is one of 0 to 1, got 0\.5"),  # type: ignore[arg-type]
-        (lambda: code_of({}), r"no value for 'normal0\.in1'"),
-        (lambda: code_of({**ALL_ZERO, "normal5.in1": 0}), r"the space has no 'normal5\.in1'"),
-        (lambda: code_of({**ALL_ZERO, "normal0.op2": "conv"}), r"'conv' is outside of .*'identity'.*'normal0\.op2'"),
-        (lambda: num_parameters({"normal0.in1": 0}, 16, 8), r"no value for 'normal0\.in2'"),
-        (lambda: space.channels_for(CHAIN, at_most=1000), "one channel.*more than at_most=1,000"),
-    ],
-)
-def test_what_is_not_of_the_space_is_refused(wrong, message):
-    with pytest.raises(ValueError, match=message):
-        wrong()
+def test_too_few_parameters_for_one_channel_are_refused():
+    with pytest.raises(ValueError, match=r"one channel.*more than at_most=1,000"):
+        space.channels_for(CHAIN, at_most=1000)

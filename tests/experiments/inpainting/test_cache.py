@@ -8,8 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from asng.experiments.inpainting import cache
-from asng.experiments.inpainting.cache import read_faces
+from asng.experiments.inpainting import faces
+from asng.experiments.inpainting.faces import read_faces
 from tests.helpers.small_faces import BLUE, RED, save, texture, write_boxes
 
 
@@ -114,7 +114,7 @@ def test_the_cache_is_built_again_when_files_or_boxes_change_and_the_old_one_goe
 def test_the_cache_of_another_version_is_built_again(tmp_path, monkeypatch):
     save(tmp_path / "a.png")
     assert built(tmp_path)
-    monkeypatch.setattr(cache, "CACHE_VERSION", cache.CACHE_VERSION + 1)
+    monkeypatch.setattr(faces, "CACHE_VERSION", faces.CACHE_VERSION + 1)
     assert built(tmp_path)
 
 
@@ -145,7 +145,7 @@ def test_a_damaged_cache_is_built_again(tmp_path, cached, harm):
 
 
 def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cached):
-    for number in range(cache.CHUNK + 1):
+    for number in range(faces.CHUNK + 1):
         save(tmp_path / f"{number:03}.png", (4, 4))
     read_faces(tmp_path, size=4)
     before = {path: path.read_bytes() for path in cached()}
@@ -160,7 +160,7 @@ def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cached)
         read_faces(tmp_path, 4, interrupt)
     assert threading.active_count() == threads
     assert {path: path.read_bytes() for path in cached()} == before
-    assert len(read_faces(tmp_path, size=4).names) == cache.CHUNK + 2
+    assert len(read_faces(tmp_path, size=4).names) == faces.CHUNK + 2
 
 
 def test_a_cache_that_cannot_be_written_is_an_error_with_the_cure(tmp_path, monkeypatch):
@@ -171,8 +171,3 @@ def test_a_cache_that_cannot_be_written_is_an_error_with_the_cure(tmp_path, monk
         ValueError, match=r"cannot be written \(Not a directory\); name another folder by XDG_CACHE_HOME"
     ):
         read_faces(tmp_path / "faces")
-
-
-def test_what_is_not_a_size_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="got size 0"):
-        read_faces(tmp_path, size=0)

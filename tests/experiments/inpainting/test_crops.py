@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from asng.experiments.inpainting.crops import crop, read_boxes, reader, sources
+from asng.experiments.inpainting.faces import crop, face_or_fault, read_boxes, sources
 from tests.helpers.small_faces import BLUE, GREEN, RED, is_all, save, texture, write_boxes
 
 
 def faces_in(folder, size=64):
     """All faces of a folder by name; where there is none, what is wrong."""
-    files, boxes = sources(folder)
-    read = reader(folder, boxes, size)
-    return {file.name: read(file.name) for file in files}
+    files, file_of_boxes = sources(folder)
+    boxes = file_of_boxes and read_boxes(folder / file_of_boxes.name)
+    return {file.name: face_or_fault(folder, boxes, size, file.name) for file in files}
 
 
 def test_images_of_all_kinds_are_found_in_all_folders_in_the_order_of_their_names(tmp_path):
@@ -167,7 +167,7 @@ def test_a_damaged_file_of_boxes_is_refused(tmp_path, content, message):
 
 
 def test_an_image_that_goes_while_others_are_read_has_a_fault_too(tmp_path):
-    assert reader(tmp_path, None, 8)("gone.png") == "[Errno 2] No such file or directory"
+    assert face_or_fault(tmp_path, None, 8, "gone.png") == "[Errno 2] No such file or directory"
 
 
 def test_links_are_followed_but_not_in_circles(tmp_path):

@@ -138,7 +138,7 @@ def test_the_folder_is_the_one_given_or_the_faces_in_it(tmp_path, monkeypatch):
     (tmp_path / "faces").mkdir()
     with pytest.raises(ValueError, match=r"CelebA64.*faces\? Name one by --data"):
         faces_folder()
-    with pytest.raises(ValueError, match=r"no folder .*nowhere.*--data or ASNG_DATA.*CelebA\.html"):
+    with pytest.raises(ValueError, match=r"no folder .*nowhere.*--data, ASNG_DATA.*CelebA\.html"):
         load_faces(tmp_path / "nowhere")
 
 
@@ -157,13 +157,6 @@ def test_a_part_of_the_faces_is_in_the_order_of_its_numbers():
     part = faces.subset(torch.tensor([7, 2]))
     assert part.names == ("7.png", "2.png")
     assert torch.equal(part.images, torch.stack([faces.images[7], faces.images[2]]))
-
-
-def test_images_that_are_no_bytes_or_not_as_many_as_names_are_refused():
-    with pytest.raises(ValueError, match=r"uint8 of shape \(n, 3, height, width\), got torch\.float32"):
-        ImageSet(torch.zeros(1, 3, 8, 8), names=("a",))
-    with pytest.raises(ValueError, match="every image needs a name, got 2 names for 1 images"):
-        ImageSet(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), names=("a", "b"))
 
 
 def test_picking_mirrors_what_is_to_be_mirrored():
@@ -235,5 +228,5 @@ def test_mini_batches_come_from_the_faces_named():
     batches = Batches(faces, torch.tensor([4, 9]), 2, partial(mask_batches, "half"), 0, 0)
     means = {round(float(image.mean()), 4) for image in batches(0)[0]}
     assert means == {round(float((faces.images[index] / 255).mean()), 4) for index in (4, 9)}
-    with pytest.raises(ValueError, match="between 0 and 19, the last image; got 4 to 20"):
+    with pytest.raises(ValueError, match="image 21 was asked for, but there are only 20"):
         Batches(faces, torch.tensor([4, 20]), 2, partial(mask_batches, "half"), 0, 0)

@@ -177,9 +177,6 @@ def test_a_description_names_what_runs_and_what_is_left_out():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"encoding": "real"}, "'cat' or 'int', got 'real'"),
-        ({"layers": 1}, "at least 2, got 1 and 5"),
-        ({"levels": 1}, "at least 2, got 20 and 1"),
         ({"encoding": "int", "widths": (4, 8, 16)}, r"least and the most, got \(4, 8, 16\)"),
         ({"widths": (0, 4)}, "at least 1 channel"),
         ({"widths": ()}, "at least 1 channel"),
@@ -188,21 +185,3 @@ def test_a_description_names_what_runs_and_what_is_left_out():
 def test_spaces_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):
         search_space(**wrong)
-
-
-def test_baselines_outside_of_the_space_are_refused():
-    space = search_space(layers=20, levels=5)
-    for wanted in (0, 3, 21, -1):
-        with pytest.raises(ValueError, match=f"4 to 20 layers, got depth={wanted}"):
-            base_values(space, wanted)
-    with pytest.raises(ValueError, match="got channels=65"):
-        base_values(space, 8, channels=65)
-    with pytest.raises(ValueError, match="got channels=300"):
-        base_values(search_space("int"), 8, channels=300)
-
-
-def test_a_missing_value_is_named():
-    values = base_values(search_space("int"), 20)
-    del values["layer7.skip"]
-    with pytest.raises(ValueError, match=r"no value for 'layer7\.skip'"):
-        chain(values)

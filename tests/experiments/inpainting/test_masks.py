@@ -71,16 +71,3 @@ def test_masks_follow_from_the_seed_and_the_first_of_many_are_those_of_few(mask)
     assert torch.equal(many[:4], few)
     if mask != "center":
         assert not torch.equal(many, fixed_masks(mask, 9, (5, 7), seed=4))
-
-
-@pytest.mark.parametrize(
-    ("mask", "n", "size", "seed", "message"),
-    [
-        ("hole", 1, (8, 8), 0, "'hole'.*center, pixel, half"),
-        ("half", 1, (3, 8), 0, "got 1 of 3x8"),
-        ("half", 1, (8, 8), -1, "seed.*got -1"),
-    ],
-)
-def test_wrong_masks_are_refused(mask, n, size, seed, message):
-    with pytest.raises(ValueError, match=message):
-        fixed_masks(mask, n, size, seed)

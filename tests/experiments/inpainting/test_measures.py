@@ -88,13 +88,6 @@ def test_what_is_not_a_number_is_black():
     assert quantize(strange).tolist() == [0, 255, 0, 0, 2, 254]
 
 
-def test_images_of_different_or_too_small_shapes_are_refused():
-    with pytest.raises(ValueError, match=r"got \(1, 3, 64, 64\) and \(2, 3, 64, 64\)"):
-        psnr(torch.zeros(1, 3, 64, 64), torch.zeros(2, 3, 64, 64))
-    with pytest.raises(ValueError, match="11x11 pixels; images of 64x10 are too small"):
-        ssim(torch.zeros(1, 3, 64, 10), torch.zeros(1, 3, 64, 10))
-
-
 class Gray(nn.Module):
     """Fills holes with gray, and says in which mode it ran."""
 
@@ -128,11 +121,6 @@ def test_restoring_shows_what_was_left_and_what_came_of_it():
     assert corrupted.dtype == restored.dtype == torch.uint8
     assert torch.equal(corrupted, torch.where(masks, images, 0))
     assert torch.equal(restored, torch.where(masks, images, 128))
-
-
-def test_images_without_masks_are_refused():
-    with pytest.raises(ValueError, match="got 7 images and 6 masks"):
-        evaluate(Gray(), smooth(7, 0), fixed_masks("half", 6, (64, 64), seed=0))
 
 
 def test_the_report_is_json_and_its_mean_leaves_out_perfect_images():

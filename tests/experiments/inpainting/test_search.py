@@ -80,7 +80,7 @@ def test_an_iteration_is_the_papers(faces):
 def test_weights_and_candidates_follow_from_the_seed(faces):
     job = make_job(changed(seed=5), faces)
     torch.manual_seed(5)
-    twin = Net("cat", 3, widths=(2, 4), size=(16, 16))
+    twin = Net(search_space("cat", 3, widths=(2, 4)), (16, 16))
     assert all(map(torch.equal, job.model.parameters(), twin.parameters()))
     twins = ASNG(search_space("cat", 3, widths=(2, 4)), seed=np.random.SeedSequence(5).spawn(2)[0])
     assert [one.values for one in job.arch_optimizer.ask(9)] == [one.values for one in twins.ask(9)]
@@ -175,7 +175,7 @@ SPACE = nas.space_of(make_job(TINY, small()).model)
 
 @pytest.mark.parametrize("size", [(2, 2), (2, 3), (16, 16)])
 def test_none_of_all_architectures_has_fewer_parameters_than_the_least(size):
-    net = Net("cat", layers=2, levels=2, widths=(2, 3), size=size)
+    net = Net(search_space("cat", layers=2, levels=2, widths=(2, 3)), size)
     space: dict[str, Any] = nas.space_of(net)
     every = [dict(zip(space, choices, strict=True)) for choices in product(*(v.choices for v in space.values()))]
     assert len(every) == 576

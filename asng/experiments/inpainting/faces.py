@@ -1,4 +1,4 @@
-"""Which images of a folder show faces, and which part of each: a square, resized.
+"""Faces of a folder of images: which files show them, which part of each, kept in one file of the user's cache folder.
 
 CelebA is taken as its authors distribute it. `img_celeba` holds the images as they were found; there
 `list_bbox_celeba.txt`, anywhere in the folder, says where the face is: the number of images in its first line, a
@@ -8,16 +8,28 @@ not belong to the aligned images of `img_align_celeba`: of those, as of any othe
 taken. Where several of these folders lie together, only the first is used, for all show the same faces.
 """
 
+import hashlib
+import json
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
+import pooch  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 from PIL import Image, ImageOps
 
+from asng._files import atomic_write, remove_leftovers
+from asng._progress import Progress, no_progress
+
+CACHE_VERSION = 2  # of the cache file; part of the fingerprint
+CHUNK = 128  # images between two reports of progress
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 BOXES = "list_bbox_celeba.txt"
 WILD, *ALIGNED = "img_celeba", "img_align_celeba", "img_align_celeba_png"
@@ -38,7 +50,8 @@ def sources(folder: Path) -> tuple[list[File], File | None]:
     """The image files of a folder in the order of their names, and the file of boxes if they are to be used."""
     if not folder.is_dir():
         raise ValueError(
-            f"there is no folder {folder}; name the one with the face images by --data, ASNG_DATA or --pictures"
+            f"there is no folder {folder}; name the one with the face images by --data, ASNG_DATA or --pictures "
+            "(CelebA is at https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html, for research that is not commercial)"
         )
     found = sorted(_walk(folder))
     files = [file for file in found if file.name.lower().endswith(ENDINGS)]
@@ -133,13 +146,8 @@ def _to_rgb(image: Image.Image) -> Image.Image:
     return (image.convert("RGBA") if "transparency" in image.info else image).convert("RGB")
 
 
-def reader(folder: Path, boxes: File | None, size: int) -> Callable[[str], Bytes | str]:
-    """What gives the face (3, size, size) in an image of the folder by its name, or says what is wrong with it."""
-    return partial(_face_or_fault, folder, None if boxes is None else read_boxes(folder / boxes.name), size)
-
-
-def _face_or_fault(folder: Path, boxes: dict[str, Box] | None, size: int, name: str) -> Bytes | str:
-    """The image of a name, or what is wrong with it."""
+def face_or_fault(folder: Path, boxes: dict[str, Box] | None, size: int, name: str) -> Bytes | str:
+    """The face (3, size, size) in an image of the folder, or what is wrong with the image."""
     try:
         if boxes is None:
             return face(folder / name, size, None)
@@ -149,3 +157,73 @@ def _face_or_fault(folder: Path, boxes: dict[str, Box] | None, size: int, name: 
     except Exception as error:  # a damaged file may raise anything
         reason = str(error).replace(f" '{folder / name}'", "") or type(error).__name__
         return reason.splitlines()[0].rstrip(":")
+
+
+@dataclass(frozen=True)
+class Faces:
+    """Images (n, 3, size, size), their names (paths within the folder), and what was wrong with others."""
+
+    images: Bytes
+    names: tuple[str, ...]
+    damaged: dict[str, str]
+
+
+def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -> Faces:
+    """Crop and resize the images of a folder, or load them from the user's cache folder if none has changed."""
+    files, boxes = sources(folder)
+    path = _path(folder, size, json.dumps([CACHE_VERSION, files, boxes]))
+    if path.exists():
+        with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile):  # damaged
+            return _load(path)
+    made = _crop_all(folder, [file.name for file in files], boxes and read_boxes(folder / boxes.name), size, progress)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(path.parent)
+        with atomic_write(path) as file:
+            np.savez(file, images=made.images, index=json.dumps([made.names, made.damaged]))
+    except OSError as error:
+        raise ValueError(
+            f"{path} cannot be written ({error.strerror}); name another folder by XDG_CACHE_HOME"
+        ) from None
+    for old in path.parent.glob(f"{path.name.rsplit('-', 1)[0]}-*.npz"):  # the same folder and size before a change
+        if old != path:
+            with suppress(OSError):
+                old.unlink()
+    progress(1.0)
+    return made
+
+
+def _path(folder: Path, size: int, files: str) -> Path:
+    where, what = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in (str(folder.resolve()), files))
+    return Path(pooch.os_cache("asng")) / "faces" / f"{where}-{size}-{what}.npz"
+
+
+def _load(path: Path) -> Faces:
+    with open(path, "rb") as file, np.load(file) as cached:  # a zip archive, whose checksums are verified
+        names, damaged = json.loads(str(cached["index"]))
+        return Faces(cached["images"], tuple(names), damaged)
+
+
+def _crop_all(folder: Path, names: list[str], boxes: dict[str, Box] | None, size: int, progress: Progress) -> Faces:
+    """Crop and resize all images. Threads are enough: Pillow releases the GIL to decode and resize."""
+    images: list[Bytes] = []
+    good, damaged = [], {}
+    pool = ThreadPoolExecutor(os.cpu_count())
+    try:
+        results = pool.map(partial(face_or_fault, folder, boxes, size), names)
+        for number, (name, result) in enumerate(zip(names, results, strict=True)):
+            if number % CHUNK == 0:
+                progress(number / len(names))
+            if isinstance(result, str):
+                damaged[name] = result
+            else:
+                good.append(name)
+                images.append(result)
+    finally:
+        pool.shutdown(cancel_futures=True)  # an interruption does not wait for the rest
+    if not images:
+        name, reason = next(iter(damaged.items()))
+        where = f"{folder} are damaged, such as {name} ({reason})"
+        raise ValueError(f"all {len(names)} images in {where}; get them again, or name others by --data or --pictures")
+    together = np.ascontiguousarray(np.stack(images))  # as it is when loaded: sums depend on the order in memory
+    return Faces(together, tuple(good), damaged)

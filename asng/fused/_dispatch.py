@@ -1,0 +1,50 @@
+"""Which tensors the kernels take."""
+
+import os
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MAX_NUMEL = 2**31 - 2**20  # kernels count in 32 bits, blocks that reach beyond the end included
+
+
+@cache
+def _triton_is_installed() -> bool:
+    return find_spec("triton") is not None
+
+
+def is_supported(x: Tensor) -> bool:
+    """Whether kernels can run on a tensor: (n, c, h, w), channels last, on CUDA (or in Triton's interpreter).
+
+    They do not where torch's functions are to be seen: by torch.compile, torch.export and counters of FLOPs.
+    """
+    return (
+        (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+        and type(x) in (Tensor, nn.Parameter)
+        and not torch.compiler.is_compiling()
+        and _get_current_dispatch_mode() is None
+        and x.dim() == 4
+        and x.dtype in DTYPES
+        and x.is_contiguous(memory_format=torch.channels_last)
+        and 0 < x.numel() < MAX_NUMEL
+        and _triton_is_installed()
+    )
+
+
+def empty_channels_last(shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
+def device_of(x: Tensor) -> AbstractContextManager[None]:
+    """The device that kernels on a tensor are launched on, for a with statement."""
+    device: AbstractContextManager[None] = torch.cuda.device(x.device) if x.is_cuda else nullcontext()
+    return device
+
+
+def to_channels_last(gradient: Tensor) -> Tensor:
+    return gradient.contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,156 @@
+"""Batch norm in two kernels each way, with an addition and a ReLU in them."""
+
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from asng.fused._dispatch import device_of, is_supported, to_channels_last
+
+MAX_CHANNELS = 32  # of a program
+MAX_SUMS = 4096  # that every program adds up: channels times chunks
+PROGRAMS = 264
+MIN_TILE, MAX_TILE = 1024, 4096  # elements
+
+
+class BatchNorm2d(nn.BatchNorm2d):
+    """`torch.nn.BatchNorm2d`, with its arguments; in training mode two kernels forward and two backward.
+
+    Called with `add`, it returns the sum of the normalized input and that tensor, and with `relu=True` the positive
+    part of the result, by the same kernels.
+
+    >>> norm = BatchNorm2d(4)
+    >>> x = torch.randn(2, 4, 8, 8).contiguous(memory_format=torch.channels_last)
+    >>> torch.equal(norm(x, add=x, relu=True), torch.relu(norm(x) + x))
+    True
+    """
+
+    def forward(self, x: Tensor, add: Tensor | None = None, relu: bool = False) -> Tensor:
+        if self._fits(x, add):
+            if self.num_batches_tracked is not None and self.track_running_stats:
+                self.num_batches_tracked.add_(1)
+            running = (self.running_mean, self.running_var)
+            return _BatchNorm.apply(  # type: ignore[no-any-return, no-untyped-call]
+                x, add, self.weight, self.bias, *running, self.momentum, self.eps, relu
+            )
+        y = super().forward(x)
+        y = y if add is None else y + add
+        return F.relu(y) if relu else y
+
+    def _fits(self, x: Tensor, add: Tensor | None) -> bool:
+        alike = add is None or (add.dtype == x.dtype and add.shape == x.shape and is_supported(add))
+        enough = x.dim() == 4 and x.shape[1] == self.num_features and x.numel() > x.shape[1]
+        return uses_batch_statistics(self) and alike and enough and is_supported(x)
+
+
+def uses_batch_statistics(norm: nn.BatchNorm2d) -> bool:
+    """Whether a batch norm normalizes by its input's statistics, and follows them by a constant momentum if at all."""
+    return norm.running_mean is None or (norm.training and norm.momentum is not None)
+
+
+class Split(NamedTuple):
+    """How the rows and channels of an input are split into programs: rows in chunks, channels in groups."""
+
+    rows: int
+    chunk: int
+    chunks: int
+    groups: int
+    tiles: int  # of a chunk
+    block_rows: int
+    block_channels: int
+    block_chunks: int
+
+    @property
+    def warps(self) -> int:
+        return 8 if self.block_rows * self.block_channels >= MAX_TILE else 4
+
+    @classmethod
+    def of(cls, rows: int, channels: int) -> "Split":
+        block_channels = min(power_of_two(channels), MAX_CHANNELS)
+        groups = -(-channels // block_channels)
+        chunks = min(MAX_SUMS // block_channels, -(-PROGRAMS // groups))
+        chunk = max(-(-rows // chunks), MIN_TILE // block_channels)
+        block_rows = min(power_of_two(chunk), MAX_TILE // block_channels)
+        chunks = -(-rows // chunk)
+        return cls(
+            rows, chunk, chunks, groups, -(-chunk // block_rows), block_rows, block_channels, power_of_two(chunks)
+        )
+
+
+def power_of_two(number: int) -> int:
+    """The smallest one that is not below a number."""
+    return 1 << (number - 1).bit_length()
+
+
+class _BatchNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        add: Tensor | None,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        running_mean: Tensor | None,
+        running_var: Tensor | None,
+        momentum: float,
+        eps: float,
+        relu: bool,
+    ) -> Tensor:
+        from asng.fused import _norm_kernels as kernels
+
+        split, channels = Split.of(x.numel() // x.shape[1], x.shape[1]), x.shape[1]
+        partial = torch.empty(split.chunks, 2, channels, device=x.device)
+        saved = torch.empty(2, channels, device=x.device)
+        y = torch.empty_like(x)
+        grid, rows, blocks = (split.chunks, split.groups), split[:3], split[4:]
+        with device_of(x):
+            kernels.batch_norm_moments[grid](x, partial, *rows[:2], channels, *blocks[:3], num_warps=split.warps)
+            kernels.batch_norm_forward[grid](
+                *(x, add, partial, weight, bias, running_mean, running_var, saved, y),
+                *(*rows, eps, momentum, split.chunk, channels, channels, *blocks),
+                AFFINE=weight is not None,
+                TRACK=running_mean is not None,
+                ADD=add is not None,
+                RELU=relu,
+                num_warps=split.warps,
+            )
+        if running_mean is not None and running_var is not None:
+            torch.autograd.graph.increment_version([running_mean, running_var])
+        ctx.save_for_backward(x, y if relu else None, saved, weight)
+        ctx.split, ctx.add, ctx.relu = split, add is not None, relu
+        return y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        from asng.fused import _norm_kernels as kernels
+
+        x, y, saved, weight = ctx.saved_tensors
+        split, channels = ctx.split, x.shape[1]
+        dy = to_channels_last(gradient)
+        partial = torch.empty(split.chunks, 2, channels, device=x.device)
+        dx = torch.empty_like(x)
+        dadd = torch.empty_like(x) if ctx.add and ctx.relu else dy if ctx.add else None
+        dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
+        grid, rows, blocks = (split.chunks, split.groups), split[:3], split[4:]
+        with device_of(x):
+            kernels.batch_norm_gradient_sums[grid](
+                *(dy, x, y, saved, partial),
+                *rows[:2],
+                channels,
+                channels,
+                *blocks[:3],
+                RELU=ctx.relu,
+                num_warps=split.warps,
+            )
+            kernels.batch_norm_backward[grid](
+                *(dy, x, y, saved, partial, weight, dx, dadd, dweight, dbias),
+                *(*rows, channels, *blocks),
+                AFFINE=weight is not None,
+                ADD=ctx.add,
+                RELU=ctx.relu,
+                num_warps=split.warps,
+            )
+        return dx, dadd, dweight, dbias, None, None, None, None, None

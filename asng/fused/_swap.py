@@ -1,0 +1,58 @@
+"""Fused layers in the place of torch's, and back."""
+
+from typing import Any, TypeVar
+
+from torch import nn
+
+from asng.fused._norm import BatchNorm2d
+from asng.fused._pool import AvgPool2d, MaxPool2d
+from asng.fused._separable import SeparableConv2d, is_separable
+
+Model = TypeVar("Model", bound=nn.Module)
+
+FUSED: dict[Any, Any] = {
+    nn.AvgPool2d: AvgPool2d,
+    nn.MaxPool2d: MaxPool2d,
+    nn.BatchNorm2d: BatchNorm2d,
+    nn.Sequential: SeparableConv2d,
+}
+PLAIN = {ours: torchs for torchs, ours in FUSED.items()}
+
+
+def fuse(model: Model) -> Model:
+    """Make torch's layers in a model fused ones, in place: pools, batch norms and sequences of separable convolutions.
+
+    Parameters, buffers, hooks and the state dict stay as they are; only classes change. Subclasses of torch's layers
+    are left alone.
+
+    Args:
+        model: any module; itself, too, becomes a fused layer if it is one of torch's.
+
+    Returns:
+        The model.
+
+    >>> model = fuse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2)))
+    >>> type(model[1]) is BatchNorm2d, type(model[2]) is MaxPool2d
+    (True, True)
+    """
+    for module in model.modules():
+        if type(module) in FUSED and (type(module) is not nn.Sequential or is_separable(list(module))):
+            module.__class__ = FUSED[type(module)]
+    return model
+
+
+def unfuse(model: Model) -> Model:
+    """Make fused layers in a model torch's again, in place.
+
+    Args:
+        model: any module.
+
+    Returns:
+        The model.
+
+    >>> type(unfuse(BatchNorm2d(4))) is nn.BatchNorm2d
+    True
+    """
+    for module in model.modules():
+        module.__class__ = PLAIN.get(type(module), type(module))
+    return model

@@ -1,0 +1,76 @@
+"""The authors' procedure in plain PyTorch, the baseline of benchmarks/gpu_search.py, computes what asng computes."""
+
+# mypy: disable-error-code="index, union-attr, operator"
+
+import pytest
+import torch
+from authors_search import Net as AuthorsNet
+from authors_search import Search
+
+from asng import nas
+from asng.experiments.cifar10.network import Net
+from asng.experiments.cifar10.space import NODES, OPERATIONS, code_of, random_values
+
+pytestmark = pytest.mark.slow
+
+
+def layers_of(module):
+    """The weights of convolutions in the order in which they run; a grouped one of a reduction is two."""
+    convolutions = [m for m in module.modules() if isinstance(m, torch.nn.Conv2d)]
+    return [part for conv in convolutions for part in conv.weight.chunk(2 if conv.groups == 2 else 1)]
+
+
+def copy_weights(ours, theirs):
+    """Give the authors' network the weights of a `Net`."""
+    pairs = list(zip(ours.stem.parameters(), theirs.stem.parameters(), strict=True))
+    pairs += list(zip(ours.classifier.parameters(), theirs.classifier.parameters(), strict=True))
+    for our_cell, cell in zip(ours.cells, theirs.cells, strict=True):
+        modules = list(zip(our_cell.entries, (cell.first, cell.second), strict=True))
+        for node in range(NODES):
+            for source, operations in enumerate(cell.paths[node]):
+                named = zip(OPERATIONS, operations, strict=True)
+                modules += [(our_cell.operations[f"{node}_{source}_{name}"], module) for name, module in named]
+        for our_module, module in modules:
+            pairs += list(zip(layers_of(our_module), layers_of(module), strict=True))
+        pairs.append((our_cell.join.weight, cell.join))
+    with torch.no_grad():
+        for ours_, theirs_ in pairs:
+            theirs_.copy_(ours_)
+
+
+@pytest.fixture(scope="module")
+def nets():
+    torch.manual_seed(0)
+    ours, theirs = Net(4, 3).double(), AuthorsNet(4, 3).double()
+    copy_weights(ours, theirs)
+    return ours, theirs
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_networks_give_the_same_scores_and_gradients(nets, seed):
+    ours, theirs = nets
+    values, images = random_values(seed), torch.randn(4, 3, 16, 16, dtype=torch.double)
+    nas.select(ours, values)
+    scores, expected = ours(images), theirs(images, code_of(values))
+    torch.testing.assert_close(scores, expected)
+    gradients = [
+        torch.autograd.grad(result.square().sum(), net.stem.parameters())
+        for result, net in ((scores, ours), (expected, theirs))
+    ]
+    torch.testing.assert_close(*gradients)
+
+
+def test_both_networks_have_the_same_parameters(nets):
+    counts = [sum(parameter.numel() for parameter in net.parameters()) for net in nets]
+    assert counts[0] == counts[1]
+
+
+def test_a_search_moves_weights_and_distribution():
+    torch.manual_seed(0)
+    search = Search(AuthorsNet(4, 3))
+    batches = [(torch.randn(4, 3, 16, 16), torch.randint(10, (4,))) for _ in range(2)]
+    weight = search.model.classifier.weight.clone()
+    losses = [search.step(*batches) for _ in range(2)]
+    assert len(losses[0]) == len(losses[1]) == 2
+    assert not torch.equal(search.model.classifier.weight, weight)
+    assert any(p.max() != p.min() for p in search.arch_optimizer.distribution().values())

@@ -1,0 +1,136 @@
+"""Separable convolutions by kernels of our own against torch's in float64."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("triton")
+
+from asng import fused
+from asng.fused import _separable
+from tests.fused.helpers import channels_last, close, error, run
+
+
+def layers(channels, kernel, stride, affine=True):
+    result: list[nn.Module] = []
+    for step in (stride, 1):
+        result += [
+            nn.ReLU(inplace=bool(result)),
+            nn.Conv2d(channels, channels, kernel, step, kernel // 2, groups=channels, bias=False),
+            nn.Conv2d(channels, channels, 1, bias=False),
+            nn.BatchNorm2d(channels, affine=affine),
+        ]
+    return result
+
+
+def pair(*arguments, **options):
+    """A fused layer with random weights and statistics, and torch's in float64."""
+    torch.manual_seed(0)
+    layer = fused.SeparableConv2d(*layers(*arguments, **options))
+    for name, tensor in layer.state_dict().items():
+        if name.startswith(("3.", "7.")) and tensor.is_floating_point():  # those of batch norms
+            nn.init.uniform_(tensor, 0.5, 1.5)
+    return layer, nn.Sequential(*copy.deepcopy(layer)).double()
+
+
+@pytest.mark.parametrize("kernel", [3, 5])
+@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize("shape", [(2, 16, 8, 8), (1, 57, 7, 5), (2, 5, 6, 9)])
+def test_outputs_and_gradients_equal_torchs(shape, stride, kernel):
+    layer, reference = pair(shape[1], kernel, stride, affine=shape[1] != 16)
+    x = channels_last(shape, torch.float32)
+    got = run(layer, x)
+    assert got.used == "_SeparableBackward"
+    close(got, run(reference, x.double()), torch.float32)
+    for index in (3, 7):
+        assert error(layer[index].running_mean, reference[index].running_mean) < 2e-6
+        assert error(layer[index].running_var, reference[index].running_var) < 2e-6
+        assert layer[index].num_batches_tracked == 1
+
+
+# Half precision is float16 here: of bfloat16, Triton's interpreter multiplies matrices of the bits, as integers.
+@pytest.mark.parametrize("x_dtype", [torch.float32, torch.float16])
+def test_mixed_precision_is_as_near_as_torchs(x_dtype):
+    layer, reference = pair(24, 3, 2)
+    plain = nn.Sequential(*copy.deepcopy(layer))
+    x = channels_last((2, 24, 9, 8), x_dtype)
+    expected = run(reference, x.double())
+    with torch.autocast("cpu", torch.float16):
+        got, torchs = run(layer, x), run(plain, x)
+    assert got.used == "_SeparableBackward"
+    assert got.output.dtype == torchs.output.dtype == torch.float16
+    for ours, theirs, exact in zip(
+        [got.output, *got.gradients],
+        [torchs.output, *torchs.gradients],
+        [expected.output, *expected.gradients],
+        strict=True,
+    ):
+        assert ours.dtype == theirs.dtype
+        assert error(ours, exact) < 2 * error(theirs, exact) + 1e-3
+
+
+def test_weights_of_the_inputs_type_need_no_autocast():
+    layer, reference = pair(24, 3, 1)
+    x = channels_last((2, 24, 5, 8), torch.float16)
+    got, expected = run(layer.half(), x), run(reference.half().double(), x.double())
+    assert got.used == "_SeparableBackward"
+    assert error(got.output, expected.output) < 3e-3
+    assert all(gradient.dtype == torch.float16 for gradient in got.gradients)
+
+
+def test_many_chunks_are_merged(monkeypatch):
+    monkeypatch.setattr(_separable, "MAX_MOMENTS", 0)
+    monkeypatch.setattr(_separable, "MIN_PROGRAMS", 1)
+    layer, reference = pair(40, 3, 1)
+    x = channels_last((3, 40, 6, 7), torch.float32)
+    close(run(layer, x), run(reference, x.double()), torch.float32)
+    assert error(layer[3].running_var, reference[3].running_var) < 2e-6
+
+
+def test_more_than_64_channels_are_multiplied_in_blocks(monkeypatch):
+    monkeypatch.setattr(_separable, "WEIGHT_PROGRAMS", 2)  # so that each has several tiles
+    layer, reference = pair(130, 3, 1)
+    x = channels_last((2, 130, 6, 7), torch.float32)
+    close(run(layer, x), run(reference, x.double()), torch.float32)
+
+
+def test_without_gradients_the_same_comes_out():
+    layer, _ = pair(16, 3, 1)
+    x = channels_last((2, 16, 6, 7), torch.float32)
+    expected = copy.deepcopy(layer)(x)
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected)
+
+
+def test_results_are_the_same_from_run_to_run():
+    layer, _ = pair(24, 5, 1)
+    x = channels_last((2, 24, 9, 8), torch.float32)
+    first, second = run(copy.deepcopy(layer), x), run(layer, x)
+    assert torch.equal(first.output, second.output)
+    assert all(map(torch.equal, first.gradients, second.gradients))
+
+
+OTHERS = {
+    "evaluation": lambda layer: layer.eval(),
+    "a bias": lambda layer: layer[2].register_parameter("bias", nn.Parameter(torch.ones(8))),
+    "a missing layer": lambda layer: layer.pop(7),
+    "cumulative statistics": lambda layer: setattr(layer[3], "momentum", None),
+}
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def test_other_layers_run_one_after_another(change):
+    layer, _ = pair(8, 3, 1)
+    change(layer)
+    x = channels_last((2, 8, 6, 6), torch.float32)
+    expected = run(nn.Sequential(*copy.deepcopy(layer)), x)
+    got = run(layer, x)
+    assert got.used == expected.used
+    assert torch.equal(got.output, expected.output)
+
+
+def test_the_state_dict_is_that_of_the_layers():
+    plain = nn.Sequential(*layers(8, 3, 1))
+    assert fused.SeparableConv2d(*plain).state_dict().keys() == plain.state_dict().keys()

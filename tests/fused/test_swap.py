@@ -1,0 +1,76 @@
+"""Models whose layers are made fused ones, and torch's again."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+pytest.importorskip("triton")
+
+from asng import fused, nas
+from asng.experiments.cifar10.network import Net
+from tests.fused.helpers import channels_last, close, run
+
+
+def separable(channels):
+    layers: list[nn.Module] = []
+    for _ in range(2):
+        layers += [nn.ReLU(), nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False)]
+        layers += [nn.Conv2d(channels, channels, 1, bias=False), nn.BatchNorm2d(channels)]
+    return layers
+
+
+def test_a_fused_network_has_the_same_state_and_classes_come_back():
+    net = Net(channels=4, cells=3)
+    fused_net = fused.fuse(copy.deepcopy(net))
+    assert fused_net.state_dict().keys() == net.state_dict().keys()
+    kinds = {type(module) for module in fused_net.modules()}
+    assert {fused.SeparableConv2d, fused.BatchNorm2d, fused.MaxPool2d} <= kinds
+    assert [type(m) for m in fused.unfuse(fused_net).modules()] == [type(m) for m in net.modules()]
+
+
+def test_a_fused_network_computes_what_torchs_does():
+    torch.manual_seed(0)
+    net: Any = nn.Sequential(
+        nn.Conv2d(3, 8, 3, bias=False),
+        nn.BatchNorm2d(8),
+        nn.MaxPool2d(3, 2, 1),
+        nn.Sequential(*separable(8)),
+        nn.AvgPool2d(3, 2, 1),
+    )
+    net = net.to(memory_format=torch.channels_last)
+    x = channels_last((2, 3, 13, 13), torch.float32)
+    close(run(fused.fuse(copy.deepcopy(net)), x), run(net.double(), x.double()), torch.float32)
+
+
+def test_layers_of_other_classes_stay_as_they_are():
+    class Pool(nn.MaxPool2d):
+        pass
+
+    model = fused.fuse(nn.Sequential(Pool(3), nas.BatchNorm2d(4), nn.Sequential(nn.ReLU())))
+    assert [type(module) for module in model.modules()] == [
+        nn.Sequential,
+        Pool,
+        nas.BatchNorm2d,
+        nn.Sequential,
+        nn.ReLU,
+    ]
+
+
+def test_counters_of_flops_see_torchs_functions():
+    x = channels_last((2, 4, 8, 8), torch.float32)
+    layer = fused.SeparableConv2d(*separable(4))
+    with FlopCounterMode(display=False) as counter:
+        layer(x)
+    assert counter.get_total_flops() == 2 * 2 * (2 * 64 * 4 * 9 + 2 * 64 * 4 * 4)
+
+
+def test_hooks_of_layers_are_called():
+    layer = fused.SeparableConv2d(*separable(4))
+    shapes = []
+    layer[5].register_forward_hook(lambda module, inputs, output: shapes.append(output.shape))
+    layer(channels_last((2, 4, 8, 8), torch.float32))
+    assert shapes == [(2, 4, 8, 8)]
