@@ -174,13 +174,12 @@ class LoaderJob(Job):
     @contextmanager
     def _data_rng(self) -> Iterator[None]:
         """Use the data's RNG state as torch's."""
-        model = torch.get_rng_state()
-        torch.set_rng_state(self._data_rng_state)
-        try:
-            yield
-        finally:
-            self._data_rng_state = torch.get_rng_state()
-            torch.set_rng_state(model)
+        with torch.random.fork_rng([]):
+            torch.set_rng_state(self._data_rng_state)
+            try:
+                yield
+            finally:
+                self._data_rng_state = torch.get_rng_state()
 
     @contextmanager
     def _rewind(self, states: Mapping[str, Any]) -> Iterator[None]:
