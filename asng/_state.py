@@ -57,12 +57,11 @@ def read_state(state: Any, expected: dict[str, Any], current: Any) -> tuple[Any,
     if not intact:
         raise ValueError("the state is damaged: it is not as it was saved")
     arrays = [np.array(state["state"][name]) for name in current._fields]
+    loaded = type(current)(*(array if array.ndim else float(array) for array in arrays))
+    if not all(is_finite(part, np.shape(old)) for part, old in zip(loaded, current, strict=True)):
+        raise ValueError("the state is damaged: not all of its numbers are finite, or there are more or fewer")
     best = state["best"]
-    return (
-        type(current)(*(array if array.ndim else float(array) for array in arrays)),
-        generator,
-        best and (np.array(best["x"]), best["loss"]),
-    )
+    return loaded, generator, best and (np.array(best["x"]), best["loss"])
 
 
 def _equal(first: Any, second: Any) -> bool:

@@ -146,7 +146,10 @@ class _ImageJob(Job):
         return {"images_per_second": self._settings.batch * self.images_per_step * epoch.steps / seconds}
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
-        return {"step": epoch.number * self.steps_per_epoch, **self.status(epoch)}
+        losses = [values for name, values in epoch.to_floats().items() if name.endswith("loss")]
+        not_finite = max((sum(not math.isfinite(value) for value in values) for values in losses), default=0)
+        record = {"step": epoch.number * self.steps_per_epoch, **self.status(epoch)}
+        return {**record, "not_finite": not_finite} if not_finite else record
 
 
 class SearchJob(_ImageJob):

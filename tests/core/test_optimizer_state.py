@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from asng import ASNG, Adam, Categorical, Custom, Integer, Real
+from asng._state import checksum
 from tests.helpers.small_space import METHODS, SPACE, Bounded, Stubborn, run, through_json
 
 # Going on -------------------------------------------------------------------------------------------
@@ -173,6 +174,16 @@ def test_a_state_with_a_changed_number_is_refused(method, name, value):
     with pytest.raises(ValueError, match="the state is damaged: it is not as it was saved"):
         optimizer.load_state_dict(state)
     assert optimizer.state_dict() == before
+
+
+@pytest.mark.parametrize("theta", [math.nan, math.inf])
+def test_a_forged_state_that_is_not_finite_is_refused(theta):
+    optimizer = ASNG(SPACE, seed=0)
+    state = through_json(run(ASNG(SPACE, seed=1), 9).state_dict())
+    state["state"]["theta"][0] = theta
+    state["checksum"] = checksum(state)
+    with pytest.raises(ValueError, match="the state is damaged: not all of its numbers are finite"):
+        optimizer.load_state_dict(state)
 
 
 @pytest.mark.parametrize("state", [None, [], "state", {}, 3])

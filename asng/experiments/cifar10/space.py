@@ -65,6 +65,8 @@ def values_of(code: Sequence[int]) -> dict[str, Any]:
     >>> values_of([0, 1, 4, 2] * 10)["reduction4.op1"]
     'sep_conv5'
     """
+    if len(code) != len(SPACE) or min(code) < 0:
+        raise ValueError(f"an architecture is {len(SPACE)} positions of choices, 20 for each cell, got {list(code)}")
     return {name: variable.choices[number] for (name, variable), number in zip(SPACE.items(), code, strict=True)}
 
 

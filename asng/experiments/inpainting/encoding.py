@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from asng.nas.architecture import from_json
 from asng.optimizer import ASNG
-from asng.space import Categorical, Integer, Variable
+from asng.space import Categorical, Integer, Variable, check_values
 
 Encoding = Literal["cat", "int"]
 Values = Mapping[str, Any]
@@ -205,6 +205,7 @@ def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, s
             values[name] = before[node]
         else:
             values[name] = (variable.values() or (None,))[-1]  # inactive
+    check_values(values, space)
     return values
 
 
