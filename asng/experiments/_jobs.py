@@ -186,6 +186,7 @@ class SearchJob(_ImageJob):
             amp_dtype=parse_amp_dtype(settings.amp_dtype),
             capture=capture,
         )
+        self._capture_cost: dict[str, float] = {}
         if settings.method == "uniform" and max_params is not None:
             self._draw_feasible()  # raises now rather than at the end
 
@@ -226,6 +227,9 @@ class SearchJob(_ImageJob):
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
         record, likely = super().finish_epoch(epoch), self.top_values()
+        if self._capture_cost != self.oneshot.capture_cost:  # a step was captured in this epoch
+            self._capture_cost = self.oneshot.capture_cost
+            record |= self._capture_cost
         if likely is not None:
             record |= self._task.record_of(likely)
         if likely is not None and self._search_settings.test:

@@ -5,6 +5,7 @@ sends the positions of the candidates' values and the learning rates, copies the
 reads the losses and the metrics.
 """
 
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -250,6 +251,7 @@ class CapturedStep:
         self._max_grad_norm, self._amp_dtype = max_grad_norm, amp_dtype
         self._iteration: Iteration | None = None
         self._refused = False
+        self.cost: dict[str, float] = {}  # of the last capture
         self._is_current = False  # the iteration knows which weights are touched, and their momentum
 
     def step(
@@ -294,6 +296,7 @@ class CapturedStep:
     def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         supernet, optimizer, loss_fn = self._arguments
         if (reason := self._obstacle()) is None:
+            start, reserved = time.perf_counter(), torch.cuda.memory_reserved()
             try:
                 iteration = Iteration(
                     supernet, optimizer, loss_fn, n, max_grad_norm=self._max_grad_norm, amp_dtype=self._amp_dtype
@@ -301,6 +304,8 @@ class CapturedStep:
                 iteration.prepare(train_batch, valid_batch)
                 iteration.capture()
                 self._is_current = False
+                gigabytes = (torch.cuda.memory_reserved() - reserved) / 1e9
+                self.cost = {"capture_seconds": time.perf_counter() - start, "capture_gb": gigabytes}
                 return iteration
             except (Refused, RuntimeError, ValueError, TypeError, ImportError) as error:  # out of memory among them
                 reason = (str(error) or type(error).__name__).splitlines()[0]

@@ -161,6 +161,15 @@ class OneShot:
             wrapper = None if model is self.model else type(model).__name__
             self._captured = CapturedStep(self.supernet, weight_optimizer, loss_fn, wrapper=wrapper, **options)
 
+    @property
+    def capture_cost(self) -> dict[str, float]:
+        """What the capture of a step took.
+
+        Returns:
+            `capture_seconds` and `capture_gb`, the device memory that the graph keeps; empty unless steps are captured.
+        """
+        return {} if self._captured is None else dict(self._captured.cost)
+
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """Run one iteration; the selection of the model is restored on exit.
 

@@ -310,6 +310,7 @@ def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
     with pytest.warns(UserWarning, match="not captured as a CUDA graph.*the weights are on cpu"):
         step_one = captured.step(*first)
     assert (step_one, captured.step(*second)) == (plain.step(*first), plain.step(*second))
+    assert captured.capture_cost == plain.capture_cost == {}
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

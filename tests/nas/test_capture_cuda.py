@@ -84,6 +84,7 @@ def test_captured_steps_equal_the_plain_ones(cases, max_grad_norm, monkeypatch):
             [*got.train_losses, *got.valid_losses], [*expected.train_losses, *expected.valid_losses]
         )
     captured.state_dict()
+    assert captured.capture_cost["capture_seconds"] > 0
     assert touched(twin) == touched(model)
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
 
