@@ -1,5 +1,5 @@
 # Two commands on a fresh machine: `make demo` and `make test`. Each first builds .venv if it is missing or stale.
-# While you work: `make quick`. What the CI runs: `make test-all`, which is `make test` and then the long tests.
+# While you work: `make quick`. What the CI runs: `make test-all`, which is `make test`, the long tests, and the kernels.
 
 PYTHON ?= python3
 BIN := .venv/bin
@@ -23,11 +23,12 @@ test: .venv/installed  ## format, lint, types, and the tests that are not long
 	$(BIN)/mypy $(SOURCES)
 	$(PYTEST) -m 'not long'
 
-test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks
+test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks; and the kernels
 	$(PYTEST) -m long
+	$(MAKE) test-kernels
 
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
-	$(PYTEST) tests/fused
+	TRITON_INTERPRET=1 $(PYTEST) tests/fused
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)
