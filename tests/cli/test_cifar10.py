@@ -98,6 +98,12 @@ def test_steps_are_captured_unless_that_is_turned_off(asked):
     assert not asked("search", "--no-capture")[-1]["capture"]
 
 
+@pytest.mark.parametrize("verb", [["search"], ["retrain", "--architecture", "random"]], ids=["search", "retrain"])
+def test_kernels_are_fused_unless_torchs_are_asked_for(asked, verb):
+    assert asked(*verb)[-2].kernels == "fused"
+    assert asked(*verb, "--kernels", "torch")[-2].kernels == "torch"
+
+
 @pytest.mark.long
 def test_an_architecture_is_found_within_the_most_parameters(plain, tmp_path):
     sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))

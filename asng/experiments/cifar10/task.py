@@ -93,6 +93,7 @@ class Cifar10(Task):
 
     def __init__(self, train: ImageSet, test: ImageSet, *, kernels: Kernels = "fused") -> None:
         super().__init__(train, test)
+        self.kernels = kernels
         self._is_fused = kernels == "fused" and self.device.type == "cuda"
 
     def train_indices(self, settings: Cifar10SearchSettings | Cifar10RetrainSettings) -> Tensor:
