@@ -177,7 +177,7 @@ class ASNG(Optimizer):
 
     Args:
         space: Names and variables.
-        population_size: Candidates per ask (lambda); where there are integers or reals, 8 find more surely than 2.
+        population_size: Candidates per ask (lambda).
         alpha: Target of the ratio |path|^2 / gamma that the step size is adapted to.
         delta_init: Initial trust-region radius.
         delta_max: Largest divisor Delta of delta_init; infinity in the paper's experiments.

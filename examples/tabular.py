@@ -50,7 +50,7 @@ x, y = (torch.from_numpy(array).float() for array in make_friedman1(1800, noise=
 y = (y - y[:800].mean()) / y[:800].std()
 train, valid = (DataLoader(TensorDataset(x[half], y[half]), 50, shuffle=True) for half in (slice(400), slice(400, 800)))
 model = Net()
-arch_optimizer = ASNG(nas.space_of(model), population_size=4, seed=0)  # numbers are found more surely with more than 2
+arch_optimizer = ASNG(nas.space_of(model), population_size=4, seed=0)
 adam = torch.optim.Adam(model.parameters(), lr=0.005)
 result = nas.search(model, train, valid, loss_fn, epochs=40, arch_optimizer=arch_optimizer, weight_optimizer=adam)
 print("found:", result.values)

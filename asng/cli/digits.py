@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from asng.cli.terminal import Flat, parse_command, progress_bar
+from asng.cli.terminal import Flat, make_console, parse_command, progress_bar
 from asng.experiments import digits
 from asng.runs import ARCHITECTURE
 
@@ -35,7 +34,7 @@ class DigitsCommand:
 def run_search(arguments: Sequence[str]) -> None:
     """`asng digits search`."""
     command = parse_command(DigitsCommand, "digits search", arguments)
-    console = Console()
+    console = make_console()
     with progress_bar(console, "digits", command.out) as progress:
         summary = digits.run(command.settings, command.out, progress)
     row = summary["rows"][-1]

@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 import tyro
 from rich.console import Console
 
-from asng.cli.terminal import Flat, parse_command, progress_bar
+from asng.cli.terminal import Flat, make_console, parse_command, progress_bar
 from asng.experiments._image_runs import retrain, search
 from asng.experiments._jobs import Task
 from asng.runs import ARCHITECTURE, CHECKPOINT, read_config
@@ -186,11 +186,6 @@ class Commands(ABC):
 
     def _prefix(self, small: bool) -> str:
         return f"{self.name}{'-small' if small else ''}"
-
-
-def make_console() -> Console:
-    """A console without markup, so that file names with brackets and colons are printed unchanged."""
-    return Console(markup=False, emoji=False)
 
 
 def next_command(experiment: str, verb: str, folder: Path, where: DataFlags, *, small: bool = False) -> str:

@@ -46,3 +46,8 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
             where = f" What is finished is in {folder}; the same command continues." if kept else " Nothing was saved."
         print(f"Interrupted.{where}", file=sys.stderr)
         raise
+
+
+def make_console() -> Console:
+    """A console without markup, so that file names with brackets and colons are printed unchanged."""
+    return Console(markup=False, emoji=False)

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
-from asng.cli.terminal import Flat, parse_command, progress_bar
+from asng.cli.terminal import Flat, make_console, parse_command, progress_bar
 from asng.experiments import toy
 
 
@@ -38,7 +37,7 @@ def run_toy(arguments: Sequence[str]) -> None:
     """`asng toy`."""
     command = parse_command(ToyCommand, "toy", arguments, quick=toy.QUICK)
     folder = command.out or Path("runs/toy-quick" if command.quick else "runs/toy")
-    console = Console()
+    console = make_console()
     with progress_bar(console, "toy problem", folder) as progress:
         summary = toy.run(command.settings, folder, progress)
     console.print(toy_table(summary))

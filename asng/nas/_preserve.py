@@ -32,7 +32,7 @@ class Snapshot:
         parameters = _tensors((m, m._parameters) for m, _, _, _ in self._saved)
         buffers = _tensors((m, m._buffers) for m, _, _, _ in self._saved)
         self._tensors = [(m, t, t.requires_grad, _location(t), t.detach()) for t, m in (*parameters, *buffers)]
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer, _ in buffers]
+        self._buffers = [(buffer, buffer.detach().clone()) for buffer, _ in buffers if _can_be_written(buffer)]
         self._gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
         for parameter, _ in self._gradients:
             parameter.grad = None
@@ -99,13 +99,14 @@ class WriteGuard(TorchDispatchMode):
     @cached_property
     def _owners(self) -> dict[int, nn.Module]:
         held = _tensors((module, {**module._parameters, **module._buffers}) for module in self._model.modules())
-        return {tensor.untyped_storage()._cdata: module for tensor, module in held}
+        return {tensor.untyped_storage()._cdata: module for tensor, module in held if tensor.layout is torch.strided}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if hasattr(func, "_schema") and func._schema.is_mutable:
             for tensor in (*(args[0] if args and isinstance(args[0], list) else args[:1]), kwargs.get("out")):
-                if isinstance(tensor, Tensor) and tensor.untyped_storage()._cdata in self._owners:
+                is_strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided
+                if is_strided and tensor.untyped_storage()._cdata in self._owners:
                     raise WeightsWritten(self._owners[tensor.untyped_storage()._cdata])
         return func(*args, **kwargs)
 
@@ -185,7 +186,14 @@ def _tensors(held: Iterable[tuple[nn.Module, dict[str, Any]]]) -> list[tuple[Ten
 
 
 def _location(tensor: Tensor) -> tuple[torch.dtype, int, torch.Size]:
-    return tensor.dtype, tensor.data_ptr(), tensor.shape
+    return tensor.dtype, tensor.data_ptr() if tensor.layout is torch.strided else 0, tensor.shape
+
+
+def _can_be_written(tensor: Tensor) -> bool:
+    """False for sparse tensors, those of inference mode, and expanded ones, several numbers of which are one."""
+    if tensor.layout is not torch.strided or tensor.is_inference():
+        return False
+    return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
 @contextmanager

@@ -197,7 +197,7 @@ class Costs:
                     cost: Any = measure_static(measure, build)
                 else:
                     with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
-                        cost = measure(supernet.model, values)
+                        cost = measure(supernet.model, dict(values))  # its own
             except FAILURES:
                 warnings.warn(
                     f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible",

@@ -15,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import asng
 from asng import nas
@@ -636,3 +637,11 @@ def test_what_a_build_static_cuts_through_data_is_put_back():
         nas.extract(module, {"width": 4})
     assert torch.equal(module.layer.weight, before)
     assert module.layer.bias.shape == (8,)
+
+
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_parametrized_elastic_layer_is_trained_after_extraction_as_before(trained):
+    layer = parametrizations.weight_norm(nas.Linear(4, nas.Width("w", [2, 4])))
+    layer.requires_grad_(trained)
+    static = nas.extract(nn.Sequential(layer), {"w": 2})
+    assert {parameter.requires_grad for parameter in static.parameters()} == {trained}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from asng import Custom, NormalFamily
-from asng.nas import Costs, Flops, Latency, Limit, OneOf, Repeat, Value, parameters
+from asng.nas import Costs, Flops, Latency, Limit, Linear, OneOf, Repeat, Value, Width, parameters
 from asng.nas.limits import FEASIBLE
 from asng.nas.supernet import Supernet
 from asng.space import Categorical, Integer, Real
@@ -294,3 +294,30 @@ def test_a_network_that_cannot_be_measured_for_lack_of_memory_is_infeasible(erro
     assert costs.violation({"op": "small"}) == FEASIBLE
     with pytest.warns(UserWarning, match=r"Flops of the architecture \{'op': 'large'\} ran out of memory"):
         assert costs.violation({"op": "large"}).relative == math.inf
+
+
+def test_a_measure_that_writes_into_its_values_changes_no_candidate():
+    def measure(model, values):
+        width = values["w"]
+        values["w"] = 4
+        return width
+
+    costs = Costs(Supernet(Linear(3, Width("w", [2, 4]))), [Limit(measure, 4)])
+    values = {"w": 2}
+    assert costs.measure(values) == (2.0,)
+    assert values == {"w": 2}
+
+
+BUFFERS = {
+    "expanded": lambda: torch.arange(4.0).expand(3, -1),
+    "sparse": lambda: torch.eye(3).to_sparse(),
+    "of inference mode": torch.inference_mode()(lambda: torch.ones(3)),
+}
+
+
+@pytest.mark.parametrize("buffer", BUFFERS.values(), ids=BUFFERS)
+def test_models_with_any_buffers_are_measured(buffer):
+    model = nn.Sequential(Linear(3, Width("w", [2, 4])), nn.ReLU(inplace=True))
+    model.register_buffer("b", buffer(), persistent=False)
+    limits = [Limit(lambda model, values: values["w"], 4), Limit(Flops(torch.ones(1, 3)), 100)]
+    assert Costs(Supernet(model), limits).measure({"w": 2})[0] == 2.0

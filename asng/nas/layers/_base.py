@@ -215,10 +215,14 @@ class ElasticLayer(Searchable):
                 static._parameters[name] = None
             else:
                 tied = None if build is None else build.tied_slice(self, name, used)
-                own = nn.Parameter(tensor, getattr(self, name).requires_grad)
+                own = nn.Parameter(tensor, self._requires_grad(name))
                 static._parameters[name] = own if tied is None else tied
         static.__dict__["training"] = self.training
         return static
+
+    def _requires_grad(self, name: str) -> bool:
+        parameter = self._parameters.get(name)  # none where a parametrization computes it
+        return any(p.requires_grad for p in ([parameter] if parameter is not None else self.parameters()))
 
     def _check_static(self, in_channels: int | None) -> None:
         kind: Any = type(self)

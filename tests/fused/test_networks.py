@@ -1,0 +1,51 @@
+"""The CIFAR-10 networks compute with fused kernels what they compute with torch's."""
+
+# mypy: disable-error-code="union-attr"
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("triton")
+
+from asng import fused, nas
+from asng.experiments.cifar10.network import Net, use_fused_kernels
+from asng.experiments.cifar10.space import random_values
+
+
+def gradient_of(model, images, labels):
+    """The loss, and all gradients in one vector."""
+    scores = model(images)
+    loss = F.cross_entropy(scores[0] if isinstance(scores, tuple) else scores, labels)
+    found = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
+    return loss, torch.cat([gradient.flatten() for gradient in found if gradient is not None])
+
+
+@pytest.mark.parametrize("seed", [1])
+@pytest.mark.parametrize("static", [False, True], ids=["supernet", "extracted"])
+def test_losses_and_gradients_are_those_of_torchs_kernels(seed, static):
+    torch.manual_seed(seed)
+    values = random_values(seed)
+    model: Any = Net(4, 3, affine=static)
+    nas.select(model, values)
+    plain: Any = (nas.extract(model, values) if static else model).train()
+    ours = use_fused_kernels(copy.deepcopy(plain).to(memory_format=torch.channels_last))
+    images = torch.randn(4, 3, 4, 4, dtype=torch.double)
+    labels = torch.randint(10, (4,))
+    expected, wanted = gradient_of(plain.double(), images, labels)
+    loss, got = gradient_of(ours, images.float().contiguous(memory_format=torch.channels_last), labels)
+    assert any(type(module).__module__.startswith("asng.fused") for module in ours.modules())
+    torch.testing.assert_close(loss.double(), expected, rtol=1e-4, atol=1e-5)
+    assert (got.double() - wanted).norm() < 0.01 * wanted.norm()
+
+
+def test_what_is_extracted_has_torchs_layers():
+    model = use_fused_kernels(Net(4, 3))
+    network = nas.extract(model, random_values(0))
+    assert not any(type(module).__module__.startswith("asng.fused") for module in network.modules())
+    assert any(type(module) is fused.MaxPool2d for module in model.modules())
+    assert any(type(module) in (nn.MaxPool2d, nn.AvgPool2d) for module in network.modules())
