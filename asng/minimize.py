@@ -68,6 +68,8 @@ def minimize(
     {'op': 'mul', 'n': 7}
     """
     left = check_int(evaluations, "evaluations", min=2)
+    if not callable(f):
+        raise ValueError(f"minimize takes a function of the values first, then the space; got {str(f)[:80]} first")
     if population_size is None:
         population_size = 2 if isinstance(family_of(space), CategoricalFamily) else 8
     optimizer = ASNG(space, population_size=population_size, initial=initial, seed=seed)

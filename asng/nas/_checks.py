@@ -120,6 +120,9 @@ def check_decisions(space: dict[str, Variable]) -> dict[str, Variable]:
 
 def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
     """Raise ValueError for a model or optimizers that cannot be searched."""
+    if isinstance(weight_optimizer, type):
+        name = weight_optimizer.__name__
+        raise ValueError(f"weight_optimizer is the class {name}; make one: {name}(model.parameters(), lr=...)")
     if not hasattr(weight_optimizer, "param_groups"):
         held = f" of {len(weight_optimizer)}" if isinstance(weight_optimizer, Sized) else ""
         raise ValueError(

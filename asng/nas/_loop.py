@@ -122,7 +122,7 @@ class Checkpoint:
         self._lock: Lock | None = None
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Refuse other writers inside the block; raises ValueError if there is one."""
         if self._records is not None:  # their folder is locked
             yield
@@ -245,7 +245,7 @@ class _Loop:
         loaded: Any = None
         if _distributed.is_rank0():
             try:
-                until_end.enter_context(checkpoint.locked())
+                until_end.enter_context(checkpoint.lock())
                 loaded = checkpoint.load()
             except (OSError, ValueError) as error:
                 loaded = error

@@ -121,3 +121,9 @@ def test_the_optimizer_of_a_result_can_go_on():
     result = minimize(sphere, LINE, evaluations=10, seed=0)
     run(result.optimizer, 5)
     assert isinstance(result.optimizer.distribution()["n"], Normal)
+
+
+def test_minimize_with_its_arguments_swapped_says_so():
+    space = {"n": Integer(1, 9)}
+    with pytest.raises(ValueError, match=r"a function of the values first, then the space; got \{'n'"):
+        minimize(space, lambda values: values["n"], evaluations=10)  # type: ignore[arg-type]

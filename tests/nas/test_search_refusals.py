@@ -215,3 +215,9 @@ def test_a_sampler_that_deals_out_batches_is_refused():
         ValueError, match="train_loader has a DistributedSampler, but all processes need the same batches"
     ):
         run_search(train_loader=loader)
+
+
+def test_the_class_of_a_weight_optimizer_is_refused_with_the_cure():
+    model = OneOf("op", [nn.Linear(2, 1), nn.Linear(2, 1)])
+    with pytest.raises(ValueError, match=r"is the class Adam; make one: Adam\(model.parameters\(\), lr=...\)"):
+        make_oneshot(model, weight_optimizer=torch.optim.Adam)
