@@ -48,6 +48,7 @@ def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
     """Class and constructor arguments, as far as attributes of such names keep them; functions by their names."""
     arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
     names = {kept for name in arguments for kept in (name, f"{name}s", f"_{name}")}  # lr_lambdas, _schedulers
+    names |= {"_schedule_phases", "total_size", "step_ratio"}  # of OneCycleLR and CyclicLR, made of several arguments
     settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in names}
     return {"class": type(lr_scheduler).__name__, **settings}
 

@@ -237,6 +237,7 @@ def device_name(device: torch.device) -> str:
 
 def _describe(inputs: Any) -> str:
     """Shapes and types of example inputs."""
+    kind: Any = type(inputs)
     match inputs:
         case Tensor():
             value = f" {inputs.item()}" if inputs.numel() == 1 else ""  # a number may decide what runs
@@ -245,5 +246,7 @@ def _describe(inputs: Any) -> str:
             return f"[{', '.join(map(_describe, inputs))}]"
         case Mapping():
             return f"{{{', '.join(f'{key}: {_describe(value)}' for key, value in inputs.items())}}}"
+        case _ if kind.__repr__ is object.__repr__:  # which is another in every process
+            return str(kind.__name__)
         case _:
             return repr(inputs)[:80]

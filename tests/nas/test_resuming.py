@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
+from torch.optim.lr_scheduler import CyclicLR, ExponentialLR, LambdaLR, OneCycleLR, SequentialLR, StepLR
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from asng import ASNG, SNG
@@ -285,6 +285,31 @@ def test_a_nested_schedule_is_refused_by_what_differs_inside(tmp_path):
     ):
         with pytest.raises(ValueError, match=re.escape(reason)):
             with_weights(path, lambda p: torch.optim.SGD(p, 0.1), schedule)
+
+
+@pytest.mark.parametrize(
+    ("there", "here"),
+    [
+        (lambda w: OneCycleLR(w, 0.1, total_steps=9), lambda w: OneCycleLR(w, 0.1, total_steps=9, pct_start=0.7)),
+        (lambda w: CyclicLR(w, 0.01, 0.1, step_size_up=2), lambda w: CyclicLR(w, 0.01, 0.1, step_size_up=5)),
+    ],
+    ids=["one cycle", "cyclic"],
+)
+def test_a_schedule_of_other_phases_is_another_search(tmp_path, there, here):
+    def one(schedule):
+        with_weights(tmp_path / "checkpoint.pt", lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), schedule)
+
+    one(there)
+    one(there)
+    with pytest.raises(ValueError, match="of another run"):
+        one(here)
+
+
+def test_a_measure_of_an_input_without_text_of_its_own_is_the_same_in_every_process():
+    class Graph:
+        pass
+
+    assert repr(Flops(Graph())) == repr(Flops(Graph())) == "Flops([Graph])"
 
 
 @pytest.mark.parametrize(
