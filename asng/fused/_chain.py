@@ -19,7 +19,7 @@ FIELDS = 16  # of a row of the geometry
 LAST_KERNEL = 3
 PIXELS, CHANNELS = 128, 64  # of the block of outputs that a program computes
 SUMS = 64  # rows and columns of the block of a weight's gradient that a program computes
-WARPS, SUM_WARPS, STAGES = 4, 4, 3
+WARPS, STAGES = 4, 3
 PARTS = 8  # of a sum over pixels
 NUMBERS = 1024  # of the block of a gradient that a program adds up
 
@@ -93,8 +93,8 @@ class Chain:
         Args:
             images: The input; it gets no gradient.
             geometry: int32, what `geometry` gives.
-            weights: int64 (weights, 2): the addresses of the weights, float32 and channels last, and of their
-                gradients, which the backward pass adds to.
+            weights: int64 (weights, 2): the addresses of the weights, channels last and of the type that is computed
+                in, and of their gradients, which the backward pass adds to.
             anchor: A scalar with a gradient, so that there is a backward pass.
         """
         device = images.device.type
@@ -188,7 +188,7 @@ class _Launch:
         self, kernel: Any, grid: Any, row: int, slots: Tensor, activation: Tensor | None, relu: bool, precision: str
     ) -> None:
         kernel[grid](
-            self._geometry[row], self._weights, slots, slots, slots, slots if activation is None else activation,
+            self._geometry[row], self._weights, slots, slots if activation is None else activation,
             self._images, self._slot_size, BACKWARD=activation is not None, RELU=relu, PRECISION=precision,
             ALIGNED=self._is_aligned and row < self.chain.rows - 1, PIXELS=PIXELS, OUTPUTS=CHANNELS,
             INPUTS=self._block, num_warps=WARPS, num_stages=STAGES,
@@ -204,7 +204,7 @@ class _Launch:
         kernels().sum_products[(blocks, chain.kernel**2, PARTS)](
             geometry, small, large, partial, self._images, self._slot_size, size, PARTS=PARTS,
             PRECISION=self._other_precision, ROWS=SUMS, COLUMNS=SUMS, PIXELS=self._block, BLOCK=self._block,
-            num_warps=SUM_WARPS, num_stages=STAGES,
+            num_warps=WARPS, num_stages=STAGES,
         )  # fmt: skip
         kernels().add_parts[(-(-size // NUMBERS),)](
             geometry,

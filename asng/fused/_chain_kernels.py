@@ -42,26 +42,25 @@ def _weight(geometry, weights, like, column: tl.constexpr, ALIGNED: tl.constexpr
 
 @triton.jit
 def _finish(
-    accumulated, target, added, activation, offsets, mask, added_slot, own_slot, slot_size, BACKWARD: tl.constexpr,
-    RELU: tl.constexpr,
+    accumulated, slots, activation, offsets, mask, added_slot, own_slot, slot_size,
+    BACKWARD: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     """Add, rectify or mask by the activation, and store."""
     if added_slot >= 0:
-        accumulated += tl.load(added + added_slot.to(tl.int64) * slot_size + offsets, mask=mask, other=0.0).to(
-            tl.float32
-        )
+        added = tl.load(slots + added_slot.to(tl.int64) * slot_size + offsets, mask=mask, other=0.0)
+        accumulated += added.to(tl.float32)
     if BACKWARD:
         alive = tl.load(activation + own_slot.to(tl.int64) * slot_size + offsets, mask=mask, other=0.0) > 0
         accumulated = tl.where(alive, accumulated, 0.0)
     elif RELU:
         accumulated = tl.maximum(accumulated, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    stored = accumulated.to(target.dtype.element_ty)
-    tl.store(target + own_slot.to(tl.int64) * slot_size + offsets, stored, mask=mask)
+    stored = accumulated.to(slots.dtype.element_ty)
+    tl.store(slots + own_slot.to(tl.int64) * slot_size + offsets, stored, mask=mask)
 
 
 @triton.jit
 def to_small(
-    geometry, weights, source, target, added, activation, images, slot_size,
+    geometry, weights, slots, activation, images, slot_size,
     BACKWARD: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr, ALIGNED: tl.constexpr,
     PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
@@ -75,10 +74,10 @@ def to_small(
         return
     large_height, large_width = tl.load(geometry + LARGE_HEIGHT), tl.load(geometry + LARGE_WIDTH)
     kernel, stride = tl.load(geometry + KERNEL), tl.load(geometry + STRIDE)
-    weight, weight_channels = _weight(geometry, weights, source, 0, ALIGNED)
+    weight, weight_channels = _weight(geometry, weights, slots, 0, ALIGNED)
     blocks = tl.cdiv(inputs, INPUTS)
     padded_outputs, padded_inputs = tl.cdiv(outputs, INPUTS) * INPUTS, blocks * INPUTS
-    source += tl.load(geometry + LARGE).to(tl.int64) * slot_size
+    source = slots + tl.load(geometry + LARGE).to(tl.int64) * slot_size
 
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -105,14 +104,14 @@ def to_small(
     mask = is_pixel[:, None] & (output < padded_outputs)[None, :]
     added_slot = tl.load(geometry + (ADDED_GRADIENT if BACKWARD else ADDED))
     _finish(
-        accumulated, target, added, activation, offsets, mask, added_slot,
+        accumulated, slots, activation, offsets, mask, added_slot,
         tl.load(geometry + SMALL), slot_size, BACKWARD, RELU,
     )  # fmt: skip
 
 
 @triton.jit
 def to_large(
-    geometry, weights, source, target, added, activation, images, slot_size,
+    geometry, weights, slots, activation, images, slot_size,
     BACKWARD: tl.constexpr, RELU: tl.constexpr, PRECISION: tl.constexpr, ALIGNED: tl.constexpr,
     PIXELS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr,
 ):  # fmt: skip
@@ -133,10 +132,10 @@ def to_large(
     if (place >= stride * stride) or (tl.program_id(1) * OUTPUTS >= outputs):
         return
     small_height, small_width = tl.load(geometry + SMALL_HEIGHT), tl.load(geometry + SMALL_WIDTH)
-    weight, weight_channels = _weight(geometry, weights, source, 0, ALIGNED)
+    weight, weight_channels = _weight(geometry, weights, slots, 0, ALIGNED)
     blocks = tl.cdiv(inputs, INPUTS)
     padded_outputs, padded_inputs = tl.cdiv(outputs, INPUTS) * INPUTS, blocks * INPUTS
-    source += tl.load(geometry + SMALL).to(tl.int64) * slot_size
+    source = slots + tl.load(geometry + SMALL).to(tl.int64) * slot_size
 
     pixel = tl.program_id(0) % programs * PIXELS + tl.arange(0, PIXELS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
@@ -169,7 +168,7 @@ def to_large(
     mask = is_pixel[:, None] & (output < padded_outputs)[None, :]
     added_slot = tl.load(geometry + (ADDED_GRADIENT if BACKWARD else ADDED))
     _finish(
-        accumulated, target, added, activation, offsets, mask, added_slot,
+        accumulated, slots, activation, offsets, mask, added_slot,
         tl.load(geometry + LARGE), slot_size, BACKWARD, RELU,
     )  # fmt: skip
 

@@ -68,7 +68,7 @@ class Grid:
     """How rows of (width, channels) elements are split into programs: blocks of elements, of one or more rows."""
 
     def __init__(self, x: Tensor, width: int, rows: int) -> None:
-        """Of each of the images of x so many rows of this width."""
+        """`rows` and `width` are those of one image of x, (n, c, h, w)."""
         images, channels = x.shape[:2]
         elements = 16 // x.element_size()
         self.align = math.gcd(channels, elements)

@@ -39,7 +39,7 @@ def error(got: Tensor, expected: Tensor) -> float:
     return float(difference.norm() / expected.double().nan_to_num().norm().clamp_min(1e-6))
 
 
-def close(got: Run, expected: Run, dtype: torch.dtype) -> None:
+def assert_close(got: Run, expected: Run, dtype: torch.dtype) -> None:
     assert got.output.dtype == dtype
     assert got.output.shape == expected.output.shape
     assert got.output.is_contiguous(memory_format=torch.channels_last)

@@ -97,3 +97,13 @@ def test_steps_of_a_search_equal_the_plain_ones(amp_dtype):
         got = [*trained.losses, *judged.losses]
         torch.testing.assert_close(got, [*expected.train_losses, *expected.valid_losses], rtol=1e-4, atol=1e-5)
         assert all(map(math.isfinite, got))
+
+
+def test_weights_in_another_memory_format_are_refused():
+    net = Net(search_space("int", layers=4, levels=3, widths=(4, 9)), (6, 5))
+    weight_optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    search = OneShot(net, ASNG(search_space("int", layers=4, levels=3, widths=(4, 9)), seed=3), weight_optimizer, mse)
+    opened = Iteration(search.supernet, weight_optimizer, mse, 2, max_grad_norm=5.0, amp_dtype=None)
+    batch = tuple(torch.rand(2, 2, 3, 6, 5))
+    with pytest.raises(ValueError, match="the weights are not channels last"):
+        opened.prepare(batch, batch)

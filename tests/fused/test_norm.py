@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _norm
-from tests.fused.helpers import channels_last, close, dtypes, error, run
+from tests.fused.helpers import assert_close, channels_last, dtypes, error, run
 
 SHAPES = [(2, 16, 8, 8), (1, 57, 7, 5), (3, 1, 5, 7), (1, 40, 1, 3), (5, 70, 9, 7)]
 
@@ -46,7 +46,7 @@ def test_outputs_and_gradients_equal_torchs(inputs, relu, affine, shape, dtype):
     tensors = [channels_last(shape, dtype), channels_last(shape, dtype, seed=2)][:inputs]
     got = run(layer, *tensors, relu=relu)
     assert got.used == "_BatchNormBackward"
-    close(got, run(reference, *(x.double() for x in tensors), relu=relu), dtype)
+    assert_close(got, run(reference, *(x.double() for x in tensors), relu=relu), dtype)
     assert error(layer.running_mean, reference.running_mean) < 1e-6
     assert error(layer.running_var, reference.running_var) < 1e-6
     assert layer.num_batches_tracked == reference.num_batches_tracked == 1
@@ -57,7 +57,7 @@ def test_chunks_of_several_tiles_equal_torchs(monkeypatch):
     monkeypatch.setattr(_norm, "MAX_SUMS", 96)
     x, y = (channels_last((3, 40, 9, 7), torch.float32, seed) for seed in (2, 3))
     layer, reference = pair(40)
-    close(run(layer, x, y), run(reference, x.double(), y.double()), torch.float32)
+    assert_close(run(layer, x, y), run(reference, x.double(), y.double()), torch.float32)
     assert error(layer.running_var, reference.running_var) < 1e-6
 
 
@@ -75,7 +75,7 @@ def test_options_are_torchs(options):
     layer, reference = pair(16, **options)
     for mode in (True, False):
         got = run(layer.train(mode), x)
-        close(got, run(reference.train(mode), x.double()), torch.float32)
+        assert_close(got, run(reference.train(mode), x.double()), torch.float32)
     if layer.track_running_stats:
         assert error(layer.running_var, reference.running_var) < 1e-6
 
@@ -84,7 +84,7 @@ def test_the_count_of_batches_may_be_missing():
     layer, reference = pair(16)
     layer.num_batches_tracked = reference.num_batches_tracked = None
     x = channels_last((2, 16, 5, 5), torch.float32)
-    close(run(layer, x), run(reference, x.double()), torch.float32)
+    assert_close(run(layer, x), run(reference, x.double()), torch.float32)
 
 
 def test_scales_that_are_buffers_have_no_gradient():
@@ -96,7 +96,7 @@ def test_scales_that_are_buffers_have_no_gradient():
     x = channels_last((2, 16, 5, 5), torch.float32)
     got = run(layer, x)
     assert got.used == "_BatchNormBackward"
-    close(got, run(reference.double(), x.double()), torch.float32)
+    assert_close(got, run(reference.double(), x.double()), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,9 @@ def test_what_the_kernels_do_not_take_goes_to_torch(x):
 def test_evaluation_uses_the_running_statistics():
     x = channels_last((2, 16, 6, 6), torch.float32)
     layer, reference = pair(16)
-    close(run(layer.eval(), x, x, relu=True), run(reference.eval(), x.double(), x.double(), relu=True), torch.float32)
+    assert_close(
+        run(layer.eval(), x, x, relu=True), run(reference.eval(), x.double(), x.double(), relu=True), torch.float32
+    )
 
 
 def test_a_single_value_per_channel_is_refused_as_in_torch():

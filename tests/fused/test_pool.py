@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _pool
-from tests.fused.helpers import channels_last, close, dtypes, run
+from tests.fused.helpers import assert_close, channels_last, dtypes, run
 
 SHAPES = [(2, 16, 8, 8), (1, 57, 7, 5), (3, 1, 5, 7), (1, 40, 1, 3)]
 
@@ -22,7 +22,7 @@ def test_outputs_and_gradients_equal_torchs(kind, shape, stride, dtype):
     expected = run(getattr(nn, kind)(3, stride, 1), x.double())
     got = run(getattr(fused, kind)(3, stride, 1), x)
     assert got.used == f"_{kind[:7]}Backward"
-    close(got, expected, dtype)
+    assert_close(got, expected, dtype)
 
 
 @pytest.mark.parametrize("window", [(2, 2, 0), (3, 3, 1), (3, 1, 0), (3, (1, 2), 1)])
@@ -40,7 +40,7 @@ def test_programs_of_several_rows_equal_torchs(kind, stride, monkeypatch):
     monkeypatch.setattr(_pool, "MIN_PROGRAMS", 1)
     x = channels_last((2, 12, 11, 9), torch.float32)
     got, expected = run(getattr(fused, kind)(3, stride, 1), x), run(getattr(nn, kind)(3, stride, 1), x.double())
-    close(got, expected, torch.float32)
+    assert_close(got, expected, torch.float32)
 
 
 @pytest.mark.parametrize("kind", ["AvgPool2d", "MaxPool2d"])
@@ -81,7 +81,7 @@ def test_of_equal_maxima_the_first_has_the_gradient(stride):
     x = channels_last((2, 16, 7, 8), torch.float32).round()  # few values, so many ties
     got, expected = (run(module.MaxPool2d(3, stride, 1), x) for module in (fused, nn))
     assert torch.equal(got.output, expected.output)
-    close(got, expected, torch.float32)
+    assert_close(got, expected, torch.float32)
 
 
 @pytest.mark.parametrize("special", [float("nan"), float("-inf"), float("inf")])
@@ -92,7 +92,7 @@ def test_maxima_of_special_values_are_torchs(special):
     got, expected = (run(module.MaxPool2d(3, 1, 1), x) for module in (fused, nn))
     assert torch.equal(got.output.isnan(), expected.output.isnan())
     assert torch.equal(got.output.nan_to_num(), expected.output.nan_to_num())
-    close(got, expected, torch.float32)
+    assert_close(got, expected, torch.float32)
 
 
 def test_gradients_of_any_layout_are_taken():

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _separable_function
-from tests.fused.helpers import channels_last, close, error, run
+from tests.fused.helpers import assert_close, channels_last, error, run
 
 
 def layers(channels, kernel, stride, affine=True):
@@ -43,7 +43,7 @@ def test_outputs_and_gradients_equal_torchs(shape, stride, kernel):
     x = channels_last(shape, torch.float32)
     got = run(layer, x)
     assert got.used == "SeparableFunctionBackward"
-    close(got, run(reference, x.double()), torch.float32)
+    assert_close(got, run(reference, x.double()), torch.float32)
     for index in (3, 7):
         assert error(layer[index].running_mean, reference[index].running_mean) < 2e-6
         assert error(layer[index].running_var, reference[index].running_var) < 2e-6
@@ -85,7 +85,7 @@ def test_many_chunks_are_merged(monkeypatch):
     monkeypatch.setattr(_separable_function, "MAX_MERGES", 4)  # of 8, so in two steps
     layer, reference = pair(40, 3, 1)
     x = channels_last((3, 40, 6, 7), torch.float32)
-    close(run(layer, x), run(reference, x.double()), torch.float32)
+    assert_close(run(layer, x), run(reference, x.double()), torch.float32)
     assert error(layer[3].running_var, reference[3].running_var) < 2e-6
 
 
@@ -93,7 +93,7 @@ def test_more_than_64_channels_are_multiplied_in_blocks(monkeypatch):
     monkeypatch.setattr(_separable_function, "WEIGHT_PROGRAMS", 2)  # so that each has several tiles
     layer, reference = pair(130, 3, 1)
     x = channels_last((2, 130, 6, 7), torch.float32)
-    close(run(layer, x), run(reference, x.double()), torch.float32)
+    assert_close(run(layer, x), run(reference, x.double()), torch.float32)
 
 
 @pytest.mark.parametrize("channels", [3, 13])
@@ -104,7 +104,7 @@ def test_memory_need_not_be_cleared_before(channels, monkeypatch):
     expected = run(reference, x.double())
     monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(float("nan")))
     monkeypatch.setattr(torch, "empty_like", lambda *args, **options: empty_like(*args, **options).fill_(float("nan")))
-    close(run(layer, x), expected, torch.float32)
+    assert_close(run(layer, x), expected, torch.float32)
 
 
 def test_without_gradients_the_same_comes_out():

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from asng import fused, nas
 from asng.experiments.cifar10.network import Net
-from tests.fused.helpers import channels_last, close, run
+from tests.fused.helpers import assert_close, channels_last, run
 
 
 def separable(channels):
@@ -43,7 +43,7 @@ def test_a_fused_network_computes_what_torchs_does():
     )
     net = net.to(memory_format=torch.channels_last)
     x = channels_last((2, 3, 13, 13), torch.float32)
-    close(run(fused.fuse(copy.deepcopy(net)), x), run(net.double(), x.double()), torch.float32)
+    assert_close(run(fused.fuse(copy.deepcopy(net)), x), run(net.double(), x.double()), torch.float32)
 
 
 def test_layers_of_other_classes_stay_as_they_are():

@@ -77,8 +77,10 @@ class Net(nas.Searchable):
         size = images.shape[-2], images.shape[-1]
         geometry = _trace.read_numbers(self._geometry, size, length=self._bounds.rows * FIELDS)
         parts: Any = (*self.encoder, *self.decoder)
-        weights = [part[kind].weight for part in parts for kind in encoding.LAYER_KINDS]
-        return self._bounds.run(images, geometry, *_trace.address_weights([*weights, self.last.weight]))
+        weights = [part[kind].weight for part in parts for kind in encoding.LAYER_KINDS] + [self.last.weight]
+        if not all(weight.is_contiguous(memory_format=torch.channels_last) for weight in weights):
+            raise ValueError("the weights are not channels last; call model.to(memory_format=torch.channels_last)")
+        return self._bounds.run(images, geometry, *_trace.address_weights(weights))
 
     def _geometry(self, values: Values, size: tuple[int, int]) -> list[int]:
         kinds, layers = list(encoding.LAYER_KINDS), []
