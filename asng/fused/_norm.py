@@ -104,7 +104,7 @@ class _BatchNorm(torch.autograd.Function):
             kernels.batch_norm_moments[grid](x, partial, *rows[:2], channels, *blocks[:3], num_warps=split.warps)
             kernels.batch_norm_forward[grid](
                 *(x, add, partial, weight, bias, running_mean, running_var, saved, y),
-                *(*rows, eps, momentum, split.chunk, channels, channels, *blocks),
+                *(*rows, eps, momentum, split.chunk, channels, channels, channels, *blocks),
                 AFFINE=weight is not None,
                 TRACK=running_mean is not None,
                 ADD=add is not None,
