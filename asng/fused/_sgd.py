@@ -43,7 +43,7 @@ class FlatSGD:
         self._norms = values.new_zeros(self._tiles)
 
     def add_up(self) -> Tensor:
-        """Norms of parts of the summed gradient, all of which it has; parameters with a gradient become touched."""
+        """Return norms of parts of the summed gradient; parameters with a gradient that is not zero become touched."""
         from asng.fused import _sgd_kernels as kernels
 
         if self._tiles:

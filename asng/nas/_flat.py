@@ -6,9 +6,9 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
+from asng.fused._sgd import LINE
 from asng.nas._branch import Weights
 
-ALIGNMENT = 64  # numbers
 _flat_storages: "WeakSet[torch.UntypedStorage]" = WeakSet()  # of values
 
 
@@ -24,7 +24,7 @@ class FlatGroup:
     ) -> None:
         self.group, self.parameters = group, parameters
         # Each begins where vector loads may: libraries choose other kernels for unaligned weights.
-        self._sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in parameters]
+        self._sizes = [-(-parameter.numel() // LINE) * LINE for parameter in parameters]
         like, size = parameters[0].detach(), sum(self._sizes)
         self.values = like.new_zeros(size)
         self.value_views = self.views(self.values)
@@ -36,12 +36,12 @@ class FlatGroup:
         self.gradient = self.rows[0] if low_dtype is None else like.new_zeros(size)  # their clipped sum
         self.gradient_views = self.views(self.gradient)
         self.touched = torch.zeros(len(parameters), dtype=torch.bool, device=like.device)
-        lines = torch.tensor(self._sizes) // ALIGNMENT
+        lines = torch.tensor(self._sizes) // LINE
         owners = torch.repeat_interleave(torch.arange(len(lines), dtype=torch.int32), lines)
-        self.owners = owners.to(like.device, non_blocking=True)  # the parameter of each `ALIGNMENT` numbers
+        self.owners = owners.to(like.device, non_blocking=True)  # the parameter of each `LINE` numbers
 
     def _move_parameters(self) -> None:
-        """Make views of the values of all parameters but those whose memory has gaps, or is others', too."""
+        """Make the parameters views of the values, except those whose memory has gaps or is shared."""
         torch._foreach_copy_(self.value_views, self.parameters)
         self._unmoved = []
         for index, (parameter, view) in enumerate(zip(self.parameters, self.value_views, strict=True)):
@@ -63,9 +63,8 @@ class FlatGroup:
             view.detach().requires_grad_(parameter.requires_grad)
             for view, parameter in zip(self._low_views, self.parameters, strict=False)
         ]
-        return Weights(
-            dict(zip(keys, self.views(self.rows[number]), strict=True)), dict(zip(keys, leaves, strict=False))
-        )
+        gradients = self.views(self.rows[number])
+        return Weights(dict(zip(keys, gradients, strict=True)), dict(zip(keys, leaves, strict=False)))
 
     def refresh(self) -> None:
         """Copy the values into lower precision if parameters were written since the last time."""
@@ -77,9 +76,8 @@ class FlatGroup:
 
     def gather(self) -> None:
         """Copy the parameters that are no views into the values."""
-        if self._unmoved:
-            for views in (self.value_views, self._low_views):
-                self._copy(views, self.parameters)
+        self._copy(self.value_views, self.parameters)
+        self._copy(self._low_views, self.parameters)
 
     def scatter(self) -> None:
         """Copy the values into the parameters that are no views."""
@@ -91,7 +89,7 @@ class FlatGroup:
 
 
 def _can_move(parameter: Tensor) -> bool:
-    """Whether a parameter may become a view of flat values: its memory has no gaps, and is nobody else's."""
+    """Whether a parameter may become a view: its memory has no gaps, and no other tensor's is in its storage."""
     storage = parameter.untyped_storage()
     is_own = storage.nbytes() == parameter.numel() * parameter.element_size() or storage in _flat_storages
     return type(parameter) in (Tensor, nn.Parameter) and _has_no_gaps(parameter) and is_own

@@ -1,6 +1,6 @@
 """The weight update of an iteration as a CUDA graph can hold it: learning rates and touched flags are device data.
 
-The gradients of a parameter group lie in one flat tensor. A weight counts as touched from the first gradient on that is
+The parameters of a group, and their gradients, lie in flat tensors. A weight counts as touched from the first gradient on that is
 not all zero; until then it keeps its value, without decay and without a state. A gradient that is not finite moves
 nothing. `SGDRule` computes what torch's SGD computes, on the flat tensors, and `FusedSGDRule` the same by kernels;
 `TorchRule` runs the step of torch's capturable optimizers.
@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asng.fused._sgd import FlatSGD, is_supported
+from asng.fused._sgd import LINE, FlatSGD, is_supported
 from asng.nas._branch import Weights
-from asng.nas._flat import ALIGNMENT, FlatGroup
+from asng.nas._flat import FlatGroup
 
 CHANGING = ("params", "lr", "initial_lr")  # settings that a graph does not hold
 # Their state begins with zeros, which is what `TorchRule` gives to weights that are touched for the first time.
@@ -62,7 +62,7 @@ class Rule(ABC):
         self.flat.rows.zero_()
 
     def add_up(self) -> Tensor:
-        """Add up the gradients of the passes and find what they touch; returns norms of which that of all is one."""
+        """Add up the gradients of the passes and find what they touch; returns norms of parts of the sum."""
         flat = self.flat
         if flat.low is not None:
             flat.gradient.copy_(flat.rows[0])
@@ -77,7 +77,7 @@ class Rule(ABC):
         flat = self.flat
         flat.gradient.mul_(scale)
         moves = flat.touched & norm.isfinite()
-        numbers_move = moves.index_select(0, flat.owners)[:, None].expand(-1, ALIGNMENT).reshape(-1)
+        numbers_move = moves.index_select(0, flat.owners)[:, None].expand(-1, LINE).reshape(-1)
         targets = [flat.values, *self.flat_state()]
         before = [target.clone() for target in targets]
         self.move(lr)
@@ -172,7 +172,7 @@ class TorchRule(Rule):
 class WeightUpdate:
     """The weight update of an iteration; `unsupported_reason` says for which optimizers.
 
-    The parameters become views of flat tensors. Call `load` before the first step.
+    The parameters become views of flat tensors. Call `load` before the first step, and `refresh` before every one.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float, n: int) -> None:
@@ -186,6 +186,7 @@ class WeightUpdate:
     @torch.no_grad()
     def _build(self, dtype: torch.dtype | None, ids: Container[int]) -> None:
         self.groups: list[FlatGroup] = []
+        self._rules, self._weights = [], []  # frees what they hold
         for group in self._optimizer.param_groups:
             high = [parameter for parameter in group["params"] if id(parameter) not in ids]
             low = [parameter for parameter in group["params"] if id(parameter) in ids]

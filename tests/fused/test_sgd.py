@@ -9,8 +9,6 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from asng.fused import _sgd
-from asng.nas import _flat
 from asng.nas._update import FusedSGDRule, SGDRule, WeightUpdate
 
 SIZES = [(1,), (64,), (65,), (3, 5, 7), (2, 3, 4, 4), (50, 90), (7,)]  # less than a line, and more than a tile
@@ -45,8 +43,9 @@ def rules(update):
     return {type(rule) for rule in update._rules}
 
 
-def step(update, parameters, touched, seed, factor=1.0):
+def step(made, touched, seed, factor=1.0):
     """One step with random gradients of some parameters; those of the passes cancel in some of the numbers."""
+    update, parameters = made
     generator = torch.Generator().manual_seed(seed)
     update.begin()
     n = len(update._weights)
@@ -69,10 +68,10 @@ def assert_same(one, two):
     torch.testing.assert_close(*found, rtol=1e-6, atol=1e-6)
 
 
-def assert_same_steps(one, two, **options):
+def assert_same_steps(one, two):
     for seed, touched in enumerate(TOUCHED):
-        for update, parameters in (one, two):
-            step(update, parameters, touched, seed, **options)
+        for made in (one, two):
+            step(made, touched, seed)
         assert_same(one, two)
     assert one[1][-1].grad is None
 
@@ -105,7 +104,7 @@ def test_any_number_of_passes_may_be_added_up(n, low_dtype, updates):
 def test_gradients_are_clipped_by_the_norm_of_all(low, updates):
     one, two = updates({"momentum": 0.9, "weight_decay": 0.01}, max_grad_norm=0.5, low=low)
     assert_same_steps(one, two)
-    step(*one, {5}, 9)
+    step(one, {5}, 9)
     norm = math.sqrt(sum(p.grad.double().square().sum() for p in one[1] if p.grad is not None))
     assert norm == pytest.approx(0.5, rel=1e-5)
 
@@ -115,36 +114,36 @@ def test_gradients_are_clipped_by_the_norm_of_all(low, updates):
 def test_a_gradient_that_is_not_finite_moves_nothing(low, bad, updates):
     one, two = updates({"momentum": 0.9, "weight_decay": 0.1}, low=low)
     for made in (one, two):
-        step(*made, {0, 5}, 1)
+        step(made, {0, 5}, 1)
     before = copy.deepcopy([one[1], one[0]._rules[0].flat_state()])
     for made in (one, two):
-        step(*made, {0, 3}, 2, factor=bad)
+        step(made, {0, 3}, 2, factor=bad)
     torch.testing.assert_close([one[1], one[0]._rules[0].flat_state()], before, rtol=0, atol=0)
     assert torch.equal(one[0].groups[0].touched, two[0].groups[0].touched)  # also what was touched by it
     for made in (one, two):
-        step(*made, {0, 1}, 3)
+        step(made, {0, 1}, 3)
     assert_same(one, two)
 
 
 @pytest.mark.parametrize("low", [(), range(len(SIZES))], ids=["float32", "float16"])
 def test_passes_find_no_gradients_and_the_newest_weights(low, updates):
-    update, parameters = updates({"momentum": 0.9}, low=low, low_dtype=torch.float16)[0]
+    made = updates({"momentum": 0.9}, low=low, low_dtype=torch.float16)[0]
     for seed, touched in enumerate(TOUCHED):
-        step(update, parameters, touched, seed)
-        flat = update.groups[0]
+        step(made, touched, seed)
+        flat = made[0].groups[0]
         if flat.low is not None:
             assert torch.equal(flat.low, flat.values.to(flat.low.dtype))
-        update.begin()
+        made[0].begin()
         assert not flat.rows.any()
 
 
 def test_gradients_that_were_written_in_between_are_forgotten(updates):
-    update, parameters = updates({"momentum": 0.9}, low=range(len(SIZES)))[0]
-    step(update, parameters, {0, 5}, 1)
+    update, parameters = made = updates({"momentum": 0.9}, low=range(len(SIZES)))[0]
+    step(made, {0, 5}, 1)
     update.store()
     parameters[5].grad.fill_(1.0)  # as a plain step does
     update.load()
-    step(update, parameters, {0}, 1)
+    step(made, {0}, 1)
     assert not parameters[5].grad.any()
 
 
@@ -161,7 +160,3 @@ def test_the_learning_rate_may_be_on_the_device(updates):
         update.weights(0).gradients[id(parameters[5])].fill_(0.1)
         update.step([lr])
     assert_same(one, two)
-
-
-def test_lines_are_as_parameters_are_aligned():
-    assert _sgd.LINE == _flat.ALIGNMENT
