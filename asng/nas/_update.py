@@ -1,9 +1,9 @@
 """The weight update of an iteration as a CUDA graph can hold it: learning rates and touched flags are device data.
 
-The parameters of a group, and their gradients, lie in flat tensors. A weight counts as touched from the first gradient on that is
-not all zero; until then it keeps its value, without decay and without a state. A gradient that is not finite moves
-nothing. `SGDRule` computes what torch's SGD computes, on the flat tensors, and `FusedSGDRule` the same by kernels;
-`TorchRule` runs the step of torch's capturable optimizers.
+The parameters of a group, and their gradients, lie in flat tensors. A weight counts as touched from the first gradient
+on that is not all zero; until then it keeps its value, without decay and without a state. A gradient that is not finite
+moves nothing. `SGDRule` computes what torch's SGD computes, on the flat tensors, and `FusedSGDRule` the same by
+kernels; `TorchRule` runs the step of torch's capturable optimizers.
 """
 
 from abc import ABC, abstractmethod

@@ -9,7 +9,10 @@ from torch import nn
 
 pytest.importorskip("triton")
 
+from asng.nas._capture import Iteration
 from asng.nas._update import FusedSGDRule, SGDRule, WeightUpdate
+from tests.helpers import captures
+from tests.helpers.searches import cross_entropy, pairs
 
 SIZES = [(1,), (64,), (65,), (3, 5, 7), (2, 3, 4, 4), (50, 90), (7,)]  # less than a line, and more than a tile
 TOUCHED = [{0, 2, 5}, {0, 3}, set(), {1, 2, 3, 4, 5}, {0}]  # in each step; the last parameter is never
@@ -160,3 +163,27 @@ def test_the_learning_rate_may_be_on_the_device(updates):
         update.weights(0).gradients[id(parameters[5])].fill_(0.1)
         update.step([lr])
     assert_same(one, two)
+
+
+def test_captured_steps_and_plain_ones_may_take_turns():
+    torch.manual_seed(0)
+    model = captures.Choosy()
+    plain, other = (captures.oneshot(m, max_grad_norm=1.0) for m in (model, copy.deepcopy(model)))
+    opened = Iteration(other.supernet, other.weight_optimizer, cross_entropy, 2, max_grad_norm=1.0, amp_dtype=None)
+    data = pairs(9)
+    opened.prepare(data[0][0], data[0][0])
+    assert rules(opened.update) == {FusedSGDRule}
+    for number, (train, valid) in enumerate(data):
+        expected = plain.step(train, valid)
+        if number % 3 < 2:
+            opened.update.load()
+            drawn, candidates = other.arch_optimizer.ask(), other.arch_optimizer.ask()
+            _, judged = opened.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
+            other.arch_optimizer.tell(candidates, judged.losses)
+            opened.update.store()
+            losses = judged.losses
+        else:
+            losses = other.step(train, valid).valid_losses
+        assert losses == pytest.approx(expected.valid_losses, rel=1e-5)
+    assert captures.touched(other.model) == captures.touched(model)
+    torch.testing.assert_close([*other.model.parameters()], [*model.parameters()])
