@@ -78,9 +78,9 @@ class Iteration:
         with self._preserve(), synchronizes:
             while not self._discover():
                 pass  # with one more module that is a switch
-            self._allocate(len(self._columns))
             if self._amp_dtype is not None:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
+            self._allocate(len(self._columns))
             if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
                 self._run(run_all, in_turn)
         if self._device.type == "cuda":
@@ -131,15 +131,15 @@ class Iteration:
     @contextmanager
     def _preserve(self) -> Iterator[None]:
         """Restore parameters, buffers, momentum and RNG state on exit."""
-        kept = [*self._supernet.model.parameters(), *self._supernet.model.buffers()]
-        kept += self.update.tensors()
-        before = [tensor.detach().clone() for tensor in kept]
+        model = self._supernet.model
+        kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *self.update.tensors())}
+        before = [tensor.detach().clone() for tensor in kept.values()]
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
             try:
                 yield
             finally:
                 with torch.no_grad():
-                    for tensor, old in zip(kept, before, strict=True):
+                    for tensor, old in zip(kept.values(), before, strict=True):
                         tensor.copy_(old)
 
     def capture(self) -> None:
@@ -164,6 +164,7 @@ class Iteration:
         self._inputs.copy_(self._sent, non_blocking=True)
         self._train.copy_(train_batch)
         self._valid.copy_(valid_batch)
+        self.update.refresh()
         if self._graph is None:
             self._run(run_one, in_turn)
         else:
@@ -279,6 +280,7 @@ class CapturedStep:
             return None
         if self._iteration is None or not self._iteration.update.is_as_captured():
             self.store()
+            self._iteration = None  # which frees its memory
             self._iteration = self._capture_iteration(n, train_batch, valid_batch)
         if self._iteration is None or not self._iteration.fits(train_batch, valid_batch):
             return None

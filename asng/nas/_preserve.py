@@ -97,17 +97,23 @@ class WriteGuard(TorchDispatchMode):
         self._model = model
 
     @cached_property
-    def _owners(self) -> dict[int, nn.Module]:
-        held = _tensors((module, {**module._parameters, **module._buffers}) for module in self._model.modules())
-        return {tensor.untyped_storage()._cdata: module for tensor, module in held if tensor.layout is torch.strided}
+    def _owners(self) -> dict[int, list[tuple[range, nn.Module]]]:
+        """By storage, several of the model's tensors may lie in one: their addresses and modules."""
+        owners: dict[int, list[tuple[range, nn.Module]]] = {}
+        for tensor, module in _tensors((m, {**m._parameters, **m._buffers}) for m in self._model.modules()):
+            if tensor.layout is torch.strided:
+                owners.setdefault(tensor.untyped_storage()._cdata, []).append((_addresses(tensor), module))
+        return owners
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if hasattr(func, "_schema") and func._schema.is_mutable:
             for tensor in (*(args[0] if args and isinstance(args[0], list) else args[:1]), kwargs.get("out")):
-                is_strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided
-                if is_strided and tensor.untyped_storage()._cdata in self._owners:
-                    raise WeightsWritten(self._owners[tensor.untyped_storage()._cdata])
+                if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                    written = _addresses(tensor)
+                    for held, module in self._owners.get(tensor.untyped_storage()._cdata, ()):
+                        if written.start < held.stop and held.start < written.stop:
+                            raise WeightsWritten(module)
         return func(*args, **kwargs)
 
 
@@ -187,6 +193,11 @@ def _tensors(held: Iterable[tuple[nn.Module, dict[str, Any]]]) -> list[tuple[Ten
 
 def _location(tensor: Tensor) -> tuple[torch.dtype, int, torch.Size]:
     return tensor.dtype, tensor.data_ptr() if tensor.layout is torch.strided else 0, tensor.shape
+
+
+def _addresses(tensor: Tensor) -> range:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size())
 
 
 def _can_be_written(tensor: Tensor) -> bool:
