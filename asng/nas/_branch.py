@@ -96,10 +96,7 @@ class Branch:
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         device = tensors[0].device if tensors else self._trace.row.device
-        buffers = tuple(
-            torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=device)
-            for layout in self._site.outputs
-        )
+        buffers = tuple(torch.empty_like(output, device=device) for output in self._site.outputs)
         self._switch([partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)])
         return buffers
 

@@ -40,12 +40,12 @@ class Iteration:
     On the CPU it runs eagerly and equals the plain path bit for bit; on CUDA `capture` makes a graph of it.
 
     Args:
-        decisions: of the model, in training mode.
-        optimizer: of the weights, one that `unsupported_reason` has nothing against.
-        loss: (model, batch) -> scalar tensor, or (loss, metrics).
-        n: candidates in each half.
-        max_norm: of the gradient.
-        amp: type of mixed precision.
+        supernet: The model, in training mode.
+        optimizer: Of the weights, one that `unsupported_reason` has nothing against.
+        loss_fn: As that of `OneShot`.
+        n: Candidates in each half.
+        max_grad_norm: Of the gradient of the weights.
+        amp_dtype: Type of mixed precision.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Iteration:
 
     def prepare(self, train_batch: Any, valid_batch: Any) -> None:
         """Find all switches by a rehearsal on batches of the shapes to come; leaves weights, statistics, RNG alone."""
-        self._train, self._valid = _Static(train_batch, self._device), _Static(valid_batch, self._device)
+        self._batches = {"train": _Static(train_batch, self._device), "valid": _Static(valid_batch, self._device)}
         synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
         with self._preserve(), synchronizes:
             while not self._discover():
@@ -152,7 +152,7 @@ class Iteration:
     # A step.
 
     def fits(self, train_batch: Any, valid_batch: Any) -> bool:
-        return self._train.fits(train_batch) and self._valid.fits(valid_batch)
+        return self._batches["train"].fits(train_batch) and self._batches["valid"].fits(valid_batch)
 
     def step(
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
@@ -162,8 +162,8 @@ class Iteration:
         rows = torch.tensor([self._columns.encode(values) for values in (*train, *valid)], dtype=torch.int32)
         torch.cat([lrs.view(torch.int32), rows.flatten()], out=self._sent)
         self._inputs.copy_(self._sent, non_blocking=True)
-        self._train.copy_(train_batch)
-        self._valid.copy_(valid_batch)
+        self._batches["train"].copy_(train_batch)
+        self._batches["valid"].copy_(valid_batch)
         if self._graph is None:
             self._run(run_one, in_turn)
         else:
@@ -183,15 +183,29 @@ class Iteration:
         fork([partial(self._judging_pass, number, switch) for number in passes])
 
     def _train_pass(self, number: int, switch: Switch) -> None:
-        trace = self._trace("train", number, number, switch)
-        outcome = self._outcome_of(trace, self._train.batch)
-        self._write("train", number, outcome.detach())
-        trace.backward(outcome.loss / self._n)
+        trace, loss = self._run_pass("train", number, number, switch)
+        trace.backward(loss / self._n)
 
     @torch.no_grad()
     def _judging_pass(self, number: int, switch: Switch) -> None:
-        row = self._n + number
-        self._write("valid", row, self._outcome_of(self._trace("valid", row, number, switch), self._valid.batch))
+        self._run_pass("valid", self._n + number, number, switch)
+
+    def _run_pass(self, kind: str, row: int, number: int, switch: Switch) -> tuple[Trace, Tensor]:
+        """Run a pass and write its numbers; returns its loss, with an autograd graph."""
+        root, weights, discovers = self._passes[kind], self.update.weights[number], self._discovers
+        inputs = self._columns, switch, root, self._rows[row], weights
+        trace = Trace(self._supernet, *inputs, self._surroundings, discovers)
+        if discovers and kind == "train":
+            self._consumers = trace.consumers
+        # Casts of weights must not be shared: the one that made them may be in a case that does not run.
+        precision = torch.autocast(
+            self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
+        )
+        groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
+        with trace.run(), precision, groups:
+            outcome = to_outcome(self._loss_fn(self._supernet.model, self._batches[kind].batch))
+        self._write(kind, row, outcome.detach())
+        return trace, outcome.loss
 
     def _write(self, kind: str, row: int, outcome: Outcome) -> None:
         if self._discovers:  # there is no room for metrics yet
@@ -202,39 +216,13 @@ class Iteration:
         for target, value in zip(self._outputs[row], (outcome.loss, *outcome.metrics.values()), strict=False):
             target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
 
-    def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
-        root, weights = self._passes[kind], self.update.weights(number)
-        discovers = self._discovers
-        trace = Trace(
-            self._supernet,
-            self._columns,
-            switch,
-            root,
-            self._rows[row],
-            weights,
-            surroundings=self._surroundings,
-            discovers=discovers,
-        )
-        if discovers and kind == "train":
-            self._consumers = trace.consumers
-        return trace
-
-    def _outcome_of(self, trace: Trace, batch: Any) -> Outcome:
-        # Casts of weights must not be shared: the one that made them may be in a case that does not run.
-        precision = torch.autocast(
-            self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
-        )
-        groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
-        with trace.run(), precision, groups:
-            return to_outcome(self._loss_fn(self._supernet.model, batch))
-
 
 class CapturedStep:
     """The iterations of a `OneShot` as a graph, captured at the first one; says once why it cannot be.
 
     Args:
-        decisions, optimizer, loss, max_norm, amp: as those of `Iteration`.
-        wrapper: the class that wraps the model, such as that of torch.compile; wrapped models are not captured.
+        supernet, optimizer, loss_fn, max_grad_norm, amp_dtype: As those of `Iteration`.
+        wrapper: The class that wraps the model, such as that of torch.compile; wrapped models are not captured.
     """
 
     def __init__(

@@ -17,19 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from asng.nas import _cases
 from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
-from asng.nas._cases import (
-    Assignment,
-    Case,
-    Columns,
-    Mode,
-    NumbersFn,
-    Refused,
-    Site,
-    Unswitchable,
-    common_layouts,
-    describe,
-)
+from asng.nas._cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
 from asng.nas._decision import Decision, Searchable
 from asng.nas.decisions import Value, Width
 from asng.nas.supernet import Supernet
@@ -100,7 +90,7 @@ class _Open:
         return 1  # as of a value
 
     def __getitem__(self, _: int) -> Any:
-        if self._trace.by_default:
+        if self._trace.scope.mode is Mode.FIXED:
             return (self._decision.variable.values() or (None,))[0]
         raise _Undecided(self._decision)
 
@@ -112,7 +102,7 @@ class Trace:
     """One pass of a model with its architecture open.
 
     Args:
-        decisions: of the model.
+        supernet: the model.
         columns: shared by all passes; a discovery adds to them.
         switch: how one case of several runs.
         root: the pass, empty until it is discovered.
@@ -130,13 +120,11 @@ class Trace:
         root: Case,
         row: Tensor,
         weights: Weights,
-        *,
-        surroundings: Iterable[nn.Module] = (),
-        discovers: bool = False,
+        surroundings: Iterable[nn.Module],
+        discovers: bool,
     ) -> None:
-        self.columns, self.by_default = columns, False
-        self._supernet, self.switch, self.row, self._weights = supernet, switch, row, weights
-        self.discovers = discovers
+        self.columns, self.switch, self.row, self.discovers = columns, switch, row, discovers
+        self._supernet, self._weights = supernet, weights
         kinds = [m for m in supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
@@ -201,11 +189,10 @@ class Trace:
         self, label: str, function: Callable[..., Any], inputs: Any, named: Any, *, may_be_many: bool = False
     ) -> Any:
         """One switch; a module with too many cases for one is called, so that there may be switches inside."""
-        if self.scope.mode is Mode.DEFAULT:
-            with self._by_default():
+        if self.scope.mode is not Mode.SWITCHED:
+            scope = Scope(Case(), Mode.FIXED) if self.scope.mode is Mode.SHAPED else self.scope
+            with self.inside(scope):
                 return function(*inputs, **named)
-        if self.scope.mode is Mode.CALLED or self.by_default:
-            return function(*inputs, **named)
         flat, spec = pytree.tree_flatten((inputs, named))
         site = self._site(label, lambda: function(*inputs, **named), may_be_many)
         if not site.cases:
@@ -219,19 +206,19 @@ class Trace:
             scope.next += 1
             return scope.case.sites[scope.next - 1]
         mode = Mode.CALLED
-        if (cases := self._cases(call, mode)) is None:
+        if (cases := self._find_cases(call, mode)) is None:
             mode = Mode.SWITCHED
-            cases = [] if may_be_many else self._cases(call, Mode.DEFAULT)
+            cases = [] if may_be_many else self._find_cases(call, Mode.SHAPED)
             if cases is None:
                 raise Refused(f"{label} has more than {MAX_CASES} cases")
         elif not any(case.assignment for case in cases):  # it reads no decision
             cases = []
         column = self.columns.add([case.assignment for case in cases]) if len(cases) > 1 else None
-        site = Site(label, mode, cases, common_layouts(label, cases) if cases else [], column)
+        site = Site(label, mode, cases, _cases.common_outputs(label, cases) if cases else [], column)
         scope.case.sites.append(site)
         return site
 
-    def _cases(self, call: Callable[[], Any], mode: Mode) -> list[Case] | None:
+    def _find_cases(self, call: Callable[[], Any], mode: Mode) -> list[Case] | None:
         """All cases, found by running each; None if they are too many."""
         cases: list[Case] = []
         waiting: list[Assignment] = [()]
@@ -239,7 +226,7 @@ class Trace:
             assignment = waiting.pop(0)
             try:
                 with self.fix(assignment), self.inside(Scope(Case(), mode)), torch.no_grad():
-                    cases.append(describe(assignment, call))
+                    cases.append(_cases.run_case(assignment, call))
             except _Undecided as error:
                 variable = error.decision.variable
                 values = variable.values()
@@ -250,14 +237,6 @@ class Trace:
                     return None
                 waiting[:0] = [(*assignment, (error.decision.name, position)) for position in positions]
         return cases
-
-    @contextmanager
-    def _by_default(self) -> Iterator[None]:
-        self.by_default = True
-        try:
-            yield
-        finally:
-            self.by_default = False
 
     @contextmanager
     def fix(self, assignment: Assignment) -> Iterator[None]:

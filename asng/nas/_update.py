@@ -6,8 +6,7 @@ nothing. `SGDRule` computes what torch's SGD computes, on the flat tensors; `Tor
 capturable optimizers.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -70,17 +69,14 @@ class FlatGroup:
         self._low_views = [self.views(flat) for flat in (self._low[0], *self._low[1])]
         self._is_low = [id(parameter) in ids for parameter in self.parameters]
 
-    def weights(self, number: int) -> Weights:
-        """The weights of a pass, with leaves of its own."""
-        gradients = {id(p): gradient for p, gradient in zip(self.parameters, self.gradients[number], strict=True)}
-        leaves = {}
-        if self._low is not None:
-            rows = zip(self.parameters, self._is_low, self._low_views[0], self._low_views[1 + number], strict=True)
-            for parameter, is_low, value, gradient in rows:
-                if is_low:
-                    leaves[id(parameter)] = value.detach().requires_grad_(parameter.requires_grad)
-                    gradients[id(parameter)] = gradient
-        return Weights(gradients, leaves)
+    def slots(self, number: int) -> Iterator[tuple[int, Tensor | None, Tensor]]:
+        """Of each parameter in a pass its id, the leaf that runs in its place, if any, and its gradient."""
+        for index, parameter in enumerate(self.parameters):
+            if self._low is not None and self._is_low[index]:
+                leaf = self._low_views[0][index].detach().requires_grad_(parameter.requires_grad)
+                yield id(parameter), leaf, self._low_views[1 + number][index]
+            else:
+                yield id(parameter), None, self.gradients[number][index]
 
     def begin(self) -> None:
         """Gather the values; no gradients yet."""
@@ -103,30 +99,21 @@ class FlatGroup:
             self.gradient.add_(other)
 
 
-class Rule(ABC):
-    """How the values of a group move along its gradient, and the state that this needs, in flat tensors."""
+class SGDRule:
+    """How the values of a group move along its gradient, and the state that this needs: torch's SGD.
 
-    @abstractmethod
-    def move(self, lr: float | Tensor) -> None:
-        """Move the values; those of parameters that are not touched move, too, and are put back by the caller."""
-
-    @abstractmethod
-    def flat_state(self) -> list[Tensor]:
-        """All tensors of the state: of as many numbers as the group has, or as it has parameters."""
-
-    @abstractmethod
-    def state_of(self, index: int) -> dict[str, Tensor]:
-        """The state of one parameter, by its names in torch's optimizer: views of the flat tensors."""
-
-
-class SGDRule(Rule):
-    """Torch's SGD, on flat tensors alone."""
+    Attributes:
+        flat_state: All tensors of the state: of as many numbers as the group has, or as it has parameters.
+        states: The state of each parameter, by its names in torch's optimizer: views of the flat tensors.
+    """
 
     def __init__(self, flat: FlatGroup) -> None:
         self._flat, self._momentum = flat, torch.zeros_like(flat.values)
-        self._views = flat.views(self._momentum)
+        self.flat_state = [self._momentum] if flat.group["momentum"] else []
+        self.states = [{"momentum_buffer": v} if self.flat_state else {} for v in flat.views(self._momentum)]
 
     def move(self, lr: float | Tensor) -> None:
+        """Move the values; those of parameters that are not touched move, too, and are put back by the caller."""
         settings, values, step = self._flat.group, self._flat.values, self._flat.gradient
         if settings["weight_decay"]:
             step = torch.add(step, values, alpha=settings["weight_decay"])
@@ -138,15 +125,9 @@ class SGDRule(Rule):
         else:
             values.add_(step, alpha=-lr)
 
-    def flat_state(self) -> list[Tensor]:
-        return [self._momentum] if self._flat.group["momentum"] else []
 
-    def state_of(self, index: int) -> dict[str, Tensor]:
-        return {"momentum_buffer": self._views[index]} if self._flat.group["momentum"] else {}
-
-
-class TorchRule(Rule):
-    """The step of another of torch's optimizers, on the views of the flat tensors."""
+class TorchRule:
+    """The same by the step of another of torch's optimizers, on the views of the flat tensors."""
 
     def __init__(self, flat: FlatGroup, kind: type[torch.optim.Optimizer]) -> None:
         settings: dict[str, Any] = {**flat.group, "params": flat.value_views, "lr": 0.0}
@@ -154,28 +135,23 @@ class TorchRule(Rule):
         for view, gradient in zip(flat.value_views, flat.gradients[0], strict=True):
             view.grad = gradient
         self._optimizer.step()  # makes the state
-        self._flat_state, state = [], self._optimizer.state
-        for name, first in state[flat.value_views[0]].items():
+        state = self._optimizer.state
+        self.flat_state: list[Tensor] = []
+        self.states: list[dict[str, Tensor]] = [state[view] for view in flat.value_views]
+        for name, first in list(self.states[0].items()):
             if first.dim():
                 whole = torch.zeros_like(flat.values)
                 parts = flat.views(whole)
             else:  # a count
                 whole = first.new_zeros(len(flat.value_views))
                 parts = list(whole.unbind())
-            self._flat_state.append(whole)
-            for view, part in zip(flat.value_views, parts, strict=True):
-                state[view][name] = part
-        self._states = [state[view] for view in flat.value_views]
+            self.flat_state.append(whole)
+            for of_one, part in zip(self.states, parts, strict=True):
+                of_one[name] = part
 
     def move(self, lr: float | Tensor) -> None:
         self._optimizer.param_groups[0]["lr"] = lr.float() if isinstance(lr, Tensor) else lr
         self._optimizer.step()
-
-    def flat_state(self) -> list[Tensor]:
-        return self._flat_state
-
-    def state_of(self, index: int) -> dict[str, Tensor]:
-        return dict(self._states[index])
 
 
 class WeightUpdate:
@@ -186,9 +162,11 @@ class WeightUpdate:
         self._optimizer, self._max_grad_norm = optimizer, max_grad_norm
         self.groups = [FlatGroup(group, n) for group in optimizer.param_groups if group["params"]]
         is_sgd = isinstance(optimizer, torch.optim.SGD)
-        self._rules = [SGDRule(flat) if is_sgd else TorchRule(flat, type(optimizer)) for flat in self.groups]
+        self._rules: list[SGDRule | TorchRule] = [
+            SGDRule(flat) if is_sgd else TorchRule(flat, type(optimizer)) for flat in self.groups
+        ]
         self._settings = self._current_settings()
-        self._weights = [self._weights_of(number) for number in range(n)]
+        self.weights = [self._weights_of(number) for number in range(n)]  # of each pass
 
     def _current_settings(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in flat.group.items() if k not in CHANGING} for flat in self.groups]
@@ -203,24 +181,17 @@ class WeightUpdate:
     def tensors(self) -> list[Tensor]:
         """What a step changes."""
         tensors = [tensor for flat in self.groups for tensor in (*flat.parameters, flat.touched)]
-        return [*tensors, *(tensor for rule in self._rules for tensor in rule.flat_state())]
+        return [*tensors, *(tensor for rule in self._rules for tensor in rule.flat_state)]
 
     def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
         for flat in self.groups:
             flat.keep_low(dtype, ids)
-        self._weights = [self._weights_of(number) for number in range(len(self._weights))]
-
-    def weights(self, number: int) -> Weights:
-        """The weights of a pass."""
-        return self._weights[number]
+        self.weights = [self._weights_of(number) for number in range(len(self.weights))]
 
     def _weights_of(self, number: int) -> Weights:
-        gradients: dict[int, Tensor] = {}
-        leaves: dict[int, Tensor] = {}
-        for part in (flat.weights(number) for flat in self.groups):
-            gradients |= part.gradients
-            leaves |= part.leaves
-        return Weights(gradients, leaves)
+        slots = [slot for flat in self.groups for slot in flat.slots(number)]
+        leaves = {key: leaf for key, leaf, _ in slots if leaf is not None}
+        return Weights({key: gradient for key, _, gradient in slots}, leaves)
 
     @torch.no_grad()
     def begin(self) -> None:
@@ -242,7 +213,7 @@ class WeightUpdate:
             flat.gradient.mul_(scale)
             moves = flat.touched & finite
             numbers_move = moves[flat.owners]
-            targets = [flat.values, *rule.flat_state()]
+            targets = [flat.values, *rule.flat_state]
             before = [target.clone() for target in targets]
             rule.move(lr)
             for target, old in zip(targets, before, strict=True):
@@ -255,9 +226,9 @@ class WeightUpdate:
         """Take over which weights are touched, and their state."""
         for flat, rule in zip(self.groups, self._rules, strict=True):
             flat.touched.copy_(torch.tensor([parameter.grad is not None for parameter in flat.parameters]))
-            for index, parameter in enumerate(flat.parameters):
+            for parameter, state in zip(flat.parameters, rule.states, strict=True):
                 given = self._optimizer.state.get(parameter, {}) if parameter.grad is not None else {}
-                for name, tensor in rule.state_of(index).items():
+                for name, tensor in state.items():
                     if (old := given.get(name)) is None:
                         tensor.zero_()
                     elif old is not tensor:
@@ -266,10 +237,11 @@ class WeightUpdate:
     def store(self) -> None:
         """Leave gradients and states where torch's optimizer would."""
         for flat, rule in zip(self.groups, self._rules, strict=True):
-            for index, (parameter, is_touched) in enumerate(zip(flat.parameters, flat.touched.tolist(), strict=True)):
-                parameter.grad = flat.gradients[0][index] if is_touched else None
+            rows = zip(flat.parameters, flat.touched.tolist(), flat.gradients[0], rule.states, strict=True)
+            for parameter, is_touched, gradient, state in rows:
+                parameter.grad = gradient if is_touched else None
                 if is_touched:
-                    self._optimizer.state[parameter].update(rule.state_of(index))
+                    self._optimizer.state[parameter].update(state)
 
 
 def _view_as(flat: Tensor, parameter: Tensor) -> Tensor:

@@ -346,7 +346,7 @@ def test_flat_gradients_move_weights_as_torch_does(optimizer, weight_decay):
         for index, (one, two) in enumerate(zip(ours, theirs, strict=True)):
             if number >= index:  # the second is touched later
                 gradient = torch.randn_like(one)
-                flat.weights(0).gradients[id(one)].copy_(gradient)
+                flat.weights[0].gradients[id(one)].copy_(gradient)
                 two.grad = gradient
         flat.step(flat.lrs)
         made[1].step()
