@@ -156,7 +156,7 @@ class Iteration:
 
     def step(
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
-    ) -> tuple[Numbers, Numbers]:
+    ) -> tuple[list[Numbers], list[Numbers]]:
         """The numbers of the training and of the judging passes."""
         lrs = torch.tensor(self.update.lrs, dtype=torch.float64)
         rows = torch.tensor([self._columns.encode(values) for values in (*train, *valid)], dtype=torch.int32)
@@ -171,9 +171,8 @@ class Iteration:
         outputs = self._outputs.tolist()  # the only wait
         return self._numbers("train", outputs[: self._n]), self._numbers("valid", outputs[self._n :])
 
-    def _numbers(self, kind: str, rows: list[list[float]]) -> Numbers:
-        names = self._metrics[kind]
-        return Numbers([row[0] for row in rows], [dict(zip(names, row[1:], strict=False)) for row in rows])
+    def _numbers(self, kind: str, rows: list[list[float]]) -> list[Numbers]:
+        return [Numbers(row[0], dict(zip(self._metrics[kind], row[1:], strict=False))) for row in rows]
 
     def _run(self, switch: Switch, fork: Fork) -> None:
         passes = range(1 if switch is run_all else self._n)  # they are alike
@@ -244,7 +243,7 @@ class CapturedStep:
 
     def step(
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], n: int, valid_batch: Any
-    ) -> tuple[Numbers, Numbers] | None:
+    ) -> tuple[list[Numbers], list[Numbers]] | None:
         """The numbers of the candidates; None where the plain path has to run them.
 
         `n` candidates were drawn for each half; those that are left of the second ones are judged.
@@ -259,7 +258,7 @@ class CapturedStep:
             self._is_current = True
         padded = [*valid, *train[: n - len(valid)]]  # in place of those that are not judged
         trained, judged = iteration.step(train, train_batch, padded, valid_batch)
-        return trained, Numbers(judged.losses[: len(valid)], judged.metrics[: len(valid)])
+        return trained, judged[: len(valid)]
 
     def _ready(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         """The iteration for such batches, captured if need be."""

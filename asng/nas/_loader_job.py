@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -84,9 +84,7 @@ class LoaderJob(Job):
                 raise ValueError(f"valid_loader gives fewer than the {used} batches that were used when it stopped")
         if not self._steps:
             self._rng_at_epoch_start = rng_states(self)
-            with self._data_rng():
-                return zip(self._train_loader, self._valid_batches, strict=False)
-        with self._rewind(self._rng_at_epoch_start), self._data_rng():
+        with self._rewind(self._rng_at_epoch_start) if self._steps else nullcontext(), self._data_rng():
             pairs = zip(self._train_loader, self._valid_batches, strict=False)
             for step in range(self._steps):
                 if next(pairs, None) is None:

@@ -29,10 +29,11 @@ FAILED = Outcome(torch.tensor(math.inf), {})  # of a candidate that ran out of m
 
 
 class Numbers(NamedTuple):
-    """Losses and metrics of candidates, on the host."""
+    """The same on the host."""
 
-    losses: list[float]
-    metrics: list[dict[str, float]]  # one mapping per candidate
+    loss: float
+    metrics: dict[str, float]
+    failed: bool = False  # it ran out of memory
 
 
 def to_outcome(returned: Any) -> Outcome:
@@ -64,27 +65,21 @@ def _describe(value: Any) -> str:
     return repr(value)
 
 
-def read_numbers(
-    train: Sequence[Outcome | None], valid: Sequence[Outcome | None], device: torch.device
-) -> tuple[Numbers, Numbers, int]:
-    """Losses and metrics as numbers, and how many in `valid` failed, with one wait for the device.
+def read_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> list[Numbers]:
+    """Losses and metrics as numbers, with one wait for the device.
 
     None stands for a candidate that another process ran.
     """
-    n = len(train)
-    own = {index: outcome for index, outcome in enumerate((*train, *valid)) if outcome is not None}
+    own = {index: outcome for index, outcome in enumerate(outcomes) if outcome is not None}
     exact = torch.float32 if device.type == "mps" else torch.float64
     values = [value for outcome in own.values() for value in (outcome.loss, *outcome.metrics.values())]
     tensors = [value.to(device, exact) for value in values if isinstance(value, Tensor)]
     numbers = iter(torch.stack(tensors).tolist() if tensors else ())
-    read: dict[int, tuple[float, dict[str, float], bool]] = {}  # by candidate
+    read: dict[int, Numbers] = {}  # by candidate
     for index, outcome in own.items():
         loss = next(numbers)
         metrics = {name: next(numbers) if isinstance(v, Tensor) else v for name, v in outcome.metrics.items()}
-        read[index] = loss, metrics, outcome is FAILED
+        read[index] = Numbers(loss, metrics, outcome is FAILED)
     for others in _distributed.gather_objects(read):
         read |= others
-    every = [read[index] for index in sorted(read)]
-    losses, mappings = [loss for loss, _, _ in every], [metrics for _, metrics, _ in every]
-    failed = sum(is_failed for _, _, is_failed in every[n:])
-    return Numbers(losses[:n], mappings[:n]), Numbers(losses[n:], mappings[n:]), failed
+    return [read[index] for index in sorted(read)]

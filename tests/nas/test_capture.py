@@ -42,8 +42,9 @@ def step(search, open_iteration, train, valid):
     """What OneShot.step does, by way of the iteration."""
     drawn, candidates = search.arch_optimizer.ask(), search.arch_optimizer.ask()
     trained, judged = open_iteration.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
-    search.arch_optimizer.tell(candidates, judged.losses)
-    return trained.losses, judged.losses
+    losses, valid_losses = ([numbers.loss for numbers in half] for half in (trained, judged))
+    search.arch_optimizer.tell(candidates, valid_losses)
+    return losses, valid_losses
 
 
 def assert_same_steps(model, n=20, dtype=torch.float, *, same=True, max_grad_norm=None, amp_dtype=None, data=None):
@@ -143,8 +144,9 @@ def test_metrics_are_read_with_the_losses():
         expected = plain.step(train, valid)
         drawn, candidates = other.arch_optimizer.ask(), other.arch_optimizer.ask()
         trained, judged = opened.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
-        other.arch_optimizer.tell(candidates, judged.losses)
-        assert (tuple(trained.metrics), tuple(judged.metrics)) == (expected.train_metrics, expected.valid_metrics)
+        other.arch_optimizer.tell(candidates, [numbers.loss for numbers in judged])
+        got = (tuple(numbers.metrics for numbers in half) for half in (trained, judged))
+        assert tuple(got) == (expected.train_metrics, expected.valid_metrics)
         assert expected.train_metrics[0]["rows"] == len(train[0])
 
 
