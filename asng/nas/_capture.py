@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from asng.nas import _distributed, _switch
 from asng.nas._branch import SplitGroups
+from asng.nas._candidates import LossFn, Numbers, Outcome, to_outcome
 from asng.nas._cases import Case, Columns, Refused, Unswitchable
-from asng.nas._outcome import LossFn, Numbers, Outcome, to_outcome
 from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._update import WeightUpdate, unsupported_reason
 from asng.nas.supernet import Supernet

@@ -24,8 +24,8 @@ TRANSIENT = frozenset({"training", "selected"})  # changed and restored by asng 
 def snapshot(modules: Iterable[nn.Module]) -> Iterator[list[Change]]:
     """Restore modules on exit; the list then holds what had changed.
 
-    Restored are attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients are
-    set aside. The contents of weights are not copied; `WriteGuard` protects them.
+    It restores attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients
+    are set aside. The contents of weights are not copied; `WriteGuard` protects them.
     """
     saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
     parameters, buffers = (_tensors((m, getattr(m, held)) for m, *_ in saved) for held in ("_parameters", "_buffers"))

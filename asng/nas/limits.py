@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, SupportsFloat
 from torch import nn
 
 from asng.nas import _distributed
+from asng.nas._candidates import FAILURES
 from asng.nas._devices import device_of
 from asng.nas._extract import StaticBuild
 from asng.nas._measures import StaticMeasure, device_name, measure_static
 from asng.nas._preserve import is_from_asng, preserve_state
-from asng.nas._watch import FAILURES
 from asng.nas.supernet import Supernet, Values
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from asng._asktell import Candidate, Optimizer
 from asng.nas import _checkpoints, _checks, _distributed
-from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to_outcome
+from asng.nas._candidates import FAILED, Failures, LossFn, Numbers, Outcome, UnreadDecisions, read_numbers, to_outcome
 from asng.nas._preserve import set_training
-from asng.nas._watch import Failures, UnreadDecisions
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
 
