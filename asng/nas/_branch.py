@@ -78,25 +78,22 @@ class Branch:
 
     def __init__(self, trace: "Trace", site: Site, function: Callable[..., Any], flat: list[Any], spec: Any) -> None:
         self._trace, self._site, self._function, self._flat, self._spec = trace, site, function, flat, spec
-        self._tensors = [position for position, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
         self._graphs: dict[int, tuple[list[Tensor], list[Tensor], Scope]] = {}  # inputs, outputs, scope of a case
         self._with_gradient = torch.is_grad_enabled()
 
     def run(self) -> Any:
-        tensors = [self._flat[position] for position in self._tensors]
+        tensors = [leaf for leaf in self._flat if isinstance(leaf, Tensor)]
         if self._with_gradient:
             sources = [self._trace.source(tensor) if tensor.requires_grad else (tensor, None) for tensor in tensors]
             self._gradients = [gradient for _, gradient in sources]
-            device = tensors[0].device if tensors else self._trace.row.device
-            anchor = self._trace.anchor(device)
-            outputs = _Switch.apply(self, anchor, *(tensor for tensor, _ in sources))  # type: ignore[no-untyped-call]
+            tensors = [self._trace.anchor(), *(tensor for tensor, _ in sources)]
+            outputs = _Switch.apply(self, *tensors)  # type: ignore[no-untyped-call]
         else:
             outputs = self.forward(tensors)
         return pytree.tree_unflatten(list(outputs), self._site.cases[0].spec)
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        device = tensors[0].device if tensors else self._trace.row.device
-        buffers = tuple(torch.empty_like(output, device=device) for output in self._site.outputs)
+        buffers = tuple(torch.empty_like(output, device=self._trace.row.device) for output in self._site.outputs)
         self._switch([partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)])
         return buffers
 
@@ -115,18 +112,13 @@ class Branch:
         if self._with_gradient:
             for tensor, gradient in zip(inputs, self._gradients, strict=True):
                 tensor.requires_grad_(gradient is not None)
-        flat = list(self._flat)
-        for position, tensor in zip(self._tensors, inputs, strict=True):
-            flat[position] = tensor
+        remaining = iter(inputs)
+        flat = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in self._flat]
         args, named = pytree.tree_unflatten(flat, self._spec)
         trace = self._trace
         scope = Scope(case, self._site.mode, trace.scope.depth + 1)
         since = next_node_number() if trace.discovers else -1
-        with (
-            trace.fix(case.assignment),
-            trace.inside(scope),
-            torch.set_grad_enabled(self._with_gradient),
-        ):
+        with trace.fix(case.assignment), trace.enter(scope), torch.set_grad_enabled(self._with_gradient):
             outputs = pytree.tree_flatten(self._function(*args, **named))[0]
         with torch.no_grad():
             for buffer, output in zip(buffers, outputs, strict=True):
@@ -134,12 +126,12 @@ class Branch:
         if self._with_gradient:
             with_gradient = [tensor for tensor in inputs if tensor.requires_grad]
             if trace.discovers:
-                with trace.inside(scope):
+                with trace.enter(scope):
                     case.parameters = trace.parameters_of(outputs, self._site.label, since)
             self._graphs[number] = with_gradient, outputs, scope
 
     def _go_back(self, number: int, case: Case, gradients: Sequence[Tensor | None]) -> None:
-        if number not in self._graphs:  # it was not captured in full, in a rehearsal
+        if number not in self._graphs:  # it was not captured in full, in a dry run
             return
         inputs, outputs, scope = self._graphs.pop(number)
         pairs = [
@@ -150,7 +142,7 @@ class Branch:
         if not pairs:
             return
         trace = self._trace
-        with trace.inside(scope):
+        with trace.enter(scope):
             leaves = [*inputs, *trace.leaves_of(case)]
             found = trace.grad([output for output, _ in pairs], [g for _, g in pairs], leaves, scope)
             targets = [gradient for gradient in self._gradients if gradient is not None]

@@ -51,12 +51,12 @@ def to_outcome(returned: Any) -> Outcome:
     """Check what a loss function returned: a scalar tensor, or a pair of one and its metrics."""
     loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = _describe(loss)
+        got = _format_value(loss)
         raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, or (loss, metrics), got {got}")
     if loss.is_complex():
         raise ValueError(f"loss_fn(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
     if not isinstance(metrics, Mapping):
-        raise ValueError(f"metrics must be a mapping of names to numbers, got {_describe(metrics)}")
+        raise ValueError(f"metrics must be a mapping of names to numbers, got {_format_value(metrics)}")
     return Outcome(loss.reshape(()), {name: _number(name, value) for name, value in metrics.items()})
 
 
@@ -67,10 +67,10 @@ def _number(name: Any, value: Any) -> Tensor | float:
         return value.detach().reshape(())
     if isinstance(value, Real):
         return float(value)
-    raise ValueError(f"metric {name!r} must be a real number or a scalar tensor, got {_describe(value)}")
+    raise ValueError(f"metric {name!r} must be a real number or a scalar tensor, got {_format_value(value)}")
 
 
-def _describe(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if isinstance(value, Tensor):
         return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
     return repr(value)

@@ -35,7 +35,7 @@ def in_turn(branches: Sequence[Callable[[], None]]) -> None:
 
 
 class Iteration:
-    """One iteration with open architectures: rehearsed once, then run as often as wanted.
+    """One iteration with open architectures: prepared once, then run as often as wanted.
 
     On the CPU it runs eagerly and equals the plain path bit for bit; on CUDA `capture` makes a graph of it.
 
@@ -72,7 +72,7 @@ class Iteration:
     # Before the first step.
 
     def prepare(self, train_batch: Any, valid_batch: Any) -> None:
-        """Find all switches by a rehearsal on batches of the shapes to come; leaves weights, statistics, RNG alone."""
+        """Find all switches by a dry run on batches of the shapes to come; leaves weights, statistics, RNG alone."""
         self._batches = {"train": _Static(train_batch, self._device), "valid": _Static(valid_batch, self._device)}
         synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
         with self._preserve(), synchronizes:
@@ -85,7 +85,7 @@ class Iteration:
                 self._run(run_all, in_turn)
         if self._device.type == "cuda":
             graph = _switch.BranchingGraph(self._device)
-            with self._preserve(), graph.rehearse():
+            with self._preserve(), graph.dry_run():
                 self._run(graph.switch, graph.fork)
 
     def _discover(self) -> bool:

@@ -70,18 +70,18 @@ class Columns:
     def __len__(self) -> int:
         return self._length
 
-    def add(self, cases: Sequence[Assignment]) -> int:
+    def add_cases(self, cases: Sequence[Assignment]) -> int:
         """The column of a set of cases."""
         key = tuple(cases)
         if key not in self._starts:
             self._append(key, _case_finder(key), 1)
         return self._starts[key]
 
-    def of_decision(self, name: str) -> int:
+    def add_decision(self, name: str) -> int:
         """The column of a decision alone: the position of its value."""
-        return self.add([((name, position),) for position in range(len(self._space[name].values() or ()))])
+        return self.add_cases([((name, position),) for position in range(len(self._space[name].values() or ()))])
 
-    def of_function(self, function: NumbersFn, args: tuple[Any, ...], length: int) -> int:
+    def add_function(self, function: NumbersFn, args: tuple[Any, ...], length: int) -> int:
         """The first column of the integers that a function makes of the values and further arguments."""
         key = function, args
         if key not in self._starts:

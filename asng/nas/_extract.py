@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asng.nas._checks import MODULE_ATTRIBUTES, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
-from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, with_own
+from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, user_modules
 from asng.nas._ties import Ties
 from asng.nas.layers._base import Build, ElasticLayer, current_build
 
@@ -99,8 +99,8 @@ class StaticBuild:
                 else:
                     result = copy.copy(module)
                     children = module._modules.items()
-                    inside = {name: None if child is None else self._static(child) for name, child in children}
-                    result.__dict__["_modules"] = inside  # the original keeps its own
+                    static = {name: None if child is None else self._static(child) for name, child in children}
+                    result.__dict__["_modules"] = static  # the original keeps its own
             self._replacements[module] = result
         return self._replacements[module]
 
@@ -183,7 +183,7 @@ def _is_searched(kind: Any) -> bool:
 
 def _may_untie(supernet: "Supernet") -> bool:
     """True if layers may be replaced by layers with slices or copies of their weights."""
-    return bool(with_own(supernet, "build_static")) or any(isinstance(m, ElasticLayer) for m in supernet.searchable)
+    return bool(user_modules(supernet, "build_static")) or any(isinstance(m, ElasticLayer) for m in supernet.searchable)
 
 
 @cache

@@ -106,7 +106,7 @@ class WriteGuard(TorchDispatchMode):
 @contextmanager
 def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
     """Raise ValueError if a hook of users' modules changed anything of a model; restore it in any case."""
-    own = with_own(supernet, hook)
+    own = user_modules(supernet, hook)
     if not own:
         yield
         return
@@ -154,7 +154,7 @@ def set_training(model: nn.Module) -> None:
             module.train()
 
 
-def with_own(supernet: "Supernet", hook: str) -> list[nn.Module]:
+def user_modules(supernet: "Supernet", hook: str) -> list[nn.Module]:
     """The searchable modules whose method `hook` is the user's."""
     searchable = (module for module in supernet.searchable if isinstance(module, Searchable))
     return [module for module in searchable if not is_from_asng(getattr(type(module), hook))]

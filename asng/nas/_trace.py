@@ -1,7 +1,7 @@
 """A model run while its architecture is open: every choice becomes a switch over the cases that it can take.
 
-The same code runs in three ways, which differ in their switch alone: a rehearsal runs all cases, a CUDA graph holds
-all of them and runs one at each replay, and on the CPU Python runs one. A rehearsal comes first. It finds the cases of
+The same code runs in three ways, which differ in their switch alone: a dry run runs all cases, a CUDA graph holds
+all of them and runs one at each replay, and on the CPU Python runs one. A dry run comes first. It finds the cases of
 each switch: it runs the choice with nothing decided, and each decision that the choice reads splits the case in hand
 into one case per value. Choices inside a choice are read in the same way, so they need no switch of their own; only
 where there are too many combinations they get one. A layer whose cases differ in shape cannot be a switch; then the
@@ -39,7 +39,7 @@ class _Undecided(BaseException):  # past a user's `except Exception`
 
 
 def run_all(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
-    """The switch of a rehearsal."""
+    """The switch of a dry run."""
     for body in bodies:
         body()
 
@@ -67,7 +67,7 @@ def switch_on(label: str, function: Callable[..., Any], *inputs: Any, **named: A
 def read_numbers(function: NumbersFn, *args: Any, length: int) -> Tensor:
     """The int32 numbers that a function makes of the values, on the device, where the architecture is open."""
     assert _current is not None, "numbers of values that are open"
-    start = _current.columns.of_function(function, args, length)
+    start = _current.columns.add_function(function, args, length)
     return _current.row.new_zeros(length) if _current.discovers else _current.row[start : start + length]
 
 
@@ -77,7 +77,7 @@ def address_weights(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     Beside it stands a scalar that ties such a kernel to the autograd graph.
     """
     assert _current is not None, "weights of a pass"
-    return _current.addresses_of(parameters), _current.anchor(_current.row.device)
+    return _current.addresses_of(parameters), _current.anchor()
 
 
 class _Open:
@@ -95,7 +95,7 @@ class _Open:
         raise _Undecided(self._decision)
 
     def index_tensor(self) -> Tensor:
-        return self._trace.index(self._trace.columns.of_decision(self._decision.name))
+        return self._trace.index(self._trace.columns.add_decision(self._decision.name))
 
 
 class Trace:
@@ -109,7 +109,7 @@ class Trace:
         row: int32 tensor (columns,) that the switches read; a discovery reads none.
         weights: the parameters of the pass.
         surroundings: modules that are switches in place of those inside them.
-        discovers: whether this is the rehearsal that finds the switches.
+        discovers: whether this is the dry run that finds the switches.
     """
 
     def __init__(
@@ -128,8 +128,8 @@ class Trace:
         kinds = [m for m in supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
-        self._depths: dict[int, int] = {}  # of parameters, in a rehearsal
-        self.consumers: dict[int, set[str]] = {}  # of parameters, in a rehearsal: the names of autograd's nodes
+        self._depths: dict[int, int] = {}  # of parameters, in a dry run
+        self.consumers: dict[int, set[str]] = {}  # of parameters, in a dry run: the names of autograd's nodes
 
     @contextmanager
     def run(self) -> Iterator[None]:
@@ -191,7 +191,7 @@ class Trace:
         """One switch; a module with too many cases for one is called, so that there may be switches inside."""
         if self.scope.mode is not Mode.SWITCHED:
             scope = Scope(Case(), Mode.FIXED) if self.scope.mode is Mode.SHAPED else self.scope
-            with self.inside(scope):
+            with self.enter(scope):
                 return function(*inputs, **named)
         flat, spec = pytree.tree_flatten((inputs, named))
         site = self._site(label, lambda: function(*inputs, **named), may_be_many)
@@ -200,7 +200,7 @@ class Trace:
         return Branch(self, site, function, flat, spec).run()
 
     def _site(self, label: str, call: Callable[[], Any], may_be_many: bool) -> Site:
-        """The next switch of the pass; a rehearsal finds its cases."""
+        """The next switch of the pass; a dry run finds its cases."""
         scope = self.scope
         if not self.discovers:
             scope.next += 1
@@ -213,7 +213,7 @@ class Trace:
                 raise Refused(f"{label} has more than {MAX_CASES} cases")
         elif not any(case.assignment for case in cases):  # it reads no decision
             cases = []
-        column = self.columns.add([case.assignment for case in cases]) if len(cases) > 1 else None
+        column = self.columns.add_cases([case.assignment for case in cases]) if len(cases) > 1 else None
         site = Site(label, mode, cases, _cases.common_outputs(label, cases) if cases else [], column)
         scope.case.sites.append(site)
         return site
@@ -225,7 +225,7 @@ class Trace:
         while waiting:
             assignment = waiting.pop(0)
             try:
-                with self.fix(assignment), self.inside(Scope(Case(), mode)), torch.no_grad():
+                with self.fix(assignment), self.enter(Scope(Case(), mode)), torch.no_grad():
                     cases.append(_cases.run_case(assignment, call))
             except _Undecided as error:
                 variable = error.decision.variable
@@ -258,10 +258,10 @@ class Trace:
                 decision.__dict__["selected"] = _Open(self, decision)
 
     @contextmanager
-    def inside(self, scope: Scope) -> Iterator[Scope]:
+    def enter(self, scope: Scope) -> Iterator[None]:
         before, self.scope = self.scope, scope
         try:
-            yield scope
+            yield
         finally:
             self.scope = before
 
@@ -280,9 +280,9 @@ class Trace:
             self.consumers |= {id(parameter): {CAST} for parameter in parameters}
         return self._weights.addresses_of(parameters, self.row.device)
 
-    def anchor(self, device: torch.device) -> Tensor:
+    def anchor(self) -> Tensor:
         if self.scope.anchor is None:
-            self.scope.anchor = torch.zeros((), device=device, requires_grad=True)
+            self.scope.anchor = torch.zeros((), device=self.row.device, requires_grad=True)
         return self.scope.anchor
 
     def parameters_of(self, outputs: Sequence[Tensor], label: str, since: int = -1) -> list[Tensor]:

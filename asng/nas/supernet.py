@@ -78,9 +78,9 @@ class Supernet:
             for name, value, module in unregistered_modules(holder):
                 if module in self.paths:
                     continue
-                inside = dict.fromkeys(module.modules())
-                lost = [m for m in inside if isinstance(m, (Decision, ElasticLayer)) and m not in self.paths]
-                if lost and holder not in inside:  # a reference to what is further out is no part of the model
+                held = dict.fromkeys(module.modules())
+                lost = [m for m in held if isinstance(m, (Decision, ElasticLayer)) and m not in self.paths]
+                if lost and holder not in held:  # a reference to what is further out is no part of the model
                     raise unregistered_error(f"{path}{'.' if path else ''}{name}", value, lost[0])
 
     def select(self, values: Values) -> None:

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 
 def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, amp_dtype=None):
-    """The iteration of a OneShot, rehearsed."""
+    """The iteration of a OneShot, prepared."""
     result = Iteration(
         search.supernet, search.weight_optimizer, loss_fn, 2, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype
     )
@@ -171,7 +171,7 @@ def test_param_groups_with_schedules_equal_the_plain_step():
             search.weight_optimizer.param_groups[0]["lr"] *= 0.5  # as a schedule does
 
 
-def test_a_rehearsal_leaves_weights_buffers_selection_and_rng_alone():
+def test_a_dry_run_leaves_weights_buffers_selection_and_rng_alone():
     model = Net(norm=True)
     select(model, {"first": 1, "depth": 2})
     before, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -363,8 +363,8 @@ def test_the_index_of_a_decision_is_the_position_of_its_value():
 
 def test_columns_tell_the_case_of_an_architecture():
     columns = Columns(Supernet(Choosy()))
-    columns.add([(("op", 0),), (("op", 1), ("inner", 0)), (("op", 1), ("inner", 1)), (("op", 2),)])
-    assert columns.of_decision("depth") == 1
+    columns.add_cases([(("op", 0),), (("op", 1), ("inner", 0)), (("op", 1), ("inner", 1)), (("op", 2),)])
+    assert columns.add_decision("depth") == 1
     values = {"op": 1, "inner": 1, "depth": 3, "source": 0, "last": 0}
     assert columns.encode(values) == [2, 2]
 

@@ -59,10 +59,10 @@ def test_a_switch_runs_the_body_that_the_device_names():
 
 
 @pytest.mark.parametrize("fails", [lambda: 1 / 0, lambda: torch.ones(1, device="cuda").item()], ids=["python", "sync"])
-def test_after_a_failed_rehearsal_all_else_works(fails):
+def test_after_a_failed_dry_run_all_else_works(fails):
     index = torch.zeros(1, dtype=torch.int32, device="cuda")
     graph = BranchingGraph(index.device)
-    with pytest.raises((ZeroDivisionError, RuntimeError)), graph.rehearse():
+    with pytest.raises((ZeroDivisionError, RuntimeError)), graph.dry_run():
         graph.switch(index[0], [lambda: None, fails])
     test_a_switch_runs_the_body_that_the_device_names()
 
