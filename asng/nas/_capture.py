@@ -7,7 +7,7 @@ reads the losses and the metrics.
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -20,11 +20,11 @@ from asng.nas import _distributed, _switch
 from asng.nas._branch import SplitGroups
 from asng.nas._candidates import LossFn, Numbers, Outcome, to_outcome
 from asng.nas._cases import Case, Columns, Refused, Unswitchable
+from asng.nas._checks import unwrap
 from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._update import WeightUpdate, unsupported_reason
-from asng.nas.supernet import Supernet
+from asng.nas.supernet import Supernet, Values
 
-Values = Mapping[str, Any]
 Fork = Callable[[Sequence[Callable[[], None]]], None]
 
 
@@ -220,22 +220,12 @@ class CapturedStep:
     """The iterations of a `OneShot` as a graph, captured at the first one; says once why it cannot be.
 
     Args:
-        supernet, optimizer, loss_fn, max_grad_norm, amp_dtype: As those of `Iteration`.
-        wrapper: The class that wraps the model, such as that of torch.compile; wrapped models are not captured.
+        make_iteration: (candidates in each half) -> an iteration that is not prepared yet.
+        find_obstacle: () -> what is against it before anything is tried, or None.
     """
 
-    def __init__(
-        self,
-        supernet: Supernet,
-        optimizer: torch.optim.Optimizer,
-        loss_fn: LossFn,
-        *,
-        max_grad_norm: float,
-        amp_dtype: torch.dtype | None,
-        wrapper: str | None = None,
-    ) -> None:
-        self._arguments, self._wrapper = (supernet, optimizer, loss_fn), wrapper
-        self._max_grad_norm, self._amp_dtype = max_grad_norm, amp_dtype
+    def __init__(self, make_iteration: Callable[[int], Iteration], find_obstacle: Callable[[], str | None]) -> None:
+        self._make_iteration, self._find_obstacle = make_iteration, find_obstacle
         self._iteration: Iteration | None = None
         self._refused = False
         self.cost: dict[str, float] = {}  # of the last capture
@@ -281,13 +271,10 @@ class CapturedStep:
         self._is_current = False
 
     def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
-        supernet, optimizer, loss_fn = self._arguments
-        if (reason := self._obstacle()) is None:
+        if (reason := self._find_obstacle()) is None:
             start, reserved = time.perf_counter(), torch.cuda.memory_reserved()
             try:
-                iteration = Iteration(
-                    supernet, optimizer, loss_fn, n, max_grad_norm=self._max_grad_norm, amp_dtype=self._amp_dtype
-                )
+                iteration = self._make_iteration(n)
                 iteration.prepare(train_batch, valid_batch)
                 iteration.capture()
                 self._is_current = False
@@ -300,29 +287,29 @@ class CapturedStep:
         warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=6)
         return None
 
-    def _obstacle(self) -> str | None:
-        """What is against it before anything is tried."""
-        _, optimizer, _ = self._arguments
-        devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
-        if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
-            return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"
-        if self._wrapper is not None:
-            return f"the model is wrapped in {self._wrapper}"
-        if _distributed.is_distributed():
-            return "there are several processes"
-        if self._amp_dtype is torch.float16:
-            return "gradients are scaled, as float16 needs it"
-        return unsupported_reason(optimizer) or _switch.unavailable_reason()
+
+def find_obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, amp_dtype: torch.dtype | None) -> str | None:
+    """Return why the steps of a model, perhaps in a wrapper, cannot be captured; None if nothing is known."""
+    devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
+    if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
+        return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"
+    if unwrap(model) is not model:
+        return f"the model is wrapped in {type(model).__name__}"
+    if _distributed.is_distributed():
+        return "there are several processes"
+    if amp_dtype is torch.float16:
+        return "gradients are scaled, as float16 needs it"
+    return unsupported_reason(optimizer) or _switch.unavailable_reason()
 
 
 def _module_around(supernet: Supernet, module: nn.Module) -> nn.Module | None:
     """The module that calls another one, as far as the tree of modules tells."""
-    modules: dict[str, nn.Module] = {path: module for module, path in supernet.paths.items()}
     path = supernet.paths[module]
     while path:
         path = path.rpartition(".")[0]
-        if not isinstance(modules[path], (nn.ModuleList, nn.ModuleDict)):  # which are not called
-            return modules[path]
+        around = supernet.model.get_submodule(path)
+        if not isinstance(around, (nn.ModuleList, nn.ModuleDict)):  # which are not called
+            return around
     return None
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -154,11 +155,11 @@ class OneShot:
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
         if capture:
-            from asng.nas._capture import CapturedStep
+            from asng.nas._capture import CapturedStep, Iteration, find_obstacle
 
             options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype}
-            wrapper = None if model is self.model else type(model).__name__
-            self._captured = CapturedStep(self.supernet, weight_optimizer, loss_fn, wrapper=wrapper, **options)
+            make_iteration = partial(Iteration, self.supernet, weight_optimizer, loss_fn, **options)
+            self._captured = CapturedStep(make_iteration, partial(find_obstacle, model, weight_optimizer, amp_dtype))
 
     @property
     def capture_cost(self) -> dict[str, float]:
