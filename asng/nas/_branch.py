@@ -4,14 +4,15 @@ Autograd does not see into the cases. Each case has a small graph of its own, fr
 the backward pass is a switch, too: the case that ran adds to the gradients of its parameters and of its inputs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -38,22 +39,11 @@ class Weights:
             self._addresses[key] = torch.tensor(rows).to(device, non_blocking=True)
         return self._addresses[key]
 
-    @contextmanager
-    def substitute_into(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Let modules run with the leaves."""
-        slots = [
-            (module._parameters, name, parameter)
-            for module in (modules if self.leaves else ())
-            for name, parameter in module._parameters.items()
-            if id(parameter) in self.leaves
-        ]
-        for holder, name, parameter in slots:
-            holder[name] = self.leaves[id(parameter)]  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            for holder, name, parameter in slots:
-                holder[name] = parameter
+    def substitute_into(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Let a model run with the leaves."""
+        named = model.named_parameters(remove_duplicate=False)
+        leaves = {name: self.leaves[id(parameter)] for name, parameter in named if id(parameter) in self.leaves}
+        return _reparametrize_module(model, leaves)
 
 
 @dataclass
@@ -117,7 +107,7 @@ class Branch:
         args, named = pytree.tree_unflatten(flat, self._spec)
         trace = self._trace
         scope = Scope(case, self._site.mode, trace.scope.depth + 1)
-        since = next_node_number() if trace.discovers else -1
+        since = torch.autograd._get_sequence_nr()  # of the next node
         with trace.fix(case.assignment), trace.enter(scope), torch.set_grad_enabled(self._with_gradient):
             outputs = pytree.tree_flatten(self._function(*args, **named))[0]
         with torch.no_grad():
@@ -193,13 +183,6 @@ def add_all(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> No
             pairs[1].append(gradient)
     for some, added in alike.values():
         torch._foreach_add_(some, added)
-
-
-def next_node_number() -> int:
-    """Less than the number of every autograd node to come, and no less than those before."""
-    with torch.enable_grad():
-        node: Any = torch.ones((), requires_grad=True).neg().grad_fn
-    return int(node._sequence_nr())
 
 
 def leaves(outputs: Sequence[Tensor], since: int = -1) -> dict[int, tuple[Tensor, set[str]]]:

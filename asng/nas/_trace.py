@@ -135,7 +135,7 @@ class Trace:
     def run(self) -> Iterator[None]:
         """Leave all decisions of the model open inside."""
         global _current  # noqa: PLW0603
-        with self._supernet.preserve_selection(), self._weights.substitute_into(self._supernet.paths):
+        with self._supernet.preserve_selection(), self._weights.substitute_into(self._supernet.model):
             self._open(self._supernet.space)
             for module in self._switches:  # in front of the method of the class
                 module.__dict__["forward"] = partial(self._forward, module, module.forward)

@@ -246,6 +246,5 @@ class WeightUpdate:
 
 def _view_as(flat: Tensor, parameter: Tensor) -> Tensor:
     """The beginning of a flat tensor in a parameter's shape, and in its memory format if that has no gaps."""
-    end = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
-    stride = parameter.stride() if end == parameter.numel() else torch.empty(parameter.shape, device="meta").stride()
-    return flat.as_strided(parameter.shape, stride, flat.storage_offset())
+    strides = torch.empty_like(parameter, device="meta").stride()
+    return flat.as_strided(parameter.shape, strides, flat.storage_offset())
