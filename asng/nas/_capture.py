@@ -61,10 +61,7 @@ class Iteration:
         self._supernet, self._loss_fn, self._n, self._amp_dtype = supernet, loss_fn, n, amp_dtype
         self.update = WeightUpdate(optimizer, max_grad_norm, n)
         self._device = self.update.groups[0].gradient.device
-        self._columns = Columns(supernet)
-        self._passes = {"train": Case(), "valid": Case()}
         self._metrics: dict[str, list[str]] = {"train": [], "valid": []}  # their names
-        self._consumers: dict[int, set[str]] = {}
         self._surroundings: list[nn.Module] = []  # that are switches in place of modules inside them
         self._discovers = False
         self._graph: _switch.BranchingGraph | None = None

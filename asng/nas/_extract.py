@@ -67,8 +67,7 @@ class StaticBuild:
             attributes = memo[id(module)].__dict__
             for name, value in module.__dict__.items():
                 attributes[name] = _copy_attribute(name, value, memo)
-        network: nn.Module = copy.deepcopy(self.network, memo)
-        return network
+        return copy.deepcopy(self.network, memo)
 
     def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> None:
         """Map the modules that do not stay to their replacements in the copy."""

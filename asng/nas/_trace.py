@@ -232,21 +232,18 @@ class Trace:
                 values = variable.values()
                 if values is None:
                     raise Refused(f"decision {self._label(error.decision)} is {variable}, without cases") from None
-                positions = range(len(values))
-                if len(cases) + len(waiting) + len(positions) > MAX_CASES:
+                if len(cases) + len(waiting) + len(values) > MAX_CASES:
                     return None
-                waiting[:0] = [(*assignment, (error.decision.name, position)) for position in positions]
+                waiting[:0] = [(*assignment, (error.decision.name, position)) for position in range(len(values))]
         return cases
 
     @contextmanager
     def fix(self, assignment: Assignment) -> Iterator[None]:
         """Decide what a case decides."""
         for name, position in assignment:
-            values = self._supernet.space[name].values()
-            assert values is not None, f"{name!r} has no cases"
-            value = values[position]
+            values = self._supernet.space[name].values() or ()
             for decision in self._supernet._by_name[name]:
-                decision.choose(value)
+                decision.choose(values[position])
         try:
             yield
         finally:

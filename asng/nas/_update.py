@@ -43,7 +43,7 @@ class FlatGroup:
     There are `n` gradients, so that as many backward passes can run side by side; the first becomes their sum.
     """
 
-    def __init__(self, group: dict[str, Any], n: int) -> None:
+    def __init__(self, group: dict[str, Any], n: int, kind: type[torch.optim.Optimizer]) -> None:
         self.group = group
         self.parameters: list[Tensor] = group["params"]
         # Each begins where vector loads may: libraries choose other kernels for unaligned weights.
@@ -57,11 +57,13 @@ class FlatGroup:
         self.touched = torch.zeros(len(sizes), dtype=torch.bool, device=like.device)
         owners = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
         self.owners = owners.to(like.device)  # of each number the parameter
+        self.rule: SGDRule | TorchRule = SGDRule(self) if kind is torch.optim.SGD else TorchRule(self, kind)
 
     def views(self, flat: Tensor) -> list[Tensor]:
-        """The part of each parameter in a flat tensor."""
+        """The part of each parameter in a flat tensor, in its shape, and in its memory format if that has no gaps."""
         parts = torch.split(flat, self._sizes)
-        return [_view_as(part, p) for part, p in zip(parts, self.parameters, strict=True)]
+        dense = [torch.empty_like(p, device="meta") for p in self.parameters]
+        return [p.as_strided(d.shape, d.stride(), p.storage_offset()) for p, d in zip(parts, dense, strict=True)]
 
     def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
         """Keep copies in lower precision, with gradients of their own, of some parameters, named by their ids."""
@@ -160,11 +162,7 @@ class WeightUpdate:
     @torch.no_grad()
     def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float, n: int) -> None:
         self._optimizer, self._max_grad_norm = optimizer, max_grad_norm
-        self.groups = [FlatGroup(group, n) for group in optimizer.param_groups if group["params"]]
-        is_sgd = isinstance(optimizer, torch.optim.SGD)
-        self._rules: list[SGDRule | TorchRule] = [
-            SGDRule(flat) if is_sgd else TorchRule(flat, type(optimizer)) for flat in self.groups
-        ]
+        self.groups = [FlatGroup(group, n, type(optimizer)) for group in optimizer.param_groups if group["params"]]
         self._settings = self._current_settings()
         self.weights = [self._weights_of(number) for number in range(n)]  # of each pass
 
@@ -180,8 +178,7 @@ class WeightUpdate:
 
     def tensors(self) -> list[Tensor]:
         """What a step changes."""
-        tensors = [tensor for flat in self.groups for tensor in (*flat.parameters, flat.touched)]
-        return [*tensors, *(tensor for rule in self._rules for tensor in rule.flat_state)]
+        return [t for flat in self.groups for t in (*flat.parameters, flat.touched, *flat.rule.flat_state)]
 
     def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
         for flat in self.groups:
@@ -209,13 +206,13 @@ class WeightUpdate:
             flat.touched.logical_or_(norm != 0)
         total = torch.linalg.vector_norm(torch.cat(norms))
         scale, finite = torch.clamp(self._max_grad_norm / (total + 1e-6), max=1.0), total.isfinite()
-        for flat, rule, lr in zip(self.groups, self._rules, lrs, strict=True):
+        for flat, lr in zip(self.groups, lrs, strict=True):
             flat.gradient.mul_(scale)
             moves = flat.touched & finite
             numbers_move = moves[flat.owners]
-            targets = [flat.values, *rule.flat_state]
+            targets = [flat.values, *flat.rule.flat_state]
             before = [target.clone() for target in targets]
-            rule.move(lr)
+            flat.rule.move(lr)
             for target, old in zip(targets, before, strict=True):
                 mask = moves if len(target) == len(moves) else numbers_move
                 torch.where(mask, target, old, out=target)
@@ -224,9 +221,9 @@ class WeightUpdate:
     @torch.no_grad()
     def load(self) -> None:
         """Take over which weights are touched, and their state."""
-        for flat, rule in zip(self.groups, self._rules, strict=True):
+        for flat in self.groups:
             flat.touched.copy_(torch.tensor([parameter.grad is not None for parameter in flat.parameters]))
-            for parameter, state in zip(flat.parameters, rule.states, strict=True):
+            for parameter, state in zip(flat.parameters, flat.rule.states, strict=True):
                 given = self._optimizer.state.get(parameter, {}) if parameter.grad is not None else {}
                 for name, tensor in state.items():
                     if (old := given.get(name)) is None:
@@ -236,15 +233,9 @@ class WeightUpdate:
 
     def store(self) -> None:
         """Leave gradients and states where torch's optimizer would."""
-        for flat, rule in zip(self.groups, self._rules, strict=True):
-            rows = zip(flat.parameters, flat.touched.tolist(), flat.gradients[0], rule.states, strict=True)
+        for flat in self.groups:
+            rows = zip(flat.parameters, flat.touched.tolist(), flat.gradients[0], flat.rule.states, strict=True)
             for parameter, is_touched, gradient, state in rows:
                 parameter.grad = gradient if is_touched else None
                 if is_touched:
                     self._optimizer.state[parameter].update(state)
-
-
-def _view_as(flat: Tensor, parameter: Tensor) -> Tensor:
-    """The beginning of a flat tensor in a parameter's shape, and in its memory format if that has no gaps."""
-    strides = torch.empty_like(parameter, device="meta").stride()
-    return flat.as_strided(parameter.shape, strides, flat.storage_offset())

@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from asng import Categorical, Integer, Real, nas
 from asng.experiments.cifar10.network import Net as CifarNet
-from asng.nas import OneOf, Value, Width, select
+from asng.nas import OneOf, Value, Width, _capture, select
 from asng.nas import _trace as trace
 from asng.nas._branch import SplitGroups
 from asng.nas._capture import Iteration
@@ -215,6 +215,25 @@ def test_plain_steps_go_on_where_an_open_iteration_stopped(optimizer):
             other.step(train, valid)
     torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
     assert touched(twin) == touched(model)
+
+
+def test_captured_steps_give_way_to_plain_ones_and_go_on(monkeypatch):
+    """As on a GPU, where batches of another shape and states that are loaded come between; only the graph is missing."""
+    monkeypatch.setattr(_capture, "find_obstacle", lambda *given: None)
+    monkeypatch.setattr(Iteration, "capture", lambda self: None)
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    data = pairs(9)
+    small = tuple(tensor[:5] for tensor in data[0][0])
+    data[3:3] = [(small, small)]
+    for number, (train, valid) in enumerate(data):
+        assert captured.step(train, valid) == plain.step(train, valid)
+        if number == 6:
+            captured.load_state_dict(copy.deepcopy(captured.state_dict()))
+    captured.state_dict()
+    assert set(captured.capture_cost) == {"capture_seconds", "capture_gb"}
+    assert touched(captured.model) == touched(plain.model)
+    torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
 
 
 # What cannot be captured ---------------------------------------------------------------------------
