@@ -56,10 +56,6 @@ class Epoch:
         means = {name: finite_mean(values) for name, values in self.to_floats().items()}
         return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
 
-    def newest(self) -> dict[str, float]:
-        """The measurements of the last step."""
-        return {name: float(values[-1]) for name, values in self.measured.items()}
-
 
 class Job(Protocol):
     """A computation in steps; it owns its batches, learning rate and seeds."""
@@ -267,8 +263,9 @@ class _Loop:
 
     def _status(self) -> str:
         epoch, steps = self._epoch, self._job.steps_per_epoch
+        newest = {name: float(values[-1]) for name, values in epoch.measured.items()}
         where = f"{self._unit} {epoch.number}/{self._epochs} step {epoch.steps}{f'/{steps}' if steps else ''}"
-        return f"{where}, {format_record({**epoch.newest(), **self._job.status(epoch)})}"
+        return f"{where}, {format_record({**newest, **self._job.status(epoch)})}"
 
     def finish_epoch(self, progress: Progress) -> None:
         epoch = self._epoch

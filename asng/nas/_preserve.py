@@ -110,15 +110,14 @@ def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
     if not own:
         yield
         return
-    written: list[Change] = []
     with snapshot(supernet.paths) as changes:
         try:
             with WriteGuard(supernet.model):
                 yield
         except WeightsWritten as error:
-            written = [(error.module, "the numbers")]
-    if written or changes:
-        owner, what = (written or changes)[0]
+            changes.append((error.module, "the numbers"))
+    if changes:
+        owner, what = changes[0]
         suspects = [module for module in own if owner in set(module.modules())] or own
         names = " or ".join(sorted(label_of(module, supernet.paths) for module in suspects))
         raise ValueError(
@@ -168,8 +167,7 @@ def label_of(module: nn.Module, paths: Mapping[nn.Module, str]) -> str:
 
 def is_from_asng(function: Any) -> bool:
     """True if a function is from this package, which is tested to leave models unchanged."""
-    module = getattr(function, "__module__", None) or ""
-    return module == "asng" or module.startswith("asng.")
+    return f"{getattr(function, '__module__', None)}.".startswith("asng.")
 
 
 def _tensors(held: Iterable[tuple[nn.Module, dict[str, Any]]]) -> list[tuple[Tensor, nn.Module]]:
@@ -193,9 +191,9 @@ def _can_be_written(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def preserve_state(supernet: "Supernet", device: torch.device | None = None) -> Iterator[None]:
+def preserve_state(supernet: "Supernet") -> Iterator[None]:
     """Restore selection, submodules, modes, requires_grad, buffers, gradients and RNG state on exit."""
-    with supernet.preserve_selection(), preserve_rng(supernet, device), snapshot(supernet.paths):
+    with supernet.preserve_selection(), preserve_rng(supernet), snapshot(supernet.paths):
         yield
 
 

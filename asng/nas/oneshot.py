@@ -258,7 +258,7 @@ class OneShot:
     ) -> list[Outcome | None]:
         """Accumulate the gradients of this process's candidates; returns their outcomes."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
-        waiting, added = self._shard(candidates), []
+        waiting, added = list(self._shard(candidates)), []
         while waiting:
             index = waiting.pop(0)
             outcome = self._failures.attempt(self._run, candidates[index], batch)
@@ -315,9 +315,9 @@ class OneShot:
             feasible += [c.values for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
         return feasible
 
-    def _shard(self, candidates: Sequence[Values]) -> list[int]:
+    def _shard(self, candidates: Sequence[Values]) -> range:
         """The positions of the candidates that this process runs."""
-        return list(range(self._rank, len(candidates), self._world_size))
+        return range(self._rank, len(candidates), self._world_size)
 
     def _run(self, values: Values, batch: Batch) -> Outcome:
         """The loss and the metrics of a candidate."""

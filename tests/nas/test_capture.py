@@ -218,7 +218,7 @@ def test_plain_steps_go_on_where_an_open_iteration_stopped(optimizer):
 
 
 def test_captured_steps_give_way_to_plain_ones_and_go_on(monkeypatch):
-    """As on a GPU, where batches of another shape and states that are loaded come between; only the graph is missing."""
+    """As on a GPU, where batches of another shape and loaded states come between; only the graph is missing."""
     monkeypatch.setattr(_capture, "find_obstacle", lambda *given: None)
     monkeypatch.setattr(Iteration, "capture", lambda self: None)
     model = Choosy()
