@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import reduce
+from functools import lru_cache, reduce
 from typing import Any
 
 import torch
@@ -62,7 +62,7 @@ class Columns:
     """The integers that a pass reads: the case of each switch, and what functions make of the values."""
 
     def __init__(self, supernet: Supernet) -> None:
-        self._space = supernet.space
+        self._finite = {name: variable for name, variable in supernet.space.items() if variable.values() is not None}
         self._starts: dict[Any, int] = {}  # by sets of cases, and by functions
         self._encoders: list[Encoder] = []
         self._length = 0
@@ -79,7 +79,7 @@ class Columns:
 
     def add_decision(self, name: str) -> int:
         """The column of a decision alone: the position of its value."""
-        return self.add_cases([((name, position),) for position in range(len(self._space[name].values() or ()))])
+        return self.add_cases([((name, position),) for position in range(len(self._finite[name].values() or ()))])
 
     def add_function(self, function: NumbersFn, args: tuple[Any, ...], length: int) -> int:
         """The first column of the integers that a function makes of the values and further arguments."""
@@ -95,24 +95,21 @@ class Columns:
 
     def encode(self, values: Mapping[str, Any]) -> list[int]:
         """The row of an architecture."""
-        finite = {name: variable for name, variable in self._space.items() if variable.values() is not None}
-        positions = {name: variable.index(values[name]) for name, variable in finite.items()}
+        positions = {name: variable.index(values[name]) for name, variable in self._finite.items()}
         return [number for encode in self._encoders for number in encode(values, positions)]
 
 
 def _case_finder(cases: Sequence[Assignment]) -> Encoder:
-    """A function that finds the number of the case of an architecture, by as few decisions as tell the cases apart."""
-    numbers = {assignment: number for number, assignment in enumerate(cases)}
-    read_next = {assignment[:n]: name for assignment in cases for n, (name, _) in enumerate(assignment)}
+    """A function that finds the number of the case of an architecture."""
+    names = list(dict.fromkeys(name for assignment in cases for name, _ in assignment))
 
-    def find(values: Mapping[str, Any], positions: Mapping[str, int]) -> list[int]:
-        read: Assignment = ()
-        while read in read_next:
-            name = read_next[read]
-            read = (*read, (name, positions[name]))
-        return [numbers[read]]
+    @lru_cache(maxsize=4096)
+    def find(*positions: int) -> int:
+        selected = dict(zip(names, positions, strict=True))
+        fitting = (number for number, case in enumerate(cases) if all(selected[name] == at for name, at in case))
+        return next(fitting)
 
-    return find
+    return lambda values, positions: [find(*map(positions.__getitem__, names))]
 
 
 def run_case(assignment: Assignment, call: Callable[[], Any]) -> Case:
