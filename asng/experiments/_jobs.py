@@ -19,8 +19,8 @@ from asng._progress import Progress, no_progress
 from asng.experiments._images import Batches, ImageSet, Transform, halves
 from asng.experiments._settings import METHODS, JobSettings, SearchSettings, parse_amp_dtype, set_lr
 from asng.experiments._train_step import TrainStep
+from asng.nas._candidates import to_outcome
 from asng.nas._loop import Epoch, Job, Number
-from asng.nas._outcome import to_outcome
 from asng.nas.architecture import from_json
 from asng.nas.oneshot import finite_mean
 from asng.nas.result import certainty

@@ -186,14 +186,14 @@ class WeightUpdate:
     @torch.no_grad()
     def _build(self, dtype: torch.dtype | None, ids: Container[int]) -> None:
         self.groups: list[FlatGroup] = []
-        self._rules, self._weights = [], []  # frees what they hold
+        self._rules, self.weights = [], []  # frees what they hold
         for group in self._optimizer.param_groups:
             high = [parameter for parameter in group["params"] if id(parameter) not in ids]
             low = [parameter for parameter in group["params"] if id(parameter) in ids]
             self.groups += [FlatGroup(group, high, self._n)] if high else []
             self.groups += [FlatGroup(group, low, self._n, dtype)] if low else []
         self._rules = [_rule_for(flat, type(self._optimizer)) for flat in self.groups]
-        self._weights = [self._weights_of(number) for number in range(self._n)]
+        self.weights = [self._weights_of(number) for number in range(self._n)]  # of each pass
         self._settings, self._addresses = self._current_settings(), self._current_addresses()
 
     def _current_settings(self) -> list[dict[str, Any]]:
@@ -214,10 +214,6 @@ class WeightUpdate:
         """What a step changes."""
         tensors = [tensor for flat in self.groups for tensor in (*flat.parameters, flat.touched)]
         return [*tensors, *(tensor for rule in self._rules for tensor in rule.flat_state())]
-
-    def weights(self, number: int) -> Weights:
-        """The weights of a pass."""
-        return self._weights[number]
 
     def _weights_of(self, number: int) -> Weights:
         gradients: dict[int, Tensor] = {}

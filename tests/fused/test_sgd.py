@@ -57,7 +57,7 @@ def step(made, touched, seed, factor=1.0):
         gradients[1:2, 0] = -gradients[0, 0]
         for number in range(n):
             if (index + number + seed) % 3:  # not in every pass
-                update.weights(number).gradients[id(parameters[index])].copy_(gradients[number])
+                update.weights[number].gradients[id(parameters[index])].copy_(gradients[number])
     update.step(update.lrs)
 
 
@@ -160,7 +160,7 @@ def test_the_learning_rate_may_be_on_the_device(updates):
     one, two = updates({"momentum": 0.9})
     for (update, parameters), lr in ((one, torch.tensor(0.3, dtype=torch.float64)), (two, 0.3)):
         update.begin()
-        update.weights(0).gradients[id(parameters[5])].fill_(0.1)
+        update.weights[0].gradients[id(parameters[5])].fill_(0.1)
         update.step([lr])
     assert_same(one, two)
 

@@ -59,10 +59,10 @@ def test_a_switch_runs_the_body_that_the_device_names():
 
 
 @pytest.mark.parametrize("fails", [lambda: 1 / 0, lambda: torch.ones(1, device="cuda").item()], ids=["python", "sync"])
-def test_after_a_failed_rehearsal_all_else_works(fails):
+def test_after_a_failed_dry_run_all_else_works(fails):
     index = torch.zeros(1, dtype=torch.int32, device="cuda")
     graph = BranchingGraph(index.device)
-    with pytest.raises((ZeroDivisionError, RuntimeError)), graph.rehearse():
+    with pytest.raises((ZeroDivisionError, RuntimeError)), graph.dry_run():
         graph.switch(index[0], [lambda: None, fails])
     test_a_switch_runs_the_body_that_the_device_names()
 
@@ -187,7 +187,7 @@ def test_the_update_by_kernels_equals_that_by_torchs_functions(low, monkeypatch)
         for update, own in made:
             update.begin()
             for row, index in ((0, 0), (1, 0), (number % 2, number % 3)):  # the last parameter is never touched
-                target = update.weights(row).gradients[id(own[index])]
+                target = update.weights[row].gradients[id(own[index])]
                 target.copy_(gradients[row, : target.numel()].view(target.shape))
             update.step([torch.tensor(0.1, dtype=torch.float64, device="cuda")] * len(update.groups))
             update.store()
@@ -202,7 +202,7 @@ def test_kernels_reach_gradients_beyond_32_bits():
     update = _update.WeightUpdate(torch.optim.SGD([parameter], 1.0), math.inf, 20)
     update.keep_low(torch.bfloat16, {id(parameter)})
     update.begin()
-    update.weights(19).gradients[id(parameter)][-1] = 2.0
+    update.weights[19].gradients[id(parameter)][-1] = 2.0
     update.step([torch.tensor(1.0, dtype=torch.float64, device="cuda")])
     assert parameter[-2:].tolist() == [0.0, -2.0]
     assert not update.groups[0].rows[19, -64:].any()

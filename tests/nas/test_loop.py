@@ -334,7 +334,6 @@ def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
     for value in (1.0, torch.tensor(3.0), torch.tensor(math.nan), torch.tensor(5.0, dtype=torch.float64)):
         epoch.add({"loss": value, "lost": math.inf})
     assert epoch.means() == {"loss": 3.0, "lost": None}
-    assert epoch.newest() == {"loss": 5.0, "lost": math.inf}
 
 
 # Small things

@@ -451,7 +451,7 @@ def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
         ("index", -1),
         ("measured", {"train_loss": ["a"]}),
         *((f"job.{name}", "a") for name in ("steps", "losses", "search", "lr_scheduler", "rng_at_epoch_start")),
-        ("rng.data", "a"),
+        ("rng.generators", "a"),
         ("job.rng_at_epoch_start", {}),
         ("job.valid_at_epoch_start", ("a", {})),
         ("job.valid_at_epoch_start", (2, {})),

@@ -260,9 +260,9 @@ class ElasticLayer(Searchable):
             if isinstance(size, AnySize):
                 size.last_seen = min(got, size.max)
             if got != size():
-                most = f"up to {size()}" if isinstance(size, AnySize) else size()
-                described = most if size.decision is None else f"{size} = {size()}"
-                raise RuntimeError(f"{path_of(self)} takes {described} {unit}, but got {got}")
+                expected = size() if size.decision is None else f"{size} = {size()}"
+                up_to = "up to " if isinstance(size, AnySize) else ""
+                raise RuntimeError(f"{path_of(self)} takes {up_to}{expected} {unit}, but got {got}")
 
 
 def _to_sizes(argument: Any, name: str, is_input: bool) -> Any:
