@@ -69,6 +69,8 @@ class Split(NamedTuple):
     @classmethod
     def of(cls, rows: int, channels: int) -> "Split":
         block_channels = min(power_of_two(channels), MAX_CHANNELS)
+        if -channels % block_channels >= 16:  # with half as many at a time fewer are beyond the last
+            block_channels = 16
         groups = -(-channels // block_channels)
         chunks = min(MAX_SUMS // block_channels, -(-PROGRAMS // groups))
         chunk = max(-(-rows // chunks), MIN_TILE // block_channels)

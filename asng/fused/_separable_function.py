@@ -13,15 +13,14 @@ MAX_MOMENTS = 2048  # channels times chunks that every program adds up; more are
 MAX_MERGES = 64  # chunks that become one in it
 ALIGN = 8  # elements of a channels' row in between, so that 16 bytes are loaded at once
 ELEMENTS = 16  # of a thread that multiplies matrices
-MAX_TILE = 4096  # elements of a program that does
+MAX_TILE = 8192  # elements of a program that does
 MIN_PROGRAMS = 128
 WEIGHT_PROGRAMS = 132  # that sum up gradients of 1x1 convolutions: each writes a matrix
 DEPTHWISE_CHANNELS = 16  # of a program
 DEPTHWISE_ELEMENTS = 8  # of a thread
 DEPTHWISE_TILE = 1024
-DEPTHWISE_REGISTERS = 128
-TAP_TILE = 1024  # elements of a program that sums up gradients of depthwise weights, tile by tile
-TAP_PROGRAMS = 1056
+TAP_TILE = 512  # elements of a program that sums up gradients of depthwise weights, tile by tile
+TAP_PROGRAMS = 528
 
 
 class Half(NamedTuple):
@@ -314,7 +313,6 @@ def _input_gradient(
         NORM=norm is not None,
         AFFINE=weight is not None,
         num_warps=warps,
-        maxnreg=DEPTHWISE_REGISTERS,
     )
     return Moments(sums, size.images * size.height * size.width, 0)
 
