@@ -8,6 +8,7 @@ kernels; `TorchRule` runs the step of torch's capturable optimizers.
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -197,7 +198,8 @@ class WeightUpdate:
         return [{k: v for k, v in flat.group.items() if k not in CHANGING} for flat in self.groups]
 
     def _current_addresses(self) -> list[int]:
-        return [parameter.data_ptr() for group in self._optimizer.param_groups for parameter in group["params"]]
+        parameters = chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
+        return list(map(Tensor.data_ptr, parameters))  # at every step: as fast as Python can
 
     def is_as_captured(self) -> bool:
         """Whether the optimizer's settings and the memory of its parameters are those of a captured step."""
