@@ -2,7 +2,7 @@
 
     python benchmarks/gpu_kernels.py --out runs/gpu_kernels           some minutes, most of them for compiling
     python benchmarks/gpu_kernels.py --out runs/gpu_kernels --quick   two shapes
-    python benchmarks/gpu_kernels.py --out runs/gpu_kernels --only sep --profile   layers by name; and each of their kernels
+    python benchmarks/gpu_kernels.py --out runs/gpu_kernels --only sep --profile   by name; and each kernel
 
 How it is measured. A graph holds 20 times forward and backward of a layer, on 4 inputs in turn; its replays are timed
 by events, and the median is divided by 20. Shapes are those of the paper's CIFAR-10 search (64 images) and of

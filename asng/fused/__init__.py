@@ -1,10 +1,10 @@
 """Layers of torch on Triton kernels: fewer launches and less memory traffic, for channels last on CUDA.
 
 `fuse(model)` puts them in the place of torch's, `unfuse(model)` undoes it.
-`ScaledSum` is none of torch's. Each other is a subclass of torch's layer, with its signature, parameters and state dict. On float32, float16 and bfloat16
-tensors in channels-last format on a CUDA device it runs kernels of its own; on all others, or where Triton is not
-installed (`asng[kernels]`), torch's function. Results are the same from run to run: no sum depends on the order in
-which a GPU's programs finish.
+Each but `ScaledSum` is a subclass of torch's layer, with its signature, parameters and state dict.
+On float32, float16 and bfloat16 tensors in channels-last format on a CUDA device it runs kernels of its own; on all
+others, or where Triton is not installed (`asng[kernels]`), torch's function. Results are the same from run to run: no
+sum depends on the order in which a GPU's programs finish.
 """
 
 from asng.fused._norm import BatchNorm2d
