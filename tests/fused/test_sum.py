@@ -12,7 +12,7 @@ from tests.fused.helpers import channels_last, dtypes, error, run
 
 
 @dtypes
-@pytest.mark.parametrize("has", itertools.product((True, False), repeat=2))
+@pytest.mark.parametrize("has", list(itertools.product((True, False), repeat=2)))
 @pytest.mark.parametrize("shape", [(3, 5, 7, 9), (2, 24, 16, 16)])
 def test_sums_and_gradients_equal_torchs(shape, has, dtype):
     a, b = (channels_last(shape, dtype, seed) for seed in (0, 1))
