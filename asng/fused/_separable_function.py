@@ -13,7 +13,7 @@ MAX_MOMENTS = 2048  # channels times chunks that every program adds up; more are
 MAX_MERGES = 64  # chunks that become one in it
 ALIGN = 8  # elements of a channels' row in between, so that 16 bytes are loaded at once
 ELEMENTS = 16  # of a thread that multiplies matrices
-MAX_TILE = 8192  # elements of a program that does
+MAX_TILE = 16384  # bytes of a program that does
 MIN_PROGRAMS = 128
 WEIGHT_PROGRAMS = 132  # that sum up gradients of 1x1 convolutions: each writes a matrix
 DEPTHWISE_CHANNELS = 16  # of a program
@@ -210,7 +210,7 @@ def _convolve(
         num_warps=warps,
     )
     outputs = min(size.block_channels, 64)
-    block, warps = _tile(size.pixels, outputs, ELEMENTS, MAX_TILE)
+    block, warps = _tile(size.pixels, outputs, ELEMENTS, MAX_TILE // z.element_size())
     programs = -(-size.pixels // block)
     partial = torch.empty(programs, 2, size.channels, device=x.device)
     kernels.pointwise_forward[programs, -(-size.channels // outputs)](
@@ -271,7 +271,7 @@ def _backward_pointwise(
     size: Sizes,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
     """The gradients of the depthwise convolution's result, of the batch norm, of the weights for each program."""
-    block, warps = _tile(size.pixels, size.block_channels, ELEMENTS, MAX_TILE)
+    block, warps = _tile(size.pixels, size.block_channels, ELEMENTS, MAX_TILE // z.element_size())
     inputs = min(size.block_channels, 64)
     groups = -(-size.channels // inputs)
     tiles = -(-size.pixels // (block * -(-WEIGHT_PROGRAMS // groups)))

@@ -4,8 +4,7 @@ Autograd does not see into the cases. Each case has a small graph of its own, fr
 the backward pass is a switch, too: the case that ran adds to the gradients of its parameters and of its inputs.
 """
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -58,33 +57,12 @@ class Scope:
     depth: int = 0
     next: int = 0
     anchor: Tensor | None = None  # ties switches to the graph even where no input has a gradient
-    sources: dict[int, tuple[Tensor, Tensor, list[Tensor]]] = field(default_factory=dict)
+    sources: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
 
     def forget(self) -> None:
         """Break the cycle of tensors, their autograd graph and this, which Python's collector does not see."""
         self.sources.clear()
         self.anchor = None
-
-
-def run_branches(trace: "Trace", branches: "Sequence[Branch]", tensors: Sequence[Tensor]) -> list[Any]:
-    """The results of switches on the same tensors, which a graph runs side by side."""
-    if torch.is_grad_enabled():
-        sources = [
-            trace.source(tensor, len(branches)) if tensor.requires_grad else (tensor, None) for tensor in tensors
-        ]
-        for branch, lane in zip(branches, trace.lanes(len(branches)), strict=True):
-            branch.gradients = [None if gradients is None else gradients[lane] for _, gradients in sources]
-        inputs = trace.anchor(), *(tensor for tensor, _ in sources)
-        outputs = iter(_Switches.apply(trace, branches, *inputs))  # type: ignore[no-untyped-call]
-    else:
-        outputs = itertools.chain.from_iterable(_run_forward(trace, branches, tensors))
-    return [branch.pack(itertools.islice(outputs, branch.number_of_outputs)) for branch in branches]
-
-
-def _run_forward(trace: "Trace", branches: "Sequence[Branch]", tensors: Sequence[Tensor]) -> list[tuple[Tensor, ...]]:
-    buffers = [branch.make_buffers() for branch in branches]
-    trace.run_side_by_side([partial(branch.forward, tensors, b) for branch, b in zip(branches, buffers, strict=True)])
-    return buffers
 
 
 class Branch:
@@ -94,17 +72,22 @@ class Branch:
         self._trace, self._site, self._function, self._flat, self._spec = trace, site, function, flat, spec
         self._graphs: dict[int, tuple[list[Tensor], list[Tensor], Scope]] = {}  # inputs, outputs, scope of a case
         self._with_gradient = torch.is_grad_enabled()
-        self.gradients: list[Tensor | None] = []  # of the tensors, to be added to
-        self.number_of_outputs = len(site.outputs)
 
-    def make_buffers(self) -> tuple[Tensor, ...]:
-        return tuple(torch.empty_like(output, device=self._trace.row.device) for output in self._site.outputs)
-
-    def pack(self, outputs: Iterable[Tensor]) -> Any:
+    def run(self) -> Any:
+        tensors = [leaf for leaf in self._flat if isinstance(leaf, Tensor)]
+        if self._with_gradient:
+            sources = [self._trace.source(tensor) if tensor.requires_grad else (tensor, None) for tensor in tensors]
+            self._gradients = [gradient for _, gradient in sources]
+            tensors = [self._trace.anchor(), *(tensor for tensor, _ in sources)]
+            outputs = _Switch.apply(self, *tensors)  # type: ignore[no-untyped-call]
+        else:
+            outputs = self.forward(tensors)
         return pytree.tree_unflatten(list(outputs), self._site.cases[0].spec)
 
-    def forward(self, tensors: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
+    def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        buffers = tuple(torch.empty_like(output, device=self._trace.row.device) for output in self._site.outputs)
         self._switch([partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)])
+        return buffers
 
     def backward(self, gradients: Sequence[Tensor | None]) -> None:
         self._switch([partial(self._go_back, n, case, gradients) for n, case in enumerate(self._site.cases)])
@@ -119,7 +102,7 @@ class Branch:
     def _run_case(self, number: int, case: Case, tensors: Sequence[Tensor], buffers: Sequence[Tensor]) -> None:
         inputs = [tensor.detach() for tensor in tensors]
         if self._with_gradient:
-            for tensor, gradient in zip(inputs, self.gradients, strict=True):
+            for tensor, gradient in zip(inputs, self._gradients, strict=True):
                 tensor.requires_grad_(gradient is not None)
         remaining = iter(inputs)
         flat = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in self._flat]
@@ -154,50 +137,42 @@ class Branch:
         with trace.enter(scope):
             leaves = [*inputs, *trace.leaves_of(case)]
             found = trace.grad([output for output, _ in pairs], [g for _, g in pairs], leaves, scope)
-            targets = [gradient for gradient in self.gradients if gradient is not None]
+            targets = [gradient for gradient in self._gradients if gradient is not None]
             add_all([*targets, *trace.gradients_of(case)], found)
         scope.forget()
 
 
-class _Switches(torch.autograd.Function):
-    """Switches in the autograd graph; their inputs get their gradients through `Source`."""
+class _Switch(torch.autograd.Function):
+    """A switch in the autograd graph; its inputs get their gradients through `Source`."""
 
     @staticmethod
-    def forward(
-        ctx: Any, trace: "Trace", branches: Sequence[Branch], anchor: Tensor, *tensors: Tensor
-    ) -> tuple[Tensor, ...]:
-        ctx.trace, ctx.branches, ctx.inputs = trace, branches, 3 + len(tensors)
+    def forward(ctx: Any, call: Branch, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.call, ctx.inputs = call, 2 + len(tensors)
         ctx.set_materialize_grads(False)
-        outputs = tuple(itertools.chain.from_iterable(_run_forward(trace, branches, tensors)))
+        outputs = call.forward(tensors)
         ctx.mark_non_differentiable(*(output for output in outputs if not output.is_floating_point()))
         return outputs
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, ...]:
-        given = iter(gradients)
-        parts = [list(itertools.islice(given, branch.number_of_outputs)) for branch in ctx.branches]
-        ctx.trace.run_side_by_side(
-            [partial(branch.backward, part) for branch, part in zip(ctx.branches, parts, strict=True)]
-        )
+        ctx.call.backward(gradients)
         return (None,) * int(ctx.inputs)
 
 
 class Source(torch.autograd.Function):
-    """A tensor that switches read: they have added to its gradients by the time that autograd comes to it."""
+    """A tensor that switches read: they have added to its gradient by the time that autograd comes to it."""
 
     @staticmethod
-    def forward(ctx: Any, gradients: list[Tensor], tensor: Tensor) -> Tensor:
-        ctx.gradients = gradients
+    def forward(ctx: Any, gradient: Tensor, tensor: Tensor) -> Tensor:
+        ctx.gradient = gradient
         ctx.set_materialize_grads(False)
         return tensor.detach()
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[None, Tensor]:
-        total = ctx.gradients[0]
-        for other in (*ctx.gradients[1:], gradients[0]):
-            if other is not None:
-                total.add_(other)
-        return None, total
+        if gradients[0] is not None:
+            ctx.gradient.add_(gradients[0])
+        return None, ctx.gradient
 
 
 def add_all(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:

@@ -21,9 +21,17 @@ from asng.nas._branch import SplitGroups
 from asng.nas._candidates import LossFn, Numbers, Outcome, to_outcome
 from asng.nas._cases import Case, Columns, Refused, Unswitchable
 from asng.nas._checks import unwrap
-from asng.nas._trace import CAST, MAX_CASES, Fork, Switch, Trace, in_turn, run_all, run_one
+from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._update import WeightUpdate, unsupported_reason
 from asng.nas.supernet import Supernet, Values
+
+Fork = Callable[[Sequence[Callable[[], None]]], None]
+
+
+def in_turn(branches: Sequence[Callable[[], None]]) -> None:
+    """Run branches without a graph: one after another."""
+    for branch in branches:
+        branch()
 
 
 class Iteration:
@@ -51,7 +59,6 @@ class Iteration:
         amp_dtype: torch.dtype | None,
     ) -> None:
         self._supernet, self._loss_fn, self._n, self._amp_dtype = supernet, loss_fn, n, amp_dtype
-        self._lanes = 1  # the most switches side by side in a graph
         self.update = WeightUpdate(optimizer, max_grad_norm, n)
         self._device = self.update.groups[0].gradient.device
         self._metrics: dict[str, list[str]] = {"train": [], "valid": []}  # their names
@@ -68,8 +75,8 @@ class Iteration:
         with self._preserve(), synchronizes:
             while not self._discover():
                 pass  # with one more module that is a switch
-            low = (None, ()) if self._amp_dtype is None else (self._amp_dtype, self._only_cast())
-            self.update.build(self._n * self._lanes, *low)
+            if self._amp_dtype is not None:
+                self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
             if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
                 self._run(run_all, in_turn)
@@ -168,22 +175,22 @@ class Iteration:
     def _run(self, switch: Switch, fork: Fork) -> None:
         passes = range(1 if switch is run_all else self._n)  # they are alike
         self.update.begin()
-        fork([partial(self._train_pass, number, switch, fork) for number in passes])
+        fork([partial(self._train_pass, number, switch) for number in passes])
         self.update.step(self.update.lrs if self._device.type == "cpu" else self._lrs.unbind())
-        fork([partial(self._judging_pass, number, switch, fork) for number in passes])
+        fork([partial(self._judging_pass, number, switch) for number in passes])
 
-    def _train_pass(self, number: int, switch: Switch, fork: Fork) -> None:
-        trace, loss = self._run_pass("train", number, number, switch, fork)
+    def _train_pass(self, number: int, switch: Switch) -> None:
+        trace, loss = self._run_pass("train", number, number, switch)
         trace.backward(loss / self._n)
 
     @torch.no_grad()
-    def _judging_pass(self, number: int, switch: Switch, fork: Fork) -> None:
-        self._run_pass("valid", self._n + number, number, switch, fork)
+    def _judging_pass(self, number: int, switch: Switch) -> None:
+        self._run_pass("valid", self._n + number, number, switch)
 
-    def _run_pass(self, kind: str, row: int, number: int, switch: Switch, fork: Fork) -> tuple[Trace, Tensor]:
+    def _run_pass(self, kind: str, row: int, number: int, switch: Switch) -> tuple[Trace, Tensor]:
         """Run a pass and write its numbers; returns its loss, with an autograd graph."""
-        root, weights, discovers = self._passes[kind], self.update.weights[number :: self._n], self._discovers
-        inputs = self._columns, switch, fork, root, self._rows[row], weights
+        root, weights, discovers = self._passes[kind], self.update.weights[number], self._discovers
+        inputs = self._columns, switch, root, self._rows[row], weights
         trace = Trace(self._supernet, *inputs, self._surroundings, discovers)
         if discovers and kind == "train":
             self._consumers = trace.consumers
@@ -194,8 +201,6 @@ class Iteration:
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
         with trace.run(), precision, groups:
             outcome = to_outcome(self._loss_fn(self._supernet.model, self._batches[kind].batch))
-        if discovers:
-            self._lanes = max(self._lanes, trace.widest)
         self._write(kind, row, outcome.detach())
         return trace, outcome.loss
 

@@ -123,7 +123,7 @@ class BranchingGraph:
         self._graph = cuda.CUDAGraph(keep_graph=True)
         self._stream = cuda.Stream(device)
         self._side: dict[int, Any] = {}  # by the stream around a body: the one that the body is captured on
-        self._branches: dict[int, list[Any]] = {}  # by the stream around them: streams of parallel branches
+        self._branches: list[Any] = []  # streams of parallel branches
         self._switches: list[tuple[int, Tensor]] = []
         self._table = torch.zeros(1 + 2 * CAPACITY, dtype=torch.int64, device=device)
 
@@ -230,17 +230,12 @@ class BranchingGraph:
             _check(ended)
 
     def fork(self, branches: Sequence[Callable[[], None]]) -> None:
-        """Capture branches that run side by side, the first on the stream in hand; there may be forks inside of them.
-
-        Memory that a branch frees is used again by the same stream alone, and what follows there comes after all that
-        was captured around it.
-        """
+        """Capture branches that run side by side."""
         outer = cuda.current_stream()
-        others = self._branches.setdefault(outer.cuda_stream, [])
-        while len(others) < len(branches) - 1:
-            others.append(cuda.Stream(self._device))
-        streams = [outer, *others[: len(branches) - 1]]
-        for stream in streams[1:]:
+        while len(self._branches) < len(branches):
+            self._branches.append(cuda.Stream(self._device))
+        streams = self._branches[: len(branches)]
+        for stream in streams:
             stream.wait_stream(outer)
         try:
             for branch, stream in zip(branches, streams, strict=True):
@@ -248,9 +243,9 @@ class BranchingGraph:
                     branch()
         except BaseException:
             with suppress(RuntimeError):
-                self._join(outer, streams[1:])  # a capture with loose branches cannot be ended
+                self._join(outer, streams)  # a capture with loose branches cannot be ended
             raise
-        self._join(outer, streams[1:])
+        self._join(outer, streams)
 
     def _join(self, stream: Any, others: Sequence[Any]) -> None:
         for other in others:

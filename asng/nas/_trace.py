@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from asng.nas import _cases
-from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves, run_branches
+from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
 from asng.nas._cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
 from asng.nas._decision import Decision, Searchable
 from asng.nas.decisions import Value, Width
@@ -27,7 +27,6 @@ from asng.nas.supernet import Supernet
 MAX_CASES = 64  # of one switch
 CAST = "ToCopyBackward0"  # autograd's name
 Switch = Callable[[Tensor, Sequence[Callable[[], None]]], None]
-Fork = Callable[[Sequence[Callable[[], None]]], None]
 
 _current: "Trace | None" = None
 
@@ -51,12 +50,6 @@ def run_one(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
         bodies[number]()
 
 
-def in_turn(branches: Sequence[Callable[[], None]]) -> None:
-    """The fork of Python: one after another."""
-    for branch in branches:
-        branch()
-
-
 def is_open() -> bool:
     """Whether a model runs with its architecture open, so that decisions have no values."""
     return _current is not None
@@ -69,13 +62,6 @@ def switch_on(label: str, function: Callable[..., Any], *inputs: Any, **named: A
     have the same shapes.
     """
     return function(*inputs, **named) if _current is None else _current.switch_on(label, function, inputs, named)
-
-
-def switch_on_each(label: str, functions: Sequence[Callable[..., Any]], *inputs: Any) -> list[Any]:
-    """Call functions that do not depend on each other as `switch_on` does, side by side in a graph."""
-    if _current is None:
-        return [function(*inputs) for function in functions]
-    return _current.switch_on_each(label, functions, inputs)
 
 
 def read_numbers(function: NumbersFn, *args: Any, length: int) -> Tensor:
@@ -92,10 +78,6 @@ def address_weights(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """
     assert _current is not None, "weights of a pass"
     return _current.addresses_of(parameters), _current.anchor()
-
-
-def _tensors(flat: Iterable[Any]) -> list[Tensor]:
-    return [leaf for leaf in flat if isinstance(leaf, Tensor)]
 
 
 class _Open:
@@ -123,10 +105,9 @@ class Trace:
         supernet: the model.
         columns: shared by all passes; a discovery adds to them.
         switch: how one case of several runs.
-        fork: how switches run that do not depend on each other.
         root: the pass, empty until it is discovered.
         row: int32 tensor (columns,) that the switches read; a discovery reads none.
-        weights: the parameters of the pass, for each of the switches side by side with gradients of their own.
+        weights: the parameters of the pass.
         surroundings: modules that are switches in place of those inside them.
         discovers: whether this is the dry run that finds the switches.
     """
@@ -136,17 +117,14 @@ class Trace:
         supernet: Supernet,
         columns: Columns,
         switch: Switch,
-        fork: Fork,
         root: Case,
         row: Tensor,
-        weights: Sequence[Weights],
+        weights: Weights,
         surroundings: Iterable[nn.Module],
         discovers: bool,
     ) -> None:
         self.columns, self.switch, self.row, self.discovers = columns, switch, row, discovers
-        self._supernet, self._fork, self._weights = supernet, fork, weights
-        self._lane = 0  # of those side by side the switch in hand
-        self.widest = 1  # the most switches side by side
+        self._supernet, self._weights = supernet, weights
         kinds = [m for m in supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
@@ -157,7 +135,7 @@ class Trace:
     def run(self) -> Iterator[None]:
         """Leave all decisions of the model open inside."""
         global _current  # noqa: PLW0603
-        with self._supernet.preserve_selection(), self._weights[0].substitute_into(self._supernet.model):
+        with self._supernet.preserve_selection(), self._weights.substitute_into(self._supernet.model):
             self._open(self._supernet.space)
             for module in self._switches:  # in front of the method of the class
                 module.__dict__["forward"] = partial(self._forward, module, module.forward)
@@ -219,40 +197,7 @@ class Trace:
         site = self._site(label, lambda: function(*inputs, **named), may_be_many)
         if not site.cases:
             return function(*inputs, **named)
-        return run_branches(self, [Branch(self, site, function, flat, spec)], _tensors(flat))[0]
-
-    def switch_on_each(self, label: str, functions: Sequence[Callable[..., Any]], inputs: Any) -> list[Any]:
-        """Switches side by side; those inside of a switch, or among such, run one after another."""
-        if self.scope.mode is not Mode.SWITCHED or self.scope.depth or self._lane:
-            return [self.switch_on(label, function, inputs, {}) for function in functions]
-        flat, spec = pytree.tree_flatten((inputs, {}))
-        sites = [self._site(label, partial(function, *inputs), False) for function in functions]
-        if not all(site.cases for site in sites):
-            raise Refused(f"{label} reads no decision")
-        self.widest = max(self.widest, len(functions))
-        pairs = zip(sites, functions, strict=True)
-        return run_branches(
-            self, [Branch(self, site, function, flat, spec) for site, function in pairs], _tensors(flat)
-        )
-
-    def lanes(self, number: int) -> Sequence[int]:
-        """Where each of some switches side by side adds to gradients."""
-        return [0] * number if self._fork is in_turn else range(number)
-
-    def run_side_by_side(self, calls: Sequence[Callable[[], None]]) -> None:
-        if len(calls) == 1:
-            calls[0]()
-        else:
-            self._fork(
-                [partial(self._run_in, lane, call) for lane, call in zip(self.lanes(len(calls)), calls, strict=True)]
-            )
-
-    def _run_in(self, lane: int, call: Callable[[], None]) -> None:
-        self._lane = lane
-        try:
-            call()
-        finally:
-            self._lane = 0
+        return Branch(self, site, function, flat, spec).run()
 
     def _site(self, label: str, call: Callable[[], Any], may_be_many: bool) -> Site:
         """The next switch of the pass; a dry run finds its cases."""
@@ -319,21 +264,18 @@ class Trace:
 
     # Gradients.
 
-    def source(self, tensor: Tensor, number: int) -> tuple[Tensor, list[Tensor]]:
-        """A tensor whose gradients switches add to, `number` of them side by side; once for each tensor of a scope."""
+    def source(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
+        """A tensor whose gradient switches add to, and that gradient; once for each tensor of a scope."""
         sources = self.scope.sources
         if id(tensor) not in sources:
-            gradients: list[Tensor] = []
-            sources[id(tensor)] = tensor, Source.apply(gradients, tensor), gradients  # type: ignore[no-untyped-call]
-        _, source, gradients = sources[id(tensor)]
-        while len(gradients) <= max(self.lanes(number)):
-            gradients.append(torch.zeros_like(tensor))
-        return source, gradients
+            gradient = torch.zeros_like(tensor)
+            sources[id(tensor)] = tensor, Source.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
+        return sources[id(tensor)][1:]
 
     def addresses_of(self, parameters: Sequence[Tensor]) -> Tensor:
         if self.discovers:  # mixed precision casts them as it does for a convolution
             self.consumers |= {id(parameter): {CAST} for parameter in parameters}
-        return self._weights[0].addresses_of(parameters, self.row.device)
+        return self._weights.addresses_of(parameters, self.row.device)
 
     def anchor(self) -> Tensor:
         if self.scope.anchor is None:
@@ -348,7 +290,7 @@ class Trace:
             raise Unswitchable(
                 f"{label} uses a tensor with a gradient that is not among its arguments ({error})"
             ) from None
-        found = [leaf for leaf, _ in nodes.values() if id(leaf) in self._weights[0].gradients]
+        found = [leaf for leaf, _ in nodes.values() if id(leaf) in self._weights.gradients]
         for parameter in found:
             self.consumers.setdefault(id(parameter), set()).update(nodes[id(parameter)][1])
             if self._depths.setdefault(id(parameter), self.scope.depth) != self.scope.depth:
@@ -366,7 +308,7 @@ class Trace:
         return found[: len(inputs)]
 
     def leaves_of(self, case: Case) -> list[Tensor]:
-        return [self._weights[0].leaves.get(id(p), p) for p in case.parameters]
+        return [self._weights.leaves.get(id(p), p) for p in case.parameters]
 
     def gradients_of(self, case: Case) -> list[Tensor]:
-        return [self._weights[self._lane].gradients[id(p)] for p in case.parameters]
+        return [self._weights.gradients[id(p)] for p in case.parameters]

@@ -177,21 +177,24 @@ class WeightUpdate:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float, n: int) -> None:
-        self._optimizer, self._max_grad_norm = optimizer, max_grad_norm
-        self.build(n)
+        self._optimizer, self._max_grad_norm, self._n = optimizer, max_grad_norm, n
+        self._build(None, ())
+
+    def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
+        """Run the passes with copies in lower precision of some parameters, named by their ids."""
+        self._build(dtype, ids)
 
     @torch.no_grad()
-    def build(self, n: int, dtype: torch.dtype | None = None, ids: Container[int] = ()) -> None:
-        """Make room for gradients of n passes, which run copies in a lower precision of parameters with some ids."""
+    def _build(self, dtype: torch.dtype | None, ids: Container[int]) -> None:
         self.groups: list[FlatGroup] = []
         self._rules, self.weights = [], []  # frees what they hold
         for group in self._optimizer.param_groups:
             high = [parameter for parameter in group["params"] if id(parameter) not in ids]
             low = [parameter for parameter in group["params"] if id(parameter) in ids]
-            self.groups += [FlatGroup(group, high, n)] if high else []
-            self.groups += [FlatGroup(group, low, n, dtype)] if low else []
+            self.groups += [FlatGroup(group, high, self._n)] if high else []
+            self.groups += [FlatGroup(group, low, self._n, dtype)] if low else []
         self._rules = [_rule_for(flat, type(self._optimizer)) for flat in self.groups]
-        self.weights = [self._weights_of(number) for number in range(n)]  # of each pass
+        self.weights = [self._weights_of(number) for number in range(self._n)]  # of each pass
         self._settings, self._addresses = self._current_settings(), self._current_addresses()
 
     def _current_settings(self) -> list[dict[str, Any]]:

@@ -132,28 +132,6 @@ def test_the_cifar10_network_equals_the_plain_step_up_to_rounding():
     assert_same_steps(CifarNet(4, 3), dtype=torch.double, same=False, max_grad_norm=5.0, data=data)
 
 
-def test_paths_side_by_side_have_gradients_of_their_own(monkeypatch):
-    batch = torch.randn(4, 3, 8, 8, dtype=torch.double), torch.randint(10, (4,))
-    model = CifarNet(4, 3).double()
-    searches = oneshot(model), oneshot(copy.deepcopy(model))
-    opened = [iteration(search, batch) for search in searches]
-    assert opened[1]._lanes == 2
-    space = nas.space_of(model)
-    same = {name: 0 if ".in" in name else "sep_conv3" for name in space}  # one module twice, at every node
-    values = [same, {name: variable.choices[-1] for name, variable in space.items()}]
-    for number, search in enumerate(opened):
-        if number == 1:
-            monkeypatch.setattr(_capture, "in_turn", lambda branches: [branch() for branch in reversed(branches)])
-        search.update.load()
-        search.step(values, batch, values, batch)
-        search.update.store()
-    one, two = (dict(search.model.named_parameters()) for search in searches)
-    assert touched(searches[0].model) == touched(searches[1].model)
-    for name, parameter in one.items():
-        torch.testing.assert_close(two[name], parameter)
-        torch.testing.assert_close(two[name].grad, parameter.grad)
-
-
 def cross_entropy_and_metrics(model, batch):
     loss = cross_entropy(model, batch)
     return loss, {"twice": 2 * loss, "rows": len(batch[0])} if loss.requires_grad else {"half": loss / 2}

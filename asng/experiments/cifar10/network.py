@@ -279,8 +279,7 @@ class SharedCell(nas.Searchable):
         """The same in a captured step: a switch for each path, and columns of ends that are not loose times 0."""
         states = [entry(x) for entry, x in zip(self.entries, (before, previous), strict=True)]
         for node in range(NODES):
-            paths = [partial(self._path, node, index) for index in range(2)]
-            ends = _trace.switch_on_each(f"node {node}", paths, *states)
+            ends = [_trace.switch_on(f"node {node}", partial(self._path, node, index), *states) for index in range(2)]
             states.append(ends[0] + ends[1])
         channels = self.join.out_channels
         loose = self.choices.loose().repeat_interleave(channels, output_size=NODES * channels)
