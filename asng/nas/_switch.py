@@ -23,7 +23,6 @@ from torch import Tensor
 MIN_TORCH, MIN_CUDA = (2, 11), 13  # with which it was tried, on Linux
 CAPACITY = 1 << 16  # switches of a graph
 NO_GENERATOR = "generator not in capture mode"  # torch says
-cuda: Any = torch.cuda  # much of it has no types
 
 # Entry 0 of the table is the number of switches; then come pairs of a handle and the address of its integer.
 SOURCE = r"""
@@ -37,6 +36,7 @@ extern "C" __global__ void set_switches(const unsigned long long *table) {
 
 def unavailable_reason() -> str | None:
     """Return why graphs cannot branch on this machine, or None if they can."""
+    cuda = _cuda()
     if not cuda.is_available():
         return "torch sees no CUDA device"
     if torch.version.hip is not None:
@@ -56,6 +56,10 @@ def unavailable_reason() -> str | None:
     except Exception as error:  # whatever the libraries of this machine lack
         return f"the setter kernel cannot be built ({error})"
     return None
+
+
+def _cuda() -> Any:
+    return torch.cuda  # much of it has no types
 
 
 def _check(result: tuple[Any, ...]) -> Any:
@@ -117,6 +121,7 @@ class BranchingGraph:
     """
 
     def __init__(self, device: torch.device) -> None:
+        cuda = _cuda()
         self._runtime = import_module("cuda.bindings.runtime")
         self._device = device
         self._pool = cuda.MemPool()
@@ -130,6 +135,7 @@ class BranchingGraph:
     @contextmanager
     def dry_run(self) -> Iterator[None]:
         """Run what is inside, but capture the bodies of its switches, to see whether they can be."""
+        cuda = _cuda()
         gc.collect()  # earlier autograd graphs tie parameters to other streams
         cuda.synchronize(self._device)
         cuda.empty_cache()
@@ -216,7 +222,7 @@ class BranchingGraph:
             _check(runtime.cudaGraphDestroy(graph))
 
     def _capture_body(self, outer: Any, body: Callable[[], None], graph: Any) -> None:
-        runtime = self._runtime
+        runtime, cuda = self._runtime, _cuda()
         if outer.cuda_stream not in self._side:
             self._side[outer.cuda_stream] = cuda.Stream(self._device)
         side = self._side[outer.cuda_stream]
@@ -231,6 +237,7 @@ class BranchingGraph:
 
     def fork(self, branches: Sequence[Callable[[], None]]) -> None:
         """Capture branches that run side by side."""
+        cuda = _cuda()
         outer = cuda.current_stream()
         while len(self._branches) < len(branches):
             self._branches.append(cuda.Stream(self._device))
@@ -258,6 +265,7 @@ class BranchingGraph:
 @contextmanager
 def refuse_synchronization() -> Iterator[None]:
     """Raise RuntimeError where the host waits for the device, which a graph cannot do."""
+    cuda = _cuda()
     before = cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch calls the mode a prototype

@@ -7,6 +7,8 @@ import io
 import itertools
 import math
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -433,6 +435,20 @@ def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
     assert got is reason if reason is None else reason in str(got)
 
 
+@pytest.mark.parametrize(
+    ("wrap", "amp_dtype", "reason"),
+    [
+        (nn.DataParallel, None, "the model is wrapped in DataParallel"),
+        (None, torch.float16, "gradients are scaled, as float16 needs it"),
+        (None, None, "is SimpleNamespace, and only SGD"),
+    ],
+)
+def test_what_is_against_a_capture_on_a_gpu_is_known_before(wrap, amp_dtype, reason):
+    model = nn.Linear(2, 2)
+    on_gpu: Any = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda:0"))]}])
+    assert reason in str(_capture.find_obstacle(model if wrap is None else wrap(model), on_gpu, amp_dtype))
+
+
 def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
     model = Choosy()
     plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
@@ -496,6 +512,48 @@ def test_columns_tell_the_case_of_an_architecture():
     assert columns.add_decision("depth") == 1
     values = {"op": 1, "inner": 1, "depth": 3, "source": 0, "last": 0}
     assert columns.encode(values) == [2, 2]
+
+
+def times(values, factor):
+    return [factor * values["op"], values["depth"]]
+
+
+def test_columns_hold_the_numbers_that_functions_make_of_the_values():
+    columns = Columns(Supernet(Choosy()))
+    assert [columns.add_function(times, (factor,), 2) for factor in (10, 20, 10)] == [0, 2, 0]
+    values = {"op": 1, "inner": 1, "depth": 3, "source": 0, "last": 0}
+    assert columns.encode(values) == [10, 3, 20, 3]
+
+
+def test_a_module_with_its_own_kernel_reads_numbers_and_addresses_of_weights():
+    seen = []
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.which = Value("which", Categorical([2, 3, 5]))
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            if not trace.is_open():
+                return self.linear(x) * self.which.value
+            addresses, anchor = trace.address_weights([self.linear.weight])
+            seen.append((addresses.tolist(), self.linear.weight.data_ptr(), anchor.requires_grad))
+            return self.linear(x) * trace.read_numbers(self.numbers, length=1) + anchor
+
+        def numbers(self, values):
+            return [values["which"]]
+
+    model = Scaled()
+    plain, other = oneshot(model), oneshot(copy.deepcopy(model))
+    opened = iteration(other, batches(1)[0])
+    for train, valid in pairs(5):
+        expected = plain.step(train, valid)
+        got = step(other, opened, train, valid)
+        torch.testing.assert_close([*got[0], *got[1]], [*expected.train_losses, *expected.valid_losses])
+    gradients = {weights.gradients[id(other.model.linear.weight)].data_ptr() for weights in opened.update.weights}
+    assert {row[1] for ((row,), _, _) in seen} == gradients
+    assert all(row[0] == address and has_gradient for ((row,), address, has_gradient) in seen)
 
 
 def test_a_module_with_its_own_mask_reads_the_index_on_the_device():
