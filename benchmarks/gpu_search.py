@@ -6,9 +6,9 @@
 How it is measured. 8 cells of 16 channels, mini-batches of 64 random images, two candidates in each half, SGD with
 momentum and clipping; float32 with TF32, and bfloat16, both channels last. The authors' procedure is that of
 authors_search.py, NCHW, as their program runs it. A step is timed from its call to its losses on the host: the median
-over steps with random candidates, the same for all rows of ours. The first captured step finds all switches, captures them and launches once;
-with fused kernels it compiles those that were not compiled before. Kernels are those of torch's profiler, on three
-more steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice.
+over steps with random candidates, the same for all rows of ours. The first captured step finds all switches, captures
+them and launches once; with fused kernels it compiles those that were not compiled before. Kernels are those of torch's
+profiler, on three more steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice.
 """
 
 from collections.abc import Callable, Iterator
