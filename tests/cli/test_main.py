@@ -1,4 +1,4 @@
-"""What all commands share: the overview, bars, exit codes; and `asng toy` and `asng digits search`."""
+"""What all commands share: the overview, bars, exit codes; and `asng toy sweep` and `asng digits search`."""
 
 import io
 import json
@@ -34,7 +34,7 @@ def test_without_a_command_all_of_them_are_listed():
         done = run(*words)
         assert (done.code, done.err) == (0, "")
         for command, purpose in cli.COMMANDS.items():
-            assert re.search(rf"asng {' '.join(command)} +{purpose}", done.out)
+            assert re.search(rf"asng {command} +{purpose}", done.out)
 
 
 def test_the_version_is_that_of_the_package():
@@ -59,6 +59,7 @@ def test_an_experiment_alone_lists_its_verbs():
         (["--runs", "3"], "no command '--runs'; asng has cifar10, digits, inpainting, toy"),
         (["cifar10", "serach"], "no command 'cifar10 serach'; cifar10 has search, retrain, evaluate"),
         (["digits", "--seeds", "3"], "no command 'digits --seeds'; digits has search"),
+        (["toy", "--quick"], "no command 'toy --quick'; toy has sweep"),
     ],
 )
 def test_a_command_that_is_none_is_wrong_input_and_the_others_are_named(words, message):
@@ -66,7 +67,7 @@ def test_a_command_that_is_none_is_wrong_input_and_the_others_are_named(words, m
 
 
 def test_every_command_in_the_overview_can_be_run():
-    assert all(callable(cli.function_of(words)) for words in cli.COMMANDS)
+    assert all(callable(cli.function_of(command)) for command in cli.COMMANDS)
 
 
 def test_the_overview_does_not_wait_for_torch():
@@ -75,7 +76,7 @@ def test_the_overview_does_not_wait_for_torch():
     assert done.stderr == "False\n"
 
 
-@pytest.mark.parametrize(("words", "missing"), [("toy", "tyro"), ("digits search", "sklearn.datasets")])
+@pytest.mark.parametrize(("words", "missing"), [("toy sweep", "tyro"), ("digits search", "sklearn.datasets")])
 def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp_path):
     program = f"import sys; sys.modules[{missing!r}] = None\n{MAIN}"
     command = [sys.executable, "-c", program, *words.split(), "--out", str(tmp_path)]
@@ -86,7 +87,7 @@ def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp
 
 def test_ctrl_c_anywhere_is_exit_code_130_without_a_traceback(monkeypatch):
     monkeypatch.setattr(cli, "import_module", lambda name: os.kill(os.getpid(), signal.SIGINT))
-    done = run("toy")
+    done = run("toy", "sweep")
     assert (done.code, done.out, done.err) == (130, "", "")
 
 
@@ -185,7 +186,7 @@ def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
 
 @pytest.mark.long
 def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
-    done = run("toy", *SMALL, "--out", tmp_path / "toy")
+    done = run("toy", "sweep", *SMALL, "--out", tmp_path / "toy")
     assert (done.code, done.err) == (0, "")
     assert all(method in done.out for method in toy.METHODS)
     assert done.out.rstrip().endswith(str(tmp_path / "toy" / "toy.png"))
@@ -199,7 +200,7 @@ def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
     assert "\x1b" not in done.out  # plain when not a terminal
 
 
-@pytest.mark.parametrize("words", [("toy", *SMALL), ("digits", "search")])
+@pytest.mark.parametrize("words", [("toy", "sweep", *SMALL), ("digits", "search")])
 def test_a_folder_in_use_is_refused(words, tmp_path):
     assert_refused_in_use(tmp_path, *words)
 
@@ -207,19 +208,19 @@ def test_a_folder_in_use_is_refused(words, tmp_path):
 @pytest.mark.long
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert run("toy", *LONGER, "--out", whole).code == 0
+    assert run("toy", "sweep", *LONGER, "--out", whole).code == 0
 
     results = parted / "results.jsonl"
     sign = tmp_path / "first result"
     program = hold_at(Run, "append", 1, sign) + MAIN
-    done = interrupted(["-c", program, "toy", *LONGER, "--out", str(parted)], sign.exists)
+    done = interrupted(["-c", program, "toy", "sweep", *LONGER, "--out", str(parted)], sign.exists)
     assert done.code == 130
     assert done.err == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     kept = results.read_text()
     assert kept.count("\n") == 1 < (whole / "results.jsonl").read_text().count("\n")
     assert not (parted / "summary.json").exists()
 
-    assert run("toy", *LONGER, "--out", parted).code == 0
+    assert run("toy", "sweep", *LONGER, "--out", parted).code == 0
     assert results.read_text().startswith(kept)
     for name in ("summary.json", "toy.svg"):
         assert (parted / name).read_bytes() == (whole / name).read_bytes()
@@ -228,8 +229,8 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["toy", "--runs", "0"], "runs must be at least 1, got 0"),
-        (["toy", "--alphas", "0.5"], "alphas must be above 1, got (0.5,)"),
+        (["toy", "sweep", "--runs", "0"], "runs must be at least 1, got 0"),
+        (["toy", "sweep", "--alphas", "0.5"], "alphas must be above 1, got (0.5,)"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message):
@@ -238,16 +239,16 @@ def test_wrong_input_is_one_line_and_exit_code_2(arguments, message):
 
 def test_a_folder_of_another_configuration_is_wrong_input(tmp_path):
     (tmp_path / "config.json").write_text('{"experiment": "digits"}')
-    assert "experiment: digits there, toy here" in refused("toy", "--out", tmp_path)
+    assert "experiment: digits there, toy here" in refused("toy", "sweep", "--out", tmp_path)
 
 
 def test_a_flag_that_is_not_a_number_is_wrong_input():
-    done = run("toy", "--runs", "many")
+    done = run("toy", "sweep", "--runs", "many")
     assert done.code == 2
     assert "--runs" in done.err
 
 
-@pytest.mark.parametrize("command", ["toy", "digits search"])
+@pytest.mark.parametrize("command", ["toy sweep", "digits search"])
 def test_help_shows_examples_and_explains_every_flag(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     done = run(*command.split(), "--help")
@@ -265,8 +266,8 @@ def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
         return {"runs": 1, "iterations": 1, "ranges": [], "points": []}
 
     monkeypatch.setattr(toy, "run", note)
-    cli.main(["toy", "--quick", "--runs", "3", "--out", str(tmp_path)])
-    cli.main(["toy", "--runs", "3"])
+    cli.main(["toy", "sweep", "--quick", "--runs", "3", "--out", str(tmp_path)])
+    cli.main(["toy", "sweep", "--runs", "3"])
     assert seen[0][0].runs == seen[1][0].runs == 3
     assert seen[0][0].iterations == toy.QUICK.iterations
     assert seen[1][0].iterations == toy.ToySettings().iterations

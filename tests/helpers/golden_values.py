@@ -139,7 +139,7 @@ def moving_loss(x: Any, number: int) -> float:
 
 
 def toy_quick() -> Values:
-    """`asng toy --quick`."""
+    """`asng toy sweep --quick`."""
     with tempfile.TemporaryDirectory() as folder:
         summary = toy.run(toy.QUICK, Path(folder))
         records = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
