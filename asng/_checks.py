@@ -97,18 +97,14 @@ def as_finite_array(values: Any, what: str) -> NDArray[np.float64]:
 def as_float(value: Any, requirement: str) -> float:
     """Return a float, infinity for an int beyond float64; ValueError begins with the requirement."""
     try:
-        if isinstance(value, float) or not (isinstance(value, NOT_REAL) or _kind(value) in "cUS"):
+        kind = getattr(getattr(value, "dtype", None), "kind", "?")  # of the numbers in an array, by NumPy's letter
+        if not isinstance(value, NOT_REAL) and kind not in "cUS":
             return float(value)
     except OverflowError:
         return math.inf
     except Exception:  # a user's number may raise anything
         pass
     raise ValueError(f"{requirement}, got {value!r}")
-
-
-def _kind(value: Any) -> str:
-    """The kind of numbers in an array, by NumPy's letter, or "?" where it does not say."""
-    return getattr(getattr(value, "dtype", None), "kind", "?")
 
 
 def as_losses(losses: Iterable[Any], n: int) -> list[float]:
