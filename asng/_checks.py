@@ -53,11 +53,13 @@ def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf
     return number
 
 
-def check_minima(settings: Any, **minima: int) -> None:
-    """Raise ValueError for the first attribute that is below its minimum; None is not."""
-    for name, minimum in minima.items():
-        value = getattr(settings, name)
-        if value is not None and value < minimum:
+def check_settings(settings: Any, **minima: int) -> None:
+    """Raise ValueError for integers below their minimum, by default 1, of a seed 0, and for an impossible lr."""
+    for name, value in vars(settings).items():
+        minimum = minima.get(name, 0 if name == "seed" else 1)
+        if name == "lr" and not 0 < value < math.inf:
+            raise ValueError(f"lr must be above 0, got {value}")
+        if name != "lr" and type(value) is int and value < minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import __version__, nas
+from asng._checks import check_settings
 from asng._progress import Progress, no_progress, part_of
-from asng.experiments._settings import check_settings
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas.architecture import to_dict
@@ -52,7 +52,7 @@ class DigitsSettings:
     """How many searches, with seeds that follow the first."""
 
     def __post_init__(self) -> None:
-        check_settings(self, epochs=1, training_epochs=1, batch=1, seeds=1, seed=0)
+        check_settings(self)
 
     @property
     def num_random(self) -> int:

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asng import __version__
-from asng._checks import check_minima
+from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng._ragged import Array
 from asng.baselines import SNGState, adam_init, adam_update, sng_update
@@ -57,7 +57,7 @@ class ToySettings:
     """Processes side by side; the results do not depend on it."""
 
     def __post_init__(self) -> None:
-        check_minima(self, variables=2, choices=2, runs=1, iterations=1, seed=0, workers=1)
+        check_settings(self, variables=2, choices=2)
         for name in ("lrs", "powers", "alphas"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values) or not all(map(math.isfinite, values)):

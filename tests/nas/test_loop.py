@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng.experiments._settings import cosine_lr, parse_amp_dtype, parse_device, set_lr
+from asng.experiments._settings import EpochSettings, parse_device, set_lr
 from asng.experiments._train_step import TrainStep
 from asng.nas import _checkpoints as checkpoints
 from asng.nas import _loop
@@ -321,14 +321,6 @@ def test_a_run_that_goes_on_shows_how_far_it_was(tmp_path):
     assert fractions == [2 / 3, 1.0]
 
 
-def test_amp_names_a_type():
-    assert [parse_amp_dtype(amp_dtype) for amp_dtype in ("off", "bfloat16", "float16")] == [
-        None,
-        torch.bfloat16,
-        torch.float16,
-    ]
-
-
 def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
     epoch = Epoch()
     for value in (1.0, torch.tensor(3.0), torch.tensor(math.nan), torch.tensor(5.0, dtype=torch.float64)):
@@ -341,7 +333,7 @@ def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
 
 
 def test_the_learning_rate_follows_a_cosine():
-    assert [cosine_lr(0.1, k / 4) for k in range(5)] == pytest.approx(
+    assert [EpochSettings(lr=0.1).lr_at(k / 4) for k in range(5)] == pytest.approx(
         [0.1, 0.05 * (1 + math.sqrt(0.5)), 0.05, 0.05 * (1 - math.sqrt(0.5)), 0.0]
     )
     one, other = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1))

@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import nas
+from asng._checks import check_settings
 from asng._files import atomic_write
 from asng._progress import Progress, no_progress
 from asng.experiments._image_runs import load_trained
 from asng.experiments._images import ImageSet, Transform
 from asng.experiments._jobs import Task, Values
-from asng.experiments._settings import IterationSettings, SearchSettings, check_settings
+from asng.experiments._settings import IterationSettings, SearchSettings
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import describe_faces, mask_batches
 from asng.experiments.inpainting.encoding import Encoding, describe_chain, search_space, smallest_values
@@ -50,7 +51,7 @@ class InpaintingSearchSettings(SearchSettings, IterationSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_settings(self, layers=2, population_size=2, num_random=1)
+        check_settings(self, layers=2, population_size=2)
 
 
 @dataclass(frozen=True, kw_only=True)

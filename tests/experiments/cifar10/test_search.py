@@ -15,7 +15,6 @@ from asng.experiments import _jobs
 from asng.experiments._image_runs import search
 from asng.experiments._images import Batches, ImageSet, halves
 from asng.experiments._jobs import TRAIN, VALID, SearchJob
-from asng.experiments._settings import parse_amp_dtype
 from asng.experiments.cifar10.data import augment_batches, normalize
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.experiments.cifar10.task import Cifar10, Cifar10SearchSettings, accuracy
@@ -139,7 +138,7 @@ def test_mixed_precision_is_that_of_both_halves(images, amp_dtype):
     kinds = []
     job.model.classifier.register_forward_hook(lambda layer, inputs, output: kinds.append(output.dtype))
     assert math.isfinite(job.step(0)["valid_loss"])
-    assert kinds == [parse_amp_dtype(amp_dtype)] * 4
+    assert kinds == [getattr(torch, amp_dtype)] * 4
     assert {parameter.dtype for parameter in job.model.parameters()} == {torch.float32}
 
 
