@@ -85,11 +85,11 @@ class Cifar10Commands(Commands):
     def baseline_values(self, flags: Cifar10RetrainFlags) -> dict[str, Any]:
         return random_values(flags.settings.seed)
 
-    def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
+    def print_architecture(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
         console.print("Found:", *lines_of(summary["values"]), sep="\n", highlight=False)
         console.print(f"Cells: {folder / 'cells.png'}", soft_wrap=True)
 
-    def print_trained(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
+    def print_training(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
         accuracy, size = 100 * summary["last"]["test_accuracy"], f"{summary['parameters']:,} parameters"
         console.print(f"Test accuracy {accuracy:.2f} %, {size}, {summary['channels']} channels")
 

@@ -108,11 +108,11 @@ class Commands(ABC):
         """The architecture of a baseline."""
 
     @abstractmethod
-    def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
+    def print_architecture(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
         """Print the architecture that a search found."""
 
     @abstractmethod
-    def print_trained(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
+    def print_training(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
         """Print the result of a training."""
 
     @abstractmethod
@@ -131,7 +131,7 @@ class Commands(ABC):
             summary = search(task, flags.settings, folder, progress, capture=flags.capture)
         if not summary["feasible"]:
             console.print("No architecture met the limit; this is the nearest one.")
-        self.print_found(summary, folder, console)
+        self.print_architecture(summary, folder, console)
         again = next_command(self.name, "retrain", folder, flags.where, small=flags.small)
         console.print(f"Train it from scratch: {again}", soft_wrap=True)
 
@@ -144,7 +144,7 @@ class Commands(ABC):
         task = self.load_task(flags, console)
         with progress_bar(console, title, folder) as progress:
             summary = retrain(task, flags.settings, values, folder, progress)
-        self.print_trained(summary, next_command(self.name, "evaluate", folder, flags.where), console)
+        self.print_training(summary, next_command(self.name, "evaluate", folder, flags.where), console)
 
     def run_evaluate(self, arguments: Sequence[str]) -> None:
         """`asng EXPERIMENT evaluate`."""

@@ -130,10 +130,10 @@ class InpaintingCommands(Commands):
         ending = "" if searched in (None, mask) else f"-{mask}"
         return flags, self.load_values(flags), self.retrain_folder(flags, ending)
 
-    def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
+    def print_architecture(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
         console.print("Found (the other layers are inactive):", *summary["chain"], sep="\n", highlight=False)
 
-    def print_trained(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
+    def print_training(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
         console.print(*summary["chain"], sep="\n", highlight=False)
         console.print(f"{summary['parameters']:,} parameters. Test it: {test_command}", soft_wrap=True)
 

@@ -92,9 +92,9 @@ class Task(ABC):
     def build_optimizer(self, settings: Any, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a static network."""
 
-    @abstractmethod
     def train_loss(self, settings: Any, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Of a mini-batch."""
+        """Of a mini-batch; by default that of searches."""
+        return to_outcome(self.search_loss(model, batch)).loss
 
     def set_phase(self, settings: Any, model: nn.Module, fraction: float) -> None:  # noqa: B027
         """Change buffers of the network after a fraction of the training."""

@@ -64,7 +64,7 @@ def _describe(value: Any) -> str:
     return repr(value)
 
 
-def read_numbers(
+def gather_numbers(
     train: Sequence[Outcome | None], valid: Sequence[Outcome | None], device: torch.device
 ) -> tuple[Numbers, Numbers, int]:
     """Losses and metrics as numbers, and how many in `valid` failed, with one wait for the device.

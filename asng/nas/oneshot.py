@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from asng._asktell import Candidate, Optimizer
 from asng.nas import _checkpoints, _checks, _distributed
-from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to_outcome
+from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, gather_numbers, to_outcome
 from asng.nas._preserve import set_training
 from asng.nas._watch import Failures, UnreadDecisions
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
@@ -219,7 +219,7 @@ class OneShot:
             if done is not None:
                 return done
         outcomes, none_trained = self._train(drawn, train_batch)
-        trained, judged, failed = read_numbers(outcomes, self._judge(feasible, valid_batch), self.device)
+        trained, judged, failed = gather_numbers(outcomes, self._judge(feasible, valid_batch), self.device)
         self._failures.end_step(none_trained or 0 < failed == len(feasible))
         if self._unread is not None and self._unread.end_step():
             self._unread = None

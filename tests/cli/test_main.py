@@ -16,7 +16,7 @@ from asng import __version__, cli
 from asng.cli.terminal import progress_bar
 from asng.experiments import toy
 from asng.runs import Run
-from tests.helpers.commands import MAIN, assert_refused_in_use, hold_at, interrupted, refused, run, unexplained
+from tests.helpers.commands import MAIN, assert_refused_in_use, hold_at, interrupt, refusal, run, unexplained_flags
 
 pytestmark = pytest.mark.slow
 
@@ -63,7 +63,7 @@ def test_an_experiment_alone_lists_its_verbs():
     ],
 )
 def test_a_command_that_is_none_is_wrong_input_and_the_others_are_named(words, message):
-    assert refused(*words) == message
+    assert refusal(*words) == message
 
 
 def test_every_command_in_the_overview_can_be_run():
@@ -213,7 +213,7 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
     results = parted / "results.jsonl"
     sign = tmp_path / "first result"
     program = hold_at(Run, "append", 1, sign) + MAIN
-    done = interrupted(["-c", program, "toy", "sweep", *LONGER, "--out", str(parted)], sign.exists)
+    done = interrupt(["-c", program, "toy", "sweep", *LONGER, "--out", str(parted)], sign.exists)
     assert done.code == 130
     assert done.err == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     kept = results.read_text()
@@ -234,12 +234,12 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message):
-    assert refused(*arguments) == message
+    assert refusal(*arguments) == message
 
 
 def test_a_folder_of_another_configuration_is_wrong_input(tmp_path):
     (tmp_path / "config.json").write_text('{"experiment": "digits"}')
-    assert "experiment: digits there, toy here" in refused("toy", "sweep", "--out", tmp_path)
+    assert "experiment: digits there, toy here" in refusal("toy", "sweep", "--out", tmp_path)
 
 
 def test_a_flag_that_is_not_a_number_is_wrong_input():
@@ -255,7 +255,7 @@ def test_help_shows_examples_and_explains_every_flag(command, monkeypatch):
     assert done.code == 0
     for part in (f"Examples:\n  asng {command}", "--out", "the same command continues"):
         assert part in done.out
-    assert unexplained(done.out) == []
+    assert unexplained_flags(done.out) == []
 
 
 def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):

@@ -373,12 +373,12 @@ def test_the_step_size_depends_a_little_on_which_label_is_last():
 @pytest.mark.parametrize("best", [0, 1, 2])
 def test_every_label_is_found_equally_well(best):
     """The distribution of theta_best after some updates of ASNG, against that where the last label is best."""
-    reached = [found(label, seed=11 + label) for label in (best, 3)]
+    reached = [best_probabilities(label, seed=11 + label) for label in (best, 3)]
     errors = [r.var(ddof=1) / len(r) for r in reached]
     assert abs(reached[0].mean() - reached[1].mean()) < 5 * math.sqrt(sum(errors))
 
 
-def found(best, seed, runs=400, iterations=60):
+def best_probabilities(best, seed, runs=400, iterations=60):
     family, rng = CategoricalFamily([4] * 5), np.random.default_rng(seed)
     state = asng_init(family, np.tile(family.initial(), (runs, 1)), 1.0)
     for _ in range(iterations):

@@ -18,14 +18,14 @@ def lines_of(monkeypatch, runs, folder):
     seen = {}
     panel = curves._panel
 
-    def watched(axes, runs, ending, metrics):
+    def watch(axes, runs, ending, metrics):
         panel(axes, runs, ending, metrics)
         seen[axes.get_ylabel()] = {
             line.get_label(): list(zip(*(data.tolist() for data in line.get_data()), strict=True))
             for line in axes.lines
         }
 
-    monkeypatch.setattr(curves, "_panel", watched)
+    monkeypatch.setattr(curves, "_panel", watch)
     curves.draw_curves(runs, folder)
     return seen
 

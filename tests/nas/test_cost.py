@@ -298,14 +298,14 @@ def rude(model, values):
     return float(torch.rand(()))
 
 
-def failing(model, values):
+def fail(model, values):
     select(model, values)
     raise RuntimeError("cannot measure")
 
 
 @pytest.mark.parametrize("selected", [None, {**SMALL, "width": 2}])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("measure", [parameters, Flops(IMAGES), Latency(IMAGES), rude, failing])
+@pytest.mark.parametrize("measure", [parameters, Flops(IMAGES), Latency(IMAGES), rude, fail])
 def test_measuring_leaves_the_model_as_it_was(measure, training, selected):
     model: Any = Touchy().train(training)
     model.net.head.train(not training)
@@ -314,13 +314,13 @@ def test_measuring_leaves_the_model_as_it_was(measure, training, selected):
         model(IMAGES).sum().backward()
     before = everything(model)
     values: dict[str, Any] = {**LARGE, "width": 3}
-    if measure not in (rude, failing):  # these need the help of Costs
+    if measure not in (rude, fail):  # these need the help of Costs
         measure(model, values)
         assert everything(model) == before
     try:
         Costs(Supernet(model), [Limit(measure, 1)]).measure(values)
     except RuntimeError:
-        assert measure is failing
+        assert measure is fail
     assert everything(model) == before
 
 

@@ -139,11 +139,11 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def drawn(model: nn.Module, number: int, seed: int = 0) -> list[dict[str, Any]]:
+def draw(model: nn.Module, number: int, seed: int = 0) -> list[dict[str, Any]]:
     return [candidate.values for candidate in asng.ASNG(space_of(model), seed=seed).ask(number)]
 
 
-def counted(costs: Costs, values: dict[str, Any]) -> int:
+def recount(costs: Costs, values: dict[str, Any]) -> int:
     """Anew, by the same costs."""
     costs.known.clear()
     return int(costs.measure(values)[0])
@@ -154,11 +154,11 @@ def test_parameters_are_counted_as_they_are_extracted_whatever_was_counted_befor
     torch.manual_seed(0)
     model = MODELS[name]()
     costs = Costs(Supernet(model), [Limit(parameters, 1)])
-    architectures = drawn(model, 12)
+    architectures = draw(model, 12)
     expected = [size_of(extract(model, values)) for values in architectures]
     assert len(set(expected)) > 3
     before = everything(model)
-    assert [counted(costs, values) for values in architectures] == expected
+    assert [recount(costs, values) for values in architectures] == expected
     assert [parameters(model, values) for values in architectures] == expected
     assert everything(model) == before
 
@@ -215,10 +215,10 @@ def test_a_model_that_has_changed_is_counted_as_it_is_now(change):
     torch.manual_seed(0)
     model = Changing()
     costs = Costs(Supernet(model), [Limit(parameters, 1)])
-    architectures = drawn(model, 24)
-    before = [counted(costs, values) for values in architectures]
+    architectures = draw(model, 24)
+    before = [recount(costs, values) for values in architectures]
     CHANGES[change](model)
-    after = [counted(costs, values) for values in architectures]
+    after = [recount(costs, values) for values in architectures]
     assert after == [size_of(extract(model, values)) for values in architectures]
     assert after != before
 
@@ -226,11 +226,11 @@ def test_a_model_that_has_changed_is_counted_as_it_is_now(change):
 def test_a_decision_that_is_new_is_an_error_rather_than_a_wrong_number():
     model = Changing()
     costs = Costs(Supernet(model), [Limit(parameters, 1)])
-    values = drawn(model, 1)[0]
-    counted(costs, values)
+    values = draw(model, 1)[0]
+    recount(costs, values)
     model.stem[1] = OneOf("new", [nn.Linear(2, 2), nn.ReLU()])
     with pytest.raises(RuntimeError, match="decision 'new' has no value yet"):
-        counted(costs, values)
+        recount(costs, values)
 
 
 def test_what_is_known_of_an_architecture_is_measured_no_more_until_it_is_cleared():

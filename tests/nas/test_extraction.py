@@ -103,7 +103,7 @@ class Net(nn.Module):
         return self.head["last"](self.layer_norm(torch.relu(self.head["hidden"](x))))
 
 
-def drawn(model: nn.Module, seed: int) -> dict[str, Any]:
+def draw(model: nn.Module, seed: int) -> dict[str, Any]:
     return asng.ASNG(space_of(model), seed=seed).ask(1)[0].values
 
 
@@ -119,7 +119,7 @@ def net():
 @given(seed=st.integers(0, 10**6))
 def test_the_extracted_network_equals_the_selected_one(net, training, seed):
     net.train(training)
-    values = drawn(net, seed)
+    values = draw(net, seed)
     before = copy.deepcopy(net.state_dict())
     extracted = extract(net, values)
     assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
@@ -149,7 +149,7 @@ def by_hand(values: dict[str, Any], cells: int) -> int:
 
 
 def test_a_larger_network_takes_the_same_architecture(net):
-    values = drawn(net, 3)
+    values = draw(net, 3)
     large = extract(Net(cells=20), values)
     assert size_of(large) == by_hand(values, cells=20)
     assert len(large.cells) == 20
@@ -158,13 +158,13 @@ def test_a_larger_network_takes_the_same_architecture(net):
 
 
 def test_the_larger_network_trains(net):
-    large = extract(Net(cells=3), drawn(net, 4))
+    large = extract(Net(cells=3), draw(net, 4))
     large(torch.randn(2, 3, 4, 4)).sum().backward()
     assert all(parameter.grad is not None for parameter in large.parameters())
 
 
 def test_extracting_leaves_the_selection_as_it_was(net):
-    first, second = drawn(net, 1), drawn(net, 2)
+    first, second = draw(net, 1), draw(net, 2)
     assert first != second
     select(net, first)
     extract(net, second)
@@ -177,7 +177,7 @@ def test_extracting_leaves_the_selection_as_it_was(net):
 
 @pytest.mark.long
 def test_an_extracted_network_is_exported_by_torch(net):
-    extracted = extract(net.eval(), drawn(net, 5)).eval()
+    extracted = extract(net.eval(), draw(net, 5)).eval()
     x = torch.randn(2, 3, 5, 5)
     exported = torch.export.export(extracted, (x,))
     assert torch.allclose(exported.module()(x), extracted(x), atol=1e-6)
@@ -535,20 +535,20 @@ def test_a_layer_with_a_forward_of_its_own_needs_a_build_static_too():
 
 
 def test_a_selected_model_is_copied_and_pickled_with_its_selection(net):
-    values = drawn(net, 6)
+    values = draw(net, 6)
     select(net.eval(), values)
     x = torch.randn(2, 3, 5, 5)
     for twin in (copy.deepcopy(net), pickle.loads(pickle.dumps(net))):
         assert torch.equal(twin(x), net(x))
-        select(twin, drawn(net, 7))
+        select(twin, draw(net, 7))
         assert net.scale.value == values["scale"]
 
 
 def test_selected_values_come_back_after_an_error(net):
-    values = drawn(net, 8)
+    values = draw(net, 8)
     supernet = Supernet(net)
     supernet.select(values)
-    with pytest.raises(KeyError), supernet.selecting(drawn(net, 9)):
+    with pytest.raises(KeyError), supernet.selecting(draw(net, 9)):
         raise KeyError
     assert net.scale.value == values["scale"]
 

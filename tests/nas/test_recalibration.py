@@ -104,7 +104,7 @@ def test_batches_are_inputs_pairs_or_what_forward_takes():
     assert len(set(results)) == 1
 
 
-def broken(model, batch):
+def fail(model, batch):
     model(batch)
     raise RuntimeError("no memory")
 
@@ -112,7 +112,7 @@ def broken(model, batch):
 @pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.parametrize(
     ("data", "forward", "error"),
-    [([], None, "there are no batches"), (iter([]), None, "there are no batches"), (batches(2), broken, "no memory")],
+    [([], None, "there are no batches"), (iter([]), None, "there are no batches"), (batches(2), fail, "no memory")],
 )
 def test_a_recalibration_that_fails_changes_nothing(data, forward, error, counts):
     net: Any = nn.Sequential(nn.BatchNorm2d(1))

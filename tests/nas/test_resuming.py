@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 from asng import ASNG, SNG
 from asng.nas import Flops, Latency, Limit, OneOf, parameters, space_of
 from asng.nas import _checkpoints as checkpoints
-from tests.helpers.processes import POINTS, ended, forking, ready, searching, started, waiting
+from tests.helpers.processes import POINTS, exit_code_of, ready, search_and_fork, search_and_wait, search_in, start
 from tests.helpers.searches import Net, batches, cross_entropy, data, outcome, run_search, same, small_search
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
@@ -485,7 +485,7 @@ def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_
 
 def test_a_second_search_with_the_same_checkpoint_is_refused(tmp_path, whole):
     path = tmp_path / "checkpoint.pt"
-    first = started(waiting, str(tmp_path))
+    first = start(search_and_wait, str(tmp_path))
     ready(first, tmp_path)
     before = path.read_bytes()
     for _ in range(2):
@@ -496,7 +496,7 @@ def test_a_second_search_with_the_same_checkpoint_is_refused(tmp_path, whole):
     assert path.read_bytes() == before
     assert len(checkpoints.load(path)["history"]) == 2  # to look at it is fine
     (tmp_path / "go").touch()
-    assert ended(first) == 0
+    assert exit_code_of(first) == 0
     assert same(result_of(tmp_path), whole[False])
     assert same(small_search(path), whole[False])
     assert {"checkpoint.pt", "checkpoint.asng-previous.pt", "go", "result.pt"} == set(os.listdir(tmp_path))
@@ -524,10 +524,10 @@ def test_a_search_within_a_search_needs_another_checkpoint(tmp_path):
 
 
 def test_a_worker_that_outlives_its_killed_search_does_not_lock_it(tmp_path, whole):
-    first = started(forking, str(tmp_path))
+    first = start(search_and_fork, str(tmp_path))
     ready(first, tmp_path)
     first.kill()
-    assert ended(first) == -signal.SIGKILL
+    assert exit_code_of(first) == -signal.SIGKILL
     child = int((tmp_path / "child").read_text())
     os.kill(child, 0)  # it lives
     assert same(small_search(tmp_path / "checkpoint.pt"), whole[False])
@@ -590,14 +590,14 @@ def test_killed_at_any_moment_and_resumed_ends_with_the_same_bits(tmp_path, whol
     moments = random.Random(11 + own_generator)
     kills, longest = 0, 0.1
     while not (tmp_path / "result.pt").exists():
-        process = started(searching, str(tmp_path), {"own_generator": own_generator})
+        process = start(search_in, str(tmp_path), {"own_generator": own_generator})
         ready(process, tmp_path)
         process.join(moments.uniform(0, longest))
         longest *= 1.1  # whatever the machine, it ends
         if process.exitcode is None:
             process.kill()
             kills += 1
-        assert ended(process) in (0, -signal.SIGKILL)
+        assert exit_code_of(process) in (0, -signal.SIGKILL)
     assert kills >= 2
     assert same(result_of(tmp_path), whole[own_generator])
     assert set(os.listdir(tmp_path)) <= {"checkpoint.pt", "checkpoint.asng-previous.pt", "result.pt", "started"}
@@ -606,8 +606,8 @@ def test_killed_at_any_moment_and_resumed_ends_with_the_same_bits(tmp_path, whol
 @pytest.mark.parametrize("save", [1, 3])
 @pytest.mark.parametrize("point", POINTS)
 def test_killed_while_saving_and_resumed_ends_with_the_same_bits(tmp_path, whole, point, save):
-    killed = started(searching, str(tmp_path), {}, (point, save))
-    code = ended(killed)
+    killed = start(search_in, str(tmp_path), {}, (point, save))
+    code = exit_code_of(killed)
     if code == 0:
         assert save == 1  # there is no previous one yet
         assert point in ("second name", "before the last rename", "renamed")
@@ -616,7 +616,7 @@ def test_killed_while_saving_and_resumed_ends_with_the_same_bits(tmp_path, whole
         newest = tmp_path / "checkpoint.pt"
         known = len(checkpoints.load(newest)["history"]) if newest.exists() else 0
         assert known == (save if point == "renamed" or (save == 1 and point == "previous in place") else save - 1)
-        assert ended(started(searching, str(tmp_path), {})) == 0
+        assert exit_code_of(start(search_in, str(tmp_path), {})) == 0
     assert same(result_of(tmp_path), whole[False])
     assert set(os.listdir(tmp_path)) == {"checkpoint.pt", "checkpoint.asng-previous.pt", "result.pt", "started"}
 
@@ -625,13 +625,13 @@ def test_a_process_stopped_by_ctrl_c_goes_on_with_the_same_bits(tmp_path, whole)
     moments = random.Random(3)
     longest, messages = 0.1, []
     while not (tmp_path / "result.pt").exists():
-        process = started(searching, str(tmp_path), {})
+        process = start(search_in, str(tmp_path), {})
         ready(process, tmp_path)
         process.join(moments.uniform(0, longest))
         longest *= 1.1
         if process.is_alive():
             os.kill(process.pid, signal.SIGINT)
-        assert ended(process) in (0, 1, 3)  # 3: stopped; 1: before there was anything to stop, or after it
+        assert exit_code_of(process) in (0, 1, 3)  # 3: stopped; 1: before there was anything to stop, or after it
         if (tmp_path / "stopped.txt").exists():
             messages.append((tmp_path / "stopped.txt").read_text())
     assert any("the same call continues from there" in message for message in messages)

@@ -54,7 +54,7 @@ def test_the_folder_itself_may_be_named_whatever_it_is_called(tmp_path, contents
     assert torch.equal(load_cifar10(None, "cpu")[0].images, expected)
 
 
-def damaged(contents: dict[str, bytes], kind: str) -> tuple[dict[str, bytes], str]:
+def damage(contents: dict[str, bytes], kind: str) -> tuple[dict[str, bytes], str]:
     """Files with something wrong, and what has to be said about it."""
     content = contents["data_batch_2.bin"]
     if kind == "missing":
@@ -72,7 +72,7 @@ def damaged(contents: dict[str, bytes], kind: str) -> tuple[dict[str, bytes], st
 
 @pytest.mark.parametrize("kind", ["missing", "truncated", "empty", "changed", "foreign"])
 def test_damaged_files_are_named_with_the_cure_and_left_alone(tmp_path, contents, kind):
-    files, message = damaged(contents, kind)
+    files, message = damage(contents, kind)
     folder = write(tmp_path / "cifar-10-batches-bin", files)
     before = everything_in(tmp_path)
     with pytest.raises(ValueError, match=message) as caught:

@@ -143,13 +143,13 @@ def test_the_folder_is_the_one_given_or_the_faces_in_it(tmp_path, monkeypatch):
 
 
 def test_faces_are_told_apart_by_their_numbers_and_all_their_names():
-    def named(train, test):
+    def describe(train, test):
         return describe_faces(
             *(ImageSet(torch.zeros(len(n), 3, 4, 4, dtype=torch.uint8), names=tuple(n)) for n in (train, test))
         )
 
-    assert named("abc", "d") == named("abc", "d") == "3 to train with, 1 to test with, named 25b0e498c1ac"
-    assert len({named("abc", "d"), named("abx", "d"), named("abc", "x"), named("ab", "cd")}) == 4
+    assert describe("abc", "d") == describe("abc", "d") == "3 to train with, 1 to test with, named 25b0e498c1ac"
+    assert len({describe("abc", "d"), describe("abx", "d"), describe("abc", "x"), describe("ab", "cd")}) == 4
 
 
 def test_a_part_of_the_faces_is_in_the_order_of_its_numbers():

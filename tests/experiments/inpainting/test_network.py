@@ -57,7 +57,7 @@ def out_of(net: nn.Module, values: dict[str, Any], x: Tensor) -> Tensor:
         return net(x)
 
 
-def padded(net: Any, values: dict[str, Any], x: Tensor) -> Tensor:
+def pad(net: Any, values: dict[str, Any], x: Tensor) -> Tensor:
     """The same network with 8 channels everywhere: missing ones are zeros, and so are the weights from and to them."""
 
     def weights(layer: Any, channels: int, transposed: bool) -> Tensor:
@@ -93,7 +93,7 @@ def test_channel_slices_equal_a_padded_computation(nets, encoding, size):
     net, x = nets[encoding], images(*size)
     for values in architectures(net, 25):
         with torch.no_grad():
-            torch.testing.assert_close(out_of(net, values, x), padded(net, values, x))
+            torch.testing.assert_close(out_of(net, values, x), pad(net, values, x))
 
 
 @pytest.mark.long
