@@ -123,10 +123,10 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
         raise ValueError(f"{folder} is no run: it has no {CONFIG}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it holds no settings")
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); delete the folder, or use another") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is damaged (it holds no settings); delete the folder, or use another")
     if experiment is not None and config.get("experiment") != experiment:
         raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {config.get('experiment')!r}")
     if needs is not None and not (folder / needs).is_file():

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rich import box
 from rich.table import Table
 
-from asng.cli.terminal import Flat, make_console, parse_command, progress_bar
+from asng.cli.terminal import Flat, console, parse_command, progress_bar
 from asng.experiments import toy
 
 
@@ -37,11 +37,10 @@ def run_sweep(arguments: Sequence[str]) -> None:
     """`asng toy sweep`."""
     command = parse_command(ToyCommand, "toy sweep", arguments, quick=toy.QUICK)
     folder = command.out or Path("runs/toy-quick" if command.quick else "runs/toy")
-    console = make_console()
-    with progress_bar(console, "toy problem", folder) as progress:
+    with progress_bar("toy problem", folder) as progress:
         summary = toy.run(command.settings, folder, progress)
     console.print(toy_table(summary))
-    console.print(f"Picture: {folder / 'toy.png'}", soft_wrap=True)
+    print(f"Picture: {folder / 'toy.png'}")
 
 
 def toy_table(summary: dict[str, Any]) -> Table:

@@ -98,7 +98,7 @@ def frames(width, *news, folder=None, pause=0.15):
     """What a terminal of a width is sent, cut where it is cleared for something new, without its other controls."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, _environ={})
-    with progress_bar(console, "cifar10 search", folder) as progress:
+    with progress_bar("cifar10 search", folder, console) as progress:
         for fraction, text, line in news:
             progress(fraction, text, line=line)
             time.sleep(pause)
@@ -139,11 +139,11 @@ def test_where_there_is_nothing_to_do_no_bar_appears():
 
 
 def test_without_a_terminal_tenths_are_said_once(capsys):
-    with progress_bar(Console(width=80), "toy", None) as progress:
+    with progress_bar("toy", None, Console(width=80)) as progress:
         for fraction in (0.0, 0.04, 0.31, 0.39, 1.0):
             progress(fraction)
     assert capsys.readouterr().out == "toy: 0 %\ntoy: 30 %\ntoy: 100 %\n"
-    with progress_bar(Console(width=80), "toy", None) as progress:
+    with progress_bar("toy", None, Console(width=80)) as progress:
         for fraction in (0.0, 1.0, 0.2):
             progress(fraction)
     assert capsys.readouterr().out == "toy: 0 %\ntoy: 100 %\ntoy: 20 %\n"
@@ -152,7 +152,7 @@ def test_without_a_terminal_tenths_are_said_once(capsys):
 def test_without_a_terminal_what_goes_on_is_said_once_a_minute(capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with progress_bar(Console(width=80), "search", None) as progress:
+    with progress_bar("search", None, Console(width=80)) as progress:
         for now, fraction in [
             (59, 0.1),
             (61, 0.12),
@@ -176,7 +176,7 @@ def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
         (empty, "Interrupted. Nothing was saved.\n"),
         (begun, f"Interrupted. What is finished is in {begun}; the same command continues.\n"),
     ):
-        with pytest.raises(KeyboardInterrupt), progress_bar(Console(width=80), "toy", folder):
+        with pytest.raises(KeyboardInterrupt), progress_bar("toy", folder, Console(width=80)):
             raise KeyboardInterrupt
         assert capsys.readouterr().err == message
 

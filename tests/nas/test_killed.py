@@ -16,8 +16,6 @@ from tests.helpers.searches import batches, cross_entropy, run_search, same, sma
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
-ROWS = torch.zeros(8, 4)
-
 # One process at a time -----------------------------------------------------------------------------
 
 

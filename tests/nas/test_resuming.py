@@ -25,8 +25,6 @@ from tests.helpers.searches import (
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
-ROWS = torch.zeros(8, 4)
-
 
 @pytest.mark.parametrize("own_generator", [False, True])
 @pytest.mark.parametrize("call", [1, 2, 4, 13, 20, 21, 43, 78, 119, 120])
