@@ -243,7 +243,7 @@ def test_a_lock_file_that_cannot_be_opened_is_a_warning():
         lock(Path("open")).release()
 
 
-def test_without_fcntl_nothing_is_locked_and_files_are_still_replaced_whole(tmp_path, monkeypatch):
+def test_without_fcntl_files_are_still_replaced_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "fcntl", None)  # as on Windows
     first, second = lock(tmp_path), lock(tmp_path)
     with atomic_write(tmp_path / "file") as file:

@@ -149,7 +149,7 @@ def test_an_architecture_may_come_from_a_file_or_from_a_seed(request_of, tmp_pat
     assert request_of("retrain", "--architecture", "random", "--out", "here")[2] == Path("here")
 
 
-def test_an_architecture_that_is_not_there_or_not_of_the_space_is_wrong_input(tmp_path, search_run):
+def test_an_architecture_of_another_space_is_wrong_input(tmp_path, search_run):
     either = "give either the folder of a search, or --architecture"
     assert refusal("cifar10", "retrain", search_run[0], "--architecture", "cell.json").startswith(either)
     path = tmp_path / "cell.json"

@@ -185,7 +185,7 @@ def test_another_mask_may_be_given(request_of, search_run):
     assert request_of("retrain", "--architecture", "random")[0].mask == "center"
 
 
-def test_trainings_with_another_mask_lie_beside_those_with_that_of_the_search(request_of, search_run):
+def test_trainings_with_another_mask_have_folders_of_their_own(request_of, search_run):
     folder = search_run[0]
     for words, names in (
         ((), ("retrain-seed0", "retrain-pixel-seed0")),
@@ -204,7 +204,7 @@ def test_it_is_said_how_many_of_the_faces_are_used(faces, tmp_path):
         assert done.out.startswith(f"{said} to train with, 1 to test with")
 
 
-def test_an_architecture_may_come_from_a_file_of_either_encoding_or_from_a_seed(request_of, tmp_path):
+def test_an_architecture_is_read_from_a_file_or_drawn_by_seed(request_of, tmp_path):
     for encoding in ("cat", "int"):
         values = random_values(search_space(encoding, 4, widths=(3, 7)), seed=1)
         (tmp_path / "network.json").write_text(to_json(values))
@@ -248,7 +248,7 @@ def test_base_is_as_deep_as_what_runs_and_has_64_channels(request_of, tmp_path):
     assert [(layer.kernel, layer.skip, layer.channels) for layer in chain(values)] == [(3, True, 64)] * 6
 
 
-def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_path, search_run):
+def test_an_architecture_of_no_autoencoder_is_wrong_input(tmp_path, search_run):
     path = tmp_path / "network.json"
     said = "give either the folder of a search, or --architecture with a JSON file or the word random or base"
     assert refusal("inpainting", "retrain", search_run[0], "--architecture", path) == said

@@ -126,7 +126,7 @@ def test_what_is_worth_a_line_stays_above_the_bar():
     ]
 
 
-def test_what_begins_anew_has_a_time_of_its_own():
+def test_a_task_that_starts_over_has_a_time_of_its_own():
     lines = [(0.5, "epoch 1"), (1.0, "epoch 2"), (0.0, "choosing"), (0.25, "choosing"), (0.5, "choosing")]
     sent = "".join(frames(80, *((fraction, text, True) for fraction, text in lines)))
     assert re.search(r"100% 0:00:\d\d left 0:00:00", sent)

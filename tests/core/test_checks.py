@@ -174,7 +174,7 @@ def test_what_float_takes_or_not_is_refused_where_it_is_no_real_number(value):
 
 @given(st.lists(st.floats() | st.integers() | st.booleans()))
 @example([-math.inf, 1.0])
-def test_losses_stay_as_they_are_where_they_are_finite_and_are_worst_elsewhere(losses):
+def test_losses_that_are_not_finite_are_worst(losses):
     def slow(loss):
         try:
             return float(loss) if math.isfinite(loss) else math.inf

@@ -30,7 +30,7 @@ def lines_of(monkeypatch, runs, folder):
     return seen
 
 
-def test_each_kind_of_measure_has_its_panel_and_what_is_missing_is_left_out(monkeypatch, tmp_path):
+def test_each_kind_of_metric_has_its_panel(monkeypatch, tmp_path):
     seen = lines_of(monkeypatch, {"": RECORDS}, tmp_path)
     assert seen == {
         "loss": {"train": [(10, 2.0), (20, 1.0)], "valid": [(10, 2.5)]},

@@ -39,7 +39,7 @@ def test_the_colors_are_all_different():
     assert len(set(COLORS)) == len(COLORS)
 
 
-def test_a_figure_is_written_as_svg_and_png_into_a_folder_that_need_not_be_there(tmp_path):
+def test_a_figure_is_written_as_svg_and_png_to_a_new_folder(tmp_path):
     paths = save_figure(make_figure(), tmp_path / "new" / "folder", "figure", dpi=200)
     assert paths == [tmp_path / "new" / "folder" / name for name in ("figure.svg", "figure.png")]
     assert ElementTree.parse(paths[0]).getroot().attrib["width"] == "144pt"  # 2 inches

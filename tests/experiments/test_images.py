@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asng.experiments._images import BatchOrder, data_folder, halves
 
 
-def test_data_lies_where_the_caller_says_then_the_environment_then_in_the_cache(monkeypatch):
+def test_data_is_where_the_caller_or_environment_says(monkeypatch):
     monkeypatch.setenv("ASNG_DATA", "/from/environment")
     assert data_folder(Path("given")) == Path("given")
     assert data_folder(None) == Path("/from/environment")
@@ -39,7 +39,7 @@ def test_each_image_is_as_often_in_the_first_half_as_in_the_second():
 
 
 @given(n=st.integers(1, 60), size=st.integers(1, 60), seeds=st.lists(st.integers(0, 2**32), min_size=1, max_size=3))
-def test_an_epoch_shows_every_image_at_most_once_and_leaves_out_less_than_a_batch(n, size, seeds):
+def test_an_epoch_shows_every_image_at_most_once(n, size, seeds):
     size = min(size, n)
     indices = torch.arange(1000, 1000 + 3 * n, 3)
     order = BatchOrder(indices, size, *seeds)
@@ -79,7 +79,7 @@ def test_random_numbers_differ_between_mini_batches_seeds_and_streams():
     assert len({tuple(order(0)[0].tolist()) for order in orders}) == 20
 
 
-def test_drawing_from_a_generator_changes_no_other_mini_batch_and_no_global_state():
+def test_a_generator_affects_no_other_batch_or_global_state():
     state = torch.get_rng_state()
     order = BatchOrder(torch.arange(20), 4, 0)
     second = draw(order, 1)

@@ -202,7 +202,7 @@ def test_random_search_takes_feasible_ones_only():
         make_job(method="uniform", num_random=1, max_params=10, seed=1)
 
 
-def test_what_a_run_has_found_is_the_most_likely_or_what_random_search_has_chosen(tmp_path):
+def test_a_result_is_the_most_likely_or_random_searchs_choice(tmp_path):
     search = make_job()
     assert search.load_result(tmp_path) == search.top_values()
     random = make_job(method="uniform")

@@ -37,7 +37,7 @@ def test_descent_is_torchs_own_loop(max_grad_norm):
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
 
 
-def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32():
+def test_mixed_precision_keeps_the_weights_in_float32():
     torch.manual_seed(1)
     model, seen = nn.Linear(3, 1), []
     model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -123,7 +123,7 @@ def test_on_a_gpu_an_optimizer_that_is_not_fused_is_refused():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("before", [0, 3])
-def test_steps_whose_weights_are_preserved_change_nothing_of_those_after_them(optimizer, before):
+def test_steps_with_preserved_weights_change_no_later_step(optimizer, before):
     losses, models = [], []
     for extra in (0, 2):
         model = noisy_net()
@@ -160,7 +160,7 @@ def all_equal(one, other):
     return all(torch.equal(*pair) for pair in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def test_passes_that_leave_all_untouched_change_nothing_of_the_steps_after_them():
+def test_preserved_passes_change_no_later_step():
     losses, models = [], []
     for extra in (0, 3):
         model = noisy_net()
@@ -192,7 +192,7 @@ def test_a_pass_that_fails_leaves_all_untouched_too():
     assert all_equal(model, twin)
 
 
-def test_a_buffer_that_a_pass_puts_in_the_place_of_another_is_untouched_too():
+def test_a_buffer_that_a_pass_replaces_is_restored_too():
     class Counting(nn.Module):
         passes: torch.Tensor
 

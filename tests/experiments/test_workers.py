@@ -54,7 +54,7 @@ def test_no_tasks_are_done_at_once():
     assert list(run_parallel(tasks.square, [], 4)) == []
 
 
-def test_workers_have_an_environment_of_their_own_and_leave_ctrl_c_to_the_parent(monkeypatch):
+def test_workers_have_their_environment_and_ignore_ctrl_c(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     names = [*ENVIRONMENT, "PATH"]

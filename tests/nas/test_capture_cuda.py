@@ -261,7 +261,7 @@ def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, setting
     assert all(math.isfinite(loss) for _, got in losses for loss in got)
 
 
-def test_the_gradient_of_the_cifar10_network_does_not_depend_on_the_memory_format(monkeypatch):
+def test_gradients_do_not_depend_on_the_memory_format(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     images, labels = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")

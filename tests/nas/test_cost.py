@@ -114,7 +114,7 @@ def test_elastic_layers_cost_what_their_selected_part_costs(width):
 
 
 @pytest.mark.parametrize("measure", [Flops, Latency])
-def test_a_network_is_measured_in_evaluation_without_gradients_on_the_example(measure):
+def test_measures_run_in_eval_mode_without_gradients(measure):
     Watch.seen.clear()
     measure(torch.zeros(7, 2), "more", {"a": 1})(Watch().train(), {"act": "tanh"})
     assert set(map(str, Watch.seen)) == {str((False, False, (7, 2), ("more", {"a": 1})))}
@@ -270,7 +270,7 @@ def test_latency_stops_early_only_when_the_times_agree(monkeypatch):
     assert runs([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == (2.0, 7)
 
 
-def test_a_measure_that_uses_the_model_leaves_statistics_and_gradients_alone():
+def test_a_measure_leaves_statistics_and_gradients_alone():
     model: Any = nn.Sequential(nn.BatchNorm1d(3), OneOf("op", [nn.Linear(3, 3), nn.ReLU()]))
     select(model, {"op": 0})
     model(torch.randn(4, 3)).sum().backward()

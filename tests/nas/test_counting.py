@@ -150,7 +150,7 @@ def recount(costs: Costs, values: dict[str, Any]) -> int:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parameters_are_counted_as_they_are_extracted_whatever_was_counted_before(name):
+def test_counts_equal_the_extracted_network_in_any_order(name):
     torch.manual_seed(0)
     model = MODELS[name]()
     costs = Costs(Supernet(model), [Limit(parameters, 1)])
@@ -233,7 +233,7 @@ def test_a_decision_that_is_new_is_an_error_rather_than_a_wrong_number():
         recount(costs, values)
 
 
-def test_what_is_known_of_an_architecture_is_measured_no_more_until_it_is_cleared():
+def test_an_architecture_is_measured_once_until_cleared():
     model = CountedNet()
     costs = Costs(Supernet(model), [Limit(parameters, 1)])
     (small,), (large,) = costs.measure(SMALL), costs.measure(LARGE)
@@ -244,7 +244,7 @@ def test_what_is_known_of_an_architecture_is_measured_no_more_until_it_is_cleare
     assert costs.measure(LARGE) == (large + 10 * 5,)
 
 
-def test_a_layer_that_cannot_be_extracted_is_an_error_that_names_the_architecture():
+def test_an_error_in_extraction_names_the_architecture():
     class Doubled(nas.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(input)

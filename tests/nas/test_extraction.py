@@ -289,7 +289,7 @@ def test_an_extracted_batch_norm_holds_no_more_memory_than_it_needs():
 
 
 @pytest.mark.parametrize("trained", [True, False])
-def test_a_parametrized_elastic_layer_is_trained_after_extraction_as_before(trained):
+def test_a_parametrized_layer_stays_trainable_after_extraction(trained):
     layer = parametrizations.weight_norm(nas.Linear(4, nas.Width("w", [2, 4])))
     layer.requires_grad_(trained)
     static = nas.extract(nn.Sequential(layer), {"w": 2})

@@ -245,7 +245,7 @@ def test_an_exit_in_the_users_code_is_raised_after_a_save_too(tmp_path, whole, k
 
 
 @pytest.mark.parametrize("call", [7, 8, 31])
-def test_after_an_error_in_judging_the_step_is_repeated_with_the_same_candidates(tmp_path, call):
+def test_a_step_that_failed_in_judging_repeats_its_candidates(tmp_path, call):
     path, seen = tmp_path / "checkpoint.pt", []
 
     def watch(loss):

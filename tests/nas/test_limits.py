@@ -284,7 +284,7 @@ def test_limits_are_named_after_their_measure():
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
-def test_a_network_that_cannot_be_measured_for_lack_of_memory_is_infeasible(error):
+def test_out_of_memory_in_a_measure_is_infeasible(error):
     class Hungry(nn.Module):
         def forward(self, x):
             raise error("no memory")

@@ -138,7 +138,7 @@ def test_a_schedule_of_other_phases_is_another_search(tmp_path, there, here):
         one(here)
 
 
-def test_a_measure_of_an_input_without_text_of_its_own_is_the_same_in_every_process():
+def test_an_input_without_repr_is_named_alike_in_every_process():
     class Graph:
         pass
 
@@ -303,7 +303,7 @@ def test_a_part_of_a_checkpoint_that_is_of_another_type_is_refused(tmp_path, par
         run_search(checkpoint=path)
 
 
-def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_path):
+def test_a_damaged_checkpoint_is_refused_and_the_previous_offered(tmp_path):
     path = tmp_path / "checkpoint.pt"
     run_search(checkpoint=path)
     path.write_bytes(path.read_bytes()[:-100])

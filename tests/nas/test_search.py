@@ -90,7 +90,7 @@ def test_the_probability_has_the_same_bits_in_every_process():
     assert likely.probability == probability(arch_optimizer.distribution(), arch_optimizer.space, likely.values)
 
 
-def test_the_probability_is_that_of_the_network_so_that_what_has_no_effect_does_not_count():
+def test_inactive_decisions_do_not_count_in_the_probability():
     make_oneshot = nested()
     oneshot = make_oneshot([0.75, 0.25])
     outer, inner = (oneshot.arch_optimizer.distribution()[name] for name in ("outer", "inner"))

@@ -98,7 +98,7 @@ def test_two_processes_search_what_one_searches(tmp_path, own_generator):
 
 
 @pytest.mark.long
-def test_torchrun_searches_what_one_process_searches_and_ends_when_a_process_dies(tmp_path):
+def test_torchrun_equals_one_process_and_ends_when_one_dies(tmp_path):
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder in folders:
         folder.mkdir()
@@ -154,7 +154,7 @@ def test_a_checkpoint_in_use_ends_all_processes_with_the_same_error(tmp_path):
         assert f"checkpoint.pt is in use by process {os.getpid()} on" in (tmp_path / f"stderr{rank}.txt").read_text()
 
 
-def test_a_checkpoint_of_another_search_ends_all_processes_with_the_same_error(tmp_path):
+def test_another_checkpoint_ends_all_processes_with_one_error(tmp_path):
     small_search(tmp_path / "checkpoint.pt", epochs=3, max_grad_norm=1.0)
     members = crowd(search_together, tmp_path, {"epochs": 3})
     assert [exit_code_of(member) for member in members] == [1, 1]

@@ -45,7 +45,7 @@ def test_a_wrapped_model_is_read_as_the_one_inside(wrap):
 
 
 @WRAPPERS
-def test_a_wrapped_model_is_searched_as_it_is_and_the_loss_is_given_the_wrapper(wrap):
+def test_a_wrapped_model_is_searched_and_the_loss_gets_the_wrapper(wrap):
     model = small()
     twin, wrapped = copy.deepcopy(model), wrap(model)
 
@@ -99,7 +99,7 @@ def test_ddp_is_refused_with_the_cure(messages, kind):
         )
 
 
-def test_a_model_in_ddp_is_read_extracted_and_recalibrated_as_the_one_inside(messages):
+def test_a_model_in_ddp_is_treated_as_the_one_inside(messages):
     for call in ("space_of", "select", "parameters", "extract", "recalibrate"):
         assert messages[f"DDP {call}"] == messages[f"plain {call}"]
 

@@ -121,7 +121,7 @@ def number_images(n: int) -> ImageSet:
     return ImageSet(color.to(torch.uint8)[:, None, None, None].repeat(1, 3, 32, 32), color)
 
 
-def test_labels_belong_to_their_images_and_an_epoch_is_a_permutation_of_the_half():
+def test_labels_match_images_and_an_epoch_permutes_the_half():
     images = number_images(100)
     for half in halves(100, seed=0):
         batches = Batches(images, half, 10, augment_batches, 0, 1)
@@ -163,7 +163,7 @@ def test_the_images_of_an_epoch_look_different_in_the_next():
     assert len(seen) == 80
 
 
-def test_every_image_of_a_mini_batch_has_a_square_of_16_cut_out_that_may_be_clipped():
+def test_every_image_has_a_cutout_of_16_clipped_at_the_border():
     pictures, _ = Batches(number_images(60), torch.arange(60), 60, augment_batches, 0, 0)(0)
     sizes = (pictures == 0).all(1).sum((1, 2))
     assert sizes.max() == 16 * 16

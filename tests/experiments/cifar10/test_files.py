@@ -31,7 +31,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 # Files
 
 
-def test_a_record_is_a_label_and_three_planes_and_the_last_file_is_the_test_set(tmp_path, contents):
+def test_a_record_is_a_label_and_three_planes(tmp_path, contents):
     write(tmp_path / "cifar-10-batches-bin", contents)
     train, test = load_cifar10(tmp_path, "cpu")
     assert (len(train), len(test)) == (5 * IMAGES, IMAGES)
@@ -174,7 +174,7 @@ def test_another_process_may_be_faster(tmp_path, contents, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.skipif("ASNG_DATA" not in os.environ, reason="needs CIFAR-10 in the folder ASNG_DATA")
-def test_the_official_files_have_the_published_sums_and_the_constants_are_theirs():
+def test_the_official_files_have_the_published_checksums():
     if data._missing(data._folder(Path(os.environ["ASNG_DATA"]))):
         pytest.skip("CIFAR-10 is not in the folder ASNG_DATA")
     train, test = load_cifar10(None, "cpu")

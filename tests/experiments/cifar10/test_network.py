@@ -190,7 +190,7 @@ def test_means_have_the_right_gradient_for_channels_last(device, stride):
     torch.testing.assert_close(gradient.cpu(), *torch.autograd.grad(expected, x, weights))
 
 
-def test_a_batch_norm_without_scale_is_torchs_and_keeps_nothing_else_in_the_state():
+def test_a_batch_norm_without_scale_equals_torchs():
     mine, theirs, x = norm(3, affine=False), nn.BatchNorm2d(3, affine=False), images()
     assert torch.equal(mine(x), theirs(x))
     assert torch.equal(mine.eval()(x), theirs.eval()(x))

@@ -62,7 +62,7 @@ def test_the_channels_are_as_many_as_the_parameters_allow(images):
     assert summary["parameters"] == num_parameters(VALUES, channels, 3) <= 20_000  # batch norms scale
 
 
-def test_the_learning_rate_and_dropped_paths_follow_the_epoch_linearly_and_on_a_cosine(images):
+def test_learning_rate_and_drop_path_follow_the_epoch(images):
     job = TrainJob(Cifar10(*images), TINY, VALUES)
     assert job.steps_per_epoch == 3
     for number in (0, 2, 3, 5, 6, 8):
@@ -73,7 +73,7 @@ def test_the_learning_rate_and_dropped_paths_follow_the_epoch_linearly_and_on_a_
         assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * epoch / 3)) / 2)
 
 
-def test_the_loss_is_that_of_both_heads_and_a_step_is_sgd_with_momentum_decay_and_clipping(images):
+def test_a_step_is_sgd_on_the_loss_of_both_heads(images):
     job, twin = (TrainJob(Cifar10(*images), settings_with(drop_path=0.0, auxiliary=40.0), VALUES) for _ in range(2))
     optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     batches = Batches(images[0], torch.arange(12), 4, augment_batches, 0, TRAIN)

@@ -247,7 +247,7 @@ def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
     assert all("test_accuracy" not in record for record in records_of(tmp_path))
 
 
-def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statistics(images):
+def test_the_extracted_network_is_tested_after_recalibration(images):
     job = make_job(TINY, images)
     for number in range(3):
         job.step(number)
@@ -279,7 +279,7 @@ def test_accuracy_leaves_the_mode_of_a_network_alone(images):
     assert network.training
 
 
-def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(images, tmp_path, monkeypatch):
+def test_random_search_never_moves_and_takes_the_best_of_many(images, tmp_path, monkeypatch):
     monkeypatch.setattr(_jobs, "TOP_K", 3)
     settings = settings_with(method="uniform", num_random=8)
     job = make_job(settings, images)
@@ -324,7 +324,7 @@ def test_random_search_is_feasible_or_says_at_once_that_it_cannot_be(images):
         make_job(settings_with(method="uniform", num_random=3, max_params=500), images)
 
 
-def test_a_limit_that_no_architecture_meets_is_refused_at_once_and_leaves_no_folder(images, tmp_path):
+def test_a_limit_that_nothing_meets_leaves_no_folder(images, tmp_path):
     with pytest.raises(ValueError, match="smallest architecture has 452 parameters, more than max_params=451"):
         search(Cifar10(*images), settings_with(max_params=451), tmp_path / "run")
     assert not (tmp_path / "run").exists()

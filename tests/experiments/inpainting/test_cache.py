@@ -84,7 +84,7 @@ def builds(folder, **options):
     return bool(heard)
 
 
-def test_the_cache_is_built_again_when_files_or_boxes_change_and_the_old_one_goes(tmp_path, cache_files):
+def test_the_cache_is_replaced_when_files_or_boxes_change(tmp_path, cache_files):
     other = tmp_path.parent / f"{tmp_path.name}-other"
     save(other / "a.png")
     assert builds(other)

@@ -63,7 +63,7 @@ def test_other_folders_are_split_by_a_seed(tmp_path):
     ("n", "train", "test"),
     [(2, 1, 1), (19, 18, 1), (100, 95, 5), (39_999, 38_000, 1_999), (50_000, 48_000, 2_000), (202_599, 101_000, 2_000)],
 )
-def test_2000_or_a_twentieth_are_drawn_for_the_test_and_at_most_101000_to_train(n, train, test):
+def test_a_random_split_has_the_papers_sizes_or_a_twentieth(n, train, test):
     parts = random_split(n, seed=0)
     assert [len(part) for part in parts] == [train, test]
     assert len(np.unique(np.concatenate(parts))) == train + test

@@ -98,7 +98,7 @@ def test_channel_slices_equal_a_padded_computation(nets, encoding, size):
 
 @pytest.mark.long
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_hundred_random_architectures_extract_to_plain_networks_with_equal_outputs(nets, encoding):
+def test_a_hundred_extracted_networks_have_equal_outputs(nets, encoding):
     net, x = nets[encoding], images(*SIZE)
     for values in architectures(net, 100):
         plain = nas.extract(net, values)
@@ -158,7 +158,7 @@ def test_the_decoder_comes_back_to_the_sizes_of_the_encoder(nets, size):
         hook.remove()
 
 
-def test_at_even_sizes_the_mirrored_size_is_an_output_padding_of_stride_minus_1(nets):
+def test_at_even_sizes_output_padding_is_stride_minus_1(nets):
     net = nets["cat"]
     nas.select(net, base_values(nas.space_of(net), 8, channels=8))
     for kind, layer in net.decoder[0].items():
@@ -254,7 +254,7 @@ def test_weights_begin_within_the_bound_of_their_largest_input(encoding):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_fresh_network_is_the_extracted_one_with_weights_of_its_own_bounds(nets, encoding):
+def test_a_new_network_is_the_extracted_one_with_new_weights(nets, encoding):
     net = nets[encoding]
     for values in architectures(net, 20):
         model = new_autoencoder(values, SIZE)

@@ -150,7 +150,7 @@ def small():
     return faces, faces
 
 
-def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_change(faces):
+def test_the_most_likely_architecture_is_tested_with_fixed_masks(faces):
     job = make_job(settings_with(mask="half", seed=3), faces)
     record = job.finish_epoch(Epoch())
     model = nas.extract(job.model, job.arch_optimizer.mode())
@@ -182,7 +182,7 @@ def test_none_of_all_architectures_has_fewer_parameters_than_the_least(size):
     assert nas.parameters(net, smallest_values(space)) == min(nas.parameters(net, values) for values in every)
 
 
-def test_a_limit_below_the_smallest_architecture_is_refused_before_anything_runs(faces, tmp_path):
+def test_a_limit_below_the_smallest_architecture_is_refused(faces, tmp_path):
     least = nas.parameters(make_job(TINY, faces).model, smallest_values(SPACE))
     with pytest.raises(
         ValueError, match=f"smallest architecture has {least} parameters, more than max_params={least - 1}"
