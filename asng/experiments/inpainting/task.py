@@ -132,9 +132,7 @@ class Inpainting(Task):
         on_gpu = self.device.type == "cuda"
         return torch.optim.Adam(model.parameters(), lr=settings.lr, fused=on_gpu, capturable=on_gpu)
 
-    def measure(
-        self, model: nn.Module, settings: InpaintingSearchSettings | InpaintingRetrainSettings
-    ) -> dict[str, Any]:
+    def measure(self, model: nn.Module, settings: Any) -> dict[str, Any]:
         faces, masks = masked_faces(self.test, settings.mask or DEFAULT_MASK, NUM_TEST_FACES)
         report = measures.evaluate(model, faces.images, masks).report()
         return {"test_psnr": report["psnr"], "test_ssim": report["ssim"]}
