@@ -76,7 +76,7 @@ def _format_value(value: Any) -> str:
     return repr(value)
 
 
-def read_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> list[Numbers]:
+def gather_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> list[Numbers]:
     """Losses and metrics as numbers, with one wait for the device.
 
     None stands for a candidate that another process ran.

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from asng._asktell import Candidate, Optimizer
 from asng.nas import _checkpoints, _checks, _distributed
-from asng.nas._candidates import FAILED, Failures, LossFn, Numbers, Outcome, UnreadDecisions, read_numbers, to_outcome
+from asng.nas._candidates import FAILED, Failures, LossFn, Numbers, Outcome, UnreadDecisions, gather_numbers, to_outcome
 from asng.nas._preserve import set_training
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
@@ -220,7 +220,7 @@ class OneShot:
             if done is not None:
                 return done
         outcomes = [*self._train(drawn, train_batch), *self._judge(feasible, valid_batch)]
-        numbers = read_numbers(outcomes, self.device)
+        numbers = gather_numbers(outcomes, self.device)
         trained, judged = numbers[: len(drawn)], numbers[len(drawn) :]
         self._failures.end_step(any(half and all(n.failed for n in half) for half in (trained, judged)))
         if self._unread is not None and self._unread.end_step():

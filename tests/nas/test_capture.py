@@ -25,7 +25,7 @@ from asng.nas._cases import Columns, Refused
 from asng.nas._switch import unavailable_reason
 from asng.nas._update import CAPTURABLE, WeightUpdate, unsupported_reason
 from asng.nas.supernet import Supernet
-from tests.helpers.captures import Body, Choosy, oneshot, touched
+from tests.helpers.captures import Body, Choosy, oneshot, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
@@ -64,7 +64,7 @@ def assert_same_steps(model, n=20, dtype=torch.float, *, same=True, max_grad_nor
         else:
             torch.testing.assert_close([*expected.train_losses, *expected.valid_losses], [*got[0], *got[1]])
     opened.update.store()
-    assert touched(model) == touched(twin)
+    assert with_gradient(model) == with_gradient(twin)
     if same:
         torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
     else:  # running statistics also of what the plain path leaves out
@@ -157,7 +157,7 @@ def test_param_groups_with_schedules_equal_the_plain_step():
     model = Choosy()
     twin = copy.deepcopy(model)
 
-    def made(model):
+    def make_oneshot_of(model):
         groups = [
             {"params": model.stem.parameters(), "lr": 0.01},
             {"params": [*model.parameters()][2:], "nesterov": True},
@@ -165,7 +165,7 @@ def test_param_groups_with_schedules_equal_the_plain_step():
         weight_optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5, weight_decay=0.1)
         return oneshot(model, weight_optimizer=weight_optimizer)
 
-    plain, other = made(model), made(twin)
+    plain, other = make_oneshot_of(model), make_oneshot_of(twin)
     opened = iteration(other, batches(1)[0])
     for train, valid in pairs(5):
         expected = plain.step(train, valid)
@@ -217,7 +217,7 @@ def test_plain_steps_go_on_where_an_open_iteration_stopped(optimizer):
         else:
             other.step(train, valid)
     torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
-    assert touched(twin) == touched(model)
+    assert with_gradient(twin) == with_gradient(model)
 
 
 def test_captured_steps_give_way_to_plain_ones_and_go_on(monkeypatch):
@@ -360,7 +360,7 @@ class Reads(nn.Module):
         return self.linear(x) * (1 + self.decision.value)
 
 
-def shared():
+def share_weights():
     model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 4), nn.Identity()]), nn.Linear(4, 3))
     model[1].options[0].weight = model[0].weight
     return model
@@ -399,7 +399,7 @@ def test_a_whole_model_of_few_cases_can_be_one_switch(model):
         (lambda: OneOf("op", [nn.Linear(4, 3), nn.Linear(4, 5)]), r"results of 'op' \(the model\) differ in shape"),
         (lambda: OneOf("op", [Reads(Real(0, 1)), nn.Linear(4, 3)]), "'x' .*, without cases"),
         (lambda: OneOf("op", [Reads(Integer(1, 99)), nn.Linear(4, 3)]), "'op' .* more than 64 cases"),
-        (shared, "parameter 0.weight is used inside and outside of a choice"),
+        (share_weights, "parameter 0.weight is used inside and outside of a choice"),
     ],
 )
 def test_what_cannot_be_open_is_refused_with_its_name(model, reason):

@@ -21,7 +21,7 @@ from asng.experiments.inpainting.network import to_device_format
 from asng.nas import Limit, OneOf, Width, _update, parameters, select
 from asng.nas import _trace as trace
 from asng.nas._switch import BranchingGraph, unavailable_reason
-from tests.helpers.captures import Choosy, oneshot, touched
+from tests.helpers.captures import Choosy, oneshot, with_gradient
 from tests.helpers.searches import batches, cross_entropy, pairs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -89,7 +89,7 @@ def test_captured_steps_equal_the_plain_ones(cases, max_grad_norm, monkeypatch):
         )
     captured.state_dict()
     assert captured.capture_cost["capture_seconds"] > 0
-    assert touched(twin) == touched(model)
+    assert with_gradient(twin) == with_gradient(model)
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
 
 
@@ -265,7 +265,7 @@ def assert_same_losses(model, twin, data, **settings):
             [*got.train_losses, *got.valid_losses], [*expected.train_losses, *expected.valid_losses], rtol=1e-4, atol=0
         )
     captured.state_dict()
-    assert touched(twin) == touched(model)
+    assert with_gradient(twin) == with_gradient(model)
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=1e-3, atol=1e-4)
 
 
@@ -321,7 +321,7 @@ def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, setting
     assert all(math.isfinite(loss) for _, got in losses for loss in got)
 
 
-def test_the_gradient_of_the_cifar10_network_does_not_depend_on_the_memory_format(monkeypatch):
+def test_gradients_do_not_depend_on_the_memory_format(monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     images, labels = torch.randn(16, 3, 32, 32, device="cuda"), torch.randint(10, (16,), device="cuda")

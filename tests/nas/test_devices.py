@@ -23,7 +23,7 @@ def test_a_model_is_where_its_first_parameter_is():
     assert find_device(buffers_first) == torch.device("cpu")
 
 
-def test_a_model_without_parameters_is_where_its_buffers_are_and_else_on_the_cpu():
+def test_a_model_without_parameters_is_where_its_buffers_are():
     assert find_device(nn.BatchNorm1d(2, affine=False, device="meta")) == META
     assert find_device(nn.ReLU()) == torch.device("cpu")
 

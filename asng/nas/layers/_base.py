@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from asng.nas._decision import Decision, Searchable, Size, SizeLike, as_int, to_size
+from asng.nas._decision import Decision, Searchable, Size, SizeLike, require_int, to_size
 
 
 class AnySize:
@@ -34,7 +34,7 @@ class AnySize:
     decision = None
 
     def __init__(self, max: int) -> None:
-        self.max = as_int(max)
+        self.max = require_int(max)
         self.last_seen = self.max  # channels of the last input
 
     def __call__(self) -> int:
