@@ -5,9 +5,9 @@
 
 How it is measured. 20 layers of 64 to 256 channels, mini-batches of 16 random images of 64x64, two candidates in each
 half, SGD with momentum and clipping; float32 with TF32, and bfloat16. A step is timed from its call to its losses on
-the host: the median over steps with random candidates, the same for all rows. Plain steps come after 100 others, in which torch settles
-how to compute convolutions of most shapes. Kernels are those of torch's profiler, on three more steps; "GPU busy" is
-the sum of their times, which counts kernels that run side by side twice.
+the host: the median over steps with random candidates, the same for all rows. Plain steps come after 100 others, in
+which torch settles how to compute convolutions of most shapes. Kernels are those of torch's profiler, on three more
+steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice.
 """
 
 from collections.abc import Callable, Iterator

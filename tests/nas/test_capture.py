@@ -235,7 +235,7 @@ def test_captured_steps_give_way_to_plain_ones_and_go_on(monkeypatch):
             captured.load_state_dict(copy.deepcopy(captured.state_dict()))
     captured.state_dict()
     assert set(captured.capture_cost) == {"capture_seconds", "capture_gb"}
-    assert touched(captured.model) == touched(plain.model)
+    assert with_gradient(captured.model) == with_gradient(plain.model)
     torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
 
 
