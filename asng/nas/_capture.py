@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from numbers import Number
 from typing import Any
 
 import torch
@@ -19,12 +20,13 @@ from torch.utils import _pytree as pytree
 from asng.nas import _distributed, _switch
 from asng.nas._branch import SplitGroups
 from asng.nas._candidates import LossFn, Numbers, Outcome, to_outcome
-from asng.nas._cases import Case, Columns, Refused, Unswitchable
+from asng.nas._cases import Case, Columns, Refused, Unswitchable, running_modules
 from asng.nas._checks import unwrap
 from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._update import WeightUpdate, unsupported_reason
 from asng.nas.supernet import Supernet, Values
 
+MAX_CAPTURES = 4  # of one search; each takes as long as many steps
 Fork = Callable[[Sequence[Callable[[], None]]], None]
 
 
@@ -71,6 +73,12 @@ class Iteration:
     def prepare(self, train_batch: Any, valid_batch: Any) -> None:
         """Find all switches by a dry run on batches of the shapes to come; leaves weights, statistics, RNG alone."""
         self._batches = {"train": _Static(train_batch, self._device), "valid": _Static(valid_batch, self._device)}
+        self._buffers = [
+            (module, name, buffer)
+            for module in self._supernet.paths
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
         synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
         with self._preserve(), synchronizes:
             while not self._discover():
@@ -93,8 +101,9 @@ class Iteration:
         self._discovers = True
         try:
             self._run(run_all, in_turn)
+            self._check_buffers()
         except Unswitchable as error:
-            around = None if error.module is None else _module_around(self._supernet, error.module)
+            around = _module_around(error, self._supernet)
             if around is None:
                 raise
             if around in self._surroundings:
@@ -105,6 +114,13 @@ class Iteration:
         finally:
             self._discovers = False
         return True
+
+    def _check_buffers(self) -> None:
+        """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones."""
+        for module, name, buffer in self._buffers:
+            if module._buffers[name] is not buffer:
+                path = self._supernet.paths[module] or "the model"
+                raise Refused(f"{path} replaces its buffer {name!r}; write into it, such as by {name}.copy_(...)")
 
     def _only_cast(self) -> set[int]:
         """The weights of which mixed precision uses nothing but copies in lower precision."""
@@ -138,6 +154,8 @@ class Iteration:
                 with torch.no_grad():
                     for tensor, old in zip(kept.values(), before, strict=True):
                         tensor.copy_(old)
+                for module, name, buffer in self._buffers:
+                    module._buffers[name] = buffer
 
     def capture(self) -> None:
         """Make a graph of the iteration."""
@@ -181,6 +199,8 @@ class Iteration:
 
     def _train_pass(self, number: int, switch: Switch) -> None:
         trace, loss = self._run_pass("train", number, number, switch)
+        if not loss.requires_grad:
+            raise Refused("the loss has no gradient")  # the plain path says more
         trace.backward(loss / self._n)
 
     @torch.no_grad()
@@ -218,13 +238,20 @@ class CapturedStep:
     """The iterations of a `OneShot` as a graph, captured at the first one; says once why it cannot be.
 
     Args:
+        supernet: The model.
         make_iteration: (candidates in each half) -> an iteration that is not prepared yet.
         find_obstacle: () -> what is against it before anything is tried, or None.
     """
 
-    def __init__(self, make_iteration: Callable[[int], Iteration], find_obstacle: Callable[[], str | None]) -> None:
-        self._make_iteration, self._find_obstacle = make_iteration, find_obstacle
+    def __init__(
+        self,
+        supernet: Supernet,
+        make_iteration: Callable[[int], Iteration],
+        find_obstacle: Callable[[], str | None],
+    ) -> None:
+        self._supernet, self._make_iteration, self._find_obstacle = supernet, make_iteration, find_obstacle
         self._iteration: Iteration | None = None
+        self._captures = 0
         self._refused = False
         self.cost: dict[str, float] = {}  # of the last capture
         self._is_current = False  # the iteration knows which weights are touched, and their momentum
@@ -270,7 +297,12 @@ class CapturedStep:
         self._is_current = False
 
     def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
-        if (reason := self._find_obstacle()) is None:
+        if self._captures == MAX_CAPTURES:
+            reason = f"it was captured {MAX_CAPTURES} times, as the optimizer's settings or the weights' memory change"
+        else:
+            reason = self._find_obstacle() or ""
+        if not reason:
+            self._captures += 1
             start, reserved = time.perf_counter(), torch.cuda.memory_reserved()
             try:
                 iteration = self._make_iteration(n)
@@ -280,11 +312,23 @@ class CapturedStep:
                 gigabytes = (torch.cuda.memory_reserved() - reserved) / 1e9
                 self.cost = {"capture_seconds": time.perf_counter() - start, "capture_gb": gigabytes}
                 return iteration
-            except (Refused, RuntimeError, ValueError, TypeError, ImportError) as error:  # out of memory among them
-                reason = (str(error) or type(error).__name__).splitlines()[0]
+            except _switch.BrokenCapture:
+                raise
+            except Exception as error:  # what is wrong with the model itself, the plain path raises again
+                reason = _explain(error, self._supernet)
         self._refused = True
         warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=6)
         return None
+
+
+def _explain(error: Exception, supernet: Supernet) -> str:
+    """An error in one line, and the module in which it was raised."""
+    reason = (str(error) or type(error).__name__).splitlines()[0]
+    if isinstance(error, Refused):
+        return reason
+    modules = running_modules(error, supernet)
+    where = f"{supernet.paths[modules[-1]] or 'the model'} ({type(modules[-1]).__name__})" if modules else "the loss"
+    return f"{reason} (in {where})"
 
 
 def find_obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, amp_dtype: torch.dtype | None) -> str | None:
@@ -301,15 +345,14 @@ def find_obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, amp_dtype:
     return unsupported_reason(optimizer) or _switch.unavailable_reason()
 
 
-def _module_around(supernet: Supernet, module: nn.Module) -> nn.Module | None:
-    """The module that calls another one, as far as the tree of modules tells."""
-    path = supernet.paths[module]
-    while path:
-        path = path.rpartition(".")[0]
-        around = supernet.model.get_submodule(path)
-        if not isinstance(around, (nn.ModuleList, nn.ModuleDict)):  # which are not called
-            return around
-    return None
+def _module_around(error: Unswitchable, supernet: Supernet) -> nn.Module | None:
+    """The module that called the one that cannot be a switch, or that read a decision; None where the loss did."""
+    around = None
+    for module in running_modules(error, supernet):
+        if module is error.module:
+            break
+        around = module
+    return around
 
 
 class _Static:
@@ -317,6 +360,10 @@ class _Static:
 
     def __init__(self, batch: Any, device: torch.device) -> None:
         self._leaves, self._spec = pytree.tree_flatten(batch)
+        for leaf in self._leaves:
+            if not isinstance(leaf, (Tensor, Number, str, bytes, type(None))):
+                kind = type(leaf).__name__
+                raise Refused(f"a batch holds {kind}, and only tensors, numbers and strings can be captured")
         self._leaves = [leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
         self.batch = pytree.tree_unflatten(self._leaves, self._spec)
 

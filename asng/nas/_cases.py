@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache, reduce
+from traceback import walk_tb
 from typing import Any
 
 import torch
@@ -25,6 +26,12 @@ class Unswitchable(Refused):
     """A module cannot be a switch; a module around it may be, such as one that gives the same shapes in all cases."""
 
     module: nn.Module | None = None
+
+
+def running_modules(error: BaseException, supernet: Supernet) -> list[nn.Module]:
+    """The modules that were running when an error was raised, the innermost last."""
+    found = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    return [module for module in found if isinstance(module, nn.Module) and module in supernet.paths]
 
 
 class Mode(Enum):

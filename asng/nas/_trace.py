@@ -137,6 +137,7 @@ class Trace:
         global _current  # noqa: PLW0603
         with self._supernet.preserve_selection(), self._weights.substitute_into(self._supernet.model):
             self._open(self._supernet.space)
+            own = {module: module.__dict__["forward"] for module in self._switches if "forward" in module.__dict__}
             for module in self._switches:  # in front of the method of the class
                 module.__dict__["forward"] = partial(self._forward, module, module.forward)
             _current = self
@@ -148,12 +149,13 @@ class Trace:
                     what = f"decision {self._label(error.decision)}"
                     refused = Unswitchable(f"{what} is read in Python outside of a choice")
                     refused.module = error.decision
-                    raise refused from None
+                    raise refused.with_traceback(error.__traceback__) from None  # which tells what reads it
                 raise
             finally:
                 _current = None
                 for module in self._switches:
                     del module.__dict__["forward"]
+                    module.__dict__.update({"forward": own[module]} if module in own else {})
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss to those of the parameters."""

@@ -159,7 +159,8 @@ class OneShot:
 
             options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype}
             make_iteration = partial(Iteration, self.supernet, weight_optimizer, loss_fn, **options)
-            self._captured = CapturedStep(make_iteration, partial(find_obstacle, model, weight_optimizer, amp_dtype))
+            obstacle = partial(find_obstacle, model, weight_optimizer, amp_dtype)
+            self._captured = CapturedStep(self.supernet, make_iteration, obstacle)
 
     @property
     def capture_cost(self) -> dict[str, float]:
@@ -218,6 +219,7 @@ class OneShot:
         if self._captured is not None:
             done = self._captured.step(drawn, train_batch, feasible, n, valid_batch)
             if done is not None:
+                self._failures.end_step(False)
                 return done
         outcomes = [*self._train(drawn, train_batch), *self._judge(feasible, valid_batch)]
         numbers = gather_numbers(outcomes, self.device)

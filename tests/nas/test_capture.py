@@ -120,6 +120,31 @@ def test_where_shapes_differ_the_module_around_is_a_switch(max_cases, monkeypatc
     assert_same_steps(nn.Sequential(block, nn.Tanh(), nn.Linear(4, 3)))
 
 
+class Repeats(nn.Module):
+    def __init__(self, times):
+        super().__init__()
+        self.times, self.linear = times, nn.Linear(4, 4)
+
+    def forward(self, x):
+        for _ in range(self.times.value):
+            x = self.linear(x).tanh()
+        return x
+
+
+def test_two_blocks_that_read_one_decision_are_both_switches():
+    times = Value("times", Integer(1, 3))
+    model = nn.Sequential(Repeats(times), Repeats(times), nn.Linear(4, 3))
+    assert_same_steps(model)
+    assert iteration(oneshot(model), batches(1)[0])._surroundings == [model[0], model[1]]
+
+
+def test_a_forward_of_a_module_alone_is_kept():
+    model = nn.Sequential(OneOf("op", [nn.Linear(4, 4), nn.Tanh()]), nn.Linear(4, 3))
+    own = model[0].forward = partial(model[0].forward)
+    iteration(oneshot(model), batches(1)[0])
+    assert model[0].forward is own
+
+
 def test_blocks_with_widths_are_switches_of_their_own():
     model = nn.Sequential(Residual("a"), nn.Tanh(), Residual("b"), nn.Linear(4, 3))
     assert_same_steps(model)
@@ -220,10 +245,15 @@ def test_plain_steps_go_on_where_an_open_iteration_stopped(optimizer):
     assert with_gradient(twin) == with_gradient(model)
 
 
-def test_captured_steps_give_way_to_plain_ones_and_go_on(monkeypatch):
-    """As on a GPU, where batches of another shape and loaded states come between; only the graph is missing."""
+@pytest.fixture
+def graphless(monkeypatch):
+    """Steps with capture=True run as on a GPU; only the graph is missing."""
     monkeypatch.setattr(_capture, "find_obstacle", lambda *given: None)
     monkeypatch.setattr(Iteration, "capture", lambda self: None)
+
+
+@pytest.mark.usefixtures("graphless")
+def test_captured_steps_give_way_to_plain_ones_and_go_on():
     model = Choosy()
     plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
     data = pairs(9)
@@ -384,6 +414,30 @@ class Recalls(nn.Module):
         return x + self.seen
 
 
+class Averages(nn.Module):
+    """Makes a new buffer in every pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x - self.mean)
+
+
+def test_a_buffer_that_is_replaced_is_put_back():
+    model = OneOf("op", [Averages(), nn.Linear(4, 3)])
+    averages: Any = model.options[0]
+    mean = averages.mean
+    with pytest.raises(Refused):
+        iteration(oneshot(model), batches(1)[0])
+    assert averages.mean is mean
+    assert mean.tolist() == [0.0] * 4
+
+
 @pytest.mark.parametrize("model", [Remembers, lambda: Reads(Categorical([1, 2]))], ids=["remembers", "reads"])
 def test_a_whole_model_of_few_cases_can_be_one_switch(model):
     assert_same_steps(model())
@@ -400,6 +454,7 @@ def test_a_whole_model_of_few_cases_can_be_one_switch(model):
         (lambda: OneOf("op", [Reads(Real(0, 1)), nn.Linear(4, 3)]), "'x' .*, without cases"),
         (lambda: OneOf("op", [Reads(Integer(1, 99)), nn.Linear(4, 3)]), "'op' .* more than 64 cases"),
         (share_weights, "parameter 0.weight is used inside and outside of a choice"),
+        (lambda: OneOf("op", [Averages(), nn.Linear(4, 3)]), r"^options.0 replaces its buffer 'mean'; write into it"),
     ],
 )
 def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
@@ -447,6 +502,79 @@ def test_what_is_against_a_capture_on_a_gpu_is_known_before(wrap, amp_dtype, rea
     model = nn.Linear(2, 2)
     on_gpu: Any = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda:0"))]}])
     assert reason in str(_capture.find_obstacle(model if wrap is None else wrap(model), on_gpu, amp_dtype))
+
+
+class Looks(nn.Module):
+    def forward(self, x):
+        return x * {0: 1.0, 1: 2.0}[self.decision.index]  # a tensor has another hash
+
+    def __init__(self):
+        super().__init__()
+        self.decision = Value("scale", Categorical([1, 2]))
+
+
+def weighted(model, batch):
+    return cross_entropy(model, batch) * (1 + nas.selected(model)["op"])
+
+
+def as_array(model, batch):
+    return cross_entropy(model, (batch[0], torch.from_numpy(batch[1])))
+
+
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.parametrize(
+    ("option", "loss_fn", "to_batch", "reason"),
+    [
+        (Looks, cross_entropy, tuple, r"\(in 1\.options\.0 \(Looks\)\)"),
+        (
+            lambda: nn.Sequential(nn.ReLU(inplace=True)),
+            cross_entropy,
+            tuple,
+            r"in-place.* \(in 1\.options\.0\.0 \(ReLU",
+        ),
+        (nn.Tanh, weighted, tuple, r"usual: decision 'op' \(1\) is read in Python outside of a choice$"),
+        (nn.Tanh, as_array, lambda b: (b[0], b[1].numpy()), "a batch holds ndarray, and only tensors, numbers"),
+    ],
+    ids=["key", "in place", "loss", "numpy"],
+)
+def test_a_model_that_cannot_be_captured_runs_as_usual(option, loss_fn, to_batch, reason):
+    model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [option(), nn.Identity()]), nn.Linear(4, 3))
+    plain, captured = (
+        oneshot(m, loss_fn=loss_fn, capture=c) for m, c in ((model, False), (copy.deepcopy(model), True))
+    )
+    data = [tuple(map(to_batch, pair)) for pair in pairs(2)]
+    with pytest.warns(UserWarning, match=reason) as caught:
+        got = [captured.step(*pair) for pair in data]
+    assert len(caught) == 1
+    assert got == [plain.step(*pair) for pair in data]
+
+
+@pytest.mark.usefixtures("graphless")
+def test_a_loss_without_a_gradient_is_an_error_as_usual():
+    search = oneshot(Choosy(), loss_fn=lambda model, batch: cross_entropy(model, batch).detach(), capture=True)
+    with (
+        pytest.warns(UserWarning, match="the loss has no gradient"),
+        pytest.raises(ValueError, match="does not depend on the weights"),
+    ):
+        search.step(*batches(2))
+
+
+@pytest.mark.usefixtures("graphless")
+def test_settings_that_change_all_the_time_end_captures():
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+
+    def assert_same_step(number, train, valid):
+        for search in (plain, captured):
+            search.weight_optimizer.param_groups[0]["momentum"] = 0.9 - 0.1 * number
+        assert captured.step(train, valid) == plain.step(train, valid)
+
+    *first, fifth, sixth = enumerate(pairs(6))
+    for number, pair in first:
+        assert_same_step(number, *pair)
+    with pytest.warns(UserWarning, match="it was captured 4 times, as the optimizer's settings"):
+        assert_same_step(fifth[0], *fifth[1])
+    assert_same_step(sixth[0], *sixth[1])  # without a warning, which would be an error
 
 
 def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
