@@ -165,11 +165,16 @@ class UnreadDecisions:
         if self._active and self._steps < WATCHED_STEPS:
             return False
         names = [name for name, candidates in self._active.items() if candidates >= MIN_CANDIDATES]
-        if names:
-            decisions, them = ("decision", "it") if len(names) == 1 else ("decisions", "them")
-            warnings.warn(
-                f"nothing has read the {decisions} {', '.join(map(repr, names[:5]))} in the first {WATCHED_STEPS} "
-                f"steps, so that no architecture depends on {them}; does forward() use {them}?",
-                stacklevel=2,
-            )
+        warn_of_unread(names, f"the first {WATCHED_STEPS} steps")
         return True
+
+
+def warn_of_unread(names: Sequence[str], when: str) -> None:
+    """Warn of decisions, if there are any."""
+    if names:
+        decisions, them = ("decision", "it") if len(names) == 1 else ("decisions", "them")
+        warnings.warn(
+            f"nothing has read the {decisions} {', '.join(map(repr, names[:5]))} in {when}, so that no architecture "
+            f"depends on {them}; does forward() use {them}?",
+            stacklevel=3,
+        )

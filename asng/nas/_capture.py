@@ -115,6 +115,11 @@ class Iteration:
             self._discovers = False
         return True
 
+    @property
+    def unread(self) -> list[str]:
+        """The decisions that no pass reads."""
+        return sorted(self._columns.unread)
+
     def _check_buffers(self) -> None:
         """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones."""
         for module, name, buffer in self._buffers:
@@ -286,6 +291,11 @@ class CapturedStep:
         if self._iteration is None or not self._iteration.fits(train_batch, valid_batch):
             return None
         return self._iteration
+
+    @property
+    def unread(self) -> list[str]:
+        """The decisions that the captured step does not read."""
+        return [] if self._iteration is None else self._iteration.unread
 
     def store(self) -> None:
         """Leave gradients and momentum where the plain path and checkpoints look for them."""

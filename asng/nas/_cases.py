@@ -73,6 +73,7 @@ class Columns:
         self._starts: dict[Any, int] = {}  # by sets of cases, and by functions
         self._encoders: list[Encoder] = []
         self._length = 0
+        self.unread = set(supernet.space)  # decisions
 
     def __len__(self) -> int:
         return self._length
@@ -90,6 +91,7 @@ class Columns:
 
     def add_function(self, function: NumbersFn, args: tuple[Any, ...], length: int) -> int:
         """The first column of the integers that a function makes of the values and further arguments."""
+        self.unread.clear()  # it may read any
         key = function, args
         if key not in self._starts:
             self._append(key, lambda values, positions: function(values, *args), length)

@@ -43,6 +43,7 @@ class LoaderJob(Job):
         self._rng_at_pass_start: dict[str, Any] = {}
         self._pairs: Iterator[tuple[Batch, Batch]] | None = None  # of the running epoch
         self._steps = 0  # in the running epoch
+        self._cost: dict[str, float] = {}  # of the capture of a step, once it is in a record
         self._losses: list[float] = []  # for the weights: of the first step, then the means of the epochs
         self._data_generator = torch.Generator().manual_seed(seed)
         self._rng_at_epoch_start = rng_states(self)
@@ -125,7 +126,9 @@ class LoaderJob(Job):
         self._losses.append(means["train_loss"])
         self._pairs, self._steps = None, 0
         self._valid_at_epoch_start = self._finish_valid_pass()
-        return {**means, **certainty(self._oneshot.arch_optimizer)}
+        cost = {} if self._cost == self._oneshot.capture_cost else self._oneshot.capture_cost
+        self._cost = self._oneshot.capture_cost
+        return {**means, **certainty(self._oneshot.arch_optimizer), **cost}
 
     def _warn_of_explosion(self, train: float, epoch: int) -> None:
         """Warn, once, of a mean loss that is finite, but far above that of the first step, or of the first epoch."""

@@ -17,7 +17,17 @@ from torch import Tensor, nn
 
 from asng._asktell import Candidate, Optimizer
 from asng.nas import _checkpoints, _checks, _distributed
-from asng.nas._candidates import FAILED, Failures, LossFn, Numbers, Outcome, UnreadDecisions, gather_numbers, to_outcome
+from asng.nas._candidates import (
+    FAILED,
+    Failures,
+    LossFn,
+    Numbers,
+    Outcome,
+    UnreadDecisions,
+    gather_numbers,
+    to_outcome,
+    warn_of_unread,
+)
 from asng.nas._preserve import set_training
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
@@ -220,6 +230,9 @@ class OneShot:
             done = self._captured.step(drawn, train_batch, feasible, n, valid_batch)
             if done is not None:
                 self._failures.end_step(False)
+                if self._unread is not None:
+                    warn_of_unread(self._captured.unread, "a captured step")
+                    self._unread = None
                 return done
         outcomes = [*self._train(drawn, train_batch), *self._judge(feasible, valid_batch)]
         numbers = gather_numbers(outcomes, self.device)

@@ -559,6 +559,44 @@ def test_a_loss_without_a_gradient_is_an_error_as_usual():
         search.step(*batches(2))
 
 
+class Ignores(nn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        self.inner = nn.ModuleList(Value(name, Categorical([1, 2])) for name in names)
+        self.net = Choosy()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.usefixtures("graphless")
+def test_decisions_that_a_captured_step_does_not_read_are_named():
+    search = oneshot(Ignores("a", "b"), capture=True)
+    first, second = pairs(2)
+    with pytest.warns(UserWarning, match="nothing has read the decisions 'a', 'b' in a captured step"):
+        search.step(*first)
+    search.step(*second)  # without a warning, which would be an error
+
+
+@pytest.mark.usefixtures("graphless")
+def test_a_search_records_what_the_capture_took_and_resumes(tmp_path):
+    def history(checkpoint, epochs=2, capture=True):
+        torch.manual_seed(0)
+        model = Choosy()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        options: Any = {"checkpoint": checkpoint, "progress": False, "capture": capture}
+        options |= {"weight_optimizer": optimizer, "lr_scheduler": scheduler, "epochs": epochs}
+        return nas.search(model, batches(3, 1), batches(3, 2), cross_entropy, **options).history
+
+    captured, plain = history(None), history(None, capture=False)
+    assert [sorted(set(record) - set(plain[0])) for record in captured] == [["capture_gb", "capture_seconds"], []]
+    history(tmp_path / "search.pt", epochs=1)
+    resumed = history(tmp_path / "search.pt")
+    for one, other, third in zip(plain, captured, resumed, strict=True):
+        assert one["valid_loss"] == other["valid_loss"] == third["valid_loss"]
+
+
 @pytest.mark.usefixtures("graphless")
 def test_settings_that_change_all_the_time_end_captures():
     model = Choosy()
