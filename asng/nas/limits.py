@@ -194,7 +194,7 @@ class Costs:
             try:
                 if isinstance(measure, StaticMeasure):
                     build = build or StaticBuild(supernet, values)
-                    cost: Any = measure_static(measure, build)
+                    cost: Any = measure_static(measure, build, limit.at_most)
                 else:
                     with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
                         cost = measure(supernet.model, dict(values))  # its own
