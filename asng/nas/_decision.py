@@ -137,7 +137,9 @@ class Decision(_Arithmetic, Searchable):
         Args:
             value: One of the variable's values.
         """
-        self.__dict__["selected"] = (value,)  # past nn.Module's bookkeeping, which is slow
+        before = self.selected
+        record = before[1:] if type(before) is tuple else ()  # of a search that watches which decisions are read
+        self.__dict__["selected"] = (value, *record)  # past nn.Module's bookkeeping, which is slow
 
     @property
     def value(self) -> Any:

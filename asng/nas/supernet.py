@@ -317,9 +317,7 @@ def selected(model: nn.Module) -> dict[str, Any]:
     >>> selected(model)
     {'act': 'tanh'}
     """
-    decisions = [module for module in model.modules() if isinstance(module, Decision)]
-    # Not by .value, the reads of which are watched; it only says what is wrong where there is none.
-    return {decision.name: decision.selected[0] if decision.selected else decision.value for decision in decisions}
+    return {module.name: module.value for module in model.modules() if isinstance(module, Decision)}
 
 
 def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
