@@ -171,9 +171,9 @@ class Latency(ForwardMeasure):
 
     Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
     within 10 %: their median is the latency. Other work on the device only makes runs slower, so the fastest ones say
-    most. Under a limit the runs end once they decide: when two meet it, which shows that the median does, or when all of
-    the first ones are far above it; the latency then is that of these runs. On the CPU torch uses the threads that it is
-    set to (`torch.set_num_threads`).
+    most. Under a limit the runs end once they decide: when two meet it, which shows that the median does, or when all
+    of the first ones are far above it; the latency then is that of these runs. On the CPU torch uses the threads that
+    it is set to (`torch.set_num_threads`).
 
     Args:
         inputs: Example inputs, with which the model is called.
