@@ -151,7 +151,7 @@ class Adam(Optimizer):
         return adam_update(self._family, self._state, x, losses, active, lr=self._lr)
 
     def _impossible_part(self, state: AdamState) -> str | None:
-        # A gradient weighs 0.1 * 0.9^k in the first moment and 0.001 * 0.999^k in the second: at most 100 times as much.
+        # A gradient weighs 0.1 * 0.9^k in the first moment and 0.001 * 0.999^k in the second: at most 100 times more.
         bound = 10.001 * np.sqrt(np.maximum(state.second, 0)) + 1e-150
         if not ((state.second >= 0) & (state.second <= MAX_MOMENT) & (np.abs(state.first) <= bound)).all():
             return "moments"

@@ -122,7 +122,21 @@ class StaticBuild:
         if not from_asng:
             active = self.supernet.active_modules(root=module)
             self._ties.record_lost(active, static, label_of(module, self._original))
+            if static is module:
+                self._check_itself(module)
         return static
+
+    def _check_itself(self, module: Searchable) -> None:
+        """Raise ValueError if a module that replaces itself keeps a decision, or modules that do not run."""
+        kind: Any = type(module)
+        active = set(self.supernet.active_modules(root=module))
+        kept = module if _is_searched(kind) else _first_inactive(module, active)
+        if kept is not None:
+            inside = f"keeps {label_of(kept, self._original)}, which does not run"
+            raise ValueError(
+                f"build_static() of {label_of(module, self._original)} returned the module itself, which "
+                f"{'is to be decided' if kept is module else inside}; return another module, with what runs alone"
+            )
 
     def _adopt(self, module: Searchable, static: nn.Module) -> None:
         """Check the new modules in the replacement of a module, and set their training mode."""
@@ -175,6 +189,16 @@ def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
 
 def _reads_decisions(module: nn.Module) -> bool:
     return any(isinstance(m, Decision) for _, _, held in unregistered_modules(module) for m in held.modules())
+
+
+def _first_inactive(module: nn.Module, active: set[nn.Module]) -> nn.Module | None:
+    """The first module inside another that is not active, and is no container of active ones."""
+    for child in module.children():
+        if child not in active:
+            inside = _first_inactive(child, active) if child._modules else child
+            if inside is not None:
+                return inside
+    return None
 
 
 @cache
