@@ -3,8 +3,10 @@
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
+from functools import partial
 from itertools import islice
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,25 +36,49 @@ def unregistered_modules(module: nn.Module) -> Iterator[tuple[str, Any, nn.Modul
         return  # nothing of its own, or one of torch's layers
     for name, value in attributes.items():
         if name not in MODULE_ATTRIBUTES and type(value) not in SCALAR_TYPES:
-            for inner in _modules_in(value, MAX_DEPTH):
+            for inner in objects_in(value, nn.Module):
                 yield name, value, inner
 
 
-def _modules_in(value: Any, depth: int) -> Iterator[nn.Module]:
-    if isinstance(value, nn.Module):
+def objects_in(value: Any, kind: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    """The objects of a class, or of several, that a value holds in containers and attributes; not those in modules."""
+    if isinstance(value, kind):
         yield value
-    elif depth:
+    elif depth and not isinstance(value, nn.Module):
         items: Iterable[Any] = ()
         if isinstance(value, (list, tuple, set, frozenset)):
             items = value
         elif isinstance(value, Mapping):
             items = value.values()
+        elif isinstance(value, partial):
+            items = (value.func, *value.args, *value.keywords.values())
         elif not isinstance(value, ModuleType):
             attributes = getattr(value, "__dict__", None)
             items = attributes.values() if isinstance(attributes, dict) else ()
         for item in islice(items, MAX_ITEMS):
             if type(item) not in SCALAR_TYPES:
-                yield from _modules_in(item, depth - 1)
+                yield from objects_in(item, kind, depth - 1)
+
+
+def captured_modules(value: Any, depth: int = MAX_DEPTH) -> Iterator[nn.Module]:
+    """The modules that a function has in its closure or defaults, also through other functions."""
+    items: list[Any] = []
+    match value:
+        case nn.Module():
+            yield value
+        case FunctionType():
+            items = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            for cell in value.__closure__ or ():
+                with suppress(ValueError):  # it is empty
+                    items.append(cell.cell_contents)
+        case MethodType():
+            items = [value.__self__, value.__func__]
+        case list() | tuple():
+            items = value[:MAX_ITEMS]  # type: ignore[assignment]
+        case dict():
+            items = list(islice(value.values(), MAX_ITEMS))
+    for item in items if depth else ():
+        yield from captured_modules(item, depth - 1)
 
 
 def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:

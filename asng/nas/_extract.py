@@ -4,21 +4,31 @@ import copy
 from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from asng.nas._checks import MODULE_ATTRIBUTES, unregistered_error, unregistered_modules, unwrap
+from asng.nas._checks import (
+    MODULE_ATTRIBUTES,
+    captured_modules,
+    objects_in,
+    unregistered_error,
+    unregistered_modules,
+    unwrap,
+)
 from asng.nas._decision import Decision, Searchable
 from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, with_own
 from asng.nas._ties import Ties
-from asng.nas.layers._base import Build, ElasticLayer, current_build
+from asng.nas.layers._base import Build, ElasticLayer, current_build, own_hooks
 
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
 
 MAX_REPLACEMENTS = 20  # modules that replace each other, one after another
+COMPILED = "_compiled_call_impl"  # of modules that were compiled in place
+NOT_COPIED = frozenset({"_parameters", "_buffers", "_modules", COMPILED})  # as they are
 IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
 
 
@@ -60,6 +70,7 @@ class StaticBuild:
         for module in ordinary:
             memo[id(module)] = type(module).__new__(type(module))
         for module in kept:
+            self._check_functions(module)
             _copy_tensors(module, memo, share_weights)
         with self.supernet.selecting(self._values):
             self._substitute(memo, set(kept))
@@ -69,6 +80,21 @@ class StaticBuild:
                 attributes[name] = _copy_attribute(name, value, memo)
         network: nn.Module = copy.deepcopy(self.network, memo)
         return network
+
+    def _check_functions(self, module: nn.Module) -> None:
+        """Raise ValueError for functions in attributes or hooks that would go on using modules of the model."""
+        for name, value in module.__dict__.items():
+            if type(value) in IMMUTABLE or name in NOT_COPIED or (name in MODULE_ATTRIBUTES and not value):
+                continue
+            for function in objects_in(value, FunctionType):
+                for captured in captured_modules(function):
+                    if captured in self._original:
+                        holder = next((m for m, after in self._replacements.items() if after is module), module)
+                        raise ValueError(
+                            f"{name.lstrip('_')} of {label_of(holder, self._original)} has a function that captures "
+                            f"{label_of(captured, self._original)}, and would go on using it instead of its copy; "
+                            "make it a method, or give it the module as an argument"
+                        )
 
     def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> None:
         """Map the modules that do not stay to their replacements in the copy."""
@@ -109,6 +135,7 @@ class StaticBuild:
         if not isinstance(module, Searchable):
             return unwrap(module)
         from_asng = is_from_asng(type(module).build_static)
+        is_hooked = any(map(own_hooks, (module._forward_hooks, module._forward_pre_hooks)))
         token = current_build.set(self._views if from_asng else self._copies)
         try:
             with nullcontext() if from_asng else self.supernet.preserve_selection():
@@ -119,6 +146,11 @@ class StaticBuild:
             label = label_of(module, self._original)
             raise TypeError(f"build_static() of {label} must return a module, which takes its place, got {static!r}")
         self._adopt(module, static)
+        if is_hooked and static is not module:
+            raise ValueError(
+                f"{label_of(module, self._original)} has a forward hook, which {type(static).__name__} in its place "
+                "would not have; register it on the module around, or remove it first"
+            )
         if not from_asng:
             active = self.supernet.active_modules(root=module)
             self._ties.record_lost(active, static, label_of(module, self._original))
@@ -227,10 +259,11 @@ def _copy_tensors(module: nn.Module, memo: dict[int, Any], share_weights: bool) 
     for buffer in module._buffers.values():
         if type(buffer) is Tensor and id(buffer) not in memo:  # a copy of a view would hold all of its memory
             memo[id(buffer)] = buffer.detach().clone().requires_grad_(buffer.requires_grad)
-    for value in module.__dict__.values():
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, Tensor) and not tensor.is_leaf and id(tensor) not in memo:
-                memo[id(tensor)] = tensor.detach().clone()
+    for name, value in module.__dict__.items():
+        if type(value) not in IMMUTABLE and name not in MODULE_ATTRIBUTES:
+            for tensor in objects_in(value, Tensor):
+                if not tensor.is_leaf and id(tensor) not in memo:
+                    memo[id(tensor)] = tensor.detach().clone()
     if share_weights:
         for parameter in module._parameters.values():
             if type(parameter) is nn.Parameter and id(parameter) not in memo:
@@ -239,6 +272,8 @@ def _copy_tensors(module: nn.Module, memo: dict[int, Any], share_weights: bool) 
 
 def _copy_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
     kind = type(value)
+    if name == COMPILED:  # as in the pickle of a module
+        return None
     if kind in IMMUTABLE or (kind is tuple and all(type(item) in IMMUTABLE for item in value)):
         return value
     if name in MODULE_ATTRIBUTES and not value:  # hooks, most of the time

@@ -409,9 +409,9 @@ CHANGED = {
 
 
 def test_a_module_that_replaces_itself_has_no_inactive_parts():
-    model = nn.Sequential(Itself(Value("depth", Integer(1, 3)), [nn.Linear(4, 4) for _ in range(3)]))
-    static = extract(model, {"depth": 3})
-    assert torch.equal(static(torch.ones(1, 4)), extract(nn.Sequential(*model[0].blocks), {})(torch.ones(1, 4)))
+    blocks = [nn.Linear(4, 4) for _ in range(3)]
+    static = extract(nn.Sequential(Itself(Value("depth", Integer(1, 3)), blocks)), {"depth": 3})
+    assert torch.equal(static(torch.ones(1, 4)), nn.Sequential(*blocks)(torch.ones(1, 4)))
     choice = nn.Sequential(OwnChoice("act", [nn.ReLU(), nn.Tanh()]))
     with pytest.raises(
         ValueError, match=r"of 0 \(OwnChoice\) returned the module itself, which is to be decided; return"
