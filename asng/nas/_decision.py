@@ -137,9 +137,10 @@ class Decision(_Arithmetic, Searchable):
         Args:
             value: One of the variable's values.
         """
-        before = self.selected
-        record = before[1:] if type(before) is tuple else ()  # of a search that watches which decisions are read
-        self.__dict__["selected"] = (value, *record)  # past nn.Module's bookkeeping, which is slow
+        attributes = self.__dict__  # past nn.Module's bookkeeping, which is slow
+        before = attributes["selected"]
+        # The second is the record of a search that watches which decisions are read.
+        attributes["selected"] = (value,) if len(before) < 2 else (value, before[1])
 
     @property
     def value(self) -> Any:
