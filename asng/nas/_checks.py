@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -61,7 +62,7 @@ def objects_in(value: Any, kind: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
 
 
 def captured_modules(value: Any, depth: int = MAX_DEPTH) -> Iterator[nn.Module]:
-    """The modules that a function has in its closure or defaults, also through other functions."""
+    """The modules that a function has in its closure or defaults, also through others, or that a weak reference has."""
     items: list[Any] = []
     match value:
         case nn.Module():
@@ -71,6 +72,8 @@ def captured_modules(value: Any, depth: int = MAX_DEPTH) -> Iterator[nn.Module]:
             for cell in value.__closure__ or ():
                 with suppress(ValueError):  # it is empty
                     items.append(cell.cell_contents)
+        case ref():
+            items = [value()]
         case MethodType():
             items = [value.__self__, value.__func__]
         case list() | tuple():
@@ -93,7 +96,7 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
 def unwrap(model: nn.Module) -> nn.Module:
     """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
     while True:
-        if _is_optimized(model):
+        if is_optimized(model):
             model = model.get_submodule("_orig_mod")
         elif isinstance(model, (DataParallel, DistributedDataParallel)):
             model = model.module
@@ -103,10 +106,10 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile was given a module, the reads of which then are no longer seen."""
-    return _is_optimized(module) or module._compiled_call_impl is not None
+    return is_optimized(module) or module._compiled_call_impl is not None
 
 
-def _is_optimized(module: nn.Module) -> bool:
+def is_optimized(module: nn.Module) -> bool:
     """Whether torch.compile returned a module; its class is loaded only then."""
     return isinstance(module, getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ()))
 

@@ -6,6 +6,7 @@ from contextlib import nullcontext
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from asng.nas._checks import (
     MODULE_ATTRIBUTES,
     captured_modules,
+    is_optimized,
     objects_in,
     unregistered_error,
     unregistered_modules,
@@ -27,8 +29,7 @@ if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
 
 MAX_REPLACEMENTS = 20  # modules that replace each other, one after another
-COMPILED = "_compiled_call_impl"  # of modules that were compiled in place
-NOT_COPIED = frozenset({"_parameters", "_buffers", "_modules", COMPILED})  # as they are
+TENSORS_AND_MODULES = ("_parameters", "_buffers", "_modules")
 IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
 
 
@@ -70,8 +71,9 @@ class StaticBuild:
         for module in ordinary:
             memo[id(module)] = type(module).__new__(type(module))
         for module in kept:
-            self._check_functions(module)
             _copy_tensors(module, memo, share_weights)
+        for module in filter(is_optimized, kept):
+            memo[id(module)] = copy.deepcopy(unwrap(module), memo)
         with self.supernet.selecting(self._values):
             self._substitute(memo, set(kept))
         for module in ordinary:
@@ -79,21 +81,24 @@ class StaticBuild:
             for name, value in module.__dict__.items():
                 attributes[name] = _copy_attribute(name, value, memo)
         network: nn.Module = copy.deepcopy(self.network, memo)
+        for path, module in network.named_modules():
+            module._compiled_call_impl = None  # which would run the module of the model
+            self._check_functions(module, path)
         return network
 
-    def _check_functions(self, module: nn.Module) -> None:
-        """Raise ValueError for functions in attributes or hooks that would go on using modules of the model."""
+    def _check_functions(self, module: nn.Module, path: str) -> None:
+        """Raise ValueError for attributes of a copy that still use modules of the model, as deepcopy kept them."""
         for name, value in module.__dict__.items():
-            if type(value) in IMMUTABLE or name in NOT_COPIED or (name in MODULE_ATTRIBUTES and not value):
+            if type(value) in IMMUTABLE or (name in MODULE_ATTRIBUTES and (not value or name in TENSORS_AND_MODULES)):
                 continue
-            for function in objects_in(value, FunctionType):
-                for captured in captured_modules(function):
+            for holder in objects_in(value, (FunctionType, ref)):
+                for captured in captured_modules(holder):
                     if captured in self._original:
-                        holder = next((m for m, after in self._replacements.items() if after is module), module)
+                        what = "weak reference to" if isinstance(holder, ref) else "function that captures"
                         raise ValueError(
-                            f"{name.lstrip('_')} of {label_of(holder, self._original)} has a function that captures "
-                            f"{label_of(captured, self._original)}, and would go on using it instead of its copy; "
-                            "make it a method, or give it the module as an argument"
+                            f"{name.lstrip('_')} of {label_of(module, {module: path})} has a {what} "
+                            f"{label_of(captured, self._original)}, and would go on using it instead of its copy; use "
+                            "a method, or give it the module as an argument"
                         )
 
     def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> None:
@@ -272,8 +277,6 @@ def _copy_tensors(module: nn.Module, memo: dict[int, Any], share_weights: bool) 
 
 def _copy_attribute(name: str, value: Any, memo: dict[int, Any]) -> Any:
     kind = type(value)
-    if name == COMPILED:  # as in the pickle of a module
-        return None
     if kind in IMMUTABLE or (kind is tuple and all(type(item) in IMMUTABLE for item in value)):
         return value
     if name in MODULE_ATTRIBUTES and not value:  # hooks, most of the time

@@ -132,9 +132,10 @@ class Flops(ForwardMeasure):
         mha = torch.backends.mha
         fused = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
+        network.eval()  # which returns None where a train() of the user's does
         try:
             with counter:
-                network.eval()(*to_device(self.inputs, device))
+                network(*to_device(self.inputs, device))
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
@@ -201,7 +202,8 @@ class Latency(ForwardMeasure):
 
     def _measure(self, build: StaticBuild, device: torch.device, at_most: float) -> float:
         device = self.device or device
-        network = build.copy().eval().to(device)  # a copy: what runs may write into its weights
+        network = build.copy().to(device)  # a copy: what runs may write into its weights
+        network.eval()
         inputs = to_device(self.inputs, device)
         seconds: list[float] = []
         while len(seconds) < self.warmup + self.repeats and not _agree(seconds[self.warmup :]):

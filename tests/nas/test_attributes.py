@@ -2,6 +2,7 @@
 
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -78,6 +79,12 @@ def test_a_function_that_captures_a_module_of_the_model_is_refused(make, capture
         extract(model, {"op": 1})
 
 
+def test_a_weak_reference_to_a_module_of_the_model_is_refused():
+    model = nn.Sequential(Calling(lambda module: ref(module.op)))
+    with pytest.raises(ValueError, match=r"^call of 0 \(Calling\) has a weak reference to 0\.op \(OneOf\), and would"):
+        extract(model, {"op": 1})
+
+
 def test_what_cannot_be_extracted_ends_a_search_in_its_first_step():
     model, calls = nn.Sequential(Calling(lambda module: lambda x: 2 * module.layer(x))), []
 
@@ -97,6 +104,14 @@ def test_a_layer_compiled_in_place_is_a_layer_of_its_own_when_extracted():
     before = static(x)
     randomize(model)
     assert torch.equal(static(x), before)
+
+
+def test_a_compiled_layer_in_a_model_is_extracted_without_its_wrapper():
+    layer = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"))
+    model = nn.Sequential(layer, OneOf("op", [nn.Linear(4, 4), nn.Tanh()]))
+    static, x = extract(model, {"op": 1}), torch.ones(1, 4)
+    assert static.state_dict().keys() == {"0.0.weight", "0.0.bias"}
+    assert torch.equal(static(x), layer(x).tanh())
 
 
 def test_activations_that_a_module_keeps_are_copied():

@@ -120,6 +120,15 @@ def test_a_network_is_measured_in_evaluation_without_gradients_on_the_example(me
     assert set(map(str, Watch.seen)) == {str((False, False, (7, 2), ("more", {"a": 1})))}
 
 
+@pytest.mark.parametrize("measure", [Flops, Latency])
+def test_a_train_method_that_returns_nothing_is_measured(measure):
+    class Forgetful(Watch):
+        def train(self, mode=True):
+            super().train(mode)
+
+    assert measure(torch.zeros(7, 2))(Forgetful(), {"act": "tanh"}) >= 0
+
+
 def test_latency_runs_forward_as_often_as_it_says():
     for repeats, warmup in [(1, 0), (2, 2)]:
         Watch.seen.clear()
