@@ -351,10 +351,8 @@ def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
 
 def _check_modules(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Module]:
     """What `active_modules()` of a module returned; raises TypeError where it holds anything else than modules."""
-    modules = list(active)
+    modules = list(active) if isinstance(active, Iterable) else [active]
     for inner in modules:
         if not isinstance(inner, nn.Module):
-            raise TypeError(
-                f"active_modules() of {type(module).__name__} must return modules, got {inner!r} among them"
-            )
+            raise TypeError(f"active_modules() of {type(module).__name__} must return a list of modules, got {inner!r}")
     return modules

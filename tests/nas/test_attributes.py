@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, nas
+from asng import ASNG, Categorical, Real, nas
 from asng.nas import OneOf, Repeat, Width, extract, select
 
 
@@ -154,3 +154,26 @@ def test_the_size_of_the_last_input_is_not_changed_by_building_a_static_layer():
     layer(torch.ones(1, 5))
     layer.build_static(in_channels=3)
     assert layer.static_settings()["in_features"] == 5
+
+
+def test_an_extracted_value_has_the_index_that_it_had():
+    model = nn.ModuleList([nas.Value("v", Categorical(["a", "b"])), nas.Value("x", Real(0, 1))])
+    first, second = extract(model, {"v": "b", "x": 0.5}).children()
+    assert (first.value, first.index) == ("b", 1)
+    assert (second.value, second.index) == (0.5, None)
+
+
+def test_active_modules_that_are_no_list_are_named():
+    class Forgetful(nas.Searchable):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v = nas.Value("v", Categorical(["a", "b"]))
+
+        def active_modules(self) -> Any:
+            return None
+
+        def build_static(self) -> nn.Module:
+            return nn.Identity()
+
+    with pytest.raises(TypeError, match=r"active_modules\(\) of Forgetful must return a list of modules, got None"):
+        nas.Supernet(Forgetful()).active({"v": "a"})
