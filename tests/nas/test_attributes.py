@@ -107,7 +107,8 @@ def test_a_layer_compiled_in_place_is_a_layer_of_its_own_when_extracted():
 
 
 def test_a_compiled_layer_in_a_model_is_extracted_without_its_wrapper():
-    layer = nn.Sequential(torch.compile(nn.Linear(4, 4), backend="eager"))
+    compiled: Any = torch.compile(nn.Linear(4, 4), backend="eager")
+    layer = nn.Sequential(compiled)
     model = nn.Sequential(layer, OneOf("op", [nn.Linear(4, 4), nn.Tanh()]))
     static, x = extract(model, {"op": 1}), torch.ones(1, 4)
     assert static.state_dict().keys() == {"0.0.weight", "0.0.bias"}
