@@ -79,7 +79,11 @@ class StaticBuild:
         for module in ordinary:
             attributes = memo[id(module)].__dict__
             for name, value in module.__dict__.items():
-                attributes[name] = _copy_attribute(name, value, memo)
+                try:
+                    attributes[name] = _copy_attribute(name, value, memo)
+                except Exception as error:  # such as a lock or a file, which nothing copies
+                    error.add_note(f"in copying the attribute {name!r} of {label_of(module, self._original)}")
+                    raise
         network: nn.Module = copy.deepcopy(self.network, memo)
         for path, module in network.named_modules():
             module._compiled_call_impl = None  # which would run the module of the model

@@ -1,6 +1,7 @@
 """What modules hold besides modules, in the extracted network: functions, hooks, activations, compiled code."""
 
 from functools import partial
+from threading import Lock
 from typing import Any
 from weakref import ref
 
@@ -113,6 +114,13 @@ def test_a_compiled_layer_in_a_model_is_extracted_without_its_wrapper():
     static, x = extract(model, {"op": 1}), torch.ones(1, 4)
     assert static.state_dict().keys() == {"0.0.weight", "0.0.bias"}
     assert torch.equal(static(x), layer(x).tanh())
+
+
+def test_an_attribute_that_cannot_be_copied_is_named():
+    model = nn.Sequential(Calling(lambda module: Lock()))
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
+        extract(model, {"op": 1})
+    assert caught.value.__notes__[0] == "in copying the attribute 'call' of Calling"
 
 
 def test_activations_that_a_module_keeps_are_copied():
