@@ -34,6 +34,7 @@ class StaticMeasure(ABC):
     """
 
     device: torch.device | None = None  # where it runs, if not where the model is
+    is_exact: ClassVar[bool] = True  # whether its numbers are the same under any limit
 
     def __call__(self, model: nn.Module, values: Values) -> float:
         return measure_static(self, StaticBuild(Supernet(model), values))
@@ -189,6 +190,8 @@ class Latency(ForwardMeasure):
     >>> 0 < Latency(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4}) < 60
     True
     """
+
+    is_exact = False
 
     def __init__(
         self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warmup: int = 3
