@@ -72,10 +72,8 @@ class StaticBuild:
             memo[id(module)] = type(module).__new__(type(module))
         for module in kept:
             _copy_tensors(module, memo, share_weights)
-        for module in filter(is_optimized, kept):
-            memo[id(module)] = copy.deepcopy(unwrap(module), memo)
         with self.supernet.selecting(self._values):
-            self._substitute(memo, set(kept))
+            memo = self._substitute(memo, set(kept))
         for module in ordinary:
             attributes = memo[id(module)].__dict__
             for name, value in module.__dict__.items():
@@ -105,9 +103,9 @@ class StaticBuild:
                             "a method, or give it the module as an argument"
                         )
 
-    def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> None:
+    def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> dict[int, Any]:
         """Map the modules that do not stay to their replacements in the copy."""
-        others = []
+        others = {id(module): unwrap(module) for module in kept if is_optimized(module)}
         for module in self._original:
             if module not in kept:
                 after = self._replacements.get(module)
@@ -116,9 +114,8 @@ class StaticBuild:
                 elif after is None or id(after) in memo:
                     memo[id(module)] = memo.get(id(after))
                 else:
-                    others.append((module, after))
-        for module, after in others:
-            memo[id(module)] = copy.deepcopy(after, memo)
+                    others[id(module)] = after
+        return _Memo(memo, others) if others else memo
 
     def _static(self, module: nn.Module) -> nn.Module:
         if module not in self._replacements:
@@ -202,6 +199,18 @@ class StaticBuild:
                     raise unregistered_error(where, value, lost)
 
 
+class _Memo(dict[int, Any]):
+    """A memo of deepcopy with modules, by id, of which another one is copied when they are met."""
+
+    def __init__(self, memo: dict[int, Any], others: dict[int, nn.Module]) -> None:
+        super().__init__(memo)
+        self._others = others
+
+    def get(self, key: int, default: Any = None) -> Any:
+        other = self._others.get(key)
+        return super().get(key, default) if other is None else copy.deepcopy(other, self)
+
+
 def list_modules(network: nn.Module) -> list[nn.Module]:
     """All modules, each once; as `modules()`, several times as fast."""
     found: dict[nn.Module, None] = {}
@@ -258,9 +267,9 @@ def _is_ordinary(kind: Any) -> bool:
     same = all(
         getattr(kind, name) is getattr(nn.Module, name) for name in ("__reduce__", "__reduce_ex__", "__getstate__")
     )
-    # Those of torch's layers only add what is missing in the pickles of older versions.
-    setstate = kind.__setstate__.__module__
-    return same and not hasattr(kind, "__deepcopy__") and (setstate == "torch.nn" or setstate.startswith("torch.nn."))
+    # Those of torch's layers add what is missing in the pickles of older versions, and that of torch.compile a number.
+    is_torchs = kind.__setstate__.__module__.startswith(("torch.nn", "torch._dynamo"))
+    return same and not hasattr(kind, "__deepcopy__") and is_torchs
 
 
 def _copy_tensors(module: nn.Module, memo: dict[int, Any], share_weights: bool) -> None:

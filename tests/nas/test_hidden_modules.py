@@ -112,7 +112,11 @@ def everything_in(thing: Any, found: dict[int, Any] | None = None) -> dict[int, 
     return found
 
 
-def test_a_list_of_modules_has_what_became_of_them_and_none_for_those_left_out():
+@pytest.mark.parametrize("is_ordinary", [True, False])
+def test_a_list_of_modules_has_what_became_of_them_and_none_for_those_left_out(is_ordinary, monkeypatch):
+    monkeypatch.setattr(
+        "asng.nas._extract._is_ordinary", lambda kind: is_ordinary
+    )  # as of modules that pickle themselves
     model = Kept()
     values = {"w": 3, "op": 0}
     select(model, values)
