@@ -98,6 +98,7 @@ def test_what_cannot_be_extracted_ends_a_search_in_its_first_step():
     assert len(calls) == 4
 
 
+@pytest.mark.slow
 def test_a_layer_compiled_in_place_is_a_layer_of_its_own_when_extracted():
     model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 4), nn.Tanh()]))
     model[0].compile(backend="eager")
@@ -107,6 +108,7 @@ def test_a_layer_compiled_in_place_is_a_layer_of_its_own_when_extracted():
     assert torch.equal(static(x), before)
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_in_a_model_is_extracted_without_its_wrapper():
     compiled: Any = torch.compile(nn.Linear(4, 4), backend="eager")
     layer = nn.Sequential(compiled)

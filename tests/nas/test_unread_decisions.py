@@ -113,12 +113,14 @@ def test_watching_changes_nothing_and_ends():
     assert seen == [{2}] * 40 + [{1}] * 4
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_not_watched():
     compiled = torch.compile(Forgotten(Value("v", Integer(1, 4))), backend="eager")
     assert warned(make_oneshot(compiled)) == []
     make_oneshot(Net()).step(*batches(2))
 
 
+@pytest.mark.slow
 def test_what_a_compiled_loss_reads_is_not_seen_and_not_missed():
     compiled = torch.compile(lambda model, batch: model(batch[0]).mean() * model.forgotten[0].value, backend="eager")
     assert warned(make_oneshot(Forgotten(Value("v", Integer(1, 4))), loss_fn=compiled)) == []
