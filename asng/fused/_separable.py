@@ -16,13 +16,13 @@ MAX_CHANNELS = 256
 class SeparableConv2d(nn.Sequential):
     """Twice ReLU, depthwise convolution, 1x1 convolution and batch norm: a `torch.nn.Sequential` of these layers.
 
-    In training mode three kernels run forward and six backward (with many channels: up to nine). The layers hold the
-    parameters and the state, as ever.
+    In training mode seven kernels run forward and eight backward (with many pixels: up to nine and ten). The layers
+    hold the parameters and the state, as ever.
 
     Args:
         layers: `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`, and again. Kernels are
-            used for odd kernel sizes with as much padding as keeps the size, no bias, and up to 256 channels; other
-            layers, and layers with hooks, run one after another, as in a `torch.nn.Sequential`.
+            used for kernel sizes of 3 and 5 with as much padding as keeps the size, no bias, and up to 256 channels;
+            other layers, and layers with hooks, run one after another, as in a `torch.nn.Sequential`.
 
     >>> half = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
     >>> again = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
@@ -75,7 +75,7 @@ def _is_depthwise(layer: nn.Conv2d, channels: int) -> bool:
     return (
         layer.in_channels == layer.out_channels == layer.groups == channels
         and layer.kernel_size == (size, size)
-        and size % 2 == 1
+        and size in (3, 5)
         and layer.stride == (stride, stride)
         and layer.padding == (size // 2, size // 2)
         and layer.dilation == (1, 1)

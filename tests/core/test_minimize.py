@@ -23,11 +23,11 @@ LINE: dict[str, Any] = {"n": Integer(-10, 10)}
 def test_minimize_evaluates_exactly_as_often_as_asked(evaluations, population_size):
     seen = []
 
-    def recorded(values):
+    def record(values):
         seen.append(values)
         return sphere(values)
 
-    result = minimize(recorded, LINE, evaluations=evaluations, population_size=population_size, seed=0)
+    result = minimize(record, LINE, evaluations=evaluations, population_size=population_size, seed=0)
     assert len(seen) == result.evaluations == evaluations
     assert result.loss == min(map(sphere, seen)) == sphere(result.values)
     assert result.mode == result.optimizer.mode()
@@ -65,14 +65,14 @@ def test_an_executor_changes_nothing_but_the_time():
 def test_interrupt_returns_the_result_so_far():
     seen = []
 
-    def interrupted(values):
+    def interrupt(values):
         seen.append(values)
         if len(seen) == 8:
             raise KeyboardInterrupt
         return sphere(values)
 
     try:
-        result = minimize(interrupted, LINE, evaluations=100, population_size=2, seed=0)
+        result = minimize(interrupt, LINE, evaluations=100, population_size=2, seed=0)
     except KeyboardInterrupt:  # would end the whole test run
         pytest.fail("the result so far is lost")
     assert result.evaluations == 6  # the pairs that were complete
@@ -80,11 +80,11 @@ def test_interrupt_returns_the_result_so_far():
 
 
 def test_interrupt_before_any_result_is_passed_on():
-    def interrupted(values):
+    def interrupt(values):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        minimize(interrupted, LINE, evaluations=100)
+        minimize(interrupt, LINE, evaluations=100)
 
 
 def test_other_errors_of_the_function_are_passed_on():
