@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import CyclicLR, ExponentialLR, LambdaLR, OneCycle
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
 from asng import ASNG, SNG
+from asng._files import lock_checkpoint, previous_path
 from asng.nas import Flops, Latency, Limit, OneOf, parameters, space_of
 from asng.nas import _checkpoints as checkpoints
 from tests.helpers.processes import POINTS, ended, forking, ready, searching, started, waiting
@@ -476,7 +477,7 @@ def test_a_damaged_checkpoint_ends_the_search_with_the_previous_one_offered(tmp_
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"damaged .*the one before it is .*checkpoint\.asng-previous\.pt: rename it"):
         run_search(checkpoint=path)
-    os.replace(checkpoints.previous_path(path), path)
+    os.replace(previous_path(path), path)
     assert len(run_search(checkpoint=path).history) == 2
 
 
@@ -541,7 +542,7 @@ def test_a_search_whose_checkpoint_another_one_took_over_ends(tmp_path):
     def loss(model, batch):
         if next(calls) == 25:
             shutil.rmtree(path.parent)
-            locks.append(checkpoints.lock(path))
+            locks.append(lock_checkpoint(path))
         return cross_entropy(model, batch)
 
     locks: list[Any] = []
@@ -572,7 +573,7 @@ def test_a_link_to_a_checkpoint_stays_and_both_names_are_one_checkpoint(tmp_path
     run_search(checkpoint=link)
     assert link.is_symlink()
     assert sorted(os.listdir(path.parent)) == ["checkpoint.asng-previous.pt", "checkpoint.pt"]
-    held = checkpoints.lock(path)
+    held = lock_checkpoint(path)
     with pytest.raises(ValueError, match="is in use by process"):
         run_search(checkpoint=link)
     held.release()

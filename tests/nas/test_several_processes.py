@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from asng._files import lock_checkpoint
 from asng.nas import _checkpoints as checkpoints
 from asng.nas import parameters
 from tests.helpers.processes import LIMIT, crowd, dying, ended, resuming_apart, searching_together, stepping, torchrun
@@ -137,7 +138,7 @@ def test_a_damaged_checkpoint_ends_all_processes_with_the_same_error(tmp_path):
 
 
 def test_a_checkpoint_in_use_ends_all_processes_with_the_same_error(tmp_path):
-    held = checkpoints.lock(tmp_path / "checkpoint.pt")
+    held = lock_checkpoint(tmp_path / "checkpoint.pt")
     members = crowd(searching_together, tmp_path, {"epochs": 3})
     assert [ended(member) for member in members] == [1, 1]
     held.release()
