@@ -45,10 +45,9 @@ def failure(error: BaseException) -> Outcome:
 
 
 class Evaluator(Protocol[Job]):
-    """Takes jobs while `free` is above 0; `wait` returns those that are done, at least one."""
+    """Takes jobs while `has_room`; `wait` returns those that are done, at least one. Both may raise ExecutorLost."""
 
-    @property
-    def free(self) -> int: ...
+    def has_room(self) -> bool: ...
 
     def submit(self, job: Job, values: Values) -> None: ...
 
@@ -64,9 +63,8 @@ class InProcess(Generic[Job]):
         self._f = f
         self._done: list[tuple[Job, Outcome]] = []
 
-    @property
-    def free(self) -> int:
-        return 1 - len(self._done)
+    def has_room(self) -> bool:
+        return not self._done
 
     def submit(self, job: Job, values: Values) -> None:
         try:
@@ -101,6 +99,9 @@ class InExecutor(Generic[Job]):
 
     A dead worker breaks a pool of processes and everything in flight with it. The pool is made again, and the
     evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails.
+
+    The time of an evaluation counts from when it is seen running. Where an executor does not say what runs, it counts
+    from the last end of any evaluation, and only the oldest one is given up.
     """
 
     def __init__(
@@ -111,15 +112,21 @@ class InExecutor(Generic[Job]):
         self._slots = workers if isinstance(workers, int) and workers > 0 else slots
         self._flights: dict[Future[Any], Flight[Job]] = {}
         self._suspects: deque[Flight[Job]] = deque()  # one of them broke the executor
+        self._hung: list[Future[Any]] = []  # given up, but each still occupies a worker
         self._isolating = False
         self._last_sign = time.monotonic()  # of life: when an evaluation ended
         self._replaced = False
         self._lost: ExecutorLost | None = None
 
-    @property
-    def free(self) -> int:
-        busy = self._suspects or self._isolating or self._lost
-        return 0 if busy else self._slots - len(self._flights)
+    def has_room(self) -> bool:
+        if self._suspects or self._isolating:
+            return False
+        self._hung = [future for future in self._hung if not future.done()]
+        if len(self._hung) >= self._slots:
+            self._lost = ExecutorLost("all of its workers hang")
+        if self._lost is not None and not self._flights:
+            raise self._lost
+        return self._lost is None and len(self._flights) + len(self._hung) < self._slots
 
     def submit(self, job: Job, values: Values) -> None:
         self._start(Flight(job, values, 0.0))
@@ -190,14 +197,15 @@ class InExecutor(Generic[Job]):
         for future, flight in self._flights.items():
             if flight.started is None and future.running():
                 flight.started = now
-        late = [future for future, flight in self._flights.items() if now > self._deadline(flight)]
+        past = [future for future, flight in self._flights.items() if now > self._deadline(flight)]
+        late = [future for future in past if self._flights[future].started is not None] or past[:1]  # or the oldest
         outcome = Outcome(math.inf, f"no result within {self._timeout:g} seconds")
-        for future in late:
-            future.cancel()
+        self._hung += [future for future in late if not future.cancel()]
         done = [(self._flights.pop(future).job, outcome) for future in late]
         if done and _kill_workers(self._executor):  # or the hanging worker would stay occupied
             rest = list(self._flights.values())
             self._flights.clear()
+            self._hung.clear()
             self._replace_executor(TimeoutError(outcome.error))
             for flight in rest:
                 self._start(flight)

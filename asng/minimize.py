@@ -190,7 +190,7 @@ def _evaluate(
     while True:
         if target is not None and run.best is not None and run.best.loss <= target:
             return "target"
-        while evaluator.free > 0 and not run.exhausted and len(run.history) + len(run.jobs) < evaluations:
+        while not run.exhausted and len(run.history) + len(run.jobs) < evaluations and evaluator.has_room():
             job = run.next_job()
             if job is not None:
                 evaluator.submit(job, dict(job.candidate.values))

@@ -169,6 +169,26 @@ def test_a_hanging_thread_is_given_up_after_the_timeout():
     assert [evaluation.values for evaluation in result.history if evaluation.error] == calls
 
 
+@pytest.mark.filterwarnings("ignore:evaluation")
+def test_threads_that_all_hang_end_with_the_result_so_far():
+    release = threading.Event()
+
+    def hang_in_the_end(values):
+        calls.append(values)
+        if len(calls) > 20:
+            release.wait(60)
+        return loss(values)
+
+    calls: list[Any] = []
+    with ThreadPoolExecutor(2) as executor:
+        try:
+            with pytest.warns(UserWarning, match="the executor broke: all of its workers hang"):
+                result = minimize(hang_in_the_end, WIDE, evaluations=40, executor=executor, timeout=0.3, seed=0)
+        finally:
+            release.set()
+    assert (result.stopped, result.evaluations) == ("executor", 22)
+
+
 def test_an_executor_that_was_shut_down_is_an_error():
     with ThreadPoolExecutor(1) as executor:
         pass
