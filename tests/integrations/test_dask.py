@@ -11,6 +11,7 @@ import pytest
 
 from asng import Categorical, Integer, Real, minimize
 
+dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
 
 pytestmark = [
@@ -24,8 +25,6 @@ SPACE: dict[str, Any] = {"n": Integer(-1000, 1000), "x": Real(0, 1)}
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
     """Two workers, each a process with one thread; a killed one is started again."""
-    import dask
-
     settings = {"distributed.scheduler.allowed-failures": 2, "distributed.worker.profile.enabled": False}
     with (
         dask.config.set(settings),
@@ -114,13 +113,16 @@ def die_at_seven(values):
     return values["c"]
 
 
+@pytest.mark.filterwarnings("ignore:evaluation")
 def test_values_that_kill_workers_cost_one_evaluation(executor):
-    """Dask gives up on an evaluation when several workers have died of it."""
-    space = {"c": Categorical(range(12))}
-    with pytest.warns(UserWarning, match=r"of \{'c': 7\} failed and ranks last: KilledWorker"):
-        result = minimize(die_at_seven, space, evaluations=100, executor=executor, seed=0)
+    """Dask gives up on what several workers died of, and at times on what waited behind it."""
+    result = minimize(die_at_seven, {"c": Categorical(range(12))}, evaluations=100, executor=executor, seed=0)
     assert len(set(values_of(result))) == result.evaluations
-    assert [evaluation.values for evaluation in result.history if evaluation.error] == [{"c": 7}]
+    failed = {evaluation.values["c"]: evaluation.error[:12] for evaluation in result.history if evaluation.error}
+    assert failed[7] == "KilledWorker"
+    assert set(failed.values()) == {"KilledWorker"}
+    assert len(failed) <= 2
+    assert result.loss == min(c for c in range(12) if c not in failed)
 
 
 def hang_once(values, *, folder):
