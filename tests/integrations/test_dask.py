@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from asng import Categorical, Integer, Real, minimize
+from asng import Integer, Real, minimize
 
 dask = pytest.importorskip("dask")
 distributed = pytest.importorskip("distributed")
@@ -22,29 +22,22 @@ pytestmark = [
 SPACE: dict[str, Any] = {"n": Integer(-1000, 1000), "x": Real(0, 1)}
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory):
-    """Two workers, each a process with one thread; a killed one is started again."""
-    settings = {"distributed.scheduler.allowed-failures": 2, "distributed.worker.profile.enabled": False}
+@pytest.fixture
+def executor(tmp_path):
+    """Two workers, each a process with one thread."""
     with (
-        dask.config.set(settings),
+        dask.config.set({"distributed.worker.profile.enabled": False}),
         distributed.LocalCluster(
             n_workers=2,
             threads_per_worker=1,
             processes=True,
             dashboard_address=None,
-            local_directory=str(tmp_path_factory.mktemp("dask")),
+            local_directory=str(tmp_path / "dask"),
             silence_logs=50,
         ) as cluster,
         distributed.Client(cluster) as client,
     ):
-        yield client
-
-
-@pytest.fixture
-def executor(cluster):
-    cluster.wait_for_workers(2)  # the test before may have killed one
-    return cluster.get_executor(pure=False)
+        yield client.get_executor(pure=False)
 
 
 def loss(values):
@@ -107,24 +100,6 @@ def test_a_slow_worker_delays_nobody_and_nonsense_ranks_last(executor, tmp_path)
     assert {evaluation.error for evaluation in failed} == {"it must return a number, got 'nonsense'"}
 
 
-def die_at_seven(values):
-    if values["c"] == 7:
-        os._exit(1)
-    return values["c"]
-
-
-@pytest.mark.filterwarnings("ignore:evaluation")
-def test_values_that_kill_workers_cost_one_evaluation(executor):
-    """Dask gives up on what several workers died of, and at times on what waited behind it."""
-    result = minimize(die_at_seven, {"c": Categorical(range(12))}, evaluations=100, executor=executor, seed=0)
-    assert len(set(values_of(result))) == result.evaluations
-    failed = {evaluation.values["c"]: evaluation.error[:12] for evaluation in result.history if evaluation.error}
-    assert failed[7] == "KilledWorker"
-    assert set(failed.values()) == {"KilledWorker"}
-    assert len(failed) <= 2
-    assert result.loss == min(c for c in range(12) if c not in failed)
-
-
 def hang_once(values, *, folder):
     try:
         (folder / "hung").touch(exist_ok=False)
@@ -135,8 +110,10 @@ def hang_once(values, *, folder):
 
 
 @pytest.mark.filterwarnings("ignore:evaluation")
-def test_a_hanging_worker_costs_one_evaluation(executor, tmp_path):
+def test_a_hanging_worker_delays_no_more_than_what_waits_behind_it(executor, tmp_path):
     f = partial(hang_once, folder=tmp_path)
     result = minimize(f, SPACE, evaluations=30, executor=executor, timeout=1, seed=0)
     assert len(set(values_of(result))) == result.evaluations == 30
-    assert [evaluation.error for evaluation in result.history if evaluation.error] == ["no result within 1 seconds"]
+    errors = [evaluation.error for evaluation in result.history if evaluation.error]
+    assert set(errors) == {"no result within 1 seconds"}
+    assert len(errors) <= 3
