@@ -13,6 +13,7 @@ from asng._checks import as_float
 from asng._decoding import Space
 from asng._evaluation import Outcome
 from asng._ragged import Array
+from asng.families import CategoricalFamily
 from asng.optimizer import ASNG, ASNGState
 from asng.space import Variable, describe, family_of
 
@@ -62,16 +63,17 @@ class Judged(NamedTuple):
 
 
 class CappedASNG(ASNG):
-    """ASNG with beta = delta / sqrt(n_theta) of at most MAX_BETA, initially, too.
+    """ASNG that, where there are numbers, keeps beta = delta / sqrt(n_theta) at MAX_BETA or less, initially, too.
 
     A step that moves the mean of a number by d lowers its variance by d^2. Without the cap, a few long steps that
-    agree leave the mean behind with no spread to move on.
+    agree leave the mean behind with no spread to move on. Choices alone are quicker without the cap.
     """
 
     def __init__(self, space: Mapping[str, Variable], **settings: Any) -> None:
-        self._delta_cap = MAX_BETA * family_of(space).root_dimension
+        family = family_of(space)
+        self._delta_cap = family.root_dimension * (1.0 if isinstance(family, CategoricalFamily) else MAX_BETA)
         super().__init__(space, delta_init=min(1.0, self._delta_cap), **settings)
-        self._settings |= {"max_beta": MAX_BETA}
+        self._settings |= {"delta_cap": self._delta_cap}
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> ASNGState:
         state = super()._update(x, losses, active)
