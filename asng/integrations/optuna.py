@@ -16,7 +16,7 @@ except ImportError as error:
     raise ImportError(f"asng.integrations.optuna needs Optuna 5 ({error}): pip install '.[optuna]'") from error
 
 from asng._asktell import Candidate
-from asng._blackbox import CappedASNG, default_population_size
+from asng._capped import CappedASNG, default_population_size
 from asng._checks import check_int
 from asng._ragged import Array
 from asng.space import Categorical, Integer, Real, Variable

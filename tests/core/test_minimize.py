@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from asng import ASNG, Categorical, EvaluationError, Integer, Normal, Real, minimize
-from asng._blackbox import CappedASNG
+from asng._capped import CappedASNG
 from tests.helpers.trajectories import BLEND, LETTERS, inner, run
 
 
