@@ -113,6 +113,7 @@ class InExecutor(Generic[Job]):
         self._flights: dict[Future[Any], Flight[Job]] = {}
         self._suspects: deque[Flight[Job]] = deque()  # one of them broke the executor
         self._hung: list[Future[Any]] = []  # given up, but each still occupies a worker
+        self._rejected: list[tuple[Job, Outcome]] = []  # by the executor
         self._isolating = False
         self._last_sign = time.monotonic()  # of life: when an evaluation ended
         self._replaced = False
@@ -136,7 +137,8 @@ class InExecutor(Generic[Job]):
             if self._suspects and not self._flights and self._lost is None:
                 self._isolating = True
                 self._start(self._suspects.popleft())
-            done = self._collect() or self._time_out()
+            done = [*self._rejected, *self._collect()] or self._time_out()
+            self._rejected = []
             if done:
                 self._last_sign = time.monotonic()
                 self._isolating = self._isolating and bool(self._flights)
@@ -162,6 +164,9 @@ class InExecutor(Generic[Job]):
             future = self._executor.submit(self._f, flight.values)
         except RuntimeError as error:  # it was shut down
             raise ExecutorLost(str(error)) from error
+        except Exception as error:  # some executors serialize at once
+            self._rejected.append((flight.job, failure(error)))
+            return
         flight.submitted, flight.started = time.monotonic(), None
         self._flights[future] = flight
 
@@ -169,7 +174,6 @@ class InExecutor(Generic[Job]):
         """The outcomes of evaluations that ended; those that went down with a broken executor become suspects."""
         done, broken = [], None
         for future in [future for future in self._flights if future.done()]:
-            outcome: Outcome | None
             try:
                 error = future.exception()
                 if isinstance(error, BrokenExecutor):

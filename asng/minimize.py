@@ -13,7 +13,6 @@ from asng._asktell import Seed
 from asng._blackbox import BlackBox, Evaluation, Job, Limits
 from asng._checks import check_bool, check_float, check_int
 from asng._evaluation import Evaluator, ExecutorLost, InExecutor, InProcess
-from asng._json_checkpoint import JsonCheckpoint
 from asng._progress import Progress, no_progress, progress_bar
 from asng.optimizer import ASNG
 from asng.space import Variable
@@ -235,6 +234,8 @@ def _saved(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable
     if path is None:
         yield lambda: None
         return
+    from asng._json_checkpoint import JsonCheckpoint  # loads files and compressors
+
     file = JsonCheckpoint(Path(path), FORMAT, run.identity())
     try:
         state = file.load()

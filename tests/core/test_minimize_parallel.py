@@ -63,6 +63,24 @@ def test_an_executor_needs_the_interface_alone():
     assert len(set(values_of(result))) == 200
 
 
+class Picky(Alone):
+    """Refuses some values at once, as executors do that serialize when they are given work."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        if args[0]["n"] < 0:
+            raise TypeError("cannot be serialized")
+        return super().submit(fn, *args, **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore:evaluation")
+def test_what_an_executor_refuses_costs_one_evaluation_each():
+    result = minimize(loss, WIDE, evaluations=60, executor=Picky(), seed=0)
+    assert len(set(values_of(result))) == 60
+    refused = [evaluation for evaluation in result.history if evaluation.values["n"] < 0]
+    assert {evaluation.error for evaluation in refused} == {"TypeError: cannot be serialized"}
+    assert [evaluation for evaluation in result.history if evaluation.error] == refused
+
+
 def test_no_worker_waits_for_the_slowest_of_a_population():
     """One evaluation takes as long as all others: there is no barrier."""
     others_done, started, count = threading.Event(), threading.Event(), [0]
