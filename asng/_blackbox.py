@@ -21,6 +21,7 @@ Limits = Sequence[Callable[[dict[str, Any]], Any]]
 Violation = tuple[int, float]  # limits not reached, violation of the first violated one
 FEASIBLE: Violation = (0, 0.0)
 WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
+MAX_ELITE_AGE = 20  # populations that the best so far is ranked with
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
@@ -93,6 +94,8 @@ class BlackBox:
         self._queue: deque[Candidate] = deque()
         self.jobs: dict[Job, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
+        self._elite: Judged | None = None  # the best that the current optimizer drew
+        self._elite_age = 0  # populations since
         self._stale = self._barren = self._settled = 0
         self._started_before = self._told_before = 0  # evaluations started and ended at the last tell
         self.is_whole = True  # False in the middle of a change
@@ -183,7 +186,10 @@ class BlackBox:
         self._origins.append((x, start))
 
     def _judge(self, x: Array, loss: float, violation: Violation) -> None:
-        self._judged.append(Judged(x, loss, violation))
+        judged = Judged(x, loss, violation)
+        self._judged.append(judged)
+        if math.isfinite(loss) and (self._elite is None or loss < self._elite.loss):
+            self._elite, self._elite_age = judged, 0
         if len(self._judged) >= self.population_size * 2 ** (len(self.optimizers) - 1):
             self._tell()
             self._count()
@@ -191,13 +197,21 @@ class BlackBox:
                 self._restart()
 
     def _tell(self) -> None:
-        """Tell losses, and for infeasible candidates numbers above them in the order of their violations."""
-        steps = sorted({each.violation for each in self._judged})
+        """Tell losses, and for infeasible candidates numbers above them in the order of their violations.
+
+        The best so far is ranked with the next populations, too, so that it is not lost again; not with all, or the
+        distribution could not narrow elsewhere. A noisy loss might have been a lucky one, and is ranked once.
+        """
+        judged, elite = self._judged, self._elite
+        if elite is not None and not self._noisy and 0 < self._elite_age <= MAX_ELITE_AGE:
+            judged = [*judged, elite]
+        self._elite_age += 1
+        steps = sorted({each.violation for each in judged})
         losses = [
             each.loss if each.violation == FEASIBLE else WORST_LOSS * (1 + steps.index(each.violation))
-            for each in self._judged
+            for each in judged
         ]
-        self.optimizer.tell([Candidate({}, each.x) for each in self._judged], losses)
+        self.optimizer.tell([Candidate({}, each.x) for each in judged], losses)
 
     def _count(self) -> None:
         """Count populations in a row without anything new, and those of a distribution that cannot narrow further."""
@@ -226,6 +240,7 @@ class BlackBox:
     def _restart(self) -> None:
         self.optimizers.append(self._make_optimizer(len(self.optimizers)))
         self._queue.clear()
+        self._elite = None
         self._stale = self._barren = self._settled = 0
 
     def finish(self) -> None:
@@ -279,6 +294,7 @@ class BlackBox:
             "history": [[x.tolist(), start, _to_json(e.loss), e.error] for e, (x, start) in rows],
             "queue": [candidate.x.tolist() for candidate in (*flying, *self._queue)],
             "judged": [[x.tolist(), _to_json(loss), list(map(_to_json, v))] for x, loss, v in self._judged],
+            "elite": self._elite and [self._elite.x.tolist(), self._elite.loss, self._elite_age],
             "counters": [self._stale, self._barren, self._settled],
             "before": [self._started_before - len(self.jobs), self._told_before],
         }
@@ -297,6 +313,9 @@ class BlackBox:
             Judged(self._candidate(x).x, _from_json(loss), (first, _from_json(second)))
             for x, loss, (first, second) in state["judged"]
         ]
+        if state["elite"] is not None:
+            x, loss, self._elite_age = state["elite"]
+            self._elite = Judged(self._candidate(x).x, loss, FEASIBLE)
         self._stale, self._barren, self._settled = state["counters"]
         self._started_before, self._told_before = state["before"]
 

@@ -125,7 +125,7 @@ def minimize(
         checkpoint: A file that the state is saved to, after every evaluation but at most once a second. The same call
             continues from it, also with more evaluations.
         target: Ends the minimization at a loss that is not above it.
-        timeout: Seconds that an evaluation by an executor may take.
+        timeout: Seconds that an evaluation by an executor may take, with the start of its process.
         restarts: How often to start over, each time with twice the population, once converged or without anything new.
         progress: Show a progress bar, if stderr is a terminal.
 
@@ -139,7 +139,7 @@ def minimize(
     >>> import asng
     >>> space = {"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}
     >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=100, seed=0)
-    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=16, stopped='nothing new')
+    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=15, stopped='nothing new')
     """
     check_int(evaluations, "evaluations", min=2)
     _check_callables(f, executor, limits, callback)

@@ -71,10 +71,11 @@ def test_minimize_finds_the_answer_and_repeats_itself():
 
 
 @pytest.mark.parametrize("population_size", [4, 5])
-def test_minimize_is_ask_and_tell_where_nothing_repeats(population_size):
+def test_minimize_of_noisy_losses_is_ask_and_tell(population_size):
     loss = lambda values: abs(values["a"] - 0.3) + abs(values["b"] - 0.7) + values["c"] ** 2  # noqa: E731
     space = {name: Real(0, 1) for name in "abc"}
-    result = minimize(loss, space, evaluations=20 * population_size, population_size=population_size, seed=3)
+    settings: dict[str, Any] = {"population_size": population_size, "noisy": True, "seed": 3}
+    result = minimize(loss, space, evaluations=20 * population_size, **settings)
     optimizer = CappedASNG(space, population_size=population_size, seed=3)
     for _ in range(20):
         candidates = optimizer.ask()
@@ -124,6 +125,20 @@ def test_one_or_two_numbers_do_not_converge_too_soon(seed):
     assert minimize(sphere, LINE, evaluations=60, seed=seed).values == {"n": 4}
     place = {"x": Real(-5, 5), "y": Real(-5, 5)}
     assert minimize(lambda v: (v["x"] - 2) ** 2 + (v["y"] + 3) ** 2, place, evaluations=400, seed=seed).loss < 0.1
+
+
+def leading_ones(values):
+    """How many bits there are from the first zero on."""
+    bits = "".join(map(str, values.values()))
+    return len(bits) - len(bits.partition("0")[0])
+
+
+def test_the_best_so_far_is_ranked_with_the_next_populations():
+    """A prefix of ones that was found once is not lost again, unless its loss may have been a lucky one."""
+    bits: dict[str, Any] = {str(i): Categorical([0, 1]) for i in range(20)}
+    kept = [minimize(leading_ones, bits, evaluations=300, seed=seed).loss for seed in range(6)]
+    noisy = [minimize(leading_ones, bits, evaluations=300, noisy=True, seed=seed).loss for seed in range(6)]
+    assert sum(kept) < sum(noisy) / 2
 
 
 def test_steps_that_agree_leave_a_spread_to_move_on():
