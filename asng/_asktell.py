@@ -8,7 +8,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -247,12 +247,9 @@ class Optimizer(ABC):
             isinstance(names, str) or not isinstance(names, Collection) for names in name_sets
         ):
             raise ValueError(f"active holds a set of names for each of the {n} candidates, got {active!r}")
-        for names in name_sets:
-            unknown = [name for name in names if not isinstance(name, str) or name not in self._space.names]
-            if unknown:
-                raise ValueError(
-                    f"active names {unknown[0]!r}, which is not in the space: {', '.join(self._space.names)}"
-                )
+        for name in chain.from_iterable(name_sets):
+            if not isinstance(name, str) or name not in self._space.names:
+                raise ValueError(f"active names {name!r}, which is not in the space: {', '.join(self._space.names)}")
         return np.array([[name in names for name in self._space.names] for names in name_sets], dtype=float)
 
     @property

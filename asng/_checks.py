@@ -53,11 +53,13 @@ def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf
     return number
 
 
-def check_minima(settings: Any, **minima: int) -> None:
-    """Raise ValueError for the first attribute that is below its minimum; None is not."""
-    for name, minimum in minima.items():
-        value = getattr(settings, name)
-        if value is not None and value < minimum:
+def check_settings(settings: Any, **minima: int) -> None:
+    """Raise ValueError for integers below their minimum, by default 1, of a seed 0, and for an impossible lr."""
+    for name, value in vars(settings).items():
+        minimum = minima.get(name, 0 if name == "seed" else 1)
+        if name == "lr" and not 0 < value < math.inf:
+            raise ValueError(f"lr must be above 0, got {value}")
+        if name != "lr" and type(value) is int and value < minimum:
             raise ValueError(f"{name} must be at least {minimum}, got {value}")
 
 
@@ -97,18 +99,14 @@ def as_finite_array(values: Any, what: str) -> NDArray[np.float64]:
 def as_float(value: Any, requirement: str) -> float:
     """Return a float, infinity for an int beyond float64; ValueError begins with the requirement."""
     try:
-        if isinstance(value, float) or not (isinstance(value, NOT_REAL) or _kind(value) in "cUS"):
+        kind = getattr(getattr(value, "dtype", None), "kind", "?")  # of the numbers in an array, by NumPy's letter
+        if not isinstance(value, NOT_REAL) and kind not in "cUS":
             return float(value)
     except OverflowError:
         return math.inf
     except Exception:  # a user's number may raise anything
         pass
     raise ValueError(f"{requirement}, got {value!r}")
-
-
-def _kind(value: Any) -> str:
-    """The kind of numbers in an array, by NumPy's letter, or "?" where it does not say."""
-    return getattr(getattr(value, "dtype", None), "kind", "?")
 
 
 def as_losses(losses: Iterable[Any], n: int) -> list[float]:

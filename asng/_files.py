@@ -80,7 +80,8 @@ class Lock:
             self._file = file
             _locks.add(self)
             file.truncate(0)
-            file.write(_describe_process().encode())
+            since = time.strftime("%Y-%m-%d %H:%M:%S")
+            file.write(f"process {os.getpid()} on {os.uname().nodename} since {since}".encode())
             file.flush()
             remove_leftovers(self._path.parent, self._names)
             return
@@ -232,10 +233,6 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
         return os.path.samestat(os.fstat(file.fileno()), os.lstat(path))
     except FileNotFoundError:
         return False
-
-
-def _describe_process() -> str:
-    return f"process {os.getpid()} on {os.uname().nodename} since {time.strftime('%Y-%m-%d %H:%M:%S')}"
 
 
 def _holder(path: Path) -> str:

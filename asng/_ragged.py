@@ -40,7 +40,8 @@ class Ragged:
     def totals(self, entries: Array) -> Array:
         """For each entry, the sum over its row."""
         if self._equal_lengths:
-            return self._times(entries, self._ones)
+            result: Array = entries.reshape(-1, len(self._ones)).dot(self._ones)
+            return result.reshape(entries.shape)
         return np.add.reduceat(entries, self.starts, -1).take(self.owner, -1)
 
     def draw(self, probabilities: Array, uniform: Array) -> Array:
@@ -67,11 +68,6 @@ class Ragged:
         below = uniform.take(self.owner, -1) >= (sums if one_run else sums[..., None, :])
         positions = np.add.reduceat(below, self.starts, -1, dtype=float)
         return positions
-
-    def _times(self, entries: Array, matrix: Array) -> Array:
-        """Each row times a matrix (length, length); for rows of equal length."""
-        result: Array = entries.reshape(-1, len(matrix)).dot(matrix)
-        return result.ravel() if entries.ndim == 1 else result.reshape(entries.shape)
 
     def _draw_many_runs(self, probabilities: Array, uniform: Array) -> Array:
         """`draw` for many runs of rows of equal length, position by position."""

@@ -41,9 +41,9 @@ def read_state(state: Any, expected: dict[str, Any], current: Any) -> tuple[Any,
     if not isinstance(state, Mapping) or set(state) != set(expected):
         raise ValueError(f"a state holds {', '.join(expected)}; this is not one: {str(state)[:80]}")
     for what in ("space", "settings"):
-        if not _equal(state[what], expected[what]):
+        if difference := _difference(state[what], expected[what]):
             raise ValueError(
-                f"the state is of an optimizer with another {what} ({_difference(state[what], expected[what])}); "
+                f"the state is of an optimizer with another {what} ({difference}); "
                 "make this one in the same way before loading"
             )
     try:
@@ -64,18 +64,13 @@ def read_state(state: Any, expected: dict[str, Any], current: Any) -> tuple[Any,
     return loaded, generator, best and (np.array(best["x"]), best["loss"])
 
 
-def _equal(first: Any, second: Any) -> bool:
-    try:
-        return bool(first == second)
-    except Exception:  # arrays and the like
-        return False
-
-
 def _difference(saved: Any, expected: Any) -> str:
-    """The first difference between two lists of pairs or two dicts."""
+    """The first difference between two lists of pairs or two dicts; empty if they are equal."""
     try:
+        if saved == expected:
+            return ""
         saved, expected = dict(saved), dict(expected)
         name = next(name for name in {**expected, **saved} if saved.get(name) != expected.get(name))
         return f"{name}: {saved.get(name)} there, {expected.get(name)} here"
-    except Exception:
+    except Exception:  # arrays and the like, or equal but for their order
         return "in another order or damaged"

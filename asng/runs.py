@@ -63,7 +63,8 @@ class Run:
             raise ValueError(f"{self._lines} is there but no {CONFIG}; use another folder, or delete this one")
         else:
             write_json(self.folder / CONFIG, self.config)
-        self._drop_torn_line()
+        if self._lines.exists():
+            self.truncate(self._lines.read_bytes().count(b"\n"))  # drops a torn line
 
     def renew(self) -> None:
         """Before something is written: raise ValueError if the folder is no longer this run's."""
@@ -76,13 +77,6 @@ class Run:
         if shown := differences(read_config(self.folder), self.config):
             cure = "use another folder (--out), or delete this one"
             raise ValueError(f"{self.folder} holds a run of another configuration ({shown}); {cure}")
-
-    def _drop_torn_line(self) -> None:
-        if self._lines.exists():
-            content = self._lines.read_bytes()
-            complete = content.rfind(b"\n") + 1
-            if complete < len(content):
-                os.truncate(self._lines, complete)
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a finished record; it is on the disk when this returns."""
@@ -129,10 +123,10 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
         raise ValueError(f"{folder} is no run: it has no {CONFIG}")
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(config, dict):
+            raise ValueError("it holds no settings")
     except ValueError as error:
         raise ValueError(f"{path} is damaged ({error}); delete the folder, or use another") from None
-    if not isinstance(config, dict):
-        raise ValueError(f"{path} is damaged (it holds no settings); delete the folder, or use another")
     if experiment is not None and config.get("experiment") != experiment:
         raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {config.get('experiment')!r}")
     if needs is not None and not (folder / needs).is_file():

@@ -29,7 +29,7 @@ STD_MIN_REAL = 1e-3  # of the range
 class Variable(ABC):
     """Base class of variables: one number of a raw draw, and the values that it stands for.
 
-    A kind of your own implements the abstract methods; a family of your own needs only `Custom`.
+    A kind of your own implements at least the abstract methods; a family of your own needs only `Custom`.
 
     >>> import asng
     >>> width = asng.Integer(1, 3)
@@ -67,15 +67,14 @@ class Variable(ABC):
             True for values of the variable, which have its type, too: 1, 1.0 and True are three values.
         """
 
-    @abstractmethod
     def values(self) -> Sequence[Any] | None:
         """List all values.
 
         Returns:
-            The values in order, or None where they cannot be listed.
+            The values in order, or None where they cannot be listed, the default.
         """
+        return None
 
-    @abstractmethod
     def log_prob(self, parameters: Any, value: Any) -> float:
         """Compute the log-probability of a value.
 
@@ -84,8 +83,9 @@ class Variable(ABC):
             value: One of the values.
 
         Returns:
-            The natural logarithm of the probability; 0 for real numbers, which have densities instead.
+            The natural logarithm of the probability; 0, the default, for real numbers, which have densities instead.
         """
+        return 0.0
 
     @abstractmethod
     def to_json(self, value: Any) -> Any:
@@ -101,7 +101,6 @@ class Variable(ABC):
             ValueError: The variable does not contain the value, or JSON cannot hold it.
         """
 
-    @abstractmethod
     def from_json(self, data: Any) -> Any:
         """Invert `to_json`.
 
@@ -114,6 +113,7 @@ class Variable(ABC):
         Raises:
             ValueError: No value of the variable is written like this, or several are.
         """
+        return self.to_json(data)  # where values are written as they are
 
     @abstractmethod
     def to_internal(self, prior: Any) -> Any:
@@ -299,9 +299,6 @@ class Integer(Variable):
             raise _outside(self, value)
         return value
 
-    def from_json(self, data: Any) -> Any:
-        return self.to_json(data)
-
     def to_internal(self, prior: Any) -> Normal:
         return _normal(prior, self.low, self.high)
 
@@ -356,19 +353,10 @@ class Real(Variable):
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         return number and self.low <= value <= self.high
 
-    def values(self) -> None:
-        return None
-
-    def log_prob(self, parameters: Any, value: Any) -> float:
-        return 0.0
-
     def to_json(self, value: Any) -> float:
         if not self.contains(value):
             raise _outside(self, value)
         return float(value)
-
-    def from_json(self, data: Any) -> float:
-        return self.to_json(data)
 
     def to_internal(self, prior: Any) -> Normal:
         mean, std = _normal(prior, self.low, self.high)
@@ -416,19 +404,10 @@ class Custom(Variable):
     def contains(self, value: Any) -> bool:
         return True  # only the user knows
 
-    def values(self) -> None:
-        return None
-
-    def log_prob(self, parameters: Any, value: Any) -> float:
-        return 0.0
-
     def to_json(self, value: Any) -> Any:
         data = to_plain(value)
         if not _equal(data, value):
             raise ValueError(f"{value!r} would be read from JSON as {data!r}")
-        return data
-
-    def from_json(self, data: Any) -> Any:
         return data
 
     def to_internal(self, prior: Any) -> Any:
@@ -479,17 +458,12 @@ def check_names(names: Iterable[str], space: Mapping[str, Variable]) -> None:
         raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; the space needs one for each of its names")
 
 
-def check_value(name: str, variable: Variable, value: Any) -> None:
-    """Raise ValueError with the name of a variable unless this is one of its values."""
-    if not variable.contains(value):
-        raise ValueError(f"{value!r} is outside of {variable}, which is {name!r}")
-
-
 def check_values(values: Mapping[str, Any], space: Mapping[str, Variable]) -> None:
     """Raise ValueError unless these are values of a space, one for each name."""
     check_names(values, space)
     for name, variable in space.items():
-        check_value(name, variable, values[name])
+        if not variable.contains(values[name]):
+            raise ValueError(f"{values[name]!r} is outside of {variable}, which is {name!r}")
 
 
 def describe(thing: Any) -> str:

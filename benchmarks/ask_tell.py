@@ -155,7 +155,7 @@ def tells(total: int, blocks: int = 10) -> dict[str, Any]:
         # The median over short parts, since other processes disturb some of them.
         rows.append({"tells": block * total // blocks, "us": statistics.median(parts) * 1e6 / 2, "rss_kib": _rss()})
     first, last = (statistics.median(row["us"] for row in part) for part in (rows[1:4], rows[-3:]))
-    return {"rows": rows, "time_ratio": last / first, "bytes_per_tell": _traced(max(2000, total // 20))}
+    return {"rows": rows, "time_ratio": last / first, "bytes_per_tell": _growth_per_tell(max(2000, total // 20))}
 
 
 def _seconds(adapter: WithAsng, rounds: int) -> float:
@@ -167,7 +167,7 @@ def _seconds(adapter: WithAsng, rounds: int) -> float:
     return (clock() - start) / rounds
 
 
-def _traced(rounds: int) -> float:
+def _growth_per_tell(rounds: int) -> float:
     """Bytes per tell that one run holds more after all tells than after a tenth of them."""
     adapter = WithAsng(categorical_space(), 2, seed=1)
     tracemalloc.start()

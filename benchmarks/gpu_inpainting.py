@@ -5,9 +5,9 @@
 
 How it is measured. 20 layers of 64 to 256 channels, mini-batches of 16 random images of 64x64, two candidates in each
 half, SGD with momentum and clipping; float32 with TF32, and bfloat16. A step is timed from its call to its losses on
-the host: the median over steps with candidates of their own. Plain steps come after 100 others, in which torch settles
-how to compute convolutions of most shapes. Kernels are those of torch's profiler, on three more steps; "GPU busy" is
-the sum of their times, which counts kernels that run side by side twice.
+the host: the median over steps with random candidates, the same for all rows. Plain steps come after 100 others, in
+which torch settles how to compute convolutions of most shapes. Kernels are those of torch's profiler, on three more
+steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from gpu_measure import Row, run_benchmark
 from torch import Tensor, nn
 
-from asng import ASNG
+from asng import RandomSearch
 from asng.experiments.inpainting.encoding import Encoding, search_space
 from asng.experiments.inpainting.network import Net, to_device_format
 from asng.nas import OneShot
@@ -40,7 +40,13 @@ def search_step(
     model = to_device_format(Net(space, (side, side)), torch.device("cuda"))
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9)
     search = OneShot(
-        model, ASNG(space, seed=0), weight_optimizer, loss, max_grad_norm=5.0, amp_dtype=amp_dtype, capture=capture
+        model,
+        RandomSearch(space, seed=0),
+        weight_optimizer,
+        loss,
+        max_grad_norm=5.0,
+        amp_dtype=amp_dtype,
+        capture=capture,
     )
     images = torch.rand(2, 2, 16, 3, side, side, device="cuda")
     step = partial(search.step, tuple(images[0]), tuple(images[1]))

@@ -6,9 +6,9 @@
 How it is measured. 8 cells of 16 channels, mini-batches of 64 random images, two candidates in each half, SGD with
 momentum and clipping; float32 with TF32, and bfloat16, both channels last. The authors' procedure is that of
 authors_search.py, NCHW, as their program runs it. A step is timed from its call to its losses on the host: the median
-over steps with candidates of their own. The first captured step finds all switches, captures them and launches once;
-with fused kernels it compiles those that were not compiled before. Kernels are those of torch's profiler, on three
-more steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice.
+over steps with random candidates, the same for all rows of ours. The first captured step finds all switches, captures
+them and launches once; with fused kernels it compiles those that were not compiled before. Kernels are those of torch's
+profiler, on three more steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +21,7 @@ import torch.nn.functional as F
 from gpu_measure import Row, run_benchmark
 from torch import Tensor, nn
 
-from asng import ASNG
+from asng import RandomSearch
 from asng.experiments.cifar10.network import Net, use_fused_kernels
 from asng.nas import OneShot, space_of
 
@@ -56,7 +56,7 @@ def our_step(
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     search = OneShot(
         model,
-        ASNG(space_of(model), seed=0),
+        RandomSearch(space_of(model), seed=0),
         weight_optimizer,
         loss,
         max_grad_norm=5.0,

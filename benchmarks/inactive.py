@@ -66,7 +66,7 @@ def mean_and_error(numbers: list[float]) -> tuple[float, float]:
     return statistics.fmean(numbers), error
 
 
-def compared(setting: dict[str, Any], seeds: int, steps: int) -> dict[str, Any]:
+def compare(setting: dict[str, Any], seeds: int, steps: int) -> dict[str, Any]:
     runs = {leave: [one_run(setting, leave, seed, steps) for seed in range(seeds)] for leave in (False, True)}
     row: dict[str, Any] = dict(setting)
     for place, name in enumerate(("last", "average")):
@@ -115,7 +115,7 @@ def main() -> None:
     settings = parser.parse_args()
     seeds, steps = (3, 60) if settings.quick else (settings.seeds, settings.steps)
     rows = [
-        compared(
+        compare(
             {"depth": kind, "blocks": 10, "best": best, "population_size": population_size, "noise": 0.1}, seeds, steps
         )
         for kind in ("integer", "choice")

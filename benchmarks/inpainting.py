@@ -114,7 +114,7 @@ def mean(device: torch.device, functions: Sequence[Callable[[], Any]]) -> float:
     return statistics.fmean(seconds)
 
 
-def measured(net: type[Net], encoding: Encoding, settings: argparse.Namespace, steps: Sequence[Any]) -> dict[str, Any]:
+def measure(net: type[Net], encoding: Encoding, settings: argparse.Namespace, steps: Sequence[Any]) -> dict[str, Any]:
     torch.manual_seed(0)
     device = torch.device(settings.device)
     model = to_device_format(net(search_space(encoding, settings.layers), (settings.size, settings.size)), device)
@@ -187,7 +187,7 @@ def main() -> None:
         space = search_space(encoding, settings.layers)
         random_split = [random_values(space, seed) for seed in range(4 * (settings.steps + 1))]
         steps = [random_split[first : first + 4] for first in range(0, len(random_split), 4)]
-        pair = [measured(net, encoding, settings, steps) for net in (Net, Padded)]
+        pair = [measure(net, encoding, settings, steps) for net in (Net, Padded)]
         outputs = [row.pop("output") for row in pair]
         assert abs(outputs[0] - outputs[1]) < 1e-3 * abs(outputs[0]), f"both ways must agree, but give {outputs}"
         rows += pair

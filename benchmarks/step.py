@@ -105,7 +105,7 @@ def median(function: Callable[[], Any], repeats: int, times: int) -> float:
     return statistics.median(found)
 
 
-def measured(modules: int, shared: bool, repeats: int, times: int) -> dict[str, Any]:
+def measure(modules: int, shared: bool, repeats: int, times: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = CellNet(modules, shared)
     space, supernet = space_of(model), Supernet(model)
@@ -153,14 +153,14 @@ def steps(model: nn.Module, repeats: int, times: int, limits: Any = ()) -> tuple
         parameter.grad = torch.zeros_like(parameter)  # all touched, as in the middle of a search
     whole = median(lambda: oneshot.step(None, None), repeats, times)
 
-    def training() -> None:
+    def train() -> None:
         torch._foreach_zero_([parameter.grad for parameter in parameters if parameter.grad is not None])
         for _ in range(2):
             (constant(model, None) / 2).backward()
         nn.utils.clip_grad_norm_(parameters, 5.0)
         weight_optimizer.step()
 
-    return whole, median(training, repeats, times)
+    return whole, median(train, repeats, times)
 
 
 def table(rows: list[dict[str, Any]]) -> None:
@@ -202,7 +202,7 @@ def main() -> None:
     settings = parser.parse_args()
     torch.set_num_threads(1)
     repeats, times = (3, 2) if settings.quick else (21, 20)
-    rows = [measured(settings.modules, shared, repeats, times) for shared in (False, True)]
+    rows = [measure(settings.modules, shared, repeats, times) for shared in (False, True)]
     table(rows)
     settings.out.mkdir(parents=True, exist_ok=True)
     result = {

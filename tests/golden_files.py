@@ -19,7 +19,7 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before torch is loaded: the order of sums
 import numpy as np
 import torch
 
-from tests.helpers.golden_values import QUICK, SLOW, Missing, packed
+from tests.helpers.golden_values import QUICK, SLOW, Missing, pack
 
 FOLDER = Path(__file__).parent / "golden"
 NUMPY_ALONE = {"ask_tell", "toy_short", "toy_quick"}  # cases that torch has no part in
@@ -59,7 +59,7 @@ def differences(there: Any, here: Any, tolerance: float | None = None, where: st
     elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
         parts = [(*pair, f"{where}[{at}]") for at, pair in enumerate(zip(there, here, strict=True))]
     else:
-        return [] if _alike(there, here, tolerance) else [f"{where}: {_shown(there)} there, {_shown(here)} here"]
+        return [] if _alike(there, here, tolerance) else [f"{where}: {_show(there)} there, {_show(here)} here"]
     return [line for part in parts for line in differences(part[0], part[1], tolerance, part[2])]
 
 
@@ -74,13 +74,13 @@ def _is_float(value: Any) -> bool:
     return isinstance(value, str) and HEXADECIMAL.fullmatch(value) is not None
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     return f"{value} ({float.fromhex(value):.6g})" if _is_float(value) else str(value)[:80]
 
 
 def changes(case: str, values: dict[str, Any]) -> list[str]:
     """Where values differ from the fixture: in any bit on a machine like its own, elsewhere by more than rounding."""
-    fixture, here = json.loads(path_of(case).read_text()), packed(values)
+    fixture, here = json.loads(path_of(case).read_text()), pack(values)
     if fixture["machine"] == machine_of(case):
         return differences(fixture["values"], here)
     tolerance = 1e-7 if case in NUMPY_ALONE else 1e-4  # of doubles, and of single precision trained for a while
@@ -88,7 +88,7 @@ def changes(case: str, values: dict[str, Any]) -> list[str]:
 
 
 def write(case: str, values: dict[str, Any]) -> None:
-    fixture = {"machine": machine_of(case), "values": packed(values)}
+    fixture = {"machine": machine_of(case), "values": pack(values)}
     text = json.dumps(fixture, indent=1)
     flat = re.sub(r"\[[^][{}]*\]", lambda match: re.sub(r"\s+", " ", match[0]), text)  # lists of numbers in a line
     path_of(case).write_text(flat + "\n")

@@ -28,12 +28,12 @@ def result_of(folder, *arguments, blocked=()):
 
 
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory):
+def quick_result(tmp_path_factory):
     return result_of(tmp_path_factory.mktemp("quick"), "--only", "asng")
 
 
-def test_every_space_is_measured_for_both_sizes(measured):
-    result, _, _ = measured
+def test_every_space_is_measured_for_both_sizes(quick_result):
+    result, _, _ = quick_result
     settings = {(row["space"], row["population_size"], row["library"]) for row in result["comparison"]}
     spaces = ["40 categorical of 5", "classification", "mixed"]
     assert settings == {(space, population_size, "asng") for space in spaces for population_size in (2, 16)}
@@ -41,16 +41,16 @@ def test_every_space_is_measured_for_both_sizes(measured):
         assert 0 < row["min_us"] <= row["median_us"] < math.inf
 
 
-def test_growth_and_long_run_are_measured(measured):
-    result, _, _ = measured
+def test_growth_and_long_run_are_measured(quick_result):
+    result, _, _ = quick_result
     assert [row["variables"] for row in result["growth"]["rows"]] == [10, 30, 100, 300, 1000, 3000, 10_000]
     assert math.isfinite(result["growth"]["exponent"])
     assert len(result["tells"]["rows"]) == 10
     assert all(row["us"] > 0 and row["rss_kib"] > 0 for row in result["tells"]["rows"])
 
 
-def test_targets_stand_beside_what_was_measured(measured):
-    result, printed, _ = measured
+def test_targets_stand_beside_what_was_measured(quick_result):
+    result, printed, _ = quick_result
     limits = [target["limit"] for target in result["targets"]]
     assert limits[:3] == [16.0, pytest.approx(1 / 3), 35.0]
     for target in result["targets"]:
@@ -60,8 +60,8 @@ def test_targets_stand_beside_what_was_measured(measured):
     assert result["targets"][1]["met"] is None  # nobody to compare with
 
 
-def test_machine_and_versions_are_kept(measured):
-    result, printed, _ = measured
+def test_machine_and_versions_are_kept(quick_result):
+    result, printed, _ = quick_result
     assert {"cpu", "cores", "python", "numpy"} <= set(result["machine"])
     assert result["machine"]["cpu"] in printed
     assert "asng" in result["versions"]

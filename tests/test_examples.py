@@ -69,7 +69,7 @@ def inside_the_limits(text):
     assert number("accuracy:", text) > 0.9
 
 
-def fitted(text):
+def fits(text):
     assert "with the same distribution: True" in text
     assert number("mean squared error:", text) < 0.1 * number("of the mean", text)
 
@@ -79,7 +79,7 @@ CLAIMS = {
     "tabular": better_than_random_and_linear,
     "transformer": better_than_random,
     "latency": inside_the_limits,
-    "two_processes": fitted,
+    "two_processes": fits,
 }
 
 
@@ -102,7 +102,7 @@ def test_two_processes_find_what_one_finds(tmp_path):
     path = str(next(path for path in EXAMPLES if path.stem == "two_processes"))
     command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", path]
     together = run(command, tmp_path, PYTHONWARNINGS="error")
-    fitted(together)
+    fits(together)
     assert "processes: 2" in together
     alone = run([path], tmp_path)
     assert together.splitlines()[0] == alone.splitlines()[0]  # the architecture and its probability

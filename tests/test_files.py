@@ -210,7 +210,7 @@ def here(tmp_path, monkeypatch):
 
 
 @contextmanager
-def unprivileged():
+def drop_privileges():
     """Permissions count, also where the tests are run by root."""
     root = os.geteuid() == 0
     if root:
@@ -226,7 +226,7 @@ def unprivileged():
 def test_where_nobody_can_write_nothing_is_locked():
     Path("closed").mkdir()
     os.chmod("closed", 0o555)
-    with unprivileged():
+    with drop_privileges():
         held = lock(Path("closed"))
         held.renew()
         held.release()
@@ -239,11 +239,11 @@ def test_a_lock_file_that_cannot_be_opened_is_a_warning():
     os.chmod("open", 0o777)
     Path("open/lock").touch()
     os.chmod("open/lock", 0o444)
-    with unprivileged(), pytest.warns(UserWarning, match=r"run cannot be locked \(open/lock: Permission denied\)"):
+    with drop_privileges(), pytest.warns(UserWarning, match=r"run cannot be locked \(open/lock: Permission denied\)"):
         lock(Path("open")).release()
 
 
-def test_without_fcntl_nothing_is_locked_and_files_are_still_replaced_whole(tmp_path, monkeypatch):
+def test_without_fcntl_files_are_still_replaced_whole(tmp_path, monkeypatch):
     monkeypatch.setattr(_files, "fcntl", None)  # as on Windows
     first, second = lock(tmp_path), lock(tmp_path)
     with atomic_write(tmp_path / "file") as file:

@@ -55,7 +55,7 @@ def is_room(name: str) -> bool:
     return name in MAY_IMPORT
 
 
-def imported(source: str) -> set[str]:
+def imports_of(source: str) -> set[str]:
     """All modules that a source text imports, anywhere in it, as dotted names."""
     names = set()
     for node in ast.walk(ast.parse(source)):
@@ -71,7 +71,7 @@ def imported(source: str) -> set[str]:
 def violations(room: str, source: str) -> list[str]:
     """What a source text in a room imports although it must not."""
     wrong = []
-    for name in sorted(imported(source)):
+    for name in sorted(imports_of(source)):
         top = name.split(".")[0]
         if top == "asng":
             if room_of(name) not in MAY_IMPORT[room]:
@@ -158,7 +158,7 @@ def packages(extra: str) -> set[str]:
 def imported_packages(*rooms: str) -> set[str]:
     """The packages that these rooms import."""
     paths = [path for room in rooms for path in (PACKAGE / room).rglob("*.py")]
-    tops = {name.split(".")[0] for path in paths for name in imported(path.read_text())}
+    tops = {name.split(".")[0] for path in paths for name in imports_of(path.read_text())}
     return tops - set(sys.stdlib_module_names) - {"asng", "numpy"}
 
 

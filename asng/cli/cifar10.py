@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from asng.cli.images import Commands, DataFlags, EvaluateFlags, RetrainFlags, SearchFlags
 from asng.cli.terminal import progress_bar
 from asng.experiments._settings import parse_device
@@ -71,8 +69,8 @@ class Cifar10Commands(Commands):
     baselines = ("random",)
     small_search, small_retrain = task.SMALL, task.SMALL_RETRAIN
 
-    def load_task(self, flags: Any, console: Console) -> task.Cifar10:
-        with progress_bar(console, "download", None) as progress:
+    def load_task(self, flags: Any) -> task.Cifar10:
+        with progress_bar("download") as progress:
             data = load_cifar10(flags.where.data, parse_device(flags.where.device), progress)
         return task.Cifar10(*data, kernels=flags.where.kernels)
 
@@ -85,17 +83,17 @@ class Cifar10Commands(Commands):
     def baseline_values(self, flags: Cifar10RetrainFlags) -> dict[str, Any]:
         return random_values(flags.settings.seed)
 
-    def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
-        console.print("Found:", *lines_of(summary["values"]), sep="\n", highlight=False)
-        console.print(f"Cells: {folder / 'cells.png'}", soft_wrap=True)
+    def print_architecture(self, summary: Mapping[str, Any], folder: Path) -> None:
+        print("Found:", *lines_of(summary["values"]), sep="\n")
+        print(f"Cells: {folder / 'cells.png'}")
 
-    def print_trained(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
+    def print_training(self, summary: Mapping[str, Any], test_command: str) -> None:
         accuracy, size = 100 * summary["last"]["test_accuracy"], f"{summary['parameters']:,} parameters"
-        console.print(f"Test accuracy {accuracy:.2f} %, {size}, {summary['channels']} channels")
+        print(f"Test accuracy {accuracy:.2f} %, {size}, {summary['channels']} channels")
 
-    def evaluate(self, flags: Cifar10EvaluateFlags, config: Mapping[str, Any], console: Console) -> None:
-        cifar10 = self.load_task(flags, console)
-        with progress_bar(console, f"testing on {len(cifar10.test):,} images", None) as progress:
+    def evaluate(self, flags: Cifar10EvaluateFlags, config: Mapping[str, Any]) -> None:
+        cifar10 = self.load_task(flags)
+        with progress_bar(f"testing on {len(cifar10.test):,} images") as progress:
             result = task.evaluate(cifar10, flags.run, config, progress)
         found = result["kind"] == "search"
         what = "the architecture found so far, with shared weights" if found else "trained from scratch"

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rich import box
 from rich.table import Table
 
-from asng.cli.terminal import Flat, make_console, parse_command, progress_bar
+from asng.cli.terminal import Flat, console, parse_command, progress_bar
 from asng.experiments import digits
 from asng.runs import ARCHITECTURE
 
@@ -34,14 +34,13 @@ class DigitsCommand:
 def run_search(arguments: Sequence[str]) -> None:
     """`asng digits search`."""
     command = parse_command(DigitsCommand, "digits search", arguments)
-    console = make_console()
-    with progress_bar(console, "digits", command.out) as progress:
+    with progress_bar("digits", command.out) as progress:
         summary = digits.run(command.settings, command.out, progress)
     row = summary["rows"][-1]
     found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
-    console.print(f"Found with seed {row['seed']}, probability {row['probability']:.2g}: {found}", soft_wrap=True)
+    print(f"Found with seed {row['seed']}, probability {row['probability']:.2g}: {found}")
     console.print(digits_table(summary))
-    console.print(f"Architecture: {command.out / ARCHITECTURE}", soft_wrap=True)
+    print(f"Architecture: {command.out / ARCHITECTURE}")
 
 
 def digits_table(summary: dict[str, Any]) -> Table:

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import tyro
-from rich.console import Console
 
-from asng.cli.terminal import Flat, make_console, parse_command, progress_bar
+from asng.cli.terminal import Flat, parse_command, progress_bar
 from asng.experiments._image_runs import retrain, search
 from asng.experiments._jobs import Task
 from asng.runs import ARCHITECTURE, CHECKPOINT, read_config
@@ -92,7 +91,7 @@ class Commands(ABC):
     small_retrain: ClassVar[Any]
 
     @abstractmethod
-    def load_task(self, flags: Any, console: Console) -> Task:
+    def load_task(self, flags: Any) -> Task:
         """The task, on the data that the flags name."""
 
     @abstractmethod
@@ -108,15 +107,15 @@ class Commands(ABC):
         """The architecture of a baseline."""
 
     @abstractmethod
-    def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
+    def print_architecture(self, summary: Mapping[str, Any], folder: Path) -> None:
         """Print the architecture that a search found."""
 
     @abstractmethod
-    def print_trained(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
+    def print_training(self, summary: Mapping[str, Any], test_command: str) -> None:
         """Print the result of a training."""
 
     @abstractmethod
-    def evaluate(self, flags: Any, config: Mapping[str, Any], console: Console) -> None:
+    def evaluate(self, flags: Any, config: Mapping[str, Any]) -> None:
         """Test what a run has trained, and print the result."""
 
     def run_search(self, arguments: Sequence[str]) -> None:
@@ -125,32 +124,29 @@ class Commands(ABC):
         flags: Any = parse_command(self.search_flags, title, arguments, small=self.small_search)
         name = f"{self._prefix(flags.small)}-{self.label(flags.settings)}-seed{flags.settings.seed}"
         folder = flags.out or Path("runs") / name
-        console = make_console()
-        task = self.load_task(flags, console)
-        with progress_bar(console, title, folder) as progress:
+        task = self.load_task(flags)
+        with progress_bar(title, folder) as progress:
             summary = search(task, flags.settings, folder, progress, capture=flags.capture)
         if not summary["feasible"]:
-            console.print("No architecture met the limit; this is the nearest one.")
-        self.print_found(summary, folder, console)
-        again = next_command(self.name, "retrain", folder, flags.where, small=flags.small)
-        console.print(f"Train it from scratch: {again}", soft_wrap=True)
+            print("No architecture met the limit; this is the nearest one.")
+        self.print_architecture(summary, folder)
+        print("Train it from scratch:", next_command(self.name, "retrain", folder, flags.where, small=flags.small))
 
     def run_retrain(self, arguments: Sequence[str]) -> None:
         """`asng EXPERIMENT retrain`."""
         title = f"{self.name} retrain"
         flags: Any = parse_command(self.retrain_flags, title, arguments, small=self.small_retrain)
         flags, values, folder = self.choose(flags)
-        console = make_console()
-        task = self.load_task(flags, console)
-        with progress_bar(console, title, folder) as progress:
+        task = self.load_task(flags)
+        with progress_bar(title, folder) as progress:
             summary = retrain(task, flags.settings, values, folder, progress)
-        self.print_trained(summary, next_command(self.name, "evaluate", folder, flags.where), console)
+        self.print_training(summary, next_command(self.name, "evaluate", folder, flags.where))
 
     def run_evaluate(self, arguments: Sequence[str]) -> None:
         """`asng EXPERIMENT evaluate`."""
         flags: Any = parse_command(self.evaluate_flags, f"{self.name} evaluate", arguments)
         config = read_config(flags.run, self.name, needs=CHECKPOINT)  # before anything slow
-        self.evaluate(flags, config, make_console())
+        self.evaluate(flags, config)
 
     def choose(self, flags: Any) -> tuple[Any, dict[str, Any], Path]:
         """The flags of a training with all defaults filled in, its architecture and its folder."""

@@ -5,8 +5,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from asng.cli.images import Commands, DataFlags, EvaluateFlags, RetrainFlags, SearchFlags
 from asng.cli.terminal import progress_bar
 from asng.experiments._settings import parse_device
@@ -90,18 +88,18 @@ class InpaintingCommands(Commands):
     baselines = ("random", "base")
     small_search, small_retrain = task.SMALL, task.SMALL_RETRAIN
 
-    def load_task(self, flags: Any, console: Console) -> task.Inpainting:
+    def load_task(self, flags: Any) -> task.Inpainting:
         where: FaceFlags = flags.where
         if (where.train_list is None) != (where.test_list is None):
             raise ValueError("give --train-list and --test-list together, or neither")
         lists = None if where.train_list is None or where.test_list is None else (where.train_list, where.test_list)
-        with progress_bar(console, "reading faces", None) as progress:
+        with progress_bar("reading faces") as progress:
             data = load_faces(where.data, parse_device(where.device), lists=lists, progress=progress)
         n, settings = len(data.train), getattr(flags, "settings", None)
         used = n if settings is None else min(n, settings.num_train_images or n)
         train = f"{n:,}" if used == n else f"{used:,} of {n:,}"
-        console.print(f"{train} faces to train with, {len(data.test):,} to test with ({data.split})", highlight=False)
-        print_left_out(data.damaged, console)
+        print(f"{train} faces to train with, {len(data.test):,} to test with ({data.split})")
+        print_left_out(data.damaged)
         return task.Inpainting(data.train, data.test)
 
     def label(self, settings: task.InpaintingSearchSettings) -> str:
@@ -130,17 +128,17 @@ class InpaintingCommands(Commands):
         ending = "" if searched in (None, mask) else f"-{mask}"
         return flags, self.load_values(flags), self.retrain_folder(flags, ending)
 
-    def print_found(self, summary: Mapping[str, Any], folder: Path, console: Console) -> None:
-        console.print("Found (the other layers are inactive):", *summary["chain"], sep="\n", highlight=False)
+    def print_architecture(self, summary: Mapping[str, Any], folder: Path) -> None:
+        print("Found (the other layers are inactive):", *summary["chain"], sep="\n")
 
-    def print_trained(self, summary: Mapping[str, Any], test_command: str, console: Console) -> None:
-        console.print(*summary["chain"], sep="\n", highlight=False)
-        console.print(f"{summary['parameters']:,} parameters. Test it: {test_command}", soft_wrap=True)
+    def print_training(self, summary: Mapping[str, Any], test_command: str) -> None:
+        print(*summary["chain"], sep="\n")
+        print(f"{summary['parameters']:,} parameters. Test it: {test_command}")
 
-    def evaluate(self, flags: InpaintingEvaluateFlags, config: Mapping[str, Any], console: Console) -> None:
+    def evaluate(self, flags: InpaintingEvaluateFlags, config: Mapping[str, Any]) -> None:
         name = ""
         if flags.pictures is None:
-            inpainting = self.load_task(flags, console)
+            inpainting = self.load_task(flags)
             if (faces := inpainting.identity()["faces"]) != config.get("faces"):
                 raise ValueError(
                     f"{flags.run} was made with other faces ({config.get('faces')}) than these ({faces}); give the "
@@ -149,13 +147,13 @@ class InpaintingCommands(Commands):
         else:
             name = flags.pictures.resolve().name
             faces, damaged = load_folder(flags.pictures, parse_device(flags.where.device))
-            print_left_out(damaged, console)
+            print_left_out(damaged)
             inpainting = task.Inpainting(faces, faces)
-        with progress_bar(console, f"testing on {len(inpainting.test):,} faces", None) as progress:
+        with progress_bar(f"testing on {len(inpainting.test):,} faces") as progress:
             report = task.evaluate(inpainting, flags.run, config, progress, name)
         psnr = "infinite" if report["psnr"] is None else f"{report['psnr']:.2f} dB"
-        console.print(f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces", highlight=False)
-        console.print(f"Picture: {flags.run / report['picture']}", soft_wrap=True)
+        print(f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces")
+        print(f"Picture: {flags.run / report['picture']}")
 
 
 def run_space(run: Path) -> dict[str, Variable]:
@@ -166,12 +164,12 @@ def run_space(run: Path) -> dict[str, Variable]:
     return search_space(config["encoding"], config["layers"], widths=config["widths"])
 
 
-def print_left_out(damaged: Mapping[str, str], console: Console, max_shown: int = 5) -> None:
+def print_left_out(damaged: Mapping[str, str], max_shown: int = 5) -> None:
     """Print the first few images that could not be read, and why."""
     for name, reason in list(damaged.items())[:max_shown]:
-        console.print(f"Left out: {name} ({reason})", soft_wrap=True, highlight=False)
+        print(f"Left out: {name} ({reason})")
     if len(damaged) > max_shown:
-        console.print(f"... and {len(damaged) - max_shown} more", highlight=False)
+        print(f"... and {len(damaged) - max_shown} more")
 
 
 commands = InpaintingCommands()

@@ -14,6 +14,7 @@ from asng import _progress
 from asng._progress import Progress
 
 Flat = tyro.conf.arg(name="")  # flags without a prefix
+console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
 
 def parse_command(flags: Any, name: str, arguments: Sequence[str], **presets: Any) -> Any:
@@ -34,7 +35,7 @@ def parse_command(flags: Any, name: str, arguments: Sequence[str], **presets: An
 
 
 @contextmanager
-def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[Progress]:
+def progress_bar(title: str, folder: Path | None = None, console: Console = console) -> Iterator[Progress]:
     """The bar of a command; Ctrl-C prints how to continue from the folder, if there is one."""
     try:
         with _progress.progress_bar(title, console) as progress:
@@ -46,8 +47,3 @@ def progress_bar(console: Console, title: str, folder: Path | None) -> Iterator[
             where = f" What is finished is in {folder}; the same command continues." if kept else " Nothing was saved."
         print(f"Interrupted.{where}", file=sys.stderr)
         raise
-
-
-def make_console() -> Console:
-    """A console without markup, so that file names with brackets and colons are printed unchanged."""
-    return Console(markup=False, emoji=False)

@@ -1,4 +1,4 @@
-"""`asng toy`."""
+"""`asng toy sweep`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rich import box
 from rich.table import Table
 
-from asng.cli.terminal import Flat, make_console, parse_command, progress_bar
+from asng.cli.terminal import Flat, console, parse_command, progress_bar
 from asng.experiments import toy
 
 
@@ -20,10 +20,10 @@ class ToyCommand:
     finished; the same command continues.
 
     Examples:
-      asng toy --quick                          a look, in less than a minute
-      asng toy                                  the whole sweep of the paper
-      asng toy --runs 20 --lrs 0.05 --out runs/small
-      asng toy --quick --alphas 1.1 1.5 3       quick, but with several values of alpha
+      asng toy sweep --quick                          a look, in less than a minute
+      asng toy sweep                                  the whole sweep of the paper
+      asng toy sweep --runs 20 --lrs 0.05 --out runs/small
+      asng toy sweep --quick --alphas 1.1 1.5 3       quick, but with several values of alpha
     """
 
     settings: Annotated[toy.ToySettings, Flat]
@@ -33,15 +33,14 @@ class ToyCommand:
     """Folder of the run; runs/toy, or runs/toy-quick with --quick."""
 
 
-def run_toy(arguments: Sequence[str]) -> None:
-    """`asng toy`."""
-    command = parse_command(ToyCommand, "toy", arguments, quick=toy.QUICK)
+def run_sweep(arguments: Sequence[str]) -> None:
+    """`asng toy sweep`."""
+    command = parse_command(ToyCommand, "toy sweep", arguments, quick=toy.QUICK)
     folder = command.out or Path("runs/toy-quick" if command.quick else "runs/toy")
-    console = make_console()
-    with progress_bar(console, "toy problem", folder) as progress:
+    with progress_bar("toy problem", folder) as progress:
         summary = toy.run(command.settings, folder, progress)
     console.print(toy_table(summary))
-    console.print(f"Picture: {folder / 'toy.png'}", soft_wrap=True)
+    print(f"Picture: {folder / 'toy.png'}")
 
 
 def toy_table(summary: dict[str, Any]) -> Table:

@@ -63,11 +63,10 @@ def _finish(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], jo
 
 def load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> tuple[nn.Module, int]:
     """The network that a run has trained so far, or found, and after how many steps."""
-    checkpoint = Checkpoint(folder / CHECKPOINT, config)
+    job: Any
     if config["kind"] == "search":
-        search_job = SearchJob(task, settings_from_config(task.search_settings, config))
-        steps: int = checkpoint.restore(search_job)["index"]
-        return search_job.network(search_job.load_result(folder)), steps
-    train_job = TrainJob(task, settings_from_config(task.train_settings, config), from_dict(config["architecture"]))
-    steps = checkpoint.restore(train_job)["index"]
-    return train_job.model, steps
+        job = SearchJob(task, settings_from_config(task.search_settings, config))
+    else:
+        job = TrainJob(task, settings_from_config(task.train_settings, config), from_dict(config["architecture"]))
+    steps = Checkpoint(folder / CHECKPOINT, config).restore(job)["index"]
+    return job.network(job.load_result(folder)) if config["kind"] == "search" else job.model, steps

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from asng import RandomSearch, nas
 from asng._progress import Progress, no_progress
 from asng.experiments._images import Batches, ImageSet, Transform, halves
-from asng.experiments._settings import METHODS, JobSettings, SearchSettings, parse_amp_dtype, set_lr
+from asng.experiments._settings import AMP_DTYPES, METHODS, JobSettings, SearchSettings, set_lr
 from asng.experiments._train_step import TrainStep
+from asng.nas._candidates import to_outcome
 from asng.nas._loop import Epoch, Job, Number
-from asng.nas._outcome import to_outcome
 from asng.nas.architecture import from_json
 from asng.nas.oneshot import finite_mean
 from asng.nas.result import certainty
@@ -92,9 +92,9 @@ class Task(ABC):
     def build_optimizer(self, settings: Any, model: nn.Module) -> torch.optim.Optimizer:
         """The optimizer of a static network."""
 
-    @abstractmethod
     def train_loss(self, settings: Any, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Of a mini-batch."""
+        """Of a mini-batch; by default that of searches."""
+        return to_outcome(self.search_loss(model, batch)).loss
 
     def set_phase(self, settings: Any, model: nn.Module, fraction: float) -> None:  # noqa: B027
         """Change buffers of the network after a fraction of the training."""
@@ -183,7 +183,7 @@ class SearchJob(_ImageJob):
             task.search_loss,
             max_grad_norm=5.0,
             limits=[] if max_params is None else [nas.Limit(size, max_params, "parameters")],
-            amp_dtype=parse_amp_dtype(settings.amp_dtype),
+            amp_dtype=AMP_DTYPES[settings.amp_dtype],
             capture=capture,
         )
         self._capture_cost: dict[str, float] = {}
@@ -325,7 +325,7 @@ class TrainJob(_ImageJob):
             task.build_optimizer(settings, self.model),
             partial(task.train_loss, settings),
             max_grad_norm=5.0,
-            amp_dtype=parse_amp_dtype(settings.amp_dtype),
+            amp_dtype=AMP_DTYPES[settings.amp_dtype],
         )
         self._phase: float | None = None
 

@@ -4,17 +4,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 
 from asng import SNG, RandomSearch
 from asng._asktell import Optimizer
-from asng._checks import check_minima
+from asng._checks import check_settings
 from asng.optimizer import ASNG
 
 AmpDtype = Literal["off", "bfloat16", "float16"]
 Method = Literal["asng", "sng", "uniform"]
+AMP_DTYPES: dict[AmpDtype, torch.dtype | None] = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 METHODS: dict[Method, Callable[..., Optimizer]] = {"asng": ASNG, "sng": SNG, "uniform": RandomSearch}
 
 
@@ -48,7 +49,7 @@ class JobSettings(ABC):
 
     def lr_at(self, fraction: float) -> float:
         """The learning rate after a fraction of the run."""
-        return cosine_lr(self.lr, fraction)
+        return self.lr * (1 + math.cos(math.pi * fraction)) / 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +82,7 @@ class IterationSettings(JobSettings):
     """The most training images to use, from all over their order; all by default."""
 
     def __post_init__(self) -> None:
-        check_settings(self, iterations=1, checkpoint_every=1, batch=1, num_train_images=1, seed=0)
+        check_settings(self)
         if self.iterations % self.checkpoint_every:
             every = self.checkpoint_every
             raise ValueError(f"iterations must be a multiple of checkpoint_every, {every}, got {self.iterations}")
@@ -113,13 +114,6 @@ class SearchSettings(JobSettings):
     """The most likely architecture is tested now and then, in time that is not counted; --no-test leaves that out."""
 
 
-def check_settings(settings: Any, **minima: int) -> None:
-    """Raise ValueError for settings below their minima, and for an impossible learning rate."""
-    check_minima(settings, **minima)
-    if not settings.lr > 0 or not math.isfinite(settings.lr):
-        raise ValueError(f"lr must be above 0, got {settings.lr}")
-
-
 def parse_device(name: str) -> torch.device:
     """A device by its name; "auto" is the GPU where there is one."""
     gpus = [f"cuda:{number}" for number in range(torch.cuda.device_count())] if torch.cuda.is_available() else []
@@ -130,20 +124,6 @@ def parse_device(name: str) -> torch.device:
     if name not in ("cpu", "cuda", *gpus):  # torch knows more, of which some, as meta, compute nothing
         raise ValueError(f"there is no device {name!r}; give {', '.join(['cpu', *gpus])} or auto")
     return torch.device(name)
-
-
-def parse_amp_dtype(amp_dtype: AmpDtype) -> torch.dtype | None:
-    """The type of mixed precision."""
-    return {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}[amp_dtype]
-
-
-def cosine_lr(start: float, done: float) -> float:
-    """A learning rate that falls from `start` to 0 while `done` goes from 0 to 1.
-
-    >>> cosine_lr(0.025, 0.0), cosine_lr(0.025, 0.5), cosine_lr(0.025, 1.0)
-    (0.025, 0.0125, 0.0)
-    """
-    return start * (1 + math.cos(math.pi * done)) / 2
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:

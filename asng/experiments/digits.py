@@ -7,7 +7,7 @@ random architectures of the same space and a handcrafted network, all trained in
 import math
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +16,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from asng import __version__, nas
+from asng import nas
+from asng._checks import check_settings
 from asng._progress import Progress, no_progress, part_of
-from asng.experiments._settings import check_settings
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas.architecture import to_dict
 from asng.optimizer import ASNG
-from asng.runs import ARCHITECTURE, SUMMARY, Run, write_json
+from asng.runs import ARCHITECTURE, SUMMARY, Run, make_config, write_json
 
 BLOCKS = 3  # in each of the two stages
 HANDCRAFTED = {
@@ -52,7 +52,7 @@ class DigitsSettings:
     """How many searches, with seeds that follow the first."""
 
     def __post_init__(self) -> None:
-        check_settings(self, epochs=1, training_epochs=1, batch=1, seeds=1, seed=0)
+        check_settings(self)
 
     @property
     def num_random(self) -> int:
@@ -196,7 +196,7 @@ def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress
 
     Called again after an interruption, or with more seeds, it continues.
     """
-    config = {"experiment": "digits", "version": __version__, **asdict(settings)}
+    config = make_config("digits", "search", settings)
     del config["seeds"]
     last = settings.seed + settings.seeds
     with Run(folder, config) as run:

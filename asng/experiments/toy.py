@@ -9,7 +9,7 @@ update of ASNG, SNG or Adam. All runs of a setting are rows of the same arrays.
 import math
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -17,15 +17,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng import __version__
-from asng._checks import check_minima
+from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng._ragged import Array
 from asng.baselines import SNGState, adam_init, adam_update, sng_update
 from asng.experiments.workers import run_parallel
 from asng.families import CategoricalFamily
 from asng.optimizer import asng_init, asng_update
-from asng.runs import SUMMARY, Run, write_json
+from asng.runs import SUMMARY, Run, make_config, write_json
 
 METHODS = ("ASNG", "SNG", "Adam")
 POPULATION_SIZE = 2  # lambda, for the weights and for the distribution
@@ -57,7 +56,7 @@ class ToySettings:
     """Processes side by side; the results do not depend on it."""
 
     def __post_init__(self) -> None:
-        check_minima(self, variables=2, choices=2, runs=1, iterations=1, seed=0, workers=1)
+        check_settings(self, variables=2, choices=2)
         for name in ("lrs", "powers", "alphas"):
             values = getattr(self, name)
             if not values or len(set(values)) < len(values) or not all(map(math.isfinite, values)):
@@ -168,7 +167,7 @@ def run(sweep: ToySettings, folder: Path, progress: Progress = no_progress) -> d
     `progress` is called with the fraction done, after each setting. Ctrl-C (KeyboardInterrupt)
     ends it at once; called again, it continues, and ends with the same results.
     """
-    config = {"experiment": "toy", "version": __version__, **asdict(sweep)}
+    config = make_config("toy", "sweep", sweep)
     del config["workers"]  # does not change the results
     with Run(folder, config) as run:
         reached = dict(_read(record, sweep) for record in run.results())

@@ -18,13 +18,18 @@ def _triton_is_installed() -> bool:
     return find_spec("triton") is not None
 
 
+def can_launch(x: Tensor) -> bool:
+    """Whether kernels run where a tensor is: on CUDA, or in Triton's interpreter."""
+    return (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and _triton_is_installed()
+
+
 def is_supported(x: Tensor) -> bool:
     """Whether kernels can run on a tensor: (n, c, h, w), channels last, on CUDA (or in Triton's interpreter).
 
     They do not where torch's functions are to be seen: by torch.compile, torch.export and counters of FLOPs.
     """
     return (
-        (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1")
+        can_launch(x)
         and type(x) in (Tensor, nn.Parameter)
         and not torch.compiler.is_compiling()
         and _get_current_dispatch_mode() is None
@@ -32,7 +37,6 @@ def is_supported(x: Tensor) -> bool:
         and x.dtype in DTYPES
         and x.is_contiguous(memory_format=torch.channels_last)
         and 0 < x.numel() < MAX_NUMEL
-        and _triton_is_installed()
     )
 
 

@@ -69,6 +69,8 @@ class Split(NamedTuple):
     @classmethod
     def of(cls, rows: int, channels: int) -> "Split":
         block_channels = min(power_of_two(channels), MAX_CHANNELS)
+        if -channels % block_channels >= 16:  # with half as many at a time fewer are beyond the last
+            block_channels = 16
         groups = -(-channels // block_channels)
         chunks = min(MAX_SUMS // block_channels, -(-PROGRAMS // groups))
         chunk = max(-(-rows // chunks), MIN_TILE // block_channels)
@@ -104,7 +106,7 @@ class _BatchNorm(torch.autograd.Function):
             kernels.batch_norm_moments[grid](x, partial, *rows[:2], channels, *blocks[:3], num_warps=split.warps)
             kernels.batch_norm_forward[grid](
                 *(x, add, partial, weight, bias, running_mean, running_var, saved, y),
-                *(*rows, eps, momentum, split.chunk, channels, channels, *blocks),
+                *(*rows, eps, momentum, split.chunk, channels, channels, channels, *blocks),
                 AFFINE=weight is not None,
                 TRACK=running_mean is not None,
                 ADD=add is not None,

@@ -2,7 +2,8 @@
 
 The rows are split into `chunks` chunks of `chunk` rows. Sums over all rows are taken in two steps: a kernel writes
 those of each chunk, and every program of the next one adds them up for its channels, always in the same order. A row
-of the input may have more elements than there are channels (`STRIDE`); those of all others have as many.
+of the input may have more elements than there are channels (`STRIDE`), and so may one of the output (`Y_STRIDE`);
+those of all others have as many.
 """
 
 import triton
@@ -122,6 +123,7 @@ def batch_norm_forward(
     span,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
+    Y_STRIDE: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -143,7 +145,7 @@ def batch_norm_forward(
     for tile in range(TILES):
         offsets, mask = _tile(start + tile * ROWS, stop, c, STRIDE, ROWS)
         value = tl.load(x + offsets, mask, other=0.0).to(tl.float32)
-        offsets, mask = _tile(start + tile * ROWS, stop, c, C, ROWS)
+        offsets, mask = _tile(start + tile * ROWS, stop, c, Y_STRIDE, ROWS)
         value = (value - mean[None, :]) * scale[None, :] + shift[None, :]
         if ADD:
             value += tl.load(add + offsets, mask, other=0.0).to(tl.float32)

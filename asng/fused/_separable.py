@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from asng.fused._dispatch import DTYPES, is_supported
 from asng.fused._norm import BatchNorm2d, uses_batch_statistics
-from asng.fused._separable_function import Half, SeparableFunction
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_CHANNELS = 256
@@ -16,13 +15,13 @@ MAX_CHANNELS = 256
 class SeparableConv2d(nn.Sequential):
     """Twice ReLU, depthwise convolution, 1x1 convolution and batch norm: a `torch.nn.Sequential` of these layers.
 
-    In training mode three kernels run forward and six backward (with many channels: up to nine). The layers hold the
-    parameters and the state, as ever.
+    In training mode seven kernels run forward and eight backward (with many pixels: up to nine and ten). The layers
+    hold the parameters and the state, as ever.
 
     Args:
         layers: `nn.ReLU`, `nn.Conv2d` with groups, `nn.Conv2d` of size 1 and `nn.BatchNorm2d`, and again. Kernels are
-            used for odd kernel sizes with as much padding as keeps the size, no bias, and up to 256 channels; other
-            layers, and layers with hooks, run one after another, as in a `torch.nn.Sequential`.
+            used for kernel sizes of 3 and 5 with as much padding as keeps the size, no bias, and up to 256 channels;
+            other layers, and layers with hooks, run one after another, as in a `torch.nn.Sequential`.
 
     >>> half = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
     >>> again = [nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False), nn.Conv2d(4, 4, 1, bias=False)]
@@ -36,6 +35,8 @@ class SeparableConv2d(nn.Sequential):
         dtype = _compute_dtype(x)
         if not (is_separable(layers) and _fits(x, layers, dtype)):
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+        from asng.fused._separable_function import Half, SeparableFunction
+
         halves, tensors = [], []
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:]):
             if norm.num_batches_tracked is not None and norm.track_running_stats:
@@ -75,7 +76,7 @@ def _is_depthwise(layer: nn.Conv2d, channels: int) -> bool:
     return (
         layer.in_channels == layer.out_channels == layer.groups == channels
         and layer.kernel_size == (size, size)
-        and size % 2 == 1
+        and size in (3, 5)
         and layer.stride == (stride, stride)
         and layer.padding == (size // 2, size // 2)
         and layer.dilation == (1, 1)

@@ -6,9 +6,9 @@ except ImportError as error:
     raise ImportError(f"asng.nas needs PyTorch ({error}): pip install '.[nas]'") from None
 
 from asng.nas import layers
+from asng.nas._candidates import LossFn
 from asng.nas._decision import Decision, Searchable, Size, SizeLike
 from asng.nas._measures import Flops, Latency, parameters
-from asng.nas._outcome import LossFn
 from asng.nas._static import Constant, Item
 from asng.nas.architecture import from_json, to_json
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width

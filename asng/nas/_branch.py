@@ -4,14 +4,15 @@ Autograd does not see into the cases. Each case has a small graph of its own, fr
 the backward pass is a switch, too: the case that ran adds to the gradients of its parameters and of its inputs.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -19,6 +20,8 @@ from asng.nas._cases import Case, Mode, Site
 
 if TYPE_CHECKING:
     from asng.nas._trace import Trace
+
+LARGE = 1 << 15  # numbers, of which torch's kernel for many tensors gives each a few blocks of threads only
 
 
 @dataclass(frozen=True)
@@ -38,22 +41,11 @@ class Weights:
             self._addresses[key] = torch.tensor(rows).to(device, non_blocking=True)
         return self._addresses[key]
 
-    @contextmanager
-    def substitute_into(self, modules: Iterable[nn.Module]) -> Iterator[None]:
-        """Let modules run with the leaves."""
-        slots = [
-            (module._parameters, name, parameter)
-            for module in (modules if self.leaves else ())
-            for name, parameter in module._parameters.items()
-            if id(parameter) in self.leaves
-        ]
-        for holder, name, parameter in slots:
-            holder[name] = self.leaves[id(parameter)]  # type: ignore[assignment]
-        try:
-            yield
-        finally:
-            for holder, name, parameter in slots:
-                holder[name] = parameter
+    def substitute_into(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Let a model run with the leaves."""
+        named = model.named_parameters(remove_duplicate=False)
+        leaves = {name: self.leaves[id(parameter)] for name, parameter in named if id(parameter) in self.leaves}
+        return _reparametrize_module(model, leaves)
 
 
 @dataclass
@@ -78,28 +70,22 @@ class Branch:
 
     def __init__(self, trace: "Trace", site: Site, function: Callable[..., Any], flat: list[Any], spec: Any) -> None:
         self._trace, self._site, self._function, self._flat, self._spec = trace, site, function, flat, spec
-        self._tensors = [position for position, leaf in enumerate(flat) if isinstance(leaf, Tensor)]
         self._graphs: dict[int, tuple[list[Tensor], list[Tensor], Scope]] = {}  # inputs, outputs, scope of a case
         self._with_gradient = torch.is_grad_enabled()
 
     def run(self) -> Any:
-        tensors = [self._flat[position] for position in self._tensors]
+        tensors = [leaf for leaf in self._flat if isinstance(leaf, Tensor)]
         if self._with_gradient:
             sources = [self._trace.source(tensor) if tensor.requires_grad else (tensor, None) for tensor in tensors]
             self._gradients = [gradient for _, gradient in sources]
-            device = tensors[0].device if tensors else self._trace.row.device
-            anchor = self._trace.anchor(device)
-            outputs = _Switch.apply(self, anchor, *(tensor for tensor, _ in sources))  # type: ignore[no-untyped-call]
+            tensors = [self._trace.anchor(), *(tensor for tensor, _ in sources)]
+            outputs = _Switch.apply(self, *tensors)  # type: ignore[no-untyped-call]
         else:
             outputs = self.forward(tensors)
         return pytree.tree_unflatten(list(outputs), self._site.cases[0].spec)
 
     def forward(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        device = tensors[0].device if tensors else self._trace.row.device
-        buffers = tuple(
-            torch.empty_strided(layout.shape, layout.stride, dtype=layout.dtype, device=device)
-            for layout in self._site.outputs
-        )
+        buffers = tuple(torch.empty_like(output, device=self._trace.row.device) for output in self._site.outputs)
         self._switch([partial(self._run_case, n, case, tensors, buffers) for n, case in enumerate(self._site.cases)])
         return buffers
 
@@ -118,18 +104,13 @@ class Branch:
         if self._with_gradient:
             for tensor, gradient in zip(inputs, self._gradients, strict=True):
                 tensor.requires_grad_(gradient is not None)
-        flat = list(self._flat)
-        for position, tensor in zip(self._tensors, inputs, strict=True):
-            flat[position] = tensor
+        remaining = iter(inputs)
+        flat = [next(remaining) if isinstance(leaf, Tensor) else leaf for leaf in self._flat]
         args, named = pytree.tree_unflatten(flat, self._spec)
         trace = self._trace
         scope = Scope(case, self._site.mode, trace.scope.depth + 1)
-        since = next_node_number() if trace.discovers else -1
-        with (
-            trace.fix(case.assignment),
-            trace.inside(scope),
-            torch.set_grad_enabled(self._with_gradient),
-        ):
+        since = torch.autograd._get_sequence_nr()  # of the next node
+        with trace.fix(case.assignment), trace.enter(scope), torch.set_grad_enabled(self._with_gradient):
             outputs = pytree.tree_flatten(self._function(*args, **named))[0]
         with torch.no_grad():
             for buffer, output in zip(buffers, outputs, strict=True):
@@ -137,12 +118,12 @@ class Branch:
         if self._with_gradient:
             with_gradient = [tensor for tensor in inputs if tensor.requires_grad]
             if trace.discovers:
-                with trace.inside(scope):
+                with trace.enter(scope):
                     case.parameters = trace.parameters_of(outputs, self._site.label, since)
             self._graphs[number] = with_gradient, outputs, scope
 
     def _go_back(self, number: int, case: Case, gradients: Sequence[Tensor | None]) -> None:
-        if number not in self._graphs:  # it was not captured in full, in a rehearsal
+        if number not in self._graphs:  # it was not captured in full, in a dry run
             return
         inputs, outputs, scope = self._graphs.pop(number)
         pairs = [
@@ -153,7 +134,7 @@ class Branch:
         if not pairs:
             return
         trace = self._trace
-        with trace.inside(scope):
+        with trace.enter(scope):
             leaves = [*inputs, *trace.leaves_of(case)]
             found = trace.grad([output for output, _ in pairs], [g for _, g in pairs], leaves, scope)
             targets = [gradient for gradient in self._gradients if gradient is not None]
@@ -195,22 +176,17 @@ class Source(torch.autograd.Function):
 
 
 def add_all(targets: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> None:
-    """Add gradients in as few kernels as torch has; those that are missing are zero."""
+    """Add gradients, small ones in as few kernels as torch has; those that are missing are zero."""
     alike: dict[tuple[torch.dtype, torch.dtype], tuple[list[Tensor], list[Tensor]]] = {}
     for target, gradient in zip(targets, gradients, strict=True):
-        if gradient is not None:
+        if gradient is not None and gradient.numel() >= LARGE:
+            target.add_(gradient)
+        elif gradient is not None:
             pairs = alike.setdefault((target.dtype, gradient.dtype), ([], []))
             pairs[0].append(target)
             pairs[1].append(gradient)
     for some, added in alike.values():
         torch._foreach_add_(some, added)
-
-
-def next_node_number() -> int:
-    """Less than the number of every autograd node to come, and no less than those before."""
-    with torch.enable_grad():
-        node: Any = torch.ones((), requires_grad=True).neg().grad_fn
-    return int(node._sequence_nr())
 
 
 def leaves(outputs: Sequence[Tensor], since: int = -1) -> dict[int, tuple[Tensor, set[str]]]:

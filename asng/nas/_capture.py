@@ -7,7 +7,7 @@ reads the losses and the metrics.
 
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -18,13 +18,13 @@ from torch.utils import _pytree as pytree
 
 from asng.nas import _distributed, _switch
 from asng.nas._branch import SplitGroups
+from asng.nas._candidates import LossFn, Numbers, Outcome, to_outcome
 from asng.nas._cases import Case, Columns, Refused, Unswitchable
-from asng.nas._outcome import LossFn, Numbers, Outcome, to_outcome
+from asng.nas._checks import unwrap
 from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._update import WeightUpdate, unsupported_reason
-from asng.nas.supernet import Supernet
+from asng.nas.supernet import Supernet, Values
 
-Values = Mapping[str, Any]
 Fork = Callable[[Sequence[Callable[[], None]]], None]
 
 
@@ -35,17 +35,17 @@ def in_turn(branches: Sequence[Callable[[], None]]) -> None:
 
 
 class Iteration:
-    """One iteration with open architectures: rehearsed once, then run as often as wanted.
+    """One iteration with open architectures: prepared once, then run as often as wanted.
 
     On the CPU it runs eagerly and equals the plain path bit for bit; on CUDA `capture` makes a graph of it.
 
     Args:
-        decisions: of the model, in training mode.
-        optimizer: of the weights, one that `unsupported_reason` has nothing against.
-        loss: (model, batch) -> scalar tensor, or (loss, metrics).
-        n: candidates in each half.
-        max_norm: of the gradient.
-        amp: type of mixed precision.
+        supernet: The model, in training mode.
+        optimizer: Of the weights, one that `unsupported_reason` has nothing against.
+        loss_fn: As that of `OneShot`.
+        n: Candidates in each half.
+        max_grad_norm: Of the gradient of the weights.
+        amp_dtype: Type of mixed precision.
     """
 
     def __init__(
@@ -61,10 +61,7 @@ class Iteration:
         self._supernet, self._loss_fn, self._n, self._amp_dtype = supernet, loss_fn, n, amp_dtype
         self.update = WeightUpdate(optimizer, max_grad_norm, n)
         self._device = self.update.groups[0].gradient.device
-        self._columns = Columns(supernet)
-        self._passes = {"train": Case(), "valid": Case()}
         self._metrics: dict[str, list[str]] = {"train": [], "valid": []}  # their names
-        self._consumers: dict[int, set[str]] = {}
         self._surroundings: list[nn.Module] = []  # that are switches in place of modules inside them
         self._discovers = False
         self._graph: _switch.BranchingGraph | None = None
@@ -72,20 +69,20 @@ class Iteration:
     # Before the first step.
 
     def prepare(self, train_batch: Any, valid_batch: Any) -> None:
-        """Find all switches by a rehearsal on batches of the shapes to come; leaves weights, statistics, RNG alone."""
-        self._train, self._valid = _Static(train_batch, self._device), _Static(valid_batch, self._device)
+        """Find all switches by a dry run on batches of the shapes to come; leaves weights, statistics, RNG alone."""
+        self._batches = {"train": _Static(train_batch, self._device), "valid": _Static(valid_batch, self._device)}
         synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
         with self._preserve(), synchronizes:
             while not self._discover():
                 pass  # with one more module that is a switch
-            self._allocate(len(self._columns))
             if self._amp_dtype is not None:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
+            self._allocate(len(self._columns))
             if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
                 self._run(run_all, in_turn)
         if self._device.type == "cuda":
             graph = _switch.BranchingGraph(self._device)
-            with self._preserve(), graph.rehearse():
+            with self._preserve(), graph.dry_run():
                 self._run(graph.switch, graph.fork)
 
     def _discover(self) -> bool:
@@ -131,15 +128,15 @@ class Iteration:
     @contextmanager
     def _preserve(self) -> Iterator[None]:
         """Restore parameters, buffers, momentum and RNG state on exit."""
-        kept = [*self._supernet.model.parameters(), *self._supernet.model.buffers()]
-        kept += self.update.tensors()
-        before = [tensor.detach().clone() for tensor in kept]
+        model = self._supernet.model
+        kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *self.update.tensors())}
+        before = [tensor.detach().clone() for tensor in kept.values()]
         with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
             try:
                 yield
             finally:
                 with torch.no_grad():
-                    for tensor, old in zip(kept, before, strict=True):
+                    for tensor, old in zip(kept.values(), before, strict=True):
                         tensor.copy_(old)
 
     def capture(self) -> None:
@@ -152,18 +149,19 @@ class Iteration:
     # A step.
 
     def fits(self, train_batch: Any, valid_batch: Any) -> bool:
-        return self._train.fits(train_batch) and self._valid.fits(valid_batch)
+        return self._batches["train"].fits(train_batch) and self._batches["valid"].fits(valid_batch)
 
     def step(
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
-    ) -> tuple[Numbers, Numbers]:
+    ) -> tuple[list[Numbers], list[Numbers]]:
         """The numbers of the training and of the judging passes."""
         lrs = torch.tensor(self.update.lrs, dtype=torch.float64)
         rows = torch.tensor([self._columns.encode(values) for values in (*train, *valid)], dtype=torch.int32)
         torch.cat([lrs.view(torch.int32), rows.flatten()], out=self._sent)
         self._inputs.copy_(self._sent, non_blocking=True)
-        self._train.copy_(train_batch)
-        self._valid.copy_(valid_batch)
+        self._batches["train"].copy_(train_batch)
+        self._batches["valid"].copy_(valid_batch)
+        self.update.refresh()
         if self._graph is None:
             self._run(run_one, in_turn)
         else:
@@ -171,9 +169,8 @@ class Iteration:
         outputs = self._outputs.tolist()  # the only wait
         return self._numbers("train", outputs[: self._n]), self._numbers("valid", outputs[self._n :])
 
-    def _numbers(self, kind: str, rows: list[list[float]]) -> Numbers:
-        names = self._metrics[kind]
-        return Numbers([row[0] for row in rows], [dict(zip(names, row[1:], strict=False)) for row in rows])
+    def _numbers(self, kind: str, rows: list[list[float]]) -> list[Numbers]:
+        return [Numbers(row[0], dict(zip(self._metrics[kind], row[1:], strict=False))) for row in rows]
 
     def _run(self, switch: Switch, fork: Fork) -> None:
         passes = range(1 if switch is run_all else self._n)  # they are alike
@@ -183,15 +180,29 @@ class Iteration:
         fork([partial(self._judging_pass, number, switch) for number in passes])
 
     def _train_pass(self, number: int, switch: Switch) -> None:
-        trace = self._trace("train", number, number, switch)
-        outcome = self._outcome_of(trace, self._train.batch)
-        self._write("train", number, outcome.detach())
-        trace.backward(outcome.loss / self._n)
+        trace, loss = self._run_pass("train", number, number, switch)
+        trace.backward(loss / self._n)
 
     @torch.no_grad()
     def _judging_pass(self, number: int, switch: Switch) -> None:
-        row = self._n + number
-        self._write("valid", row, self._outcome_of(self._trace("valid", row, number, switch), self._valid.batch))
+        self._run_pass("valid", self._n + number, number, switch)
+
+    def _run_pass(self, kind: str, row: int, number: int, switch: Switch) -> tuple[Trace, Tensor]:
+        """Run a pass and write its numbers; returns its loss, with an autograd graph."""
+        root, weights, discovers = self._passes[kind], self.update.weights[number], self._discovers
+        inputs = self._columns, switch, root, self._rows[row], weights
+        trace = Trace(self._supernet, *inputs, self._surroundings, discovers)
+        if discovers and kind == "train":
+            self._consumers = trace.consumers
+        # Casts of weights must not be shared: the one that made them may be in a case that does not run.
+        precision = torch.autocast(
+            self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
+        )
+        groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
+        with trace.run(), precision, groups:
+            outcome = to_outcome(self._loss_fn(self._supernet.model, self._batches[kind].batch))
+        self._write(kind, row, outcome.detach())
+        return trace, outcome.loss
 
     def _write(self, kind: str, row: int, outcome: Outcome) -> None:
         if self._discovers:  # there is no room for metrics yet
@@ -202,53 +213,17 @@ class Iteration:
         for target, value in zip(self._outputs[row], (outcome.loss, *outcome.metrics.values()), strict=False):
             target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
 
-    def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
-        root, weights = self._passes[kind], self.update.weights(number)
-        discovers = self._discovers
-        trace = Trace(
-            self._supernet,
-            self._columns,
-            switch,
-            root,
-            self._rows[row],
-            weights,
-            surroundings=self._surroundings,
-            discovers=discovers,
-        )
-        if discovers and kind == "train":
-            self._consumers = trace.consumers
-        return trace
-
-    def _outcome_of(self, trace: Trace, batch: Any) -> Outcome:
-        # Casts of weights must not be shared: the one that made them may be in a case that does not run.
-        precision = torch.autocast(
-            self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
-        )
-        groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
-        with trace.run(), precision, groups:
-            return to_outcome(self._loss_fn(self._supernet.model, batch))
-
 
 class CapturedStep:
     """The iterations of a `OneShot` as a graph, captured at the first one; says once why it cannot be.
 
     Args:
-        decisions, optimizer, loss, max_norm, amp: as those of `Iteration`.
-        wrapper: the class that wraps the model, such as that of torch.compile; wrapped models are not captured.
+        make_iteration: (candidates in each half) -> an iteration that is not prepared yet.
+        find_obstacle: () -> what is against it before anything is tried, or None.
     """
 
-    def __init__(
-        self,
-        supernet: Supernet,
-        optimizer: torch.optim.Optimizer,
-        loss_fn: LossFn,
-        *,
-        max_grad_norm: float,
-        amp_dtype: torch.dtype | None,
-        wrapper: str | None = None,
-    ) -> None:
-        self._arguments, self._wrapper = (supernet, optimizer, loss_fn), wrapper
-        self._max_grad_norm, self._amp_dtype = max_grad_norm, amp_dtype
+    def __init__(self, make_iteration: Callable[[int], Iteration], find_obstacle: Callable[[], str | None]) -> None:
+        self._make_iteration, self._find_obstacle = make_iteration, find_obstacle
         self._iteration: Iteration | None = None
         self._refused = False
         self.cost: dict[str, float] = {}  # of the last capture
@@ -256,7 +231,7 @@ class CapturedStep:
 
     def step(
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], n: int, valid_batch: Any
-    ) -> tuple[Numbers, Numbers] | None:
+    ) -> tuple[list[Numbers], list[Numbers]] | None:
         """The numbers of the candidates; None where the plain path has to run them.
 
         `n` candidates were drawn for each half; those that are left of the second ones are judged.
@@ -271,7 +246,7 @@ class CapturedStep:
             self._is_current = True
         padded = [*valid, *train[: n - len(valid)]]  # in place of those that are not judged
         trained, judged = iteration.step(train, train_batch, padded, valid_batch)
-        return trained, Numbers(judged.losses[: len(valid)], judged.metrics[: len(valid)])
+        return trained, judged[: len(valid)]
 
     def _ready(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         """The iteration for such batches, captured if need be."""
@@ -279,6 +254,7 @@ class CapturedStep:
             return None
         if self._iteration is None or not self._iteration.update.is_as_captured():
             self.store()
+            self._iteration = None  # which frees its memory
             self._iteration = self._capture_iteration(n, train_batch, valid_batch)
         if self._iteration is None or not self._iteration.fits(train_batch, valid_batch):
             return None
@@ -294,13 +270,10 @@ class CapturedStep:
         self._is_current = False
 
     def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
-        supernet, optimizer, loss_fn = self._arguments
-        if (reason := self._obstacle()) is None:
+        if (reason := self._find_obstacle()) is None:
             start, reserved = time.perf_counter(), torch.cuda.memory_reserved()
             try:
-                iteration = Iteration(
-                    supernet, optimizer, loss_fn, n, max_grad_norm=self._max_grad_norm, amp_dtype=self._amp_dtype
-                )
+                iteration = self._make_iteration(n)
                 iteration.prepare(train_batch, valid_batch)
                 iteration.capture()
                 self._is_current = False
@@ -313,29 +286,29 @@ class CapturedStep:
         warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=6)
         return None
 
-    def _obstacle(self) -> str | None:
-        """What is against it before anything is tried."""
-        _, optimizer, _ = self._arguments
-        devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
-        if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
-            return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"
-        if self._wrapper is not None:
-            return f"the model is wrapped in {self._wrapper}"
-        if _distributed.is_distributed():
-            return "there are several processes"
-        if self._amp_dtype is torch.float16:
-            return "gradients are scaled, as float16 needs it"
-        return unsupported_reason(optimizer) or _switch.unavailable_reason()
+
+def find_obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, amp_dtype: torch.dtype | None) -> str | None:
+    """Return why the steps of a model, perhaps in a wrapper, cannot be captured; None if nothing is known."""
+    devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
+    if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
+        return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"
+    if unwrap(model) is not model:
+        return f"the model is wrapped in {type(model).__name__}"
+    if _distributed.is_distributed():
+        return "there are several processes"
+    if amp_dtype is torch.float16:
+        return "gradients are scaled, as float16 needs it"
+    return unsupported_reason(optimizer) or _switch.unavailable_reason()
 
 
 def _module_around(supernet: Supernet, module: nn.Module) -> nn.Module | None:
     """The module that calls another one, as far as the tree of modules tells."""
-    modules: dict[str, nn.Module] = {path: module for module, path in supernet.paths.items()}
     path = supernet.paths[module]
     while path:
         path = path.rpartition(".")[0]
-        if not isinstance(modules[path], (nn.ModuleList, nn.ModuleDict)):  # which are not called
-            return modules[path]
+        around = supernet.model.get_submodule(path)
+        if not isinstance(around, (nn.ModuleList, nn.ModuleDict)):  # which are not called
+            return around
     return None
 
 

@@ -66,13 +66,9 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
-    while True:
-        if _is_optimized(model):
-            model = model.get_submodule("_orig_mod")
-        elif isinstance(model, (DataParallel, DistributedDataParallel)):
-            model = model.module
-        else:
-            return model
+    while (is_optimized := _is_optimized(model)) or isinstance(model, (DataParallel, DistributedDataParallel)):
+        model = model.get_submodule("_orig_mod" if is_optimized else "module")
+    return model
 
 
 def is_compiled(module: nn.Module) -> bool:

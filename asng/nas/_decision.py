@@ -94,7 +94,7 @@ class _Arithmetic:
                 f"a {what} of two decisions ({Size(self)} and {Size(number)}) is not supported as a size; make one "
                 f"decision of it, such as Width(name, [8, 12, 16]) with the {what}s to choose from"
             )
-        return as_int(number)
+        return require_int(number)
 
 
 def _no_fraction(what: str) -> ValueError:
@@ -204,9 +204,9 @@ class Size(_Arithmetic):
             if not all(isinstance(value, int) for value in of.variable.values() or (None,)):
                 raise ValueError(f"a size follows integers, but {of.name!r} is {of.variable}")
         else:
-            constant = as_int(of)
-        self.scale: int = factor * as_int(scale)
-        self.shift: int = constant * as_int(scale) + as_int(shift)
+            constant = require_int(of)
+        self.scale: int = factor * require_int(scale)
+        self.shift: int = constant * require_int(scale) + require_int(shift)
 
     def __call__(self) -> int:
         """The size under the selected value."""
@@ -247,7 +247,7 @@ def to_size(of: SizeLike, what: str) -> Size:
     return size
 
 
-def as_int(number: Any) -> int:
+def require_int(number: Any) -> int:
     try:
         return operator.index(number)
     except TypeError:

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 
-def device_of(model: nn.Module) -> torch.device:
+def find_device(model: nn.Module) -> torch.device:
     """The device of its first tensor; the CPU if it has none."""
     tensor = next(chain(model.parameters(), model.buffers()), None)
     return torch.device("cpu") if tensor is None else tensor.device

@@ -1,7 +1,7 @@
 """From a model with decisions to a static network, from the outside in."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from asng.nas._checks import MODULE_ATTRIBUTES, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
-from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, with_own
+from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, user_modules
 from asng.nas._ties import Ties
 from asng.nas.layers._base import Build, ElasticLayer, current_build
 
@@ -45,7 +45,7 @@ class StaticBuild:
 
     def num_parameters(self) -> int:
         """The number of parameters; shared ones count once."""
-        held = {id(p): p for module in list_modules(self.network) for p in module._parameters.values() if p is not None}
+        held = {id(p): p for module in walk(self.network) for p in module._parameters.values() if p is not None}
         return sum(parameter.numel() for parameter in held.values())
 
     def copy(self, *, share_weights: bool = False) -> nn.Module:
@@ -55,7 +55,7 @@ class StaticBuild:
         copy.deepcopy does, with the attributes of most modules copied here, which is several times as fast.
         """
         memo: dict[int, Any] = {}
-        kept = list_modules(self.network)
+        kept = list(walk(self.network))
         ordinary = [module for module in kept if _is_ordinary(module.__class__)]  # type: ignore[arg-type]
         for module in ordinary:
             memo[id(module)] = type(module).__new__(type(module))
@@ -67,8 +67,7 @@ class StaticBuild:
             attributes = memo[id(module)].__dict__
             for name, value in module.__dict__.items():
                 attributes[name] = _copy_attribute(name, value, memo)
-        network: nn.Module = copy.deepcopy(self.network, memo)
-        return network
+        return copy.deepcopy(self.network, memo)
 
     def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> None:
         """Map the modules that do not stay to their replacements in the copy."""
@@ -99,8 +98,8 @@ class StaticBuild:
                 else:
                     result = copy.copy(module)
                     children = module._modules.items()
-                    inside = {name: None if child is None else self._static(child) for name, child in children}
-                    result.__dict__["_modules"] = inside  # the original keeps its own
+                    static = {name: None if child is None else self._static(child) for name, child in children}
+                    result.__dict__["_modules"] = static  # the original keeps its own
             self._replacements[module] = result
         return self._replacements[module]
 
@@ -127,14 +126,9 @@ class StaticBuild:
     def _adopt(self, module: Searchable, static: nn.Module) -> None:
         """Check the new modules in the replacement of a module, and set their training mode."""
         makers, label = self._makers.get(module, frozenset()) | {type(module)}, label_of(module, self._original)
-        waiting = [static]
-        while waiting:
-            inner = waiting.pop()
-            if inner in self._original or inner in self._makers:
-                continue
+        for inner in walk(static, predicate=lambda inner: inner not in self._original and inner not in self._makers):
             self._makers[inner] = makers
             inner.__dict__["training"] = module.training
-            waiting.extend(child for child in inner._modules.values() if child is not None)
             if (type(inner) in makers or len(makers) > MAX_REPLACEMENTS) and holds_decisions(inner, self._seen):
                 raise ValueError(
                     f"build_static() of {label} returned a {type(inner).__name__} with decisions in it, "
@@ -147,16 +141,20 @@ class StaticBuild:
                     raise unregistered_error(where, value, lost)
 
 
-def list_modules(network: nn.Module) -> list[nn.Module]:
-    """All modules, each once; as `modules()`, several times as fast."""
-    found: dict[nn.Module, None] = {}
-    waiting = [network]
+def walk(
+    root: nn.Module,
+    children: Callable[[nn.Module], Iterable[nn.Module | None]] = lambda module: module._modules.values(),
+    predicate: Callable[[nn.Module], bool] = lambda module: True,
+) -> Iterator[nn.Module]:
+    """The modules that meet a predicate, each once, from a root on; `modules()` is several times as slow."""
+    seen: set[nn.Module] = set()
+    waiting: list[nn.Module | None] = [root]
     while waiting:
         module = waiting.pop()
-        if module not in found:
-            found[module] = None
-            waiting += [child for child in module._modules.values() if child is not None]
-    return list(found)
+        if module is not None and module not in seen and predicate(module):
+            seen.add(module)
+            yield module
+            waiting.extend(children(module))
 
 
 def holds_decisions(module: nn.Module, seen: dict[nn.Module, bool]) -> bool:
@@ -184,7 +182,7 @@ def _is_searched(kind: Any) -> bool:
 
 def _may_untie(supernet: "Supernet") -> bool:
     """True if layers may be replaced by layers with slices or copies of their weights."""
-    return bool(with_own(supernet, "build_static")) or any(isinstance(m, ElasticLayer) for m in supernet.searchable)
+    return bool(user_modules(supernet, "build_static")) or any(isinstance(m, ElasticLayer) for m in supernet.searchable)
 
 
 @cache

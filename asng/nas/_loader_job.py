@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -44,12 +44,12 @@ class LoaderJob(Job):
         self._pairs: Iterator[tuple[Batch, Batch]] | None = None  # of the running epoch
         self._steps = 0  # in the running epoch
         self._losses: list[float] = []  # for the weights: of the first step, then the means of the epochs
-        self._data_rng_state = torch.Generator().manual_seed(seed).get_state()
-        self._rng_at_epoch_start = self._all_rng_states()
+        self._data_generator = torch.Generator().manual_seed(seed)
+        self._rng_at_epoch_start = rng_states(self)
         self._valid_at_epoch_start = self._finish_valid_pass()
         if _distributed.is_distributed():
             own = self._rng_at_epoch_start["torch"]  # layers draw from it, in other architectures than elsewhere
-            self._set_all_rng_states({**_distributed.broadcast_object(self._rng_at_epoch_start), "torch": own})
+            set_rng_states(self, {**_distributed.broadcast_object(self._rng_at_epoch_start), "torch": own})
 
     def step(self, index: int) -> dict[str, float] | None:
         if self._pairs is None:
@@ -83,10 +83,8 @@ class LoaderJob(Job):
             if self._used != used:
                 raise ValueError(f"valid_loader gives fewer than the {used} batches that were used when it stopped")
         if not self._steps:
-            self._rng_at_epoch_start = self._all_rng_states()
-            with self._data_rng():
-                return zip(self._train_loader, self._valid_batches, strict=False)
-        with self._rewind(self._rng_at_epoch_start), self._data_rng():
+            self._rng_at_epoch_start = rng_states(self)
+        with self._rewind(self._rng_at_epoch_start) if self._steps else nullcontext(), self._data_rng():
             pairs = zip(self._train_loader, self._valid_batches, strict=False)
             for step in range(self._steps):
                 if next(pairs, None) is None:
@@ -98,7 +96,8 @@ class LoaderJob(Job):
     def _repeat_valid_loader(self) -> Generator[Batch, None, None]:
         """The batches of `valid_loader`, one pass after another."""
         while True:
-            self._used, self._rng_at_pass_start = 0, self._rng_states_in_loading()
+            self._data_generator.set_state(torch.get_rng_state())
+            self._used, self._rng_at_pass_start = 0, rng_states(self)
             for batch in self._valid_loader:
                 self._used += 1
                 yield batch
@@ -164,7 +163,7 @@ class LoaderJob(Job):
         self._valid_at_epoch_start = check_int(used, "batches of valid_loader", min=0), rng_at_pass_start
         self._rng_at_epoch_start = state["rng_at_epoch_start"]
         for rng in (self._rng_at_epoch_start, rng_at_pass_start)[: 2 if used else 1]:
-            self._set_all_rng_states(rng)  # to raise here where they are damaged
+            set_rng_states(self, rng)  # to raise here where they are damaged
         self._oneshot.load_state_dict(state["search"])
         self._lr_scheduler.load_state_dict(state["lr_scheduler"])
         self._steps, self._losses = check_int(state["steps"], "steps", min=0), list(map(float, state["losses"]))
@@ -173,44 +172,25 @@ class LoaderJob(Job):
 
     @contextmanager
     def _data_rng(self) -> Iterator[None]:
-        """Use the data's RNG state as torch's."""
+        """Let torch draw what the data's generator would."""
         with torch.random.fork_rng([]):
-            torch.set_rng_state(self._data_rng_state)
+            torch.set_rng_state(self._data_generator.get_state())
             try:
                 yield
             finally:
-                self._data_rng_state = torch.get_rng_state()
+                self._data_generator.set_state(torch.get_rng_state())
 
     @contextmanager
     def _rewind(self, states: Mapping[str, Any]) -> Iterator[None]:
         """Set all generators back to these states; restore them on exit."""
-        now = self._all_rng_states()
-        self._set_all_rng_states(states)
+        now = rng_states(self)
+        set_rng_states(self, states)
         yield
-        self._set_all_rng_states(now)
+        set_rng_states(self, now)
 
-    def _rng_states_in_loading(self) -> dict[str, Any]:
-        return {**self._all_rng_states(), "data": torch.get_rng_state()}
-
-    def _all_rng_states(self) -> dict[str, Any]:
-        """The states of all generators that batches and layers draw from."""
-        return {**rng_states(self.device), **self.rng_states()}
-
-    def _set_all_rng_states(self, states: Mapping[str, Any]) -> None:
-        set_rng_states(states, self.device)
-        self.set_rng_states(states)
-
-    def rng_states(self) -> dict[str, Any]:
-        return {"data": self._data_rng_state, "loaders": [generator.get_state() for generator in self._generators()]}
-
-    def set_rng_states(self, states: Mapping[str, Any]) -> None:
-        self._data_rng_state = torch.Generator().set_state(states["data"]).get_state()
-        for generator, saved in zip(self._generators(), states["loaders"], strict=True):
-            generator.set_state(saved)
-
-    def _generators(self) -> list[torch.Generator]:
-        """Those of data loaders and of their samplers, each once."""
-        generators = {}
+    def generators(self) -> list[torch.Generator]:
+        """The data's, and those of data loaders and of their samplers, each once."""
+        generators = {id(self._data_generator): self._data_generator}
         for batches in (self._train_loader, self._valid_loader):
             batch_sampler = getattr(batches, "batch_sampler", None)
             for holder in (batches, getattr(batches, "sampler", None), getattr(batch_sampler, "sampler", None)):

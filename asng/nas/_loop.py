@@ -56,10 +56,6 @@ class Epoch:
         means = {name: finite_mean(values) for name, values in self.to_floats().items()}
         return {name: None if math.isnan(mean) else mean for name, mean in means.items()}
 
-    def newest(self) -> dict[str, float]:
-        """The measurements of the last step."""
-        return {name: float(values[-1]) for name, values in self.measured.items()}
-
 
 class Job(Protocol):
     """A computation in steps; it owns its batches, learning rate and seeds."""
@@ -82,13 +78,9 @@ class Job(Protocol):
         """Numbers to show beside the newest measurements."""
         return {}
 
-    def rng_states(self) -> dict[str, Any]:
-        """The states of the job's own generators, saved before each step, to repeat it if it fails."""
-        return {}
-
-    def set_rng_states(self, states: Mapping[str, Any]) -> None:
-        """Restore what `rng_states` returned; there may be more."""
-        return
+    def generators(self) -> list[torch.Generator]:
+        """The job's own generators; their states are saved before each step, to repeat it if it fails."""
+        return []
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the last complete step, without RNG states."""
@@ -118,28 +110,19 @@ class Checkpoint:
 
         `records`: a file that gets the record of each epoch before its state is saved.
         """
-        self.path, self.identity, self._records = path, dict(identity), records
+        self.path, self.identity, self.records = path, dict(identity), records
         self._lock: Lock | None = None
 
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Refuse other writers inside the block; raises ValueError if there is one."""
-        if self._records is not None:  # their folder is locked
-            yield
-            return
-        self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays; its target is locked
-        self._lock = lock_checkpoint(self.path)
-        try:
-            yield
-        finally:
-            self._lock.release()
+    def lock(self) -> None:
+        """Refuse other writers until `release`; raises ValueError if there is one."""
+        if self.records is None:  # otherwise their folder is locked
+            self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays
+            self._lock = lock_checkpoint(self.path)
 
-    def renew(self) -> None:
-        """Before a write: raise ValueError if another process took over."""
-        if self._records is not None:
-            self._records.renew()
+    def release(self) -> None:
+        """Let others write."""
         if self._lock is not None:
-            self._lock.renew()
+            self._lock.release()
 
     def load(self) -> dict[str, Any] | None:
         """The saved state, or None; raises ValueError if it has another identity."""
@@ -152,7 +135,10 @@ class Checkpoint:
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
-        self.renew()
+        """Replace the checkpoint; raises ValueError if another process took over."""
+        for writer in (self.records, self._lock):
+            if writer is not None:
+                writer.renew()
         _checkpoints.save(self.path, {"identity": self.identity, **state})
 
     def remove(self) -> None:
@@ -168,16 +154,6 @@ class Checkpoint:
         with self.explain_errors():
             job.load_state_dict(state["job"])
         return state
-
-    def start(self, history: list[dict[str, Any]]) -> None:
-        """Before the first step: drop records after those of the saved state."""
-        if self._records is not None:
-            self._records.truncate(len(history))
-
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add the record of an epoch, before its state is saved."""
-        if self._records is not None:
-            self._records.append(record)
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
@@ -245,7 +221,8 @@ class _Loop:
         loaded: Any = None
         if _distributed.is_rank0():
             try:
-                until_end.enter_context(checkpoint.lock())
+                checkpoint.lock()
+                until_end.callback(checkpoint.release)
                 loaded = checkpoint.load()
             except (OSError, ValueError) as error:
                 loaded = error
@@ -255,14 +232,14 @@ class _Loop:
         if loaded is not None:
             with checkpoint.explain_errors():
                 self.load_state_dict(loaded)
-        if _distributed.is_rank0():
-            checkpoint.start(self.history)
+        if checkpoint.records is not None and _distributed.is_rank0():
+            checkpoint.records.truncate(len(self.history))
 
     def step(self, progress: Progress) -> bool:
         """Do a step; False at the end of the epoch."""
         if self._epoch.steps == self._job.steps_per_epoch:  # resumed before it was finished
             return False
-        self._rng_before_step = torch_rng_states(self._job.device) | self._job.rng_states()
+        self._rng_before_step = torch_rng_states(self._job)
         measured = self._job.step(self._index)
         if measured is None:
             return False
@@ -286,8 +263,9 @@ class _Loop:
 
     def _status(self) -> str:
         epoch, steps = self._epoch, self._job.steps_per_epoch
+        newest = {name: float(values[-1]) for name, values in epoch.measured.items()}
         where = f"{self._unit} {epoch.number}/{self._epochs} step {epoch.steps}{f'/{steps}' if steps else ''}"
-        return f"{where}, {format_record({**epoch.newest(), **self._job.status(epoch)})}"
+        return f"{where}, {format_record({**newest, **self._job.status(epoch)})}"
 
     def finish_epoch(self, progress: Progress) -> None:
         epoch = self._epoch
@@ -305,8 +283,8 @@ class _Loop:
         fields = self._job.finish_epoch(epoch)
         rest = {name: mean for name, mean in means.items() if name not in fields}
         record = {self._unit: epoch.number, **rest, **fields, "seconds": epoch.seconds}
-        if self._checkpoint is not None and _distributed.is_rank0():
-            self._checkpoint.append(record)
+        if self._checkpoint is not None and self._checkpoint.records is not None and _distributed.is_rank0():
+            self._checkpoint.records.append(record)
         self.history.append(record)
         self._steps_per_epoch = max(self._steps_per_epoch, epoch.steps)
         self._epoch, self._rng_before_step = Epoch(epoch.number + 1), {}
@@ -344,7 +322,7 @@ class _Loop:
             "steps": self._epoch.steps,
             "measured": self._epoch.to_floats(),
             "seconds": self._epoch.seconds,
-            "rng": rng_states(self._job.device) | self._job.rng_states() | self._rng_before_step,
+            "rng": rng_states(self._job) | self._rng_before_step,
             "job": self._job.state_dict(),
         }
 
@@ -357,33 +335,34 @@ class _Loop:
         measured = {name: list(map(float, values)) for name, values in state["measured"].items()}
         self._epoch = Epoch(len(self.history) + 1, steps, measured, float(state["seconds"]))
         self._saved = self._index
-        set_rng_states(state["rng"], self._job.device)
-        self._job.set_rng_states(state["rng"])
+        set_rng_states(self._job, state["rng"])
 
 
-# RNG states of the process.
+# RNG states of the process and of a job.
 
 
-def torch_rng_states(device: torch.device) -> dict[str, Any]:
-    """The states of torch's global generators, which are quick to save."""
-    state = {"torch": torch.get_rng_state()}
-    return {**state, "cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else state
+def torch_rng_states(job: Job) -> dict[str, Any]:
+    """The states of torch's global generators and of the job's own, which are quick to save."""
+    state = {"torch": torch.get_rng_state(), "generators": [g.get_state() for g in job.generators()]}
+    return {**state, "cuda": torch.cuda.get_rng_state(job.device)} if job.device.type == "cuda" else state
 
 
-def rng_states(device: torch.device) -> dict[str, Any]:
-    """The states of torch's, NumPy's and Python's global generators."""
+def rng_states(job: Job) -> dict[str, Any]:
+    """The states of torch's, NumPy's and Python's global generators, and of the job's own."""
     numpys: Any = np.random.get_state()  # noqa: NPY002 - data sets draw from it
     numpy = [numpys[0], numpys[1].tolist(), *numpys[2:]]
-    return {**torch_rng_states(device), "python": random.getstate(), "numpy": numpy}
+    return {**torch_rng_states(job), "python": random.getstate(), "numpy": numpy}
 
 
-def set_rng_states(state: Mapping[str, Any], device: torch.device) -> None:
+def set_rng_states(job: Job, state: Mapping[str, Any]) -> None:
     """Restore what `rng_states` returned."""
     torch.set_rng_state(state["torch"])
     random.setstate(state["python"])
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
-    if "cuda" in state and device.type == "cuda":
-        torch.cuda.set_rng_state(state["cuda"], device)
+    if "cuda" in state and job.device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"], job.device)
+    for generator, saved in zip(job.generators(), state["generators"], strict=True):
+        generator.set_state(saved)
 
 
 def format_record(record: Mapping[str, Any]) -> str:

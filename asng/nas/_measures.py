@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
-from asng.nas._devices import device_of, to_device
+from asng.nas._devices import find_device, to_device
 from asng.nas._extract import StaticBuild
 from asng.nas._preserve import WeightsWritten, WriteGuard, preserve_rng
 from asng.nas.supernet import Supernet, Values
@@ -44,7 +44,7 @@ class StaticMeasure(ABC):
 def measure_static(measure: StaticMeasure, build: StaticBuild) -> float:
     """The cost of a network; torch's RNG state is restored."""
     with preserve_rng(build.supernet, measure.device), torch.no_grad():
-        return measure._measure(build, device_of(build.supernet.model))
+        return measure._measure(build, find_device(build.supernet.model))
 
 
 class _Parameters(StaticMeasure):

@@ -20,66 +20,58 @@ MISSING = object()
 TRANSIENT = frozenset({"training", "selected"})  # changed and restored by asng itself
 
 
-class Snapshot:
-    """A snapshot of modules, restored on exit; `changed` then says what had changed.
+@contextmanager
+def snapshot(modules: Iterable[nn.Module]) -> Iterator[list[Change]]:
+    """Restore modules on exit; the list then holds what had changed.
 
-    It holds attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients are
-    set aside. The contents of weights are not copied; `WriteGuard` protects them.
+    It restores attributes, submodules, hooks, tensors, modes, requires_grad, and the contents of buffers. Gradients
+    are set aside. The contents of weights are not copied; `WriteGuard` protects them.
     """
-
-    def __init__(self, modules: Iterable[nn.Module]) -> None:
-        self._saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
-        parameters = _tensors((m, m._parameters) for m, _, _, _ in self._saved)
-        buffers = _tensors((m, m._buffers) for m, _, _, _ in self._saved)
-        self._tensors = [(m, t, t.requires_grad, _location(t), t.detach()) for t, m in (*parameters, *buffers)]
-        self._buffers = [(buffer, buffer.detach().clone()) for buffer, _ in buffers if _can_be_written(buffer)]
-        self._gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
-        for parameter, _ in self._gradients:
-            parameter.grad = None
-        self.changed: Change | None = None  # the first change that was undone
-
-    def __enter__(self) -> "Snapshot":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.changed = self._restore()
-
-    def _restore(self) -> Change | None:
-        """Restore the modules; returns the first change, or None."""
-        changed: Change | None = None
-        for module, kind, attributes, contents in self._saved:
-            now = module.__dict__
-            names = {**attributes, **now}.keys() - TRANSIENT
-            lost = sorted(name for name in names if now.get(name, MISSING) is not attributes.get(name, MISSING))
-            if lost or type(module) is not kind:
-                changed = changed or (module, lost[0] if lost else "class")
-                module.__class__ = kind
-            now.clear()
-            now.update(attributes)
-            for name, old in contents.items():
-                if not _same_objects(attributes[name], old):
-                    if name not in TRANSIENT:
-                        changed = changed or (module, name.removeprefix("_"))
-                    attributes[name].clear()
-                    (attributes[name].extend if isinstance(old, list) else attributes[name].update)(old)
-        in_tensors = self._restore_tensors()
-        return changed or in_tensors
-
-    def _restore_tensors(self) -> Change | None:
-        changed: Change | None = None
-        for module, tensor, requires_grad, location, whole in self._tensors:
+    saved = [(m, type(m), dict(m.__dict__), _contents(m)) for m in modules]
+    parameters, buffers = (_tensors((m, getattr(m, held)) for m, *_ in saved) for held in ("_parameters", "_buffers"))
+    tensors = [(m, t, t.requires_grad, location_of(t), t.detach()) for t, m in (*parameters, *buffers)]
+    numbers = [(buffer, buffer.detach().clone()) for buffer, _ in buffers if _can_be_written(buffer)]
+    gradients = [(parameter, parameter.grad) for parameter, _ in parameters]
+    for parameter, _ in gradients:
+        parameter.grad = None
+    changes: list[Change] = []
+    try:
+        yield changes
+    finally:
+        for module, kind, attributes, contents in saved:
+            changes += [(module, what) for what in _restore_attributes(module, kind, attributes, contents)]
+        for module, tensor, requires_grad, location, whole in tensors:
             if tensor.requires_grad is not requires_grad:
-                changed = changed or (module, "requires_grad")
+                changes.append((module, "requires_grad"))
                 tensor.requires_grad_(requires_grad)
-            if _location(tensor) != location:  # replaced through .data
-                changed = changed or (module, "the numbers")
+            if location_of(tensor) != location:  # replaced through .data
+                changes.append((module, "the numbers"))
                 tensor.data = whole
         with torch.no_grad():
-            for buffer, numbers in self._buffers:
-                buffer.copy_(numbers)
-        for parameter, gradient in self._gradients:
+            for buffer, old in numbers:
+                buffer.copy_(old)
+        for parameter, gradient in gradients:
             parameter.grad = gradient
-        return changed
+
+
+def _restore_attributes(
+    module: nn.Module, kind: type, attributes: dict[str, Any], contents: dict[str, Any]
+) -> list[str]:
+    """Restore the class and the attributes of a module; returns what had changed."""
+    now = module.__dict__
+    names = {**attributes, **now}.keys() - TRANSIENT
+    changed = sorted(name for name in names if now.get(name, MISSING) is not attributes.get(name, MISSING))
+    if type(module) is not kind:
+        changed.append("class")
+        module.__class__ = kind
+    now.clear()
+    now.update(attributes)
+    for name, old in contents.items():
+        if not _same_objects(attributes[name], old):
+            changed += [] if name in TRANSIENT else [name.removeprefix("_")]
+            attributes[name].clear()
+            (attributes[name].extend if isinstance(old, list) else attributes[name].update)(old)
+    return changed
 
 
 class WeightsWritten(Exception):
@@ -97,36 +89,41 @@ class WriteGuard(TorchDispatchMode):
         self._model = model
 
     @cached_property
-    def _owners(self) -> dict[int, nn.Module]:
-        held = _tensors((module, {**module._parameters, **module._buffers}) for module in self._model.modules())
-        return {tensor.untyped_storage()._cdata: module for tensor, module in held if tensor.layout is torch.strided}
+    def _owners(self) -> dict[int, list[tuple[range, nn.Module]]]:
+        """By storage, several of the model's tensors may lie in one: their addresses and modules."""
+        owners: dict[int, list[tuple[range, nn.Module]]] = {}
+        for tensor, module in _tensors((m, {**m._parameters, **m._buffers}) for m in self._model.modules()):
+            if tensor.layout is torch.strided:
+                owners.setdefault(tensor.untyped_storage()._cdata, []).append((_addresses(tensor), module))
+        return owners
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if hasattr(func, "_schema") and func._schema.is_mutable:
             for tensor in (*(args[0] if args and isinstance(args[0], list) else args[:1]), kwargs.get("out")):
-                is_strided = isinstance(tensor, Tensor) and tensor.layout is torch.strided
-                if is_strided and tensor.untyped_storage()._cdata in self._owners:
-                    raise WeightsWritten(self._owners[tensor.untyped_storage()._cdata])
+                if isinstance(tensor, Tensor) and tensor.layout is torch.strided:
+                    written = _addresses(tensor)
+                    for held, module in self._owners.get(tensor.untyped_storage()._cdata, ()):
+                        if written.start < held.stop and held.start < written.stop:
+                            raise WeightsWritten(module)
         return func(*args, **kwargs)
 
 
 @contextmanager
 def forbid_changes(supernet: "Supernet", hook: str) -> Iterator[None]:
     """Raise ValueError if a hook of users' modules changed anything of a model; restore it in any case."""
-    own = with_own(supernet, hook)
+    own = user_modules(supernet, hook)
     if not own:
         yield
         return
-    changed: Change | None = None
-    with Snapshot(supernet.paths) as snapshot:
+    with snapshot(supernet.paths) as changes:
         try:
             with WriteGuard(supernet.model):
                 yield
         except WeightsWritten as error:
-            changed = error.module, "the numbers"
-    if changed := changed or snapshot.changed:
-        owner, what = changed
+            changes.append((error.module, "the numbers"))
+    if changes:
+        owner, what = changes[0]
         suspects = [module for module in own if owner in set(module.modules())] or own
         names = " or ".join(sorted(label_of(module, supernet.paths) for module in suspects))
         raise ValueError(
@@ -162,7 +159,7 @@ def set_training(model: nn.Module) -> None:
             module.train()
 
 
-def with_own(supernet: "Supernet", hook: str) -> list[nn.Module]:
+def user_modules(supernet: "Supernet", hook: str) -> list[nn.Module]:
     """The searchable modules whose method `hook` is the user's."""
     searchable = (module for module in supernet.searchable if isinstance(module, Searchable))
     return [module for module in searchable if not is_from_asng(getattr(type(module), hook))]
@@ -176,8 +173,7 @@ def label_of(module: nn.Module, paths: Mapping[nn.Module, str]) -> str:
 
 def is_from_asng(function: Any) -> bool:
     """True if a function is from this package, which is tested to leave models unchanged."""
-    module = getattr(function, "__module__", None) or ""
-    return module == "asng" or module.startswith("asng.")
+    return f"{getattr(function, '__module__', None)}.".startswith("asng.")
 
 
 def _tensors(held: Iterable[tuple[nn.Module, dict[str, Any]]]) -> list[tuple[Tensor, nn.Module]]:
@@ -185,8 +181,17 @@ def _tensors(held: Iterable[tuple[nn.Module, dict[str, Any]]]) -> list[tuple[Ten
     return list({id(t): (t, module) for module, tensors in held for t in tensors.values() if t is not None}.values())
 
 
-def _location(tensor: Tensor) -> tuple[torch.dtype, int, torch.Size]:
-    return tensor.dtype, tensor.data_ptr() if tensor.layout is torch.strided else 0, tensor.shape
+def location_of(tensor: Tensor) -> tuple[Any, ...]:
+    """The storage of a tensor, and what it is a view of there."""
+    if tensor.layout is not torch.strided:
+        return tensor.dtype, tensor.shape
+    storage = tensor.untyped_storage()._cdata
+    return tensor.dtype, tensor.shape, storage, tensor.storage_offset(), tensor.stride()
+
+
+def _addresses(tensor: Tensor) -> range:
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return range(tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size())
 
 
 def _can_be_written(tensor: Tensor) -> bool:
@@ -197,9 +202,9 @@ def _can_be_written(tensor: Tensor) -> bool:
 
 
 @contextmanager
-def preserve_state(supernet: "Supernet", device: torch.device | None = None) -> Iterator[None]:
+def preserve_state(supernet: "Supernet") -> Iterator[None]:
     """Restore selection, submodules, modes, requires_grad, buffers, gradients and RNG state on exit."""
-    with supernet.preserve_selection(), preserve_rng(supernet, device), Snapshot(supernet.paths):
+    with supernet.preserve_selection(), preserve_rng(supernet), snapshot(supernet.paths):
         yield
 
 

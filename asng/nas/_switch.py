@@ -133,7 +133,7 @@ class BranchingGraph:
         self._table = torch.zeros(1 + 2 * CAPACITY, dtype=torch.int64, device=device)
 
     @contextmanager
-    def rehearse(self) -> Iterator[None]:
+    def dry_run(self) -> Iterator[None]:
         """Run what is inside, but capture the bodies of its switches, to see whether they can be."""
         cuda = _cuda()
         gc.collect()  # earlier autograd graphs tie parameters to other streams
@@ -151,7 +151,7 @@ class BranchingGraph:
     @contextmanager
     def capture(self) -> Iterator[None]:
         """Record what runs inside instead of running it; after an exception there is no graph."""
-        with self.rehearse():
+        with self.dry_run():
             self._graph.capture_begin(capture_error_mode="relaxed")
             try:
                 self._launch_setter()

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asng.nas._preserve import location_of
+
 
 class Ties:
     """The parameters that modules of a model share with others, given the modules with their paths.
@@ -32,9 +34,9 @@ class Ties:
             return None
         is_view = view.untyped_storage()._cdata == whole.untyped_storage()._cdata
         # The first channels of several groups are a copy.
-        location = _location(view) if is_view else _entries(copy.copy(layer), name).numpy().tobytes()
+        location = location_of(view) if is_view else _entries(copy.copy(layer), name).numpy().tobytes()
         part: nn.Parameter = whole
-        if location != _location(whole):
+        if location != location_of(whole):
             part = self._slices.setdefault((id(whole), location), nn.Parameter(view, whole.requires_grad))
             self._origins[id(part)] = whole, f"{self._paths.get(layer) or type(layer).__name__}.{name}"
         return part
@@ -91,11 +93,6 @@ def _are_copies(one: Tensor, other: Tensor) -> bool:
     if (one.shape, one.dtype, one.device) != (other.shape, other.dtype, other.device) or one.is_meta:
         return False
     return torch.equal(one, other) and bool((one != one.flatten()[:1]).any())
-
-
-def _location(view: Tensor) -> tuple[int, torch.Size, tuple[int, ...]]:
-    """The location of a view in the memory of a tensor."""
-    return int(view.storage_offset()), view.shape, view.stride()
 
 
 def _entries(layer: Any, name: str) -> Tensor:

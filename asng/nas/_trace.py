@@ -1,7 +1,7 @@
 """A model run while its architecture is open: every choice becomes a switch over the cases that it can take.
 
-The same code runs in three ways, which differ in their switch alone: a rehearsal runs all cases, a CUDA graph holds
-all of them and runs one at each replay, and on the CPU Python runs one. A rehearsal comes first. It finds the cases of
+The same code runs in three ways, which differ in their switch alone: a dry run runs all cases, a CUDA graph holds
+all of them and runs one at each replay, and on the CPU Python runs one. A dry run comes first. It finds the cases of
 each switch: it runs the choice with nothing decided, and each decision that the choice reads splits the case in hand
 into one case per value. Choices inside a choice are read in the same way, so they need no switch of their own; only
 where there are too many combinations they get one. A layer whose cases differ in shape cannot be a switch; then the
@@ -17,19 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from asng.nas import _cases
 from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
-from asng.nas._cases import (
-    Assignment,
-    Case,
-    Columns,
-    Mode,
-    NumbersFn,
-    Refused,
-    Site,
-    Unswitchable,
-    common_layouts,
-    describe,
-)
+from asng.nas._cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
 from asng.nas._decision import Decision, Searchable
 from asng.nas.decisions import Value, Width
 from asng.nas.supernet import Supernet
@@ -49,7 +39,7 @@ class _Undecided(BaseException):  # past a user's `except Exception`
 
 
 def run_all(index: Tensor, bodies: Sequence[Callable[[], None]]) -> None:
-    """The switch of a rehearsal."""
+    """The switch of a dry run."""
     for body in bodies:
         body()
 
@@ -77,7 +67,7 @@ def switch_on(label: str, function: Callable[..., Any], *inputs: Any, **named: A
 def read_numbers(function: NumbersFn, *args: Any, length: int) -> Tensor:
     """The int32 numbers that a function makes of the values, on the device, where the architecture is open."""
     assert _current is not None, "numbers of values that are open"
-    start = _current.columns.of_function(function, args, length)
+    start = _current.columns.add_function(function, args, length)
     return _current.row.new_zeros(length) if _current.discovers else _current.row[start : start + length]
 
 
@@ -87,7 +77,7 @@ def address_weights(parameters: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     Beside it stands a scalar that ties such a kernel to the autograd graph.
     """
     assert _current is not None, "weights of a pass"
-    return _current.addresses_of(parameters), _current.anchor(_current.row.device)
+    return _current.addresses_of(parameters), _current.anchor()
 
 
 class _Open:
@@ -100,26 +90,26 @@ class _Open:
         return 1  # as of a value
 
     def __getitem__(self, _: int) -> Any:
-        if self._trace.by_default:
+        if self._trace.scope.mode is Mode.FIXED:
             return (self._decision.variable.values() or (None,))[0]
         raise _Undecided(self._decision)
 
     def index_tensor(self) -> Tensor:
-        return self._trace.index(self._trace.columns.of_decision(self._decision.name))
+        return self._trace.index(self._trace.columns.add_decision(self._decision.name))
 
 
 class Trace:
     """One pass of a model with its architecture open.
 
     Args:
-        decisions: of the model.
+        supernet: the model.
         columns: shared by all passes; a discovery adds to them.
         switch: how one case of several runs.
         root: the pass, empty until it is discovered.
         row: int32 tensor (columns,) that the switches read; a discovery reads none.
         weights: the parameters of the pass.
         surroundings: modules that are switches in place of those inside them.
-        discovers: whether this is the rehearsal that finds the switches.
+        discovers: whether this is the dry run that finds the switches.
     """
 
     def __init__(
@@ -130,24 +120,22 @@ class Trace:
         root: Case,
         row: Tensor,
         weights: Weights,
-        *,
-        surroundings: Iterable[nn.Module] = (),
-        discovers: bool = False,
+        surroundings: Iterable[nn.Module],
+        discovers: bool,
     ) -> None:
-        self.columns, self.by_default = columns, False
-        self._supernet, self.switch, self.row, self._weights = supernet, switch, row, weights
-        self.discovers = discovers
+        self.columns, self.switch, self.row, self.discovers = columns, switch, row, discovers
+        self._supernet, self._weights = supernet, weights
         kinds = [m for m in supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
-        self._depths: dict[int, int] = {}  # of parameters, in a rehearsal
-        self.consumers: dict[int, set[str]] = {}  # of parameters, in a rehearsal: the names of autograd's nodes
+        self._depths: dict[int, int] = {}  # of parameters, in a dry run
+        self.consumers: dict[int, set[str]] = {}  # of parameters, in a dry run: the names of autograd's nodes
 
     @contextmanager
     def run(self) -> Iterator[None]:
         """Leave all decisions of the model open inside."""
         global _current  # noqa: PLW0603
-        with self._supernet.preserve_selection(), self._weights.substitute_into(self._supernet.paths):
+        with self._supernet.preserve_selection(), self._weights.substitute_into(self._supernet.model):
             self._open(self._supernet.space)
             for module in self._switches:  # in front of the method of the class
                 module.__dict__["forward"] = partial(self._forward, module, module.forward)
@@ -201,11 +189,10 @@ class Trace:
         self, label: str, function: Callable[..., Any], inputs: Any, named: Any, *, may_be_many: bool = False
     ) -> Any:
         """One switch; a module with too many cases for one is called, so that there may be switches inside."""
-        if self.scope.mode is Mode.DEFAULT:
-            with self._by_default():
+        if self.scope.mode is not Mode.SWITCHED:
+            scope = Scope(Case(), Mode.FIXED) if self.scope.mode is Mode.SHAPED else self.scope
+            with self.enter(scope):
                 return function(*inputs, **named)
-        if self.scope.mode is Mode.CALLED or self.by_default:
-            return function(*inputs, **named)
         flat, spec = pytree.tree_flatten((inputs, named))
         site = self._site(label, lambda: function(*inputs, **named), may_be_many)
         if not site.cases:
@@ -213,61 +200,50 @@ class Trace:
         return Branch(self, site, function, flat, spec).run()
 
     def _site(self, label: str, call: Callable[[], Any], may_be_many: bool) -> Site:
-        """The next switch of the pass; a rehearsal finds its cases."""
+        """The next switch of the pass; a dry run finds its cases."""
         scope = self.scope
         if not self.discovers:
             scope.next += 1
             return scope.case.sites[scope.next - 1]
         mode = Mode.CALLED
-        if (cases := self._cases(call, mode)) is None:
+        if (cases := self._find_cases(call, mode)) is None:
             mode = Mode.SWITCHED
-            cases = [] if may_be_many else self._cases(call, Mode.DEFAULT)
+            cases = [] if may_be_many else self._find_cases(call, Mode.SHAPED)
             if cases is None:
                 raise Refused(f"{label} has more than {MAX_CASES} cases")
         elif not any(case.assignment for case in cases):  # it reads no decision
             cases = []
-        column = self.columns.add([case.assignment for case in cases]) if len(cases) > 1 else None
-        site = Site(label, mode, cases, common_layouts(label, cases) if cases else [], column)
+        column = self.columns.add_cases([case.assignment for case in cases]) if len(cases) > 1 else None
+        site = Site(label, mode, cases, _cases.common_outputs(label, cases) if cases else [], column)
         scope.case.sites.append(site)
         return site
 
-    def _cases(self, call: Callable[[], Any], mode: Mode) -> list[Case] | None:
+    def _find_cases(self, call: Callable[[], Any], mode: Mode) -> list[Case] | None:
         """All cases, found by running each; None if they are too many."""
         cases: list[Case] = []
         waiting: list[Assignment] = [()]
         while waiting:
             assignment = waiting.pop(0)
             try:
-                with self.fix(assignment), self.inside(Scope(Case(), mode)), torch.no_grad():
-                    cases.append(describe(assignment, call))
+                with self.fix(assignment), self.enter(Scope(Case(), mode)), torch.no_grad():
+                    cases.append(_cases.run_case(assignment, call))
             except _Undecided as error:
                 variable = error.decision.variable
                 values = variable.values()
                 if values is None:
                     raise Refused(f"decision {self._label(error.decision)} is {variable}, without cases") from None
-                positions = range(len(values))
-                if len(cases) + len(waiting) + len(positions) > MAX_CASES:
+                if len(cases) + len(waiting) + len(values) > MAX_CASES:
                     return None
-                waiting[:0] = [(*assignment, (error.decision.name, position)) for position in positions]
+                waiting[:0] = [(*assignment, (error.decision.name, position)) for position in range(len(values))]
         return cases
-
-    @contextmanager
-    def _by_default(self) -> Iterator[None]:
-        self.by_default = True
-        try:
-            yield
-        finally:
-            self.by_default = False
 
     @contextmanager
     def fix(self, assignment: Assignment) -> Iterator[None]:
         """Decide what a case decides."""
         for name, position in assignment:
-            values = self._supernet.space[name].values()
-            assert values is not None, f"{name!r} has no cases"
-            value = values[position]
+            values = self._supernet.space[name].values() or ()
             for decision in self._supernet._by_name[name]:
-                decision.choose(value)
+                decision.choose(values[position])
         try:
             yield
         finally:
@@ -279,10 +255,10 @@ class Trace:
                 decision.__dict__["selected"] = _Open(self, decision)
 
     @contextmanager
-    def inside(self, scope: Scope) -> Iterator[Scope]:
+    def enter(self, scope: Scope) -> Iterator[None]:
         before, self.scope = self.scope, scope
         try:
-            yield scope
+            yield
         finally:
             self.scope = before
 
@@ -301,9 +277,9 @@ class Trace:
             self.consumers |= {id(parameter): {CAST} for parameter in parameters}
         return self._weights.addresses_of(parameters, self.row.device)
 
-    def anchor(self, device: torch.device) -> Tensor:
+    def anchor(self) -> Tensor:
         if self.scope.anchor is None:
-            self.scope.anchor = torch.zeros((), device=device, requires_grad=True)
+            self.scope.anchor = torch.zeros((), device=self.row.device, requires_grad=True)
         return self.scope.anchor
 
     def parameters_of(self, outputs: Sequence[Tensor], label: str, since: int = -1) -> list[Tensor]:

@@ -1,21 +1,23 @@
 """The weight update of an iteration as a CUDA graph can hold it: learning rates and touched flags are device data.
 
-The gradients of a parameter group lie in one flat tensor. A weight counts as touched from the first gradient on that is
-not all zero; until then it keeps its value, without decay and without a state. A gradient that is not finite moves
-nothing. `SGDRule` computes what torch's SGD computes, on the flat tensors; `TorchRule` runs the step of torch's
-capturable optimizers.
+The parameters of a group, and their gradients, lie in flat tensors. A weight counts as touched from the first gradient
+on that is not all zero; until then it keeps its value, without decay and without a state. A gradient that is not finite
+moves nothing. `SGDRule` computes what torch's SGD computes, on the flat tensors, and `FusedSGDRule` the same by
+kernels; `TorchRule` runs the step of torch's capturable optimizers.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from asng.fused._sgd import LINE, FlatSGD, is_supported
 from asng.nas._branch import Weights
+from asng.nas._flat import FlatGroup
 
-ALIGNMENT = 64  # numbers
 CHANGING = ("params", "lr", "initial_lr")  # settings that a graph does not hold
 # Their state begins with zeros, which is what `TorchRule` gives to weights that are touched for the first time.
 CAPTURABLE = ("Adadelta", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop")
@@ -38,73 +40,11 @@ def unsupported_reason(optimizer: torch.optim.Optimizer) -> str | None:
     return None
 
 
-class FlatGroup:
-    """A parameter group in flat tensors: values and gradients, and views of them for every parameter.
-
-    There are `n` gradients, so that as many backward passes can run side by side; the first becomes their sum.
-    """
-
-    def __init__(self, group: dict[str, Any], n: int) -> None:
-        self.group = group
-        self.parameters: list[Tensor] = group["params"]
-        # Each begins where vector loads may: libraries choose other kernels for unaligned weights.
-        self._sizes = [-(-parameter.numel() // ALIGNMENT) * ALIGNMENT for parameter in self.parameters]
-        sizes, like = self._sizes, self.parameters[0].detach()
-        self._all_gradients = like.new_zeros(n, sum(sizes))
-        self.gradient, self.values = self._all_gradients[0], like.new_zeros(sum(sizes))
-        self.gradients = [self.views(flat) for flat in self._all_gradients]  # of each pass
-        self.value_views = self.views(self.values)
-        self._low: tuple[Tensor, Tensor] | None = None  # values and gradients in lower precision
-        self.touched = torch.zeros(len(sizes), dtype=torch.bool, device=like.device)
-        owners = torch.repeat_interleave(torch.arange(len(sizes)), torch.tensor(sizes))
-        self.owners = owners.to(like.device)  # of each number the parameter
-
-    def views(self, flat: Tensor) -> list[Tensor]:
-        """The part of each parameter in a flat tensor."""
-        parts = torch.split(flat, self._sizes)
-        return [_view_as(part, p) for part, p in zip(parts, self.parameters, strict=True)]
-
-    def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
-        """Keep copies in lower precision, with gradients of their own, of some parameters, named by their ids."""
-        self._low = self.values.to(dtype), torch.zeros_like(self._all_gradients, dtype=dtype)
-        self._low_views = [self.views(flat) for flat in (self._low[0], *self._low[1])]
-        self._is_low = [id(parameter) in ids for parameter in self.parameters]
-
-    def weights(self, number: int) -> Weights:
-        """The weights of a pass, with leaves of its own."""
-        gradients = {id(p): gradient for p, gradient in zip(self.parameters, self.gradients[number], strict=True)}
-        leaves = {}
-        if self._low is not None:
-            rows = zip(self.parameters, self._is_low, self._low_views[0], self._low_views[1 + number], strict=True)
-            for parameter, is_low, value, gradient in rows:
-                if is_low:
-                    leaves[id(parameter)] = value.detach().requires_grad_(parameter.requires_grad)
-                    gradients[id(parameter)] = gradient
-        return Weights(gradients, leaves)
-
-    def begin(self) -> None:
-        """Gather the values; no gradients yet."""
-        torch._foreach_copy_(self.value_views, self.parameters)
-        self._all_gradients.zero_()
-        if self._low is not None:
-            self._low[0].copy_(self.values)
-            self._low[1].zero_()
-
-    def scatter(self) -> None:
-        """Copy the values back into the parameters."""
-        torch._foreach_copy_(self.parameters, self.value_views)
-        if self._low is not None:
-            self._low[0].copy_(self.values)
-
-    def add_up(self) -> None:
-        if self._low is not None:
-            self._all_gradients.add_(self._low[1])
-        for other in self._all_gradients[1:]:
-            self.gradient.add_(other)
-
-
 class Rule(ABC):
     """How the values of a group move along its gradient, and the state that this needs, in flat tensors."""
+
+    def __init__(self, flat: FlatGroup) -> None:
+        self.flat = flat
 
     @abstractmethod
     def move(self, lr: float | Tensor) -> None:
@@ -118,19 +58,49 @@ class Rule(ABC):
     def state_of(self, index: int) -> dict[str, Tensor]:
         """The state of one parameter, by its names in torch's optimizer: views of the flat tensors."""
 
+    def begin(self) -> None:
+        """Before the passes: no gradients yet."""
+        self.flat.rows.zero_()
+
+    def add_up(self) -> Tensor:
+        """Add up the gradients of the passes and find what they touch; returns norms of parts of the sum."""
+        flat = self.flat
+        if flat.low is not None:
+            flat.gradient.copy_(flat.rows[0])
+        for other in flat.rows[1:]:
+            flat.gradient.add_(other)
+        norms = torch.stack(torch._foreach_norm(flat.gradient_views))
+        flat.touched.logical_or_(norms != 0)
+        return norms
+
+    def step(self, norm: Tensor, scale: Tensor, lr: float | Tensor) -> None:
+        """Clip the gradient and move what is touched, unless the norm is not finite."""
+        flat = self.flat
+        flat.gradient.mul_(scale)
+        moves = flat.touched & norm.isfinite()
+        numbers_move = moves.index_select(0, flat.owners)[:, None].expand(-1, LINE).reshape(-1)
+        targets = [flat.values, *self.flat_state()]
+        before = [target.clone() for target in targets]
+        self.move(lr)
+        for target, old in zip(targets, before, strict=True):
+            torch.where(moves if len(target) == len(moves) else numbers_move, target, old, out=target)
+        if flat.low is not None:
+            flat.low.copy_(flat.values)
+
 
 class SGDRule(Rule):
     """Torch's SGD, on flat tensors alone."""
 
     def __init__(self, flat: FlatGroup) -> None:
-        self._flat, self._momentum = flat, torch.zeros_like(flat.values)
-        self._views = flat.views(self._momentum)
+        super().__init__(flat)
+        self._momentum = torch.zeros_like(flat.values) if flat.group["momentum"] else None
+        self._views = [] if self._momentum is None else flat.views(self._momentum)
 
     def move(self, lr: float | Tensor) -> None:
-        settings, values, step = self._flat.group, self._flat.values, self._flat.gradient
+        settings, values, step = self.flat.group, self.flat.values, self.flat.gradient
         if settings["weight_decay"]:
             step = torch.add(step, values, alpha=settings["weight_decay"])
-        if settings["momentum"]:
+        if self._momentum is not None:
             moving = self._momentum.mul_(settings["momentum"]).add_(step)
             step = torch.add(step, moving, alpha=settings["momentum"]) if settings["nesterov"] else moving
         if isinstance(lr, Tensor):  # rounded once, as torch rounds a number
@@ -139,19 +109,41 @@ class SGDRule(Rule):
             values.add_(step, alpha=-lr)
 
     def flat_state(self) -> list[Tensor]:
-        return [self._momentum] if self._flat.group["momentum"] else []
+        return [] if self._momentum is None else [self._momentum]
 
     def state_of(self, index: int) -> dict[str, Tensor]:
-        return {"momentum_buffer": self._views[index]} if self._flat.group["momentum"] else {}
+        return {"momentum_buffer": self._views[index]} if self._views else {}
+
+
+class FusedSGDRule(SGDRule):
+    """The same by kernels, in two passes over memory; they clear the gradients of the passes, too."""
+
+    def __init__(self, flat: FlatGroup) -> None:
+        super().__init__(flat)
+        self._kernels = FlatSGD(
+            flat.rows, flat.gradient, flat.values, flat.low, self._momentum, flat.owners, flat.touched
+        )
+
+    def begin(self) -> None:
+        if self.flat.low is None:  # the first pass adds to what was the sum
+            self.flat.gradient.zero_()
+
+    def add_up(self) -> Tensor:
+        return self._kernels.add_up()
+
+    def step(self, norm: Tensor, scale: Tensor, lr: float | Tensor) -> None:
+        names = ("weight_decay", "momentum", "nesterov")
+        self._kernels.step(norm, scale, lr, **{name: self.flat.group[name] for name in names})
 
 
 class TorchRule(Rule):
     """The step of another of torch's optimizers, on the views of the flat tensors."""
 
     def __init__(self, flat: FlatGroup, kind: type[torch.optim.Optimizer]) -> None:
+        super().__init__(flat)
         settings: dict[str, Any] = {**flat.group, "params": flat.value_views, "lr": 0.0}
         self._optimizer: Any = kind([settings])  # type: ignore[call-arg]
-        for view, gradient in zip(flat.value_views, flat.gradients[0], strict=True):
+        for view, gradient in zip(flat.value_views, flat.gradient_views, strict=True):
             view.grad = gradient
         self._optimizer.step()  # makes the state
         self._flat_state, state = [], self._optimizer.state
@@ -179,22 +171,42 @@ class TorchRule(Rule):
 
 
 class WeightUpdate:
-    """The weight update of an iteration; `unsupported_reason` says for which optimizers."""
+    """The weight update of an iteration; `unsupported_reason` says for which optimizers.
+
+    The parameters become views of flat tensors. Call `load` before the first step, and `refresh` before every one.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float, n: int) -> None:
+        self._optimizer, self._max_grad_norm, self._n = optimizer, max_grad_norm, n
+        self._build(None, ())
+
+    def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
+        """Run the passes with copies in lower precision of some parameters, named by their ids."""
+        self._build(dtype, ids)
 
     @torch.no_grad()
-    def __init__(self, optimizer: torch.optim.Optimizer, max_grad_norm: float, n: int) -> None:
-        self._optimizer, self._max_grad_norm = optimizer, max_grad_norm
-        self.groups = [FlatGroup(group, n) for group in optimizer.param_groups if group["params"]]
-        is_sgd = isinstance(optimizer, torch.optim.SGD)
-        self._rules = [SGDRule(flat) if is_sgd else TorchRule(flat, type(optimizer)) for flat in self.groups]
-        self._settings = self._current_settings()
-        self._weights = [self._weights_of(number) for number in range(n)]
+    def _build(self, dtype: torch.dtype | None, ids: Container[int]) -> None:
+        self.groups: list[FlatGroup] = []
+        self._rules, self.weights = [], []  # frees what they hold
+        for group in self._optimizer.param_groups:
+            high = [parameter for parameter in group["params"] if id(parameter) not in ids]
+            low = [parameter for parameter in group["params"] if id(parameter) in ids]
+            self.groups += [FlatGroup(group, high, self._n)] if high else []
+            self.groups += [FlatGroup(group, low, self._n, dtype)] if low else []
+        self._rules = [_rule_for(flat, type(self._optimizer)) for flat in self.groups]
+        self.weights = [self._weights_of(number) for number in range(self._n)]  # of each pass
+        self._settings, self._addresses = self._current_settings(), self._current_addresses()
 
     def _current_settings(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in flat.group.items() if k not in CHANGING} for flat in self.groups]
 
+    def _current_addresses(self) -> list[int]:
+        parameters = chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
+        return list(map(Tensor.data_ptr, parameters))  # at every step: as fast as Python can
+
     def is_as_captured(self) -> bool:
-        return self._settings == self._current_settings()
+        """Whether the optimizer's settings and the memory of its parameters are those of a captured step."""
+        return self._addresses == self._current_addresses() and self._settings == self._current_settings()
 
     @property
     def lrs(self) -> list[float]:
@@ -205,15 +217,6 @@ class WeightUpdate:
         tensors = [tensor for flat in self.groups for tensor in (*flat.parameters, flat.touched)]
         return [*tensors, *(tensor for rule in self._rules for tensor in rule.flat_state())]
 
-    def keep_low(self, dtype: torch.dtype, ids: Container[int]) -> None:
-        for flat in self.groups:
-            flat.keep_low(dtype, ids)
-        self._weights = [self._weights_of(number) for number in range(len(self._weights))]
-
-    def weights(self, number: int) -> Weights:
-        """The weights of a pass."""
-        return self._weights[number]
-
     def _weights_of(self, number: int) -> Weights:
         gradients: dict[int, Tensor] = {}
         leaves: dict[int, Tensor] = {}
@@ -223,37 +226,32 @@ class WeightUpdate:
         return Weights(gradients, leaves)
 
     @torch.no_grad()
-    def begin(self) -> None:
-        """Before the passes of an iteration: gather the values; no gradients yet."""
+    def refresh(self) -> None:
+        """Take over what was written into the parameters since the last step."""
         for flat in self.groups:
-            flat.begin()
+            flat.refresh()
+
+    @torch.no_grad()
+    def begin(self) -> None:
+        """Before the passes of an iteration."""
+        for flat, rule in zip(self.groups, self._rules, strict=True):
+            flat.gather()
+            rule.begin()
 
     @torch.no_grad()
     def step(self, lrs: Sequence[float | Tensor]) -> None:
         """Add up the gradients, clip their sum and move the weights that are touched; none if it is not finite."""
-        for flat in self.groups:
-            flat.add_up()
-        norms = [torch.stack(torch._foreach_norm(flat.gradients[0])) for flat in self.groups]
-        for flat, norm in zip(self.groups, norms, strict=True):
-            flat.touched.logical_or_(norm != 0)
-        total = torch.linalg.vector_norm(torch.cat(norms))
-        scale, finite = torch.clamp(self._max_grad_norm / (total + 1e-6), max=1.0), total.isfinite()
+        norm = torch.linalg.vector_norm(torch.cat([rule.add_up() for rule in self._rules]))
+        scale = torch.clamp(self._max_grad_norm / (norm + 1e-6), max=1.0)
         for flat, rule, lr in zip(self.groups, self._rules, lrs, strict=True):
-            flat.gradient.mul_(scale)
-            moves = flat.touched & finite
-            numbers_move = moves[flat.owners]
-            targets = [flat.values, *rule.flat_state()]
-            before = [target.clone() for target in targets]
-            rule.move(lr)
-            for target, old in zip(targets, before, strict=True):
-                mask = moves if len(target) == len(moves) else numbers_move
-                torch.where(mask, target, old, out=target)
+            rule.step(norm, scale, lr)
             flat.scatter()
 
     @torch.no_grad()
     def load(self) -> None:
         """Take over which weights are touched, and their state."""
         for flat, rule in zip(self.groups, self._rules, strict=True):
+            flat.gradient.zero_()
             flat.touched.copy_(torch.tensor([parameter.grad is not None for parameter in flat.parameters]))
             for index, parameter in enumerate(flat.parameters):
                 given = self._optimizer.state.get(parameter, {}) if parameter.grad is not None else {}
@@ -267,13 +265,12 @@ class WeightUpdate:
         """Leave gradients and states where torch's optimizer would."""
         for flat, rule in zip(self.groups, self._rules, strict=True):
             for index, (parameter, is_touched) in enumerate(zip(flat.parameters, flat.touched.tolist(), strict=True)):
-                parameter.grad = flat.gradients[0][index] if is_touched else None
+                parameter.grad = flat.gradient_views[index].to(parameter) if is_touched else None
                 if is_touched:
                     self._optimizer.state[parameter].update(rule.state_of(index))
 
 
-def _view_as(flat: Tensor, parameter: Tensor) -> Tensor:
-    """The beginning of a flat tensor in a parameter's shape, and in its memory format if that has no gaps."""
-    end = 1 + sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride(), strict=True))
-    stride = parameter.stride() if end == parameter.numel() else torch.empty(parameter.shape, device="meta").stride()
-    return flat.as_strided(parameter.shape, stride, flat.storage_offset())
+def _rule_for(flat: FlatGroup, kind: type[torch.optim.Optimizer]) -> Rule:
+    if kind is not torch.optim.SGD:
+        return TorchRule(flat, kind)
+    return FusedSGDRule(flat) if is_supported(flat.values) else SGDRule(flat)

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple, SupportsFloat
 from torch import nn
 
 from asng.nas import _distributed
-from asng.nas._devices import device_of
+from asng.nas._candidates import FAILURES
+from asng.nas._devices import find_device
 from asng.nas._extract import StaticBuild
 from asng.nas._measures import StaticMeasure, device_name, measure_static
 from asng.nas._preserve import is_from_asng, preserve_state
-from asng.nas._watch import FAILURES
 from asng.nas.supernet import Supernet, Values
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
@@ -226,7 +226,7 @@ class Costs:
             with suppress(ValueError):  # JSON cannot hold all values
                 nearest = {name: v.to_json(values[name]) for name, v in self.supernet.space.items()}, costs
         return {
-            "device": device_name(device_of(self.supernet.model)),
+            "device": device_name(find_device(self.supernet.model)),
             "measures": [getattr(limit.measure, "fingerprint", None) for limit in self.limits],
             "known": dict(self.known),
             "nearest": nearest,

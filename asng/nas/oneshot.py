@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,9 +17,8 @@ from torch import Tensor, nn
 
 from asng._asktell import Candidate, Optimizer
 from asng.nas import _checkpoints, _checks, _distributed
-from asng.nas._outcome import FAILED, LossFn, Numbers, Outcome, read_numbers, to_outcome
+from asng.nas._candidates import FAILED, Failures, LossFn, Numbers, Outcome, UnreadDecisions, gather_numbers, to_outcome
 from asng.nas._preserve import set_training
-from asng.nas._watch import Failures, UnreadDecisions
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
 
@@ -155,11 +155,11 @@ class OneShot:
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
         if capture:
-            from asng.nas._capture import CapturedStep
+            from asng.nas._capture import CapturedStep, Iteration, find_obstacle
 
             options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype}
-            wrapper = None if model is self.model else type(model).__name__
-            self._captured = CapturedStep(self.supernet, weight_optimizer, loss_fn, wrapper=wrapper, **options)
+            make_iteration = partial(Iteration, self.supernet, weight_optimizer, loss_fn, **options)
+            self._captured = CapturedStep(make_iteration, partial(find_obstacle, model, weight_optimizer, amp_dtype))
 
     @property
     def capture_cost(self) -> dict[str, float]:
@@ -192,15 +192,16 @@ class OneShot:
         feasible = [c.values for c, violation in zip(candidates, violations, strict=True) if violation == FEASIBLE]
         with self.supernet.preserve_selection():
             trained, judged = self._run_candidates(drawn, train_batch, feasible, valid_batch, len(candidates))
-        losses, metrics = iter(judged.losses), iter(judged.metrics)
-        valid_losses = [next(losses) if violation == FEASIBLE else None for violation in violations]
+        of_feasible = iter(judged)
+        valid = [next(of_feasible) if violation == FEASIBLE else None for violation in violations]
+        valid_losses = [None if numbers is None else numbers.loss for numbers in valid]
         self._tell(candidates, valid_losses, violations)
         self._generator_state = None
         return Step(
-            train_losses=tuple(trained.losses),
+            train_losses=tuple(numbers.loss for numbers in trained),
             valid_losses=tuple(valid_losses),
-            train_metrics=tuple(trained.metrics),
-            valid_metrics=tuple(next(metrics) if violation == FEASIBLE else {} for violation in violations),
+            train_metrics=tuple(numbers.metrics for numbers in trained),
+            valid_metrics=tuple({} if numbers is None else numbers.metrics for numbers in valid),
             candidates=tuple(c.values for c in candidates),
             violations=tuple(violation.relative for violation in violations),
         )
@@ -212,25 +213,26 @@ class OneShot:
 
     def _run_candidates(
         self, drawn: Sequence[Values], train_batch: Batch, feasible: Sequence[Values], valid_batch: Batch, n: int
-    ) -> tuple[Numbers, Numbers]:
+    ) -> tuple[list[Numbers], list[Numbers]]:
         """The numbers of the candidates drawn for the weights, and of the feasible ones of n that are judged."""
         if self._captured is not None:
             done = self._captured.step(drawn, train_batch, feasible, n, valid_batch)
             if done is not None:
                 return done
-        outcomes, none_trained = self._train(drawn, train_batch)
-        trained, judged, failed = read_numbers(outcomes, self._judge(feasible, valid_batch), self.device)
-        self._failures.end_step(none_trained or 0 < failed == len(feasible))
+        outcomes = [*self._train(drawn, train_batch), *self._judge(feasible, valid_batch)]
+        numbers = gather_numbers(outcomes, self.device)
+        trained, judged = numbers[: len(drawn)], numbers[len(drawn) :]
+        self._failures.end_step(any(half and all(n.failed for n in half) for half in (trained, judged)))
         if self._unread is not None and self._unread.end_step():
             self._unread = None
         return trained, judged
 
-    def _train(self, candidates: Sequence[Values], batch: Batch) -> tuple[list[Outcome | None], bool]:
-        """Update the weights by the mean gradient of the candidates; returns their outcomes and whether all failed."""
+    def _train(self, candidates: Sequence[Values], batch: Batch) -> list[Outcome | None]:
+        """Update the weights by the mean gradient of the candidates; returns their outcomes."""
         # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
         # their gradient is then zero, not missing.
         before = [parameter.grad for parameter in self._parameters]
-        _zero(before)
+        self._reset_gradients(before)
         try:
             outcomes = self._add_gradients(candidates, batch, before)
         except BaseException:
@@ -249,14 +251,14 @@ class OneShot:
                 self._scaler.update()
             elif norm.isfinite():
                 self.weight_optimizer.step()
-        return outcomes, bool(candidates) and not good
+        return outcomes
 
     def _add_gradients(
         self, candidates: Sequence[Values], batch: Batch, before: list[Tensor | None]
     ) -> list[Outcome | None]:
         """Accumulate the gradients of this process's candidates; returns their outcomes."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
-        waiting, added = self._shard(candidates), []
+        waiting, added = list(self._shard(candidates)), []
         while waiting:
             index = waiting.pop(0)
             outcome = self._failures.attempt(self._run, candidates[index], batch)
@@ -288,10 +290,12 @@ class OneShot:
             raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
         return True
 
-    def _reset_gradients(self, before: list[Tensor | None]) -> None:
-        for parameter, gradient in zip(self._parameters, before, strict=True):
+    def _reset_gradients(self, gradients: list[Tensor | None]) -> None:
+        """Give the parameters these gradients, with zeros in them."""
+        for parameter, gradient in zip(self._parameters, gradients, strict=True):
             parameter.grad = gradient
-        _zero(before)
+        if present := [gradient for gradient in gradients if gradient is not None]:
+            torch._foreach_zero_(present)
 
     def _judge(self, candidates: Sequence[Values], batch: Batch) -> list[Outcome | None]:
         """The outcomes of the candidates of this process."""
@@ -311,9 +315,9 @@ class OneShot:
             feasible += [c.values for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
         return feasible
 
-    def _shard(self, candidates: Sequence[Values]) -> list[int]:
+    def _shard(self, candidates: Sequence[Values]) -> range:
         """The positions of the candidates that this process runs."""
-        return list(range(self._rank, len(candidates), self._world_size))
+        return range(self._rank, len(candidates), self._world_size)
 
     def _run(self, values: Values, batch: Batch) -> Outcome:
         """The loss and the metrics of a candidate."""
@@ -427,9 +431,3 @@ class OneShot:
             parameter.grad = torch.zeros_like(parameter) if touched else None
         if self._captured is not None:
             self._captured.forget()
-
-
-def _zero(gradients: list[Tensor | None]) -> None:
-    present = [gradient for gradient in gradients if gradient is not None]
-    if present:
-        torch._foreach_zero_(present)

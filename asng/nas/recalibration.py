@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.nas._checks import unwrap
-from asng.nas._devices import device_of, to_device
+from asng.nas._devices import find_device, to_device
 from asng.nas._preserve import set_training
 
 
@@ -95,4 +95,4 @@ def _averaging(norms: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
 
 def _forward(model: nn.Module, batch: Any) -> Any:
     inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-    return model(to_device(inputs, device_of(model)))
+    return model(to_device(inputs, find_device(model)))

@@ -103,7 +103,7 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, float]]) -> Se
     """`result` for functions that users call: a warning points at the line that called them."""
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
-        warnings.warn(_describe_violation(oneshot, architecture.values), stacklevel=3)
+        warnings.warn(_violation_message(oneshot, architecture.values), stacklevel=3)
     model = oneshot.supernet.extract(architecture.values)
     records = [dict(record) for record in history]
     return SearchResult(*architecture, model=model, history=records, arch_optimizer=oneshot.arch_optimizer)
@@ -165,7 +165,7 @@ def _architecture(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
     return Architecture(values, probability(arch_optimizer.distribution(), space, values), oneshot.is_feasible(values))
 
 
-def _describe_violation(oneshot: OneShot, values: Values) -> str:
+def _violation_message(oneshot: OneShot, values: Values) -> str:
     pairs = zip(oneshot.costs.limits, oneshot.costs.measure(values), strict=False)  # up to the first that is violated
     costs = ", ".join(f"{limit.name} {cost:.6g} of at most {limit.at_most:.6g}" for limit, cost in pairs)
     return (

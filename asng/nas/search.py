@@ -19,11 +19,11 @@ from asng._checks import check_int
 from asng._files import PREVIOUS
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
+from asng.nas._candidates import LossFn
 from asng.nas._checks import check_decisions
 from asng.nas._identity import describe_search
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
-from asng.nas._outcome import LossFn
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import SearchResult, build_result

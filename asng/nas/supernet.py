@@ -12,7 +12,7 @@ from asng._decoding import Space
 from asng.fused import unfuse
 from asng.nas._checks import check_not_sharded, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
-from asng.nas._extract import StaticBuild, holds_decisions
+from asng.nas._extract import StaticBuild, holds_decisions, walk
 from asng.nas._preserve import forbid_changes
 from asng.nas.layers import ElasticLayer
 from asng.space import Variable, check_values, family_of
@@ -78,9 +78,9 @@ class Supernet:
             for name, value, module in unregistered_modules(holder):
                 if module in self.paths:
                     continue
-                inside = dict.fromkeys(module.modules())
-                lost = [m for m in inside if isinstance(m, (Decision, ElasticLayer)) and m not in self.paths]
-                if lost and holder not in inside:  # a reference to what is further out is no part of the model
+                held = dict.fromkeys(module.modules())
+                lost = [m for m in held if isinstance(m, (Decision, ElasticLayer)) and m not in self.paths]
+                if lost and holder not in held:  # a reference to what is further out is no part of the model
                     raise unregistered_error(f"{path}{'.' if path else ''}{name}", value, lost[0])
 
     def select(self, values: Values) -> None:
@@ -161,21 +161,23 @@ class Supernet:
             predicate: (module) -> whether to visit it; otherwise it is skipped, with all inside.
             root: Where to start; by default the model.
 
-        Yields:
-            Modules, each once.
+        Returns:
+            The modules, each once.
         """
-        seen, waiting = set(), [self.model if root is None else root]
-        while waiting:
-            module = waiting.pop()
-            if module not in seen and predicate(module):
-                seen.add(module)
-                yield module
-                if isinstance(module, Searchable) and module in self.searchable:
-                    waiting.extend(_check_modules(module.active_modules(), module))
-                    # Easily forgotten there, and a limit would not see what depends on them.
-                    waiting.extend(c for c in module._modules.values() if isinstance(c, Decision) and not c._modules)
-                else:
-                    waiting.extend(child for child in module._modules.values() if child is not None)
+        return walk(self.model if root is None else root, self._active_children, predicate)
+
+    def _active_children(self, module: nn.Module) -> Iterable[nn.Module | None]:
+        children = module._modules.values()
+        if not isinstance(module, Searchable) or module not in self.searchable:
+            return children
+        active = list(module.active_modules())
+        for inner in active:
+            if not isinstance(inner, nn.Module):
+                raise TypeError(
+                    f"active_modules() of {type(module).__name__} must return modules, got {inner!r} among them"
+                )
+        # Easily forgotten there, and a limit would not see what depends on them.
+        return active + [child for child in children if isinstance(child, Decision) and not child._modules]
 
     @cached_property
     def searchable(self) -> set[nn.Module]:
@@ -349,14 +351,3 @@ def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
     )
     """
     return Supernet(unwrap(model)).extract(values)
-
-
-def _check_modules(active: Iterable[nn.Module], module: nn.Module) -> list[nn.Module]:
-    """What `active_modules()` of a module returned; raises TypeError where it holds anything else than modules."""
-    modules = list(active)
-    for inner in modules:
-        if not isinstance(inner, nn.Module):
-            raise TypeError(
-                f"active_modules() of {type(module).__name__} must return modules, got {inner!r} among them"
-            )
-    return modules

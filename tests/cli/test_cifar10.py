@@ -14,9 +14,9 @@ from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.nas.architecture import from_json, to_json
 from tests.helpers.commands import (
-    asking,
     records_of,
-    refused,
+    refusal,
+    request_recorder,
     run,
     summary_of,
 )
@@ -43,7 +43,7 @@ def release(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory):
+def search_run(tmp_path_factory):
     """A search with all defaults but its size: its folder, and what the command said."""
     above = tmp_path_factory.mktemp("searched")
     with pytest.MonkeyPatch.context() as patch:
@@ -59,17 +59,17 @@ def plain(monkeypatch):
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path):
+def request_of(monkeypatch, tmp_path):
     """Notes what `search` and `retrain` are asked for, and ends there; in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return asking(monkeypatch, "cifar10")
+    return request_recorder(monkeypatch, "cifar10")
 
 
 # Search
 
 
-def test_a_search_leaves_its_run_and_says_how_to_go_on(searched):
-    folder, done = searched
+def test_a_search_leaves_its_run_and_says_how_to_go_on(search_run):
+    folder, done = search_run
     assert (done.code, done.err) == (0, "")
     names = {path.name for path in folder.iterdir()}
     assert {"config.json", "metrics.jsonl", "architecture.json", "summary.json", "cells.png", "cells.svg"} <= names
@@ -93,15 +93,15 @@ def test_a_search_leaves_its_run_and_says_how_to_go_on(searched):
     assert "\x1b" not in done.out  # plain when not a terminal
 
 
-def test_steps_are_captured_unless_that_is_turned_off(asked):
-    assert asked("search")[-1]["capture"]
-    assert not asked("search", "--no-capture")[-1]["capture"]
+def test_steps_are_captured_unless_that_is_turned_off(request_of):
+    assert request_of("search")[-1]["capture"]
+    assert not request_of("search", "--no-capture")[-1]["capture"]
 
 
 @pytest.mark.parametrize("verb", [["search"], ["retrain", "--architecture", "random"]], ids=["search", "retrain"])
-def test_kernels_are_fused_unless_torchs_are_asked_for(asked, verb):
-    assert asked(*verb)[-2].kernels == "fused"
-    assert asked(*verb, "--kernels", "torch")[-2].kernels == "torch"
+def test_kernels_are_fused_unless_torchs_are_asked_for(request_of, verb):
+    assert request_of(*verb)[-2].kernels == "fused"
+    assert request_of(*verb, "--kernels", "torch")[-2].kernels == "torch"
 
 
 @pytest.mark.long
@@ -115,8 +115,8 @@ def test_an_architecture_is_found_within_the_most_parameters(plain, tmp_path):
 
 
 @pytest.mark.long
-def test_what_a_search_found_is_retrained_inside_of_its_folder(searched, plain):
-    folder, _ = searched
+def test_what_a_search_found_is_retrained_inside_of_its_folder(search_run, plain):
+    folder, _ = search_run
     done = run("cifar10", "retrain", folder, *TINY)
     assert (done.code, done.err) == (0, "")
     inside = folder / "retrain-seed0"
@@ -133,25 +133,25 @@ def test_what_a_search_found_is_retrained_inside_of_its_folder(searched, plain):
 
 
 @pytest.mark.parametrize("folder", sorted(RESULTS.glob("seed*")), ids=lambda folder: folder.name)
-def test_published_searches_can_be_retrained(asked, folder):
-    values = asked("retrain", str(folder))[1]
+def test_published_searches_can_be_retrained(request_of, folder):
+    values = request_of("retrain", str(folder))[1]
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert values == values_of(records[-1]["architecture"])
     assert len(records) == json.loads((folder / "config.json").read_text())["epochs"]
 
 
-def test_an_architecture_may_come_from_a_file_or_from_a_seed(asked, tmp_path):
+def test_an_architecture_may_come_from_a_file_or_from_a_seed(request_of, tmp_path):
     (tmp_path / "cell.json").write_text(to_json(random_values(8)))
-    settings, values, folder, *_ = asked("retrain", "--architecture", "cell.json", "--seed", "2")
+    settings, values, folder, *_ = request_of("retrain", "--architecture", "cell.json", "--seed", "2")
     assert (settings.seed, values, folder) == (2, random_values(8), Path("runs/cifar10-cell-seed2"))
-    _, values, folder, *_ = asked("retrain", "--architecture", "random", "--seed", "3")
+    _, values, folder, *_ = request_of("retrain", "--architecture", "random", "--seed", "3")
     assert (values, folder) == (random_values(3), Path("runs/cifar10-random-seed3"))
-    assert asked("retrain", "--architecture", "random", "--out", "here")[2] == Path("here")
+    assert request_of("retrain", "--architecture", "random", "--out", "here")[2] == Path("here")
 
 
-def test_an_architecture_that_is_not_there_or_not_of_the_space_is_wrong_input(tmp_path, searched):
+def test_an_architecture_of_another_space_is_wrong_input(tmp_path, search_run):
     either = "give either the folder of a search, or --architecture"
-    assert refused("cifar10", "retrain", searched[0], "--architecture", "cell.json").startswith(either)
+    assert refusal("cifar10", "retrain", search_run[0], "--architecture", "cell.json").startswith(either)
     path = tmp_path / "cell.json"
     for content, message in (
         ('{"op": 1}', 'an architecture is {"version": 1'),
@@ -159,15 +159,15 @@ def test_an_architecture_that_is_not_there_or_not_of_the_space_is_wrong_input(tm
         (to_json({**random_values(0), "normal0.op1": "conv7"}), "'conv7' is outside of"),
     ):
         path.write_text(content)
-        assert refused("cifar10", "retrain", "--architecture", path).startswith(f"{path}: {message}")
+        assert refusal("cifar10", "retrain", "--architecture", path).startswith(f"{path}: {message}")
 
 
 # Evaluation
 
 
-def test_evaluating_a_search_tests_what_it_found_with_shared_weights(searched):
-    accuracy = 100 * summary_of(searched[0])["last"]["test_accuracy"]
-    done = run("cifar10", "evaluate", searched[0])
+def test_evaluating_a_search_tests_what_it_found_with_shared_weights(search_run):
+    accuracy = 100 * summary_of(search_run[0])["last"]["test_accuracy"]
+    done = run("cifar10", "evaluate", search_run[0])
     what = "the architecture found so far, with shared weights"
     assert (done.code, done.err) == (0, "")
     assert done.out.splitlines()[-1] == f"Test accuracy {accuracy:.2f} % after 3 steps ({what})"
@@ -181,14 +181,14 @@ def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path, release
         (tmp_path / name).write_bytes((release / name).read_bytes())
     (tmp_path / "data_batch_3.bin").write_bytes(b"short")
     words = ["--data", tmp_path, "--out", tmp_path / "run"]
-    assert refused("cifar10", "search", *words).startswith(f"{tmp_path / 'data_batch_3.bin'} has 5 bytes, not 24,584; ")
+    assert refusal("cifar10", "search", *words).startswith(f"{tmp_path / 'data_batch_3.bin'} has 5 bytes, not 24,584; ")
     (tmp_path / "data_batch_3.bin").unlink()
-    assert refused("cifar10", "search", *words).startswith(f"{tmp_path} lacks data_batch_3.bin; ")
+    assert refusal("cifar10", "search", *words).startswith(f"{tmp_path} lacks data_batch_3.bin; ")
     nothing = tmp_path / "nothing" / data.FOLDER
-    error = refused("cifar10", "retrain", "--architecture", "random", "--data", nothing, "--out", tmp_path / "run")
+    error = refusal("cifar10", "retrain", "--architecture", "random", "--data", nothing, "--out", tmp_path / "run")
     assert error.startswith(f"CIFAR-10 is not in {nothing} and could not be downloaded (")
     assert not (tmp_path / "run").exists()
-    assert refused("cifar10", "search", "--device", "gpu").startswith("there is no device 'gpu'")
+    assert refusal("cifar10", "search", "--device", "gpu").startswith("there is no device 'gpu'")
 
 
 @pytest.mark.long

@@ -14,14 +14,14 @@ from asng.experiments.cifar10 import task as cifar10
 from asng.experiments.inpainting import task as inpainting
 from tests.helpers.commands import (
     MAIN,
-    asking,
     assert_continues_after_ctrl_c,
     assert_refused_in_use,
     records_of,
-    refused,
+    refusal,
+    request_recorder,
     run,
     summary_of,
-    unexplained,
+    unexplained_flags,
 )
 from tests.helpers.small_cifar10 import random_files, release_of, write
 from tests.helpers.small_faces import texture
@@ -104,10 +104,10 @@ def experiment(request, monkeypatch):
 
 
 @pytest.fixture
-def asked(experiment, monkeypatch, tmp_path):
+def request_of(experiment, monkeypatch, tmp_path):
     """Notes what `search` and `retrain` are asked for, and ends there; in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return asking(monkeypatch, experiment.name)
+    return request_recorder(monkeypatch, experiment.name)
 
 
 def search(experiment, folder, *words):
@@ -123,22 +123,22 @@ def test_how_to_go_on_repeats_what_matters():
     assert again == "asng cifar10 retrain a --small --data d --device cpu"
 
 
-def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(experiment, asked):
+def test_the_folder_is_named_after_what_is_searched_unless_it_is_given(experiment, request_of):
     name, label = experiment.name, experiment.label
-    assert asked("search")[1] == Path(f"runs/{name}-{label}asng-seed0")
+    assert request_of("search")[1] == Path(f"runs/{name}-{label}asng-seed0")
     small = f"runs/{name}-small-{label.replace('center', 'pixel')}sng-seed3"
-    assert asked("search", "--method", "sng", "--seed", "3", "--small")[1] == Path(small)
-    assert asked("search", "--small", "--out", "here")[1] == Path("here")
-    assert asked("retrain", "--architecture", "random", "--out", "here")[2] == Path("here")
+    assert request_of("search", "--method", "sng", "--seed", "3", "--small")[1] == Path(small)
+    assert request_of("search", "--small", "--out", "here")[1] == Path("here")
+    assert request_of("retrain", "--architecture", "random", "--out", "here")[2] == Path("here")
 
 
-def test_small_changes_defaults_and_flags_still_count(experiment, asked):
-    assert asked("search")[0] == experiment.search
-    assert asked("search", "--small")[0] == experiment.small != experiment.search
-    assert asked("search", "--batch", "3", "--small", "--lr", "1")[0] == replace(experiment.small, batch=3, lr=1.0)
+def test_small_changes_defaults_and_flags_still_count(experiment, request_of):
+    assert request_of("search")[0] == experiment.search
+    assert request_of("search", "--small")[0] == experiment.small != experiment.search
+    assert request_of("search", "--batch", "3", "--small", "--lr", "1")[0] == replace(experiment.small, batch=3, lr=1.0)
     random = ["--architecture", "random"]
-    assert asked("retrain", *random)[0] == experiment.retrain
-    assert asked("retrain", *random, "--small", "--batch", "9")[0] == replace(experiment.small_retrain, batch=9)
+    assert request_of("retrain", *random)[0] == experiment.retrain
+    assert request_of("retrain", *random, "--small", "--batch", "9")[0] == replace(experiment.small_retrain, batch=9)
 
 
 def test_without_tests_nothing_is_tested(experiment, tmp_path):
@@ -158,19 +158,19 @@ def test_random_search_chooses_at_its_end_and_is_evaluated_only_then(experiment,
     assert summary_of(tmp_path)["probability"] is None
     assert run(experiment.name, "evaluate", tmp_path).code == 0
     (tmp_path / "architecture.json").unlink()  # as before its end
-    error = refused(experiment.name, "evaluate", tmp_path)
+    error = refusal(experiment.name, "evaluate", tmp_path)
     assert error == f"{tmp_path} is a random search, which chooses an architecture at its end; let it finish"
 
 
 def test_a_limit_that_none_meets_is_wrong_input_and_leaves_no_folder(experiment, tmp_path):
     words = ["search", *experiment.size, *experiment.steps, "--max-params", "1", "--out", tmp_path / "run"]
-    assert refused(experiment.name, *words).startswith("the smallest architecture has ")
+    assert refusal(experiment.name, *words).startswith("the smallest architecture has ")
     assert not (tmp_path / "run").exists()
 
 
 def test_losses_that_are_never_finite_are_one_line_with_a_cure(experiment, tmp_path):
     words = ["search", *experiment.size, *experiment.longer, "--lr", "1e30", "--out", tmp_path]
-    assert "were NaN or infinite; lower the learning rate" in refused(experiment.name, *words)
+    assert "were NaN or infinite; lower the learning rate" in refusal(experiment.name, *words)
 
 
 @pytest.mark.long
@@ -188,18 +188,18 @@ def test_a_folder_in_use_is_refused(experiment, tmp_path):
 
 def test_a_search_that_has_not_finished_cannot_be_retrained(experiment, tmp_path):
     words = (experiment.name, "retrain", tmp_path)
-    assert refused(*words) == f"{tmp_path} is no run: it has no config.json"
+    assert refusal(*words) == f"{tmp_path} is no run: it has no config.json"
     (tmp_path / "config.json").write_text('{"experiment": "toy", "kind": "search"}')
-    assert refused(*words) == f"{tmp_path} is no run of {experiment.name}: its config.json says 'toy'"
+    assert refusal(*words) == f"{tmp_path} is no run of {experiment.name}: its config.json says 'toy'"
     (tmp_path / "config.json").write_text(json.dumps({"experiment": experiment.name, "kind": "search"}))
-    assert refused(*words).startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the run get that far")
+    assert refusal(*words).startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the run get that far")
 
 
 def test_what_is_no_run_is_not_evaluated(experiment, tmp_path, monkeypatch):
     monkeypatch.setenv("ASNG_DATA", str(tmp_path / "nowhere"))  # it is said before data is looked for
-    assert refused(experiment.name, "evaluate", tmp_path) == f"{tmp_path} is no run: it has no config.json"
+    assert refusal(experiment.name, "evaluate", tmp_path) == f"{tmp_path} is no run: it has no config.json"
     (tmp_path / "config.json").write_text(json.dumps({"experiment": experiment.name, "kind": "search"}))
-    assert refused(experiment.name, "evaluate", tmp_path).startswith(f"there is no {tmp_path / 'checkpoint.pt'} yet")
+    assert refusal(experiment.name, "evaluate", tmp_path).startswith(f"there is no {tmp_path / 'checkpoint.pt'} yet")
 
 
 def test_the_checkpoint_of_another_run_is_refused_in_one_line(experiment, tmp_path):
@@ -209,18 +209,18 @@ def test_the_checkpoint_of_another_run_is_refused_in_one_line(experiment, tmp_pa
     ours = tmp_path / "retrain" / "checkpoint.pt"
     ours.write_bytes((tmp_path / "search" / "checkpoint.pt").read_bytes())
     for words in (["evaluate", tmp_path / "retrain"], random):
-        error = refused(experiment.name, *words)
+        error = refusal(experiment.name, *words)
         assert error.startswith(f"{ours} is of another run (kind: search there, retrain here; ")
         assert error.endswith("; use another path, or delete it to start over")
 
 
 def test_an_architecture_that_is_not_there_is_wrong_input(experiment, tmp_path):
     path = tmp_path / "network.json"
-    assert refused(experiment.name, "retrain").startswith("give either the folder of a search, or --architecture")
+    assert refusal(experiment.name, "retrain").startswith("give either the folder of a search, or --architecture")
     there_is_none = f"there is no file {path}; give one as architecture.json, or the word random"
-    assert refused(experiment.name, "retrain", "--architecture", path) == there_is_none
+    assert refusal(experiment.name, "retrain", "--architecture", path) == there_is_none
     path.write_text("{")
-    error = refused(experiment.name, "retrain", "--architecture", path)
+    error = refusal(experiment.name, "retrain", "--architecture", path)
     assert error.startswith(f"{path}: an architecture is JSON")
 
 
@@ -229,7 +229,7 @@ def test_the_device_is_the_one_that_is_named(experiment, words, tmp_path):
     if words == ("evaluate",):
         search(experiment, tmp_path, "--no-test")
         words = (*words, tmp_path)
-    assert refused(experiment.name, *words, "--device", "mps").startswith("there is no device 'mps'; give cpu")
+    assert refusal(experiment.name, *words, "--device", "mps").startswith("there is no device 'mps'; give cpu")
 
 
 @pytest.mark.parametrize("verb", ["search", "retrain", "evaluate"])
@@ -239,4 +239,4 @@ def test_help_shows_examples_and_explains_every_flag(experiment, verb, monkeypat
     assert done.code == 0
     assert f"Examples:\n  asng {experiment.name} {verb}" in done.out
     assert "{None}" not in done.out
-    assert unexplained(done.out) == []
+    assert unexplained_flags(done.out) == []

@@ -18,9 +18,9 @@ from asng.experiments.inpainting.encoding import base_values, chain, depth, rand
 from asng.nas.architecture import to_json
 from asng.runs import CHECKPOINT
 from tests.helpers.commands import (
-    asking,
     records_of,
-    refused,
+    refusal,
+    request_recorder,
     run,
     summary_of,
     wait_until,
@@ -50,7 +50,7 @@ def faces(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def searched(tmp_path_factory):
+def search_run(tmp_path_factory):
     """A search with another mask than the default: its folder, and what the command said."""
     above = tmp_path_factory.mktemp("searched")
     with pytest.MonkeyPatch.context() as patch:
@@ -68,17 +68,17 @@ def plain(monkeypatch):
 
 
 @pytest.fixture
-def asked(monkeypatch, tmp_path):
+def request_of(monkeypatch, tmp_path):
     """Notes what `search` and `retrain` are asked for, and ends there; in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    return asking(monkeypatch, "inpainting")
+    return request_recorder(monkeypatch, "inpainting")
 
 
 # Search
 
 
-def test_a_search_leaves_its_run_and_says_what_it_found_and_how_to_go_on(searched):
-    folder, done = searched
+def test_a_search_leaves_its_run_and_says_what_it_found_and_how_to_go_on(search_run):
+    folder, done = search_run
     assert (done.code, done.err) == (0, "")
     assert {"config.json", "metrics.jsonl", "architecture.json", "summary.json"} <= {p.name for p in folder.iterdir()}
     lines = done.out.splitlines()
@@ -109,7 +109,7 @@ def test_beside_a_running_search_others_may_read_but_not_write(plain, tmp_path):
     with subprocess.Popen(command, stdout=subprocess.DEVNULL) as first:
         wait_until(lambda: (folder / CHECKPOINT).exists() or first.poll() is not None)
         os.kill(first.pid, signal.SIGSTOP)  # it is there, and does not go on meanwhile
-        said = refused(*words, "--out", folder)
+        said = refusal(*words, "--out", folder)
         assert re.match(rf"{folder} is in use by process {first.pid} on .* since \d{{4}}-\d\d-\d\d ", said)
         assert run("inpainting", "evaluate", folder).code == 0
         assert (folder / "evaluation.json").exists()
@@ -125,8 +125,8 @@ def test_beside_a_running_search_others_may_read_but_not_write(plain, tmp_path):
 # Retraining
 
 
-def test_what_a_search_found_is_retrained_behind_its_mask_and_evaluated(searched, plain):
-    folder, _ = searched
+def test_what_a_search_found_is_retrained_behind_its_mask_and_evaluated(search_run, plain):
+    folder, _ = search_run
     done = run("inpainting", "retrain", folder, *STEPS)
     assert (done.code, done.err) == (0, "")
     inside = folder / "retrain-seed0"
@@ -150,9 +150,9 @@ def test_what_a_search_found_is_retrained_behind_its_mask_and_evaluated(searched
     assert (inside / "restored.png").exists()
 
 
-def test_other_pictures_are_restored_beside_the_test_faces(searched, plain, tmp_path):
+def test_other_pictures_are_restored_beside_the_test_faces(search_run, plain, tmp_path):
     folder = tmp_path / "retrained"
-    assert run("inpainting", "retrain", searched[0], *STEPS, "--out", folder).code == 0
+    assert run("inpainting", "retrain", search_run[0], *STEPS, "--out", folder).code == 0
     others = fill(tmp_path / "others", 2)
     (others / "torn.png").write_bytes(b"no image")
     done = run("inpainting", "evaluate", folder, "--pictures", others)
@@ -163,38 +163,38 @@ def test_other_pictures_are_restored_beside_the_test_faces(searched, plain, tmp_
     assert done.out.splitlines()[-1] == f"Picture: {folder / 'restored-others.png'}"
     assert (folder / "restored-others.png").exists()
     assert not (folder / "evaluation.json").exists()
-    assert "there is no folder" in refused("inpainting", "evaluate", folder, "--pictures", tmp_path / "none")
+    assert "there is no folder" in refusal("inpainting", "evaluate", folder, "--pictures", tmp_path / "none")
 
 
-def test_other_pictures_need_no_other_data(searched, plain, tmp_path, monkeypatch):
+def test_other_pictures_need_no_other_data(search_run, plain, tmp_path, monkeypatch):
     monkeypatch.setenv("ASNG_DATA", str(tmp_path / "gone"))
-    assert run("inpainting", "evaluate", searched[0], "--pictures", fill(tmp_path / "one", 1)).code == 0
-    assert (searched[0] / "evaluation-one.json").exists()
+    assert run("inpainting", "evaluate", search_run[0], "--pictures", fill(tmp_path / "one", 1)).code == 0
+    assert (search_run[0] / "evaluation-one.json").exists()
 
 
-def test_test_faces_of_other_data_are_refused(searched, tmp_path):
-    error = refused("inpainting", "evaluate", searched[0], "--data", fill(tmp_path / "others", 5))
+def test_test_faces_of_other_data_are_refused(search_run, tmp_path):
+    error = refusal("inpainting", "evaluate", search_run[0], "--data", fill(tmp_path / "others", 5))
     assert re.search(r"other faces \(11 to train.*than these \(4 to train.*--data and lists, or .* --pictures", error)
 
 
-def test_another_mask_may_be_given(asked, searched):
-    assert asked("retrain", searched[0])[0].mask == "half"
-    assert asked("retrain", searched[0], "--architecture", "base")[0].mask == "half"
-    assert asked("retrain", searched[0], "--mask", "pixel")[0].mask == "pixel"
-    assert asked("retrain", searched[0], "--mask=center")[0].mask == "center"
-    assert asked("retrain", "--architecture", "random")[0].mask == "center"
+def test_another_mask_may_be_given(request_of, search_run):
+    assert request_of("retrain", search_run[0])[0].mask == "half"
+    assert request_of("retrain", search_run[0], "--architecture", "base")[0].mask == "half"
+    assert request_of("retrain", search_run[0], "--mask", "pixel")[0].mask == "pixel"
+    assert request_of("retrain", search_run[0], "--mask=center")[0].mask == "center"
+    assert request_of("retrain", "--architecture", "random")[0].mask == "center"
 
 
-def test_trainings_with_another_mask_lie_beside_those_with_that_of_the_search(asked, searched):
-    folder = searched[0]
+def test_trainings_with_another_mask_have_folders_of_their_own(request_of, search_run):
+    folder = search_run[0]
     for words, names in (
         ((), ("retrain-seed0", "retrain-pixel-seed0")),
         (("--architecture", "base"), ("base-seed0", "base-pixel-seed0")),
         (("--architecture", "random", "--seed", "2"), ("random-seed2", "random-pixel-seed2")),
     ):
         for masks, name in zip(((), ("--mask", "half"), ("--mask", "pixel")), (names[0], *names), strict=True):
-            assert asked("retrain", folder, *words, *masks)[2] == folder / name
-    assert asked("retrain", folder, "--mask", "pixel", "--out", "here")[2] == Path("here")
+            assert request_of("retrain", folder, *words, *masks)[2] == folder / name
+    assert request_of("retrain", folder, "--mask", "pixel", "--out", "here")[2] == Path("here")
 
 
 @pytest.mark.long
@@ -204,55 +204,55 @@ def test_it_is_said_how_many_of_the_faces_are_used(faces, tmp_path):
         assert done.out.startswith(f"{said} to train with, 1 to test with")
 
 
-def test_an_architecture_may_come_from_a_file_of_either_encoding_or_from_a_seed(asked, tmp_path):
+def test_an_architecture_is_read_from_a_file_or_drawn_by_seed(request_of, tmp_path):
     for encoding in ("cat", "int"):
         values = random_values(search_space(encoding, 4, widths=(3, 7)), seed=1)
         (tmp_path / "network.json").write_text(to_json(values))
-        assert asked("retrain", "--architecture", "network.json")[1:3] == (
+        assert request_of("retrain", "--architecture", "network.json")[1:3] == (
             values,
             Path("runs/inpainting-network-seed0"),
         )
-    random_split = asked("retrain", "--architecture", "random", "--seed", "3")
+    random_split = request_of("retrain", "--architecture", "random", "--seed", "3")
     assert random_split[1:3] == (random_values(search_space("cat"), 3), Path("runs/inpainting-random-seed3"))
 
 
-def test_baselines_beside_a_search_are_of_its_space(asked, searched):
-    folder, _ = searched
+def test_baselines_beside_a_search_are_of_its_space(request_of, search_run):
+    folder, _ = search_run
     space = search_space("int", 3, widths=(2, 4))
-    random_split = asked("retrain", folder, "--architecture", "random", "--seed", "5")
+    random_split = request_of("retrain", folder, "--architecture", "random", "--seed", "5")
     assert random_split[1:3] == (random_values(space, 5), folder / "random-seed5")
     found = json.loads((folder / "architecture.json").read_text())["values"]
-    _, values, where, *_ = asked("retrain", folder, "--architecture", "base")
+    _, values, where, *_ = request_of("retrain", folder, "--architecture", "base")
     assert where == folder / "base-seed0"
     assert values == base_values(space, depth(found), channels=4)
     assert {(layer.kernel, layer.skip, layer.channels) for layer in chain(values)} == {(3, True, 4)}
-    assert asked("retrain", folder, "--architecture", "base", "--out", "here")[2] == Path("here")
+    assert request_of("retrain", folder, "--architecture", "base", "--out", "here")[2] == Path("here")
 
 
 @pytest.mark.parametrize(("encoding", "widths", "channels"), [("cat", [48, 96], 48), ("int", [100, 120], 100)])
-def test_base_has_the_channels_of_the_space_that_are_nearest_to_64(asked, tmp_path, encoding, widths, channels):
+def test_base_has_the_channels_of_the_space_that_are_nearest_to_64(request_of, tmp_path, encoding, widths, channels):
     settings = {"experiment": "inpainting", "kind": "search", "encoding": encoding, "layers": 4, "widths": widths}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     (tmp_path / "architecture.json").write_text(to_json(random_values(search_space(encoding, 4, widths=widths), 1)))
-    _, values, *_ = asked("retrain", tmp_path, "--architecture", "base")
+    _, values, *_ = request_of("retrain", tmp_path, "--architecture", "base")
     assert {(layer.kernel, layer.skip, layer.channels) for layer in chain(values)} == {(3, True, channels)}
 
 
-def test_base_is_as_deep_as_what_runs_and_has_64_channels(asked, tmp_path):
+def test_base_is_as_deep_as_what_runs_and_has_64_channels(request_of, tmp_path):
     settings = {"experiment": "inpainting", "kind": "search", "encoding": "cat", "layers": 20, "widths": None}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     halving = {f"layer{number}.type": "3x3 down" for number in range(1, 21)}  # from 64x64 to 1x1 takes six of them
     found = base_values(search_space("cat"), 12) | halving
     (tmp_path / "architecture.json").write_text(to_json(found))
-    _, values, *_ = asked("retrain", tmp_path, "--architecture", "base")
+    _, values, *_ = request_of("retrain", tmp_path, "--architecture", "base")
     assert [(layer.kernel, layer.skip, layer.channels) for layer in chain(values)] == [(3, True, 64)] * 6
 
 
-def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_path, searched):
+def test_an_architecture_of_no_autoencoder_is_wrong_input(tmp_path, search_run):
     path = tmp_path / "network.json"
     said = "give either the folder of a search, or --architecture with a JSON file or the word random or base"
-    assert refused("inpainting", "retrain", searched[0], "--architecture", path) == said
-    assert refused("inpainting", "retrain", "--architecture", "base").startswith("base has as many layers as")
+    assert refusal("inpainting", "retrain", search_run[0], "--architecture", path) == said
+    assert refusal("inpainting", "retrain", "--architecture", "base").startswith("base has as many layers as")
     values = base_values(search_space("cat", 3, widths=(2, 4)), 2, channels=2)
     for content, message in (
         (to_json({"normal0.in1": 1}), "this is no autoencoder: "),
@@ -262,23 +262,23 @@ def test_an_architecture_that_is_not_there_or_no_autoencoder_is_wrong_input(tmp_
         (to_json({k: v for k, v in values.items() if k != "output.connection"}), "no value for 'output.connection'"),
     ):
         path.write_text(content)
-        assert refused("inpainting", "retrain", "--architecture", path).startswith(f"{path}: {message}")
+        assert refusal("inpainting", "retrain", "--architecture", path).startswith(f"{path}: {message}")
 
 
 def test_baselines_need_a_search_that_has_finished(tmp_path):
     (tmp_path / "config.json").write_text('{"experiment": "cifar10", "kind": "search"}')
     words = ["inpainting", "retrain", tmp_path, "--architecture"]
     for word in ("base", "random"):
-        assert refused(*words, word).startswith(f"{tmp_path} is no search of inpainting")
+        assert refusal(*words, word).startswith(f"{tmp_path} is no search of inpainting")
     settings = {"experiment": "inpainting", "kind": "search", "encoding": "cat", "layers": 3, "widths": [2, 4]}
     (tmp_path / "config.json").write_text(json.dumps(settings))
-    assert refused(*words, "base").startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the run get that")
+    assert refusal(*words, "base").startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the run get that")
 
 
-def test_evaluating_a_search_tests_what_it_found(searched):
-    done = run("inpainting", "evaluate", searched[0])
+def test_evaluating_a_search_tests_what_it_found(search_run):
+    done = run("inpainting", "evaluate", search_run[0])
     assert done.code == 0
-    last = summary_of(searched[0])["last"]
+    last = summary_of(search_run[0])["last"]
     assert f"PSNR {last['test_psnr']:.2f} dB, SSIM {last['test_ssim']:.4f} on 1 faces\n" in done.out
 
 
@@ -290,29 +290,29 @@ def test_evaluating_a_search_tests_what_it_found(searched):
         (["--iterations", "4"], "iterations: 2 there, 4 here"),
     ],
 )
-def test_the_checkpoint_of_a_run_with_one_other_setting_is_refused(searched, plain, tmp_path, flags, message):
+def test_the_checkpoint_of_a_run_with_one_other_setting_is_refused(search_run, plain, tmp_path, flags, message):
     words = ["inpainting", "search", *TINY, *INT, *flags, "--out", tmp_path]
     assert run(*words).code == 0
     ours = tmp_path / CHECKPOINT
-    ours.write_bytes((searched[0] / CHECKPOINT).read_bytes())
+    ours.write_bytes((search_run[0] / CHECKPOINT).read_bytes())
     for again in (words, ["inpainting", "evaluate", tmp_path]):
-        assert refused(*again).startswith(f"{ours} is of another run ({message}); use another path, ")
+        assert refusal(*again).startswith(f"{ours} is of another run ({message}); use another path, ")
 
 
-def test_evaluating_does_not_write_through_links(searched, tmp_path):
+def test_evaluating_does_not_write_through_links(search_run, tmp_path):
     precious = tmp_path / "precious"
     for name in ("restored-faces.png", "evaluation-faces.json"):
         precious.write_text("precious")
-        (searched[0] / name).symlink_to(precious)
+        (search_run[0] / name).symlink_to(precious)
     fill(tmp_path / "faces")
-    assert run("inpainting", "evaluate", searched[0], "--pictures", tmp_path / "faces").code == 0
+    assert run("inpainting", "evaluate", search_run[0], "--pictures", tmp_path / "faces").code == 0
     assert precious.read_text() == "precious"
 
 
 # Data
 
 
-def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
+def test_faces_are_read_once_and_what_is_damaged_is_said(request_of, tmp_path):
     folder = fill(tmp_path / "some")
     names = ["broken.png", "broken:cat:.png", "broken[/x].png", "broken[red].png"]
     (folder / "broken[").mkdir()
@@ -330,13 +330,13 @@ def test_faces_are_read_once_and_what_is_damaged_is_said(asked, tmp_path):
     assert out[1][6] == "... and 2 more"
 
 
-def test_lists_are_given_together_and_split_the_faces(asked, faces, tmp_path):
+def test_lists_are_given_together_and_split_the_faces(request_of, faces, tmp_path):
     for name, numbers in (("train.txt", range(5)), ("test.txt", range(5, 8))):
         (tmp_path / name).write_text("".join(f"{number:02}.png\n" for number in numbers))
     lists = ["--train-list", tmp_path / "train.txt", "--test-list", tmp_path / "test.txt"]
-    task = asked("search", *lists)[2]
+    task = request_of("search", *lists)[2]
     assert (len(task.train), len(task.test)) == (5, 3)
-    assert refused("inpainting", "search", *lists[:2]) == "give --train-list and --test-list together, or neither"
+    assert refusal("inpainting", "search", *lists[:2]) == "give --train-list and --test-list together, or neither"
 
 
 def test_the_next_command_is_told_the_same_data(plain, faces, tmp_path):
@@ -356,12 +356,12 @@ def test_the_next_command_is_told_the_same_data(plain, faces, tmp_path):
 
 def test_damaged_or_missing_data_is_one_line_and_leaves_no_run(tmp_path):
     words = ["inpainting", "search", "--out", tmp_path / "run", "--data"]
-    assert refused(*words, tmp_path / "nothing").startswith(f"there is no folder {tmp_path / 'nothing'}; name the one")
+    assert refusal(*words, tmp_path / "nothing").startswith(f"there is no folder {tmp_path / 'nothing'}; name the one")
     (tmp_path / "empty").mkdir()
-    assert refused(*words, tmp_path / "empty").startswith(f"{tmp_path / 'empty'} holds no images")
+    assert refusal(*words, tmp_path / "empty").startswith(f"{tmp_path / 'empty'} holds no images")
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "1.png").write_text("no image")
-    assert refused(*words, tmp_path / "bad").startswith(f"all 1 images in {tmp_path / 'bad'} are damaged, such as")
+    assert refusal(*words, tmp_path / "bad").startswith(f"all 1 images in {tmp_path / 'bad'} are damaged, such as")
     assert not (tmp_path / "run").exists()
 
 

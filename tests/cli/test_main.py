@@ -1,4 +1,4 @@
-"""What all commands share: the overview, bars, exit codes; and `asng toy` and `asng digits search`."""
+"""What all commands share: the overview, bars, exit codes; and `asng toy sweep` and `asng digits search`."""
 
 import io
 import json
@@ -16,7 +16,7 @@ from asng import __version__, cli
 from asng.cli.terminal import progress_bar
 from asng.experiments import toy
 from asng.runs import Run
-from tests.helpers.commands import MAIN, assert_refused_in_use, hold_at, interrupted, refused, run, unexplained
+from tests.helpers.commands import MAIN, assert_refused_in_use, hold_at, interrupt, refusal, run, unexplained_flags
 
 pytestmark = pytest.mark.slow
 
@@ -34,7 +34,7 @@ def test_without_a_command_all_of_them_are_listed():
         done = run(*words)
         assert (done.code, done.err) == (0, "")
         for command, purpose in cli.COMMANDS.items():
-            assert re.search(rf"asng {' '.join(command)} +{purpose}", done.out)
+            assert re.search(rf"asng {command} +{purpose}", done.out)
 
 
 def test_the_version_is_that_of_the_package():
@@ -59,14 +59,15 @@ def test_an_experiment_alone_lists_its_verbs():
         (["--runs", "3"], "no command '--runs'; asng has cifar10, digits, inpainting, toy"),
         (["cifar10", "serach"], "no command 'cifar10 serach'; cifar10 has search, retrain, evaluate"),
         (["digits", "--seeds", "3"], "no command 'digits --seeds'; digits has search"),
+        (["toy", "--quick"], "no command 'toy --quick'; toy has sweep"),
     ],
 )
 def test_a_command_that_is_none_is_wrong_input_and_the_others_are_named(words, message):
-    assert refused(*words) == message
+    assert refusal(*words) == message
 
 
 def test_every_command_in_the_overview_can_be_run():
-    assert all(callable(cli.function_of(words)) for words in cli.COMMANDS)
+    assert all(callable(cli.function_of(command)) for command in cli.COMMANDS)
 
 
 def test_the_overview_does_not_wait_for_torch():
@@ -75,7 +76,7 @@ def test_the_overview_does_not_wait_for_torch():
     assert done.stderr == "False\n"
 
 
-@pytest.mark.parametrize(("words", "missing"), [("toy", "tyro"), ("digits search", "sklearn.datasets")])
+@pytest.mark.parametrize(("words", "missing"), [("toy sweep", "tyro"), ("digits search", "sklearn.datasets")])
 def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp_path):
     program = f"import sys; sys.modules[{missing!r}] = None\n{MAIN}"
     command = [sys.executable, "-c", program, *words.split(), "--out", str(tmp_path)]
@@ -86,7 +87,7 @@ def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp
 
 def test_ctrl_c_anywhere_is_exit_code_130_without_a_traceback(monkeypatch):
     monkeypatch.setattr(cli, "import_module", lambda name: os.kill(os.getpid(), signal.SIGINT))
-    done = run("toy")
+    done = run("toy", "sweep")
     assert (done.code, done.out, done.err) == (130, "", "")
 
 
@@ -97,7 +98,7 @@ def frames(width, *news, folder=None, pause=0.15):
     """What a terminal of a width is sent, cut where it is cleared for something new, without its other controls."""
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, _environ={})
-    with progress_bar(console, "cifar10 search", folder) as progress:
+    with progress_bar("cifar10 search", folder, console) as progress:
         for fraction, text, line in news:
             progress(fraction, text, line=line)
             time.sleep(pause)
@@ -125,7 +126,7 @@ def test_what_is_worth_a_line_stays_above_the_bar():
     ]
 
 
-def test_what_begins_anew_has_a_time_of_its_own():
+def test_a_task_that_starts_over_has_a_time_of_its_own():
     lines = [(0.5, "epoch 1"), (1.0, "epoch 2"), (0.0, "choosing"), (0.25, "choosing"), (0.5, "choosing")]
     sent = "".join(frames(80, *((fraction, text, True) for fraction, text in lines)))
     assert re.search(r"100% 0:00:\d\d left 0:00:00", sent)
@@ -138,11 +139,11 @@ def test_where_there_is_nothing_to_do_no_bar_appears():
 
 
 def test_without_a_terminal_tenths_are_said_once(capsys):
-    with progress_bar(Console(width=80), "toy", None) as progress:
+    with progress_bar("toy", None, Console(width=80)) as progress:
         for fraction in (0.0, 0.04, 0.31, 0.39, 1.0):
             progress(fraction)
     assert capsys.readouterr().out == "toy: 0 %\ntoy: 30 %\ntoy: 100 %\n"
-    with progress_bar(Console(width=80), "toy", None) as progress:
+    with progress_bar("toy", None, Console(width=80)) as progress:
         for fraction in (0.0, 1.0, 0.2):
             progress(fraction)
     assert capsys.readouterr().out == "toy: 0 %\ntoy: 100 %\ntoy: 20 %\n"
@@ -151,7 +152,7 @@ def test_without_a_terminal_tenths_are_said_once(capsys):
 def test_without_a_terminal_what_goes_on_is_said_once_a_minute(capsys, monkeypatch):
     now = 0.0
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    with progress_bar(Console(width=80), "search", None) as progress:
+    with progress_bar("search", None, Console(width=80)) as progress:
         for now, fraction in [
             (59, 0.1),
             (61, 0.12),
@@ -175,7 +176,7 @@ def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
         (empty, "Interrupted. Nothing was saved.\n"),
         (begun, f"Interrupted. What is finished is in {begun}; the same command continues.\n"),
     ):
-        with pytest.raises(KeyboardInterrupt), progress_bar(Console(width=80), "toy", folder):
+        with pytest.raises(KeyboardInterrupt), progress_bar("toy", folder, Console(width=80)):
             raise KeyboardInterrupt
         assert capsys.readouterr().err == message
 
@@ -185,7 +186,7 @@ def test_ctrl_c_says_where_things_are_only_if_they_are_kept(capsys, tmp_path):
 
 @pytest.mark.long
 def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
-    done = run("toy", *SMALL, "--out", tmp_path / "toy")
+    done = run("toy", "sweep", *SMALL, "--out", tmp_path / "toy")
     assert (done.code, done.err) == (0, "")
     assert all(method in done.out for method in toy.METHODS)
     assert done.out.rstrip().endswith(str(tmp_path / "toy" / "toy.png"))
@@ -199,7 +200,7 @@ def test_the_toy_problem_ends_in_a_table_and_the_path_of_the_picture(tmp_path):
     assert "\x1b" not in done.out  # plain when not a terminal
 
 
-@pytest.mark.parametrize("words", [("toy", *SMALL), ("digits", "search")])
+@pytest.mark.parametrize("words", [("toy", "sweep", *SMALL), ("digits", "search")])
 def test_a_folder_in_use_is_refused(words, tmp_path):
     assert_refused_in_use(tmp_path, *words)
 
@@ -207,19 +208,19 @@ def test_a_folder_in_use_is_refused(words, tmp_path):
 @pytest.mark.long
 def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
-    assert run("toy", *LONGER, "--out", whole).code == 0
+    assert run("toy", "sweep", *LONGER, "--out", whole).code == 0
 
     results = parted / "results.jsonl"
     sign = tmp_path / "first result"
     program = hold_at(Run, "append", 1, sign) + MAIN
-    done = interrupted(["-c", program, "toy", *LONGER, "--out", str(parted)], sign.exists)
+    done = interrupt(["-c", program, "toy", "sweep", *LONGER, "--out", str(parted)], sign.exists)
     assert done.code == 130
     assert done.err == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     kept = results.read_text()
     assert kept.count("\n") == 1 < (whole / "results.jsonl").read_text().count("\n")
     assert not (parted / "summary.json").exists()
 
-    assert run("toy", *LONGER, "--out", parted).code == 0
+    assert run("toy", "sweep", *LONGER, "--out", parted).code == 0
     assert results.read_text().startswith(kept)
     for name in ("summary.json", "toy.svg"):
         assert (parted / name).read_bytes() == (whole / name).read_bytes()
@@ -228,33 +229,33 @@ def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["toy", "--runs", "0"], "runs must be at least 1, got 0"),
-        (["toy", "--alphas", "0.5"], "alphas must be above 1, got (0.5,)"),
+        (["toy", "sweep", "--runs", "0"], "runs must be at least 1, got 0"),
+        (["toy", "sweep", "--alphas", "0.5"], "alphas must be above 1, got (0.5,)"),
     ],
 )
 def test_wrong_input_is_one_line_and_exit_code_2(arguments, message):
-    assert refused(*arguments) == message
+    assert refusal(*arguments) == message
 
 
 def test_a_folder_of_another_configuration_is_wrong_input(tmp_path):
     (tmp_path / "config.json").write_text('{"experiment": "digits"}')
-    assert "experiment: digits there, toy here" in refused("toy", "--out", tmp_path)
+    assert "experiment: digits there, toy here" in refusal("toy", "sweep", "--out", tmp_path)
 
 
 def test_a_flag_that_is_not_a_number_is_wrong_input():
-    done = run("toy", "--runs", "many")
+    done = run("toy", "sweep", "--runs", "many")
     assert done.code == 2
     assert "--runs" in done.err
 
 
-@pytest.mark.parametrize("command", ["toy", "digits search"])
+@pytest.mark.parametrize("command", ["toy sweep", "digits search"])
 def test_help_shows_examples_and_explains_every_flag(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     done = run(*command.split(), "--help")
     assert done.code == 0
     for part in (f"Examples:\n  asng {command}", "--out", "the same command continues"):
         assert part in done.out
-    assert unexplained(done.out) == []
+    assert unexplained_flags(done.out) == []
 
 
 def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
@@ -265,8 +266,8 @@ def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
         return {"runs": 1, "iterations": 1, "ranges": [], "points": []}
 
     monkeypatch.setattr(toy, "run", note)
-    cli.main(["toy", "--quick", "--runs", "3", "--out", str(tmp_path)])
-    cli.main(["toy", "--runs", "3"])
+    cli.main(["toy", "sweep", "--quick", "--runs", "3", "--out", str(tmp_path)])
+    cli.main(["toy", "sweep", "--runs", "3"])
     assert seen[0][0].runs == seen[1][0].runs == 3
     assert seen[0][0].iterations == toy.QUICK.iterations
     assert seen[1][0].iterations == toy.ToySettings().iterations

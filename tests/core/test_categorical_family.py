@@ -32,7 +32,7 @@ def test_categorical_whitening_is_the_formula_of_the_specification(counts):
 
 
 @pytest.mark.parametrize("m", [2, 3, 6])
-def test_categorical_root_times_its_transpose_is_the_fisher_information_of_the_paper(m):
+def test_the_categorical_root_is_that_of_the_papers_fisher_matrix(m):
     family = CategoricalFamily([m])
     for theta in probabilities([m]):
         free = np.eye(m)[:-1] - np.eye(m)[-1]  # theta_m follows from the others

@@ -26,7 +26,7 @@ from tests.helpers.small_space import Stubborn
 NO_WHOLE_NUMBERS = [True, np.True_, 1.0, np.float64(2), "3", None, 1j, [1], math.nan]
 
 
-def refused(check, *values, **settings):
+def refusal(check, *values, **settings):
     """What the check says when it refuses the values."""
     with pytest.raises(ValueError) as error:  # noqa: PT011 (all of what it says is compared)
         check(*values, **settings)
@@ -52,9 +52,9 @@ def test_what_only_looks_like_a_whole_number_is_none(value):
 def test_a_count_is_a_whole_number_from_its_least_on():
     assert check_int(2, "population_size", min=2) == 2
     assert type(check_int(np.int64(7), "population_size", min=2)) is int
-    assert refused(check_int, 1, "population_size", min=2) == "population_size must be at least 2, got 1"
-    assert refused(check_int, 2.0, "population_size", min=2) == "population_size must be an integer, got 2.0"
-    assert refused(check_int, True, "n", min=0) == "n must be an integer, got True"
+    assert refusal(check_int, 1, "population_size", min=2) == "population_size must be at least 2, got 1"
+    assert refusal(check_int, 2.0, "population_size", min=2) == "population_size must be an integer, got 2.0"
+    assert refusal(check_int, True, "n", min=0) == "n must be an integer, got True"
 
 
 @pytest.mark.parametrize("value", [True, False, np.True_, np.False_])
@@ -65,39 +65,39 @@ def test_a_flag_is_true_or_false_and_nothing_else(value):
 
 @pytest.mark.parametrize("value", [1, 0, None, "no", np.array(True), []], ids=repr)
 def test_what_is_merely_true_is_no_flag(value):
-    assert refused(check_bool, value, "log") == f"log must be True or False, got {value!r}"
+    assert refusal(check_bool, value, "log") == f"log must be True or False, got {value!r}"
 
 
 def test_a_setting_lies_above_one_bound_and_reaches_to_the_other():
     assert check_float(np.float32(0.5), "lr") == 0.5
     assert check_float(1e9, "alpha", gt=1, max=1e9) == 1e9
     assert check_float(math.inf, "delta_max") == math.inf
-    assert refused(check_float, 0, "lr") == "lr must be a number above 0, got 0"
+    assert refusal(check_float, 0, "lr") == "lr must be a number above 0, got 0"
     assert (
-        refused(check_float, 1.0, "alpha", gt=1, max=1e9) == "alpha must be a number above 1 and at most 1e+09, got 1.0"
+        refusal(check_float, 1.0, "alpha", gt=1, max=1e9) == "alpha must be a number above 1 and at most 1e+09, got 1.0"
     )
     assert (
-        refused(check_float, math.inf, "alpha", gt=1, max=1e9)
+        refusal(check_float, math.inf, "alpha", gt=1, max=1e9)
         == "alpha must be a number above 1 and at most 1e+09, got inf"
     )
 
 
 @pytest.mark.parametrize("value", [math.nan, "fast", None, 1j, [1, 2], -1])
 def test_a_setting_that_is_no_such_number_is_refused_by_name(value):
-    assert refused(check_float, value, "lr") == f"lr must be a number above 0, got {value!r}"
+    assert refusal(check_float, value, "lr") == f"lr must be a number above 0, got {value!r}"
 
 
 def test_a_long_setting_is_named_in_short():
-    assert refused(check_float, 10**400, "lr") == f"lr must be a number above 0, got 1{'0' * 39}"
+    assert refusal(check_float, 10**400, "lr") == f"lr must be a number above 0, got 1{'0' * 39}"
 
 
 def test_bounds_are_finite_and_in_order():
     check_bounds(-1, 0.5)
     cure = "swap them or fix the value outside"
-    assert refused(check_bounds, 3, 2) == f"low < high must hold, got low=3 and high=2; {cure}"
-    assert refused(check_bounds, 3, 3) == f"low < high must hold, got low=3 and high=3; {cure}"
-    assert refused(check_bounds, -math.inf, 0) == "bounds must be finite, got low=-inf and high=0"
-    assert refused(check_bounds, 0, math.nan) == "bounds must be finite, got low=0 and high=nan"
+    assert refusal(check_bounds, 3, 2) == f"low < high must hold, got low=3 and high=2; {cure}"
+    assert refusal(check_bounds, 3, 3) == f"low < high must hold, got low=3 and high=3; {cure}"
+    assert refusal(check_bounds, -math.inf, 0) == "bounds must be finite, got low=-inf and high=0"
+    assert refusal(check_bounds, 0, math.nan) == "bounds must be finite, got low=0 and high=nan"
 
 
 def test_finite_numbers_become_an_array_of_their_own():
@@ -111,12 +111,12 @@ def test_finite_numbers_become_an_array_of_their_own():
 
 @pytest.mark.parametrize("value", [["a"], [[1], [2, 3]], [10**400], [1j], {}], ids=str)
 def test_what_is_no_array_of_numbers_is_refused(value):
-    assert refused(as_finite_array, value, "theta") == f"theta must be numbers, got {value!r}"
+    assert refusal(as_finite_array, value, "theta") == f"theta must be numbers, got {value!r}"
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, None])
 def test_numbers_that_are_not_finite_are_refused(value):
-    assert refused(as_finite_array, [0.5, value], "theta") == f"theta must be finite, got {[0.5, value]}"
+    assert refusal(as_finite_array, [0.5, value], "theta") == f"theta must be finite, got {[0.5, value]}"
 
 
 @pytest.mark.parametrize(
@@ -169,12 +169,12 @@ def test_an_int_beyond_all_floats_is_infinite():
 
 @pytest.mark.parametrize("value", ["3.5", b"1", 1j, np.complex64(2), np.array(1j), np.str_("1"), None, [2], Stubborn()])
 def test_what_float_takes_or_not_is_refused_where_it_is_no_real_number(value):
-    assert refused(as_float, value, "losses must be real numbers") == f"losses must be real numbers, got {value!r}"
+    assert refusal(as_float, value, "losses must be real numbers") == f"losses must be real numbers, got {value!r}"
 
 
 @given(st.lists(st.floats() | st.integers() | st.booleans()))
 @example([-math.inf, 1.0])
-def test_losses_stay_as_they_are_where_they_are_finite_and_are_worst_elsewhere(losses):
+def test_losses_that_are_not_finite_are_worst(losses):
     def slow(loss):
         try:
             return float(loss) if math.isfinite(loss) else math.inf
@@ -198,7 +198,7 @@ def test_losses_may_be_an_array():
 @pytest.mark.parametrize("losses", ["12", b"12", {1.0}, frozenset({1.0}), {0: 1.0}, 0.5, None, np.array(0.5)], ids=repr)
 def test_losses_without_an_order_are_refused(losses):
     assert (
-        refused(as_losses, losses, 2) == f"tell takes a list of losses, in the order of the candidates, got {losses!r}"
+        refusal(as_losses, losses, 2) == f"tell takes a list of losses, in the order of the candidates, got {losses!r}"
     )
 
 
@@ -208,8 +208,8 @@ def test_losses_without_an_order_are_refused(losses):
 )
 def test_another_number_of_losses_than_candidates_is_refused(losses, counted):
     expected = f"got 2 candidates and {counted} losses; tell one loss for each candidate"
-    assert refused(as_losses, losses, 2) == expected
+    assert refusal(as_losses, losses, 2) == expected
 
 
 def test_losses_without_an_end_are_refused():
-    assert "more than 2 losses" in refused(as_losses, itertools.repeat(1.0), 2)
+    assert "more than 2 losses" in refusal(as_losses, itertools.repeat(1.0), 2)

@@ -52,7 +52,7 @@ PROBLEMS: dict[str, Any] = {
 }
 
 
-def reached(space, f, evaluations, seeds, **settings):
+def losses_of(space, f, evaluations, seeds, **settings):
     """Per seed, the lowest loss met and f at the mode."""
     optimizers = [ASNG(space, seed=seed, **settings) for seed in range(seeds)]
     for optimizer in optimizers:
@@ -65,7 +65,7 @@ def reached(space, f, evaluations, seeds, **settings):
 @pytest.mark.parametrize(("population_size", "mirrored"), [(2, False), (4, True), (7, True), (16, True), (16, False)])
 @pytest.mark.parametrize(("space", "f", "tolerance"), PROBLEMS.values(), ids=PROBLEMS)
 def test_finds_the_known_answer(space, f, tolerance, population_size, mirrored):
-    best, mode = reached(space, f, 4000, 5, population_size=population_size, mirrored=mirrored)
+    best, mode = losses_of(space, f, 4000, 5, population_size=population_size, mirrored=mirrored)
     assert sorted(best)[2 if f is blend else 4] <= tolerance, best
     assert sorted(mode)[2] <= tolerance, mode  # it moves on, so that one may be off the answer at the end
 
@@ -73,7 +73,7 @@ def test_finds_the_known_answer(space, f, tolerance, population_size, mirrored):
 @pytest.mark.parametrize(("space", "f", "tolerance"), PROBLEMS.values(), ids=PROBLEMS)
 def test_one_mirrored_pair_finds_it_more_often_than_not(space, f, tolerance):
     """A pair tells nothing about the width, so that numbers sometimes stop short of the answer."""
-    _, mode = reached(space, f, 3000, 7, population_size=2)
+    _, mode = losses_of(space, f, 3000, 7, population_size=2)
     assert sorted(mode)[3] <= 2 * tolerance + (f is grid), mode
 
 

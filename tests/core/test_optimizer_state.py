@@ -66,7 +66,7 @@ def test_a_saved_state_is_a_copy():
 # What is refused ------------------------------------------------------------------------------------
 
 
-def changed(path, value):
+def change_at(path, value):
     def change(state):
         *inner, last = path
         for key in inner:
@@ -76,7 +76,7 @@ def changed(path, value):
     return change
 
 
-def removed(path):
+def remove_at(path):
     def change(state):
         *inner, last = path
         for key in inner:
@@ -87,55 +87,55 @@ def removed(path):
 
 
 DAMAGE: dict[str, Any] = {
-    "without space": removed(["space"]),
-    "without settings": removed(["settings"]),
-    "without state": removed(["state"]),
-    "without generator": removed(["generator"]),
-    "without best": removed(["best"]),
-    "with something more": changed(["more"], 1),
-    "space is nothing": changed(["space"], None),
-    "space is something else": changed(["space"], ["lr"]),
-    "settings is no dict": changed(["settings"], "ASNG"),
-    "of another method": changed(["settings", "method"], "Other"),
-    "drawn otherwise": changed(["settings", "mirrored"], False),
-    "state is no dict": changed(["state"], None),
-    "without theta": removed(["state", "theta"]),
-    "theta too short": changed(["state", "theta"], [0.5]),
-    "theta not numbers": changed(["state", "theta"], ["a"] * 11),
-    "theta one number": changed(["state", "theta"], 0.5),
-    "theta nested unevenly": changed(["state", "theta"], [[1.0], [1.0, 2.0]]),
-    "theta NaN": changed(["state", "theta", 0], math.nan),
-    "theta infinite": changed(["state", "theta", 0], math.inf),
-    "theta outside the allowed set": changed(["state", "theta", 0], -0.5),
-    "theta null": changed(["state", "theta", 0], None),
-    "generator is no dict": changed(["generator"], None),
-    "generator empty": changed(["generator"], {}),
-    "generator of another kind": changed(["generator", "bit_generator"], "MT19937"),
-    "generator without state": removed(["generator", "state"]),
-    "generator with a negative state": changed(["generator", "state", "state"], -1),
-    "generator with text": changed(["generator", "state", "state"], "x"),
-    "best is no dict": changed(["best"], 3),
-    "best without loss": removed(["best", "loss"]),
-    "best without x": removed(["best", "x"]),
-    "best too short": changed(["best", "x"], [0.0]),
-    "best of text": changed(["best", "x"], ["a"] * 5),
-    "best NaN": changed(["best", "x", 0], math.nan),
-    "best loss NaN": changed(["best", "loss"], math.nan),
-    "best loss text": changed(["best", "loss"], "low"),
-    "best of no choice": changed(["best", "x", 1], 3.0),
-    "best far away": changed(["best", "x", 2], 1e200),
-    "best loss as text": changed(["best", "loss"], "0.5"),
-    "space is an array": changed(["space"], np.zeros((5, 2))),
-    "settings do not compare": changed(["settings", "mirrored"], Stubborn()),
-    "state is an array": changed(["state"], np.zeros(3)),
-    "state is no NumPy": changed(["state"], Stubborn()),
-    "theta is no NumPy": changed(["state", "theta"], Stubborn()),
-    "theta as text": changed(["state", "theta", 0], "0.5"),
-    "theta complex": changed(["state", "theta", 0], 1j),
-    "generator is an array": changed(["generator"], np.zeros(3)),
-    "generator with an even increment": changed(["generator", "state", "inc"], 2),
-    "generator in a fraction": changed(["generator", "state", "state"], 1.5),
-    "best is an array": changed(["best"], np.zeros(3)),
+    "without space": remove_at(["space"]),
+    "without settings": remove_at(["settings"]),
+    "without state": remove_at(["state"]),
+    "without generator": remove_at(["generator"]),
+    "without best": remove_at(["best"]),
+    "with something more": change_at(["more"], 1),
+    "space is nothing": change_at(["space"], None),
+    "space is something else": change_at(["space"], ["lr"]),
+    "settings is no dict": change_at(["settings"], "ASNG"),
+    "of another method": change_at(["settings", "method"], "Other"),
+    "drawn otherwise": change_at(["settings", "mirrored"], False),
+    "state is no dict": change_at(["state"], None),
+    "without theta": remove_at(["state", "theta"]),
+    "theta too short": change_at(["state", "theta"], [0.5]),
+    "theta not numbers": change_at(["state", "theta"], ["a"] * 11),
+    "theta one number": change_at(["state", "theta"], 0.5),
+    "theta nested unevenly": change_at(["state", "theta"], [[1.0], [1.0, 2.0]]),
+    "theta NaN": change_at(["state", "theta", 0], math.nan),
+    "theta infinite": change_at(["state", "theta", 0], math.inf),
+    "theta outside the allowed set": change_at(["state", "theta", 0], -0.5),
+    "theta null": change_at(["state", "theta", 0], None),
+    "generator is no dict": change_at(["generator"], None),
+    "generator empty": change_at(["generator"], {}),
+    "generator of another kind": change_at(["generator", "bit_generator"], "MT19937"),
+    "generator without state": remove_at(["generator", "state"]),
+    "generator with a negative state": change_at(["generator", "state", "state"], -1),
+    "generator with text": change_at(["generator", "state", "state"], "x"),
+    "best is no dict": change_at(["best"], 3),
+    "best without loss": remove_at(["best", "loss"]),
+    "best without x": remove_at(["best", "x"]),
+    "best too short": change_at(["best", "x"], [0.0]),
+    "best of text": change_at(["best", "x"], ["a"] * 5),
+    "best NaN": change_at(["best", "x", 0], math.nan),
+    "best loss NaN": change_at(["best", "loss"], math.nan),
+    "best loss text": change_at(["best", "loss"], "low"),
+    "best of no choice": change_at(["best", "x", 1], 3.0),
+    "best far away": change_at(["best", "x", 2], 1e200),
+    "best loss as text": change_at(["best", "loss"], "0.5"),
+    "space is an array": change_at(["space"], np.zeros((5, 2))),
+    "settings do not compare": change_at(["settings", "mirrored"], Stubborn()),
+    "state is an array": change_at(["state"], np.zeros(3)),
+    "state is no NumPy": change_at(["state"], Stubborn()),
+    "theta is no NumPy": change_at(["state", "theta"], Stubborn()),
+    "theta as text": change_at(["state", "theta", 0], "0.5"),
+    "theta complex": change_at(["state", "theta", 0], 1j),
+    "generator is an array": change_at(["generator"], np.zeros(3)),
+    "generator with an even increment": change_at(["generator", "state", "inc"], 2),
+    "generator in a fraction": change_at(["generator", "state", "state"], 1.5),
+    "best is an array": change_at(["best"], np.zeros(3)),
 }
 
 

@@ -129,7 +129,7 @@ def test_drawn_counts_the_cumulative_sums_up_to_the_draw_without_the_last(length
 
 @pytest.mark.parametrize("lengths", [[3, 3], [3, 2], [MAX_DENSE_LENGTH + 1] * 2], ids=["alike", "different", "long"])
 @pytest.mark.parametrize("batch", [(), (2,)], ids=["one", "several"])
-def test_draws_stay_in_their_row_where_rounding_leaves_its_sum_below_the_draw(lengths, batch):
+def test_draws_stay_in_their_row_despite_rounding(lengths, batch):
     entries = np.concatenate([np.full(m, (1 - 1e-9) / m) for m in lengths]) * np.ones((*batch, 1))
     uniform = np.full((*batch, 1, len(lengths)), np.nextafter(1.0, 0.0))
     assert (ragged(lengths).draw(entries, uniform) == np.array(lengths) - 1).all()

@@ -400,7 +400,7 @@ def test_log_prob_of_an_integer_is_the_mass_that_is_rounded_to_it():
         assert math.exp(variable.log_prob(normal, value)) == pytest.approx(share, abs=5 * math.sqrt(0.25 / len(draws)))
 
 
-def test_values_of_a_family_of_ones_own_are_written_where_they_can_be_read_again():
+def test_custom_values_are_written_if_json_can_restore_them():
     custom = Custom(NormalFamily([0.0], [1.0], [0.1], mirrored=True))
     assert custom.from_json(custom.to_json({"a": [1]})) == {"a": [1]}
     with pytest.raises(ValueError, match=r"\(1, 2\) would be read from JSON as \[1, 2\]"):

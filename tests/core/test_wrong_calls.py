@@ -90,7 +90,7 @@ NO_DRAWS: dict[str, Any] = {
 }
 
 
-def exchanged(candidates, name, number):
+def exchange(candidates, name, number):
     """Candidates of which the second has another number for a variable."""
     x = [number if here == name else value for here, value in zip(OWN, candidates[1].x.tolist(), strict=True)]
     return [candidates[0], dataclasses.replace(candidates[1], x=np.array(x) if isinstance(number, float) else x)]
@@ -105,7 +105,7 @@ OWN = SPACE | {"own": Custom(Bounded(5))}
 def test_an_exchanged_number_in_a_candidate_is_refused_by_name(name, number, method, losses):
     optimizer = method(OWN, seed=0)
     optimizer.tell(optimizer.ask(), [1.0, 2.0])
-    candidates = exchanged(optimizer.ask(), name, number)
+    candidates = exchange(optimizer.ask(), name, number)
     before = optimizer.state_dict()
     with pytest.raises(ValueError, match=re.escape(f"x = {number} for '{name}' is no point of this space; tell cand")):
         optimizer.tell(candidates, losses)
@@ -116,7 +116,7 @@ def test_an_exchanged_number_in_a_candidate_is_refused_by_name(name, number, met
 @pytest.mark.parametrize("method", [*METHODS, RandomSearch])
 def test_what_is_no_real_number_in_a_candidate_is_refused(number, method):
     optimizer = method(OWN, seed=0)
-    candidates = exchanged(optimizer.ask(), "n", number)
+    candidates = exchange(optimizer.ask(), "n", number)
     before = optimizer.state_dict()
     with pytest.raises(ValueError, match=r"where 6 numbers belong, is no point of this space"):
         optimizer.tell(candidates, [1.0, 2.0])

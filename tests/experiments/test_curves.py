@@ -18,19 +18,19 @@ def lines_of(monkeypatch, runs, folder):
     seen = {}
     panel = curves._panel
 
-    def watched(axes, runs, ending, metrics):
+    def watch(axes, runs, ending, metrics):
         panel(axes, runs, ending, metrics)
         seen[axes.get_ylabel()] = {
             line.get_label(): list(zip(*(data.tolist() for data in line.get_data()), strict=True))
             for line in axes.lines
         }
 
-    monkeypatch.setattr(curves, "_panel", watched)
+    monkeypatch.setattr(curves, "_panel", watch)
     curves.draw_curves(runs, folder)
     return seen
 
 
-def test_each_kind_of_measure_has_its_panel_and_what_is_missing_is_left_out(monkeypatch, tmp_path):
+def test_each_kind_of_metric_has_its_panel(monkeypatch, tmp_path):
     seen = lines_of(monkeypatch, {"": RECORDS}, tmp_path)
     assert seen == {
         "loss": {"train": [(10, 2.0), (20, 1.0)], "valid": [(10, 2.5)]},

@@ -46,7 +46,7 @@ def test_every_architecture_of_the_space_runs_and_extracts_to_the_same():
         torch.testing.assert_close(small(images), model(images))
 
 
-def test_the_network_made_by_hand_is_an_architecture_of_the_space_with_known_parameters():
+def test_the_handcrafted_network_is_of_the_space():
     model = nas.extract(digits.Net(), digits.HANDCRAFTED)
     stem, block, head = 9 * 24 + 24, 9 * 24 * 24 + 2 * 24, 24 * 10 + 10
     assert sum(parameter.numel() for parameter in model.parameters()) == stem + 4 * block + head

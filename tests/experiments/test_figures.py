@@ -10,7 +10,7 @@ from PIL import Image
 from asng.experiments.figures import BLUE, COLORS, canvas, save_figure, tint
 
 
-def drawn():
+def make_figure():
     """A figure with what might differ from one time to the next: clipped parts, markers and text."""
     figure, axes = canvas(2.0, 1.5)
     axes.plot([0.0, 3.0], [0.0, -3.0], color=BLUE, marker="o", clip_on=True)
@@ -39,8 +39,8 @@ def test_the_colors_are_all_different():
     assert len(set(COLORS)) == len(COLORS)
 
 
-def test_a_figure_is_written_as_svg_and_png_into_a_folder_that_need_not_be_there(tmp_path):
-    paths = save_figure(drawn(), tmp_path / "new" / "folder", "figure", dpi=200)
+def test_a_figure_is_written_as_svg_and_png_to_a_new_folder(tmp_path):
+    paths = save_figure(make_figure(), tmp_path / "new" / "folder", "figure", dpi=200)
     assert paths == [tmp_path / "new" / "folder" / name for name in ("figure.svg", "figure.png")]
     assert ElementTree.parse(paths[0]).getroot().attrib["width"] == "144pt"  # 2 inches
     with Image.open(paths[1]) as image:
@@ -48,8 +48,8 @@ def test_a_figure_is_written_as_svg_and_png_into_a_folder_that_need_not_be_there
 
 
 def test_the_same_figure_gives_the_same_bytes_and_another_one_others(tmp_path):
-    one, other = (save_figure(drawn(), tmp_path / name, "figure", dpi=100) for name in ("one", "other"))
-    changed = drawn()
+    one, other = (save_figure(make_figure(), tmp_path / name, "figure", dpi=100) for name in ("one", "other"))
+    changed = make_figure()
     changed.axes[0].plot([0.0, 1.0], [-1.0, 0.0])
     different = save_figure(changed, tmp_path / "different", "figure", dpi=100)
     for a, b, c in zip(one, other, different, strict=True):
@@ -57,7 +57,7 @@ def test_the_same_figure_gives_the_same_bytes_and_another_one_others(tmp_path):
 
 
 def test_files_know_neither_the_day_nor_the_program(tmp_path):
-    svg, png = save_figure(drawn(), tmp_path, "figure", dpi=100)
+    svg, png = save_figure(make_figure(), tmp_path, "figure", dpi=100)
     assert "<dc:date>" not in svg.read_text()
     with Image.open(png) as image:
         assert "Software" not in image.info
@@ -66,7 +66,7 @@ def test_files_know_neither_the_day_nor_the_program(tmp_path):
 def test_words_stay_words_and_the_settings_of_others_stay_as_they_were(tmp_path):
     with rc_context({"svg.fonttype": "path", "svg.hashsalt": "theirs"}):
         before = dict(rcParams)
-        svg, _ = save_figure(drawn(), tmp_path, "figure", dpi=100)
+        svg, _ = save_figure(make_figure(), tmp_path, "figure", dpi=100)
         assert dict(rcParams) == before
     words = [element.text for element in ElementTree.parse(svg).iter("{http://www.w3.org/2000/svg}text")]
     assert words == ["a word"]

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from asng.experiments._images import BatchOrder, data_folder, halves
 
 
-def test_data_lies_where_the_caller_says_then_the_environment_then_in_the_cache(monkeypatch):
+def test_data_is_where_the_caller_or_environment_says(monkeypatch):
     monkeypatch.setenv("ASNG_DATA", "/from/environment")
     assert data_folder(Path("given")) == Path("given")
     assert data_folder(None) == Path("/from/environment")
@@ -39,7 +39,7 @@ def test_each_image_is_as_often_in_the_first_half_as_in_the_second():
 
 
 @given(n=st.integers(1, 60), size=st.integers(1, 60), seeds=st.lists(st.integers(0, 2**32), min_size=1, max_size=3))
-def test_an_epoch_shows_every_image_at_most_once_and_leaves_out_less_than_a_batch(n, size, seeds):
+def test_an_epoch_shows_every_image_at_most_once(n, size, seeds):
     size = min(size, n)
     indices = torch.arange(1000, 1000 + 3 * n, 3)
     order = BatchOrder(indices, size, *seeds)
@@ -59,7 +59,7 @@ def test_every_epoch_has_an_order_of_its_own_and_leaves_out_other_images():
     assert len({frozenset(epoch.tolist()) for epoch in epochs}) == 20
 
 
-def drawn(order: BatchOrder, number: int) -> tuple[list[int], list[float]]:
+def draw(order: BatchOrder, number: int) -> tuple[list[int], list[float]]:
     indices, generator = order(number)
     return indices.tolist(), torch.rand(4, generator=generator).tolist()
 
@@ -67,24 +67,24 @@ def drawn(order: BatchOrder, number: int) -> tuple[list[int], list[float]]:
 @given(numbers=st.lists(st.integers(0, 10**9), min_size=1, max_size=10))
 def test_a_number_gives_the_same_mini_batch_whatever_came_before(numbers):
     order = BatchOrder(torch.arange(50), 7, 3, 1)
-    before = {number: drawn(order, number) for number in numbers}
+    before = {number: draw(order, number) for number in numbers}
     for number, batch in before.items():
-        assert drawn(BatchOrder(torch.arange(50), 7, 3, 1), number) == batch == drawn(order, number)
+        assert draw(BatchOrder(torch.arange(50), 7, 3, 1), number) == batch == draw(order, number)
 
 
 def test_random_numbers_differ_between_mini_batches_seeds_and_streams():
     orders = [BatchOrder(torch.arange(100), 10, seed, stream) for seed in range(5) for stream in range(4)]
-    numbers = {tuple(drawn(order, number)[1]) for order in orders for number in range(30)}
+    numbers = {tuple(draw(order, number)[1]) for order in orders for number in range(30)}
     assert len(numbers) == 5 * 4 * 30
     assert len({tuple(order(0)[0].tolist()) for order in orders}) == 20
 
 
-def test_drawing_from_a_generator_changes_no_other_mini_batch_and_no_global_state():
+def test_a_generator_affects_no_other_batch_or_global_state():
     state = torch.get_rng_state()
     order = BatchOrder(torch.arange(20), 4, 0)
-    second = drawn(order, 1)
+    second = draw(order, 1)
     torch.rand(1000, generator=order(0)[1])
-    assert drawn(order, 1) == second
+    assert draw(order, 1) == second
     assert torch.equal(torch.get_rng_state(), state)
 
 

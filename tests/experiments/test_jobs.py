@@ -11,9 +11,10 @@ import torch
 from torch import nn
 
 from asng import ASNG, SNG, Categorical, Integer, RandomSearch, nas
+from asng._checks import check_settings
 from asng.experiments._images import ImageSet
 from asng.experiments._jobs import TOP_K, SearchJob, Task
-from asng.experiments._settings import EpochSettings, SearchSettings, check_settings
+from asng.experiments._settings import EpochSettings, SearchSettings
 from asng.nas._loop import Epoch
 from asng.nas.architecture import to_json
 
@@ -201,7 +202,7 @@ def test_random_search_takes_feasible_ones_only():
         make_job(method="uniform", num_random=1, max_params=10, seed=1)
 
 
-def test_what_a_run_has_found_is_the_most_likely_or_what_random_search_has_chosen(tmp_path):
+def test_a_result_is_the_most_likely_or_random_searchs_choice(tmp_path):
     search = make_job()
     assert search.load_result(tmp_path) == search.top_values()
     random = make_job(method="uniform")
@@ -230,11 +231,18 @@ def test_a_search_goes_on_from_its_state():
 @dataclass(frozen=True)
 class Some:
     count: int = 3
+    seed: int = 0
     lr: float = 0.1
+    none: int | None = None
 
 
 def test_numbers_are_checked_and_named():
+    check_settings(Some())
     check_settings(Some(), count=3)
+    with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+        check_settings(Some(count=0))
+    with pytest.raises(ValueError, match="seed must be at least 0, got -1"):
+        check_settings(Some(seed=-1))
     with pytest.raises(ValueError, match="count must be at least 4, got 3"):
         check_settings(Some(), count=4)
     for lr in (0.0, -1.0, math.nan, math.inf):

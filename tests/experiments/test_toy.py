@@ -80,7 +80,7 @@ class Reference:
             return
         better, worse = samples if losses[0] < losses[1] else samples[::-1]
         gradient = [[((better[i] == j) - (worse[i] == j)) / 2 for j in range(self.K)] for i in range(self.D)]
-        white = [self.whitened(self.theta[i], gradient[i]) for i in range(self.D)]
+        white = [self.whiten(self.theta[i], gradient[i]) for i in range(self.D)]
         norm = math.sqrt(sum(value**2 for row in white for value in row))
         if self.setting.method == "ASNG":
             self.move(gradient, self.delta0 / self.Delta / norm)
@@ -90,7 +90,7 @@ class Reference:
         else:
             self.move(self.adam([[g / norm for g in row] for row in gradient]), self.delta0)
 
-    def whitened(self, theta, gradient):
+    def whiten(self, theta, gradient):
         free, last = sum(gradient[:-1]), theta[-1] + math.sqrt(theta[-1])
         pairs = list(zip(theta, gradient, strict=True))[:-1]
         return [g / math.sqrt(p) + math.sqrt(p) * free / last for p, g in pairs]
@@ -205,7 +205,7 @@ def test_settings_are_independent_of_each_other():
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory):
+def finished_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("finished")
     heard: list[float] = []
     toy.run(SMALL, folder, heard.append)
@@ -216,37 +216,37 @@ def files(folder):
     return {name: (folder / name).read_bytes() for name in ("summary.json", "toy.svg", "toy.png")}
 
 
-def test_the_number_of_workers_does_not_change_the_results(finished, tmp_path):
+def test_the_number_of_workers_does_not_change_the_results(finished_run, tmp_path):
     toy.run(dataclasses.replace(SMALL, workers=1), tmp_path)
-    assert files(tmp_path) == files(finished[0])
+    assert files(tmp_path) == files(finished_run[0])
 
 
-def test_a_sweep_that_lost_its_end_continues_to_the_same_results(finished, tmp_path):
-    lines = (finished[0] / "results.jsonl").read_text().splitlines(keepends=True)
+def test_a_sweep_that_lost_its_end_continues_to_the_same_results(finished_run, tmp_path):
+    lines = (finished_run[0] / "results.jsonl").read_text().splitlines(keepends=True)
     assert len(lines) == len(toy.settings_of(SMALL)) == 9
-    (tmp_path / "config.json").write_bytes((finished[0] / "config.json").read_bytes())
+    (tmp_path / "config.json").write_bytes((finished_run[0] / "config.json").read_bytes())
     (tmp_path / "results.jsonl").write_text("".join(lines[:5]) + lines[5][:17])
     heard: list[float] = []
     toy.run(SMALL, tmp_path, heard.append)
     assert heard[0] == pytest.approx(5 / 9)
-    assert files(tmp_path) == files(finished[0])
+    assert files(tmp_path) == files(finished_run[0])
     assert (tmp_path / "results.jsonl").read_text().startswith("".join(lines[:5]))
 
 
-def test_a_finished_sweep_is_not_computed_again(finished, monkeypatch):
-    before = files(finished[0])
+def test_a_finished_sweep_is_not_computed_again(finished_run, monkeypatch):
+    before = files(finished_run[0])
     monkeypatch.setattr(toy, "simulate", pytest.fail)
-    toy.run(SMALL, finished[0])
-    assert files(finished[0]) == before
+    toy.run(SMALL, finished_run[0])
+    assert files(finished_run[0]) == before
 
 
-def test_progress_grows_to_one_with_every_setting(finished):
-    assert finished[1] == pytest.approx([number / 9 for number in range(10)])
+def test_progress_grows_to_one_with_every_setting(finished_run):
+    assert finished_run[1] == pytest.approx([number / 9 for number in range(10)])
 
 
-def test_another_configuration_does_not_enter_the_folder(finished):
+def test_another_configuration_does_not_enter_the_folder(finished_run):
     with pytest.raises(ValueError, match="runs: 4 there, 5 here"):
-        toy.run(dataclasses.replace(SMALL, runs=5), finished[0])
+        toy.run(dataclasses.replace(SMALL, runs=5), finished_run[0])
 
 
 # The report.
@@ -273,13 +273,13 @@ def test_ranges_say_where_all_runs_succeed_and_where_any():
     assert (asng["all"], asng["any"], asng["best"]) == ([], [], None)
 
 
-def test_the_summary_is_complete_and_the_pictures_are_there(finished):
-    summary = json.loads((finished[0] / "summary.json").read_text())
+def test_the_summary_is_complete_and_the_pictures_are_there(finished_run):
+    summary = json.loads((finished_run[0] / "summary.json").read_text())
     assert [(p["method"], p["power"]) for p in summary["points"]] == [
         (method, power) for method in toy.METHODS for power in SMALL.powers
     ]
-    assert (finished[0] / "toy.png").read_bytes().startswith(b"\x89PNG")
-    assert "<svg" in (finished[0] / "toy.svg").read_text()
+    assert (finished_run[0] / "toy.png").read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in (finished_run[0] / "toy.svg").read_text()
 
 
 def test_a_sweep_without_any_success_can_be_drawn(tmp_path):

@@ -37,7 +37,7 @@ def test_descent_is_torchs_own_loop(max_grad_norm):
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
 
 
-def test_mixed_precision_computes_in_bfloat16_and_keeps_the_weights_in_float32():
+def test_mixed_precision_keeps_the_weights_in_float32():
     torch.manual_seed(1)
     model, seen = nn.Linear(3, 1), []
     model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
@@ -57,7 +57,7 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16, torch.float16])
 def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp_dtype, device):
-    def trained(batches):
+    def train(batches):
         torch.manual_seed(1)
         model = nn.Linear(3, 1).to(device)
         optimizer = OPTIMIZERS["adam"](model.parameters(), device == "cuda")
@@ -67,8 +67,8 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_as_they_are(amp_dtype,
 
     good = [torch.randn(8, 3, generator=torch.Generator().manual_seed(seed)) for seed in range(4)]
     bad = [torch.full((8, 3), value) for value in (torch.nan, torch.inf)]
-    losses, weights = trained(good)
-    with_bad, untouched = trained([*good[:2], *bad, *good[2:]])
+    losses, weights = train(good)
+    with_bad, untouched = train([*good[:2], *bad, *good[2:]])
     assert not any(map(math.isfinite, with_bad[2:4]))
     assert with_bad[:2] + with_bad[4:] == losses
     assert len(set(losses)) == 4
@@ -123,7 +123,7 @@ def test_on_a_gpu_an_optimizer_that_is_not_fused_is_refused():
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("before", [0, 3])
-def test_steps_whose_weights_are_preserved_change_nothing_of_those_after_them(optimizer, before):
+def test_steps_with_preserved_weights_change_no_later_step(optimizer, before):
     losses, models = [], []
     for extra in (0, 2):
         model = noisy_net()
@@ -160,7 +160,7 @@ def all_equal(one, other):
     return all(torch.equal(*pair) for pair in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
 
 
-def test_passes_that_leave_all_untouched_change_nothing_of_the_steps_after_them():
+def test_preserved_passes_change_no_later_step():
     losses, models = [], []
     for extra in (0, 3):
         model = noisy_net()
@@ -182,17 +182,17 @@ def test_a_pass_that_fails_leaves_all_untouched_too():
     model, twin = noisy_net(), noisy_net()
     random = torch.get_rng_state()
 
-    def failing():
+    def fail():
         model(torch.randn(8, 3))
         raise OSError("the power is gone")
 
     with pytest.raises(OSError, match="power"), preserve_buffers_and_rng(model):
-        failing()
+        fail()
     assert torch.equal(torch.get_rng_state(), random)
     assert all_equal(model, twin)
 
 
-def test_a_buffer_that_a_pass_puts_in_the_place_of_another_is_untouched_too():
+def test_a_buffer_that_a_pass_replaces_is_restored_too():
     class Counting(nn.Module):
         passes: torch.Tensor
 
@@ -214,7 +214,7 @@ def test_a_buffer_that_a_pass_puts_in_the_place_of_another_is_untouched_too():
 
 @GPU
 def test_on_a_gpu_a_resumed_training_is_the_same_bit_for_bit():
-    def trained(until):
+    def train(until):
         model = noisy_net().cuda()
         train_step = descent_of(model)
         torch.cuda.manual_seed(4)
@@ -230,7 +230,7 @@ def test_on_a_gpu_a_resumed_training_is_the_same_bit_for_bit():
             losses.append(train_step(tuple(tensor.cuda() for tensor in batch)).item())
         return losses, model
 
-    (whole, one), (parts, other) = trained(until=None), trained(until=5)
+    (whole, one), (parts, other) = train(until=None), train(until=5)
     assert whole == parts
     assert len(set(whole)) == 8
     assert all_equal(one, other)

@@ -14,7 +14,7 @@ import pytest
 
 from asng.experiments.workers import ENVIRONMENT, run_parallel
 from tests.helpers import tasks
-from tests.helpers.commands import group_exists, interrupted, wait_until
+from tests.helpers.commands import group_exists, interrupt, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -40,7 +40,7 @@ def nobody_stays_behind():
 @pytest.mark.parametrize("workers", [1, 2])
 def test_each_task_comes_once_with_the_result_that_it_has_alone(workers):
     numbers = [3.0, -1.0, 0.5, 3.0, 7.0]
-    results = list(run_parallel(tasks.squared, numbers, workers))
+    results = list(run_parallel(tasks.square, numbers, workers))
     assert sorted(results) == sorted((number, number**2) for number in numbers)
 
 
@@ -51,10 +51,10 @@ def test_as_many_run_at_once_as_there_are_workers(tmp_path):
 
 
 def test_no_tasks_are_done_at_once():
-    assert list(run_parallel(tasks.squared, [], 4)) == []
+    assert list(run_parallel(tasks.square, [], 4)) == []
 
 
-def test_workers_have_an_environment_of_their_own_and_leave_ctrl_c_to_the_parent(monkeypatch):
+def test_workers_have_their_environment_and_ignore_ctrl_c(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
     monkeypatch.delenv("MKL_NUM_THREADS", raising=False)
     names = [*ENVIRONMENT, "PATH"]
@@ -66,7 +66,7 @@ def test_workers_have_an_environment_of_their_own_and_leave_ctrl_c_to_the_parent
 
 def test_work_goes_on_outside_of_the_main_thread():
     results: list[tuple[float, float]] = []
-    thread = threading.Thread(target=lambda: results.extend(run_parallel(tasks.squared, [3.0], 1)))
+    thread = threading.Thread(target=lambda: results.extend(run_parallel(tasks.square, [3.0], 1)))
     thread.start()
     thread.join()
     assert results == [(3.0, 9.0)]
@@ -80,7 +80,7 @@ def test_an_error_in_a_worker_is_raised_here_and_stops_the_others(tmp_path):
 
 def test_a_worker_that_is_killed_is_an_error():
     with pytest.raises(BrokenProcessPool):
-        list(run_parallel(tasks.dying, [Path("any")], 1))
+        list(run_parallel(tasks.die, [Path("any")], 1))
 
 
 def test_closing_stops_the_workers(tmp_path):
@@ -98,7 +98,7 @@ def endless_program(tmp_path):
 
 
 def test_ctrl_c_ends_all_of_them_at_once_and_only_the_parent_speaks_of_it(tmp_path):
-    done = interrupted(*endless_program(tmp_path))
+    done = interrupt(*endless_program(tmp_path))
     assert done.code == -signal.SIGINT
     assert done.err.count("Traceback") == 1
     assert done.err.rstrip().endswith("KeyboardInterrupt")

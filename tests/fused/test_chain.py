@@ -93,8 +93,8 @@ def test_steps_of_a_search_equal_the_plain_ones(amp_dtype):
         expected = plain.step(train, valid)
         drawn, candidates = other.arch_optimizer.ask(), other.arch_optimizer.ask()
         trained, judged = opened.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
-        other.arch_optimizer.tell(candidates, judged.losses)
-        got = [*trained.losses, *judged.losses]
+        other.arch_optimizer.tell(candidates, [numbers.loss for numbers in judged])
+        got = [numbers.loss for numbers in (*trained, *judged)]
         torch.testing.assert_close(got, [*expected.train_losses, *expected.valid_losses], rtol=1e-4, atol=1e-5)
         assert all(map(math.isfinite, got))
 

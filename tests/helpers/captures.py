@@ -54,5 +54,5 @@ def oneshot(model, *, loss_fn=cross_entropy, seed=3, weight_optimizer=None, **se
     return OneShot(model, ASNG(space_of(model), seed=seed), weight_optimizer, loss_fn, **settings)
 
 
-def touched(model):
+def with_gradient(model):
     return [name for name, parameter in model.named_parameters() if parameter.grad is not None]

@@ -68,7 +68,7 @@ def run(*arguments) -> Done:
     return Done(code, out.getvalue(), err.getvalue())
 
 
-def refused(*arguments) -> str:
+def refusal(*arguments) -> str:
     """Run a command with wrong input; returns the one line that it says about it."""
     done = run(*arguments)
     assert done.code == 2
@@ -86,13 +86,13 @@ def assert_refused_in_use(folder, *arguments) -> None:
     """Run a command in a folder that is in use: it is refused in one line that says by whom, and changes nothing."""
     with Run(folder, {}) as other:
         before = {path: path.read_bytes() for path in folder.iterdir()}
-        said = refused(*arguments, "--out", folder)
+        said = refusal(*arguments, "--out", folder)
         assert said.startswith(f"{folder} is in use by process {os.getpid()} on ")
         assert said.endswith("; wait until it ends, or use another folder (--out)")
         assert {path: path.read_bytes() for path in other.folder.iterdir()} == before
 
 
-def interrupted(program: list[str], ready) -> Done:
+def interrupt(program: list[str], ready) -> Done:
     """Start Python in another process, and press Ctrl-C as soon as it is ready."""
     process = subprocess.Popen(
         [sys.executable, *map(str, program)],
@@ -118,7 +118,7 @@ def assert_continues_after_ctrl_c(folder, words, program=MAIN, arguments=()):
     whole, parted, sign = folder / "whole", folder / "parted", folder / "fifth step"
     assert run(*words, "--out", whole).code == 0
     held = hold_at(Epoch, "add", 5, sign) + program
-    done = interrupted(["-c", held, *arguments, *words, "--out", parted], sign.exists)
+    done = interrupt(["-c", held, *arguments, *words, "--out", parted], sign.exists)
     said = f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     assert (done.code, done.err) == (130, said)
     assert checkpoints.load(parted / CHECKPOINT)["index"] == 5
@@ -149,7 +149,7 @@ def records_of(folder) -> list[dict]:
     return [{k: v for k, v in json.loads(line).items() if k not in ("seconds", "images_per_second")} for line in lines]
 
 
-def unexplained(help_text: str) -> list[str]:
+def unexplained_flags(help_text: str) -> list[str]:
     """The flags of a help text that no words stand behind."""
     _, options = help_text.split(" options ", 1)
     parts = [part.split("(default")[0] for part in re.split(r"\n[│ ]+(?=--[a-z])", options)[1:]]
@@ -166,7 +166,7 @@ class Asked(Exception):
     """Ends a command where its computation would begin."""
 
 
-def asking(monkeypatch, experiment):
+def request_recorder(monkeypatch, experiment):
     """A function that runs a command up to its computation, and returns what `search` or `retrain` is asked for."""
     seen = []
 

@@ -45,7 +45,7 @@ class Missing(Exception):
     """The data of a case is not on this machine."""
 
 
-def packed(value: Any) -> Any:
+def pack(value: Any) -> Any:
     """Plain values with floats as the hexadecimal text that holds all of their bits."""
     match value:
         case bool() | int() | str() | None:
@@ -53,15 +53,15 @@ def packed(value: Any) -> Any:
         case float():
             return value.hex()
         case Mapping():
-            return {str(key): packed(one) for key, one in value.items()}
+            return {str(key): pack(one) for key, one in value.items()}
         case np.ndarray() | torch.Tensor() | np.generic():
-            return packed(value.tolist())
+            return pack(value.tolist())
         case _:
-            return [packed(one) for one in value]
+            return [pack(one) for one in value]
 
 
 def digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(packed(value)).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(pack(value)).encode()).hexdigest()
 
 
 # Ask and tell --------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ def moving_loss(x: Any, number: int) -> float:
 
 
 def toy_quick() -> Values:
-    """`asng toy --quick`."""
+    """`asng toy sweep --quick`."""
     with tempfile.TemporaryDirectory() as folder:
         summary = toy.run(toy.QUICK, Path(folder))
         records = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
@@ -295,12 +295,12 @@ def recorded_losses(module: Any, name: str) -> Iterator[list[float]]:
     """All losses that a function of a module returns while this context lasts."""
     function, losses = getattr(module, name), []
 
-    def recorded(*arguments: Any) -> Any:
+    def record(*arguments: Any) -> Any:
         loss = function(*arguments)
         losses.append(loss.item())
         return loss
 
-    with mock.patch.object(module, name, recorded):
+    with mock.patch.object(module, name, record):
         yield losses
 
 
@@ -312,7 +312,7 @@ def nas_search() -> Values:
     return sine_search(None)
 
 
-def nas_search_stopped(folder: Path, calls: tuple[int, ...]) -> Values:
+def nas_search_in_parts(folder: Path, calls: tuple[int, ...]) -> Values:
     """The same, stopped by Ctrl-C in these calls of the loss, each counted from the last stop, and continued."""
     for stop in calls:
         with suppress(KeyboardInterrupt):
@@ -376,11 +376,11 @@ def parameter_counts() -> Values:
         "inpainting int": inpainting_network.Net(search_space("int", small.layers, widths=small.widths)),
         "digits": digits.Net(),
     }
-    counts = {name: [nas.parameters(model, values) for values in drawn(model)] for name, model in models.items()}
+    counts = {name: [nas.parameters(model, values) for values in draw(model)] for name, model in models.items()}
     return {"portable": counts, "bits": {}}
 
 
-def drawn(model: nn.Module) -> list[dict[str, Any]]:
+def draw(model: nn.Module) -> list[dict[str, Any]]:
     return [candidate.values for candidate in RandomSearch(nas.space_of(model), seed=0).ask(200)]
 
 

@@ -43,7 +43,7 @@ context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["asng.nas", "torch._dynamo", "torch.distributed"])  # what optimizers import when used
 
 
-def started(target, *arguments):
+def start(target, *arguments):
     process = context.Process(target=_quietly, args=(target, arguments), daemon=True)
     process.start()
     return process
@@ -56,7 +56,7 @@ def ready(process, folder):
     (folder / "started").unlink(missing_ok=True)
 
 
-def ended(process):
+def exit_code_of(process):
     """Its exit code; it is a failure if it hangs."""
     process.join(LONG)
     if process.exitcode is None:
@@ -74,7 +74,7 @@ def _quietly(target, arguments):
 # One process ---------------------------------------------------------------------------------------
 
 
-def searching(folder, settings, die=None):
+def search_in(folder, settings, die=None):
     """Search with a checkpoint in a folder and leave the result there; `die`: at which point of which save."""
     folder = Path(folder)
     if die is not None:
@@ -89,7 +89,7 @@ def searching(folder, settings, die=None):
     os.replace(folder / "result.new", folder / "result.pt")
 
 
-def waiting(folder):
+def search_and_wait(folder):
     """A search that stops in its third epoch until it is told to go on."""
     folder = Path(folder)
 
@@ -104,7 +104,7 @@ def waiting(folder):
     torch.save(small_search(folder / "checkpoint.pt", loss_fn=loss), folder / "result.pt")
 
 
-def forking(folder):
+def search_and_fork(folder):
     """A search that forks a child in its third epoch, which waits for the end of the test, and then waits itself."""
     folder = Path(folder)
 
@@ -128,7 +128,7 @@ def slow_cross_entropy(model, batch):
     return cross_entropy(model, batch)
 
 
-def _killed(*arguments):
+def _kill_self(*arguments):
     os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(LONG)
 
@@ -151,12 +151,12 @@ def _die_while_saving(point, nth):
     real, save, saves, calls = getattr(module, name), checkpoints.save, itertools.count(1), itertools.count(1)
     current = 0
 
-    def counted(*arguments):
+    def count_save(*arguments):
         nonlocal current, calls
         current, calls = next(saves), itertools.count(1)
         save(*arguments)
 
-    def wrapped(*arguments, **named):
+    def wrap_and_die(*arguments, **named):
         if current != nth:
             return real(*arguments, **named)
         call = next(calls)
@@ -164,16 +164,16 @@ def _die_while_saving(point, nth):
             real({"half": arguments[0]}, arguments[1])
             arguments[1].truncate(arguments[1].tell() // 2)
             arguments[1].flush()
-            _killed()
+            _kill_self()
         if when == "before" or (when == "before second" and call == 2):
-            _killed()
+            _kill_self()
         result = real(*arguments, **named)
         if when == "after" or (when == "after second" and call == 2):
-            _killed()
+            _kill_self()
         return result
 
-    checkpoints.save = counted
-    setattr(module, name, wrapped)
+    checkpoints.save = count_save
+    setattr(module, name, wrap_and_die)
 
 
 # Several ranks -------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def _die_while_saving(point, nth):
 
 def crowd(target, folder, *arguments, world_size=2):
     """Processes of one gloo group, each running target(rank, folder, *arguments)."""
-    return [started(_member, rank, world_size, target, str(folder), arguments) for rank in range(world_size)]
+    return [start(_member, rank, world_size, target, str(folder), arguments) for rank in range(world_size)]
 
 
 def _member(rank, world_size, target, folder, arguments):
@@ -197,7 +197,7 @@ def _member(rank, world_size, target, folder, arguments):
 LIMIT = 200  # parameters: about half of the architectures
 
 
-def stepping(rank, folder, kinds, steps=30):
+def step_oneshots(rank, folder, kinds, steps=30):
     """Several OneShots after another, their results in one file per rank."""
     results = {}
     for population_size, limited in kinds:
@@ -224,7 +224,7 @@ def stepping(rank, folder, kinds, steps=30):
     torch.save(results, Path(folder, f"rank{rank}.pt"))
 
 
-def resuming_apart(rank, folder):
+def resume_apart(rank, folder):
     """Processes on hosts of several names go on under a limit on latency; the outcome in one file per rank."""
     platform.node = lambda: f"host{rank}"
     results: list[dict] = []
@@ -247,7 +247,7 @@ def resuming_apart(rank, folder):
     torch.save([result["known"] for result in results], Path(folder, f"rank{rank}.pt"))
 
 
-def failing_together(rank, folder, half):
+def fail_together(rank, folder, half):
     """OneShot where the deepest networks, and in the end all, run out of memory; the outcome in one file per rank."""
     torch.manual_seed(17)
     model = Net(dropout=0).double()
@@ -285,7 +285,7 @@ def failing_together(rank, folder, half):
     torch.save(result, Path(folder, f"rank{rank}.pt"))
 
 
-def wrapped_together(rank, folder):
+def wrap_together(rank, folder):
     """What is said of models that are wrapped for several processes, by each function, in one file per rank."""
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
     from torch.nn.parallel import DistributedDataParallel
@@ -294,7 +294,7 @@ def wrapped_together(rank, folder):
         torch.manual_seed(0)
         return nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 3), nn.Linear(4, 3)]))
 
-    def sharded(model):
+    def shard(model):
         fully_shard(model)
         return model
 
@@ -310,15 +310,15 @@ def wrapped_together(rank, folder):
         "DDP": DistributedDataParallel,
         "DDP inside": inside(DistributedDataParallel),
         "FSDP": lambda model: FullyShardedDataParallel(model, device_id=torch.device("cpu")),
-        "fully_shard": sharded,
-        "fully_shard inside": inside(sharded),
+        "fully_shard": shard,
+        "fully_shard inside": inside(shard),
     }
     values, data = {"op": 1}, batches(1)
 
     def one_shot(model):
         OneShot(model, ASNG({"op": Categorical([0, 1])}), torch.optim.SGD(model.parameters()), cross_entropy)
 
-    def recalibrated(model):
+    def recalibrate_on_data(model):
         select(model, values)
         recalibrate(model, data)
         return [statistic.tolist() for statistic in model.buffers()]
@@ -330,7 +330,7 @@ def wrapped_together(rank, folder):
         "select": lambda model: select(model, values),
         "parameters": lambda model: parameters(model, values),
         "extract": lambda model: extract(model, values),
-        "recalibrate": recalibrated,
+        "recalibrate": recalibrate_on_data,
     }
     told = {}
     for kind, wrap in kinds.items():
@@ -343,14 +343,14 @@ def wrapped_together(rank, folder):
     torch.save(told, Path(folder, f"rank{rank}.pt"))
 
 
-def dying(rank, folder, moment):
+def die_in_step(rank, folder, moment):
     """The second process is killed in its tenth step, or after it."""
     model = Net(dropout=0)
     calls = itertools.count()
 
     def loss(model, batch):
         if rank == 1 and moment == "inside" and next(calls) == 19:
-            _killed()
+            _kill_self()
         return cross_entropy(model, batch)
 
     oneshot = OneShot(
@@ -359,7 +359,7 @@ def dying(rank, folder, moment):
     for place, pair in enumerate(pairs(40)):
         oneshot.step(*pair)
         if rank == 1 and moment == "between" and place == 9:
-            _killed()
+            _kill_self()
     Path(folder, f"finished{rank}").touch()
 
 
@@ -384,7 +384,7 @@ def torchrun(folder, *arguments, world_size=2):
         )
 
 
-def searching_together(rank, folder, settings):
+def search_together(rank, folder, settings):
     """A search in several processes, with other seeds in each."""
     settings = dict(settings)
     interrupt_at = settings.pop("interrupt_at", None)
@@ -410,7 +410,7 @@ def _under_torchrun(folder, killed_at=None):
 
     def loss(model, batch):
         if rank == 1 and killed_at is not None and next(calls) == int(killed_at):
-            _killed()
+            _kill_self()
         return cross_entropy(model, batch)
 
     result = small_search(Path(folder, "checkpoint.pt"), seed=3 + rank, loss_fn=loss, epochs=4, dropout=0.0)

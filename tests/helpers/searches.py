@@ -1,5 +1,10 @@
 """What the tests of OneShot and search share: small models and data, small searches, and what is compared of them."""
 
+import itertools
+import random
+import signal
+
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -155,3 +160,27 @@ def same(one, other):
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     return one == other
+
+
+def interrupt_at(call, number=signal.SIGINT):
+    """A loss that raises a signal in one of its calls."""
+    calls = itertools.count(1)
+
+    def loss(model, batch):
+        if next(calls) == call:
+            signal.raise_signal(number)
+        return cross_entropy(model, batch)
+
+    return loss
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Every reading is another: by NumPy's and Python's global random numbers, and torch's."""
+
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        x, y = data(40)
+        noise = random.random() + np.random.random() + torch.rand(()).item()  # noqa: NPY002
+        return x[index] + noise, y[index]

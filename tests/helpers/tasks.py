@@ -9,7 +9,7 @@ from pathlib import Path
 LONG = 300.0  # seconds, after which waiting is in vain, however busy the machine is
 
 
-def squared(number: float) -> float:
+def square(number: float) -> float:
     return number**2
 
 
@@ -52,7 +52,7 @@ def one_fails(path: Path) -> None:
     raise ValueError(f"{path.name} cannot be done")
 
 
-def dying(path: Path) -> None:
+def die(path: Path) -> None:
     """As by lack of memory."""
     os.kill(os.getpid(), signal.SIGKILL)
 

@@ -99,7 +99,7 @@ class Chain(nas.Searchable):
         return nn.Sequential(*(self.layers[node] for node in self.way()))
 
 
-def test_methods_of_these_names_that_have_nothing_to_do_with_decisions_are_left_alone():
+def test_methods_of_the_same_names_elsewhere_are_not_called():
     class Busy(nn.Linear):
         def active_modules(self) -> bool:
             return True

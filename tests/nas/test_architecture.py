@@ -118,7 +118,7 @@ def test_another_version_is_refused(version):
         from_json(json.dumps({"version": version, "values": {}}))
 
 
-def changed(**changes):
+def json_with(**changes):
     data = to_dict(VALUES)
     data["values"] |= changes
     return json.dumps(data)
@@ -130,7 +130,7 @@ def test_missing_and_unknown_names_are_named():
     with pytest.raises(ValueError, match="no value for 'depth'"):
         from_dict(data, SPACE)
     with pytest.raises(ValueError, match="the space has no 'deep'"):
-        from_json(changed(deep=3), SPACE)
+        from_json(json_with(deep=3), SPACE)
 
 
 @pytest.mark.parametrize(
@@ -159,11 +159,11 @@ def test_missing_and_unknown_names_are_named():
 def test_a_value_outside_is_refused_with_its_name_and_variable(change):
     ((name, _),) = change.items()
     with pytest.raises(ValueError, match=rf"is outside of {type(SPACE[name]).__name__}\(.*, which is '{name}'"):
-        from_json(changed(**change), SPACE)
+        from_json(json_with(**change), SPACE)
 
 
 def test_a_whole_number_is_a_real_one():
-    assert repr(from_json(changed(rate=1), SPACE)["rate"]) == "1.0"
+    assert repr(from_json(json_with(rate=1), SPACE)["rate"]) == "1.0"
 
 
 def test_choices_that_json_cannot_tell_apart_are_refused():

@@ -3,9 +3,12 @@
 # mypy: disable-error-code="attr-defined, index, union-attr"
 
 import copy
+import io
 import itertools
 import math
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from asng import Categorical, Integer, Real, nas
 from asng.experiments.cifar10.network import Net as CifarNet
-from asng.nas import OneOf, Value, Width, select
+from asng.nas import OneOf, Value, Width, _capture, select
 from asng.nas import _trace as trace
 from asng.nas._branch import SplitGroups
 from asng.nas._capture import Iteration
@@ -22,14 +25,14 @@ from asng.nas._cases import Columns, Refused
 from asng.nas._switch import unavailable_reason
 from asng.nas._update import CAPTURABLE, WeightUpdate, unsupported_reason
 from asng.nas.supernet import Supernet
-from tests.helpers.captures import Body, Choosy, oneshot, touched
+from tests.helpers.captures import Body, Choosy, oneshot, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 
 def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, amp_dtype=None):
-    """The iteration of a OneShot, rehearsed."""
+    """The iteration of a OneShot, prepared."""
     result = Iteration(
         search.supernet, search.weight_optimizer, loss_fn, 2, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype
     )
@@ -42,8 +45,9 @@ def step(search, open_iteration, train, valid):
     """What OneShot.step does, by way of the iteration."""
     drawn, candidates = search.arch_optimizer.ask(), search.arch_optimizer.ask()
     trained, judged = open_iteration.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
-    search.arch_optimizer.tell(candidates, judged.losses)
-    return trained.losses, judged.losses
+    losses, valid_losses = ([numbers.loss for numbers in half] for half in (trained, judged))
+    search.arch_optimizer.tell(candidates, valid_losses)
+    return losses, valid_losses
 
 
 def assert_same_steps(model, n=20, dtype=torch.float, *, same=True, max_grad_norm=None, amp_dtype=None, data=None):
@@ -60,7 +64,7 @@ def assert_same_steps(model, n=20, dtype=torch.float, *, same=True, max_grad_nor
         else:
             torch.testing.assert_close([*expected.train_losses, *expected.valid_losses], [*got[0], *got[1]])
     opened.update.store()
-    assert touched(model) == touched(twin)
+    assert with_gradient(model) == with_gradient(twin)
     if same:
         torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
     else:  # running statistics also of what the plain path leaves out
@@ -143,8 +147,9 @@ def test_metrics_are_read_with_the_losses():
         expected = plain.step(train, valid)
         drawn, candidates = other.arch_optimizer.ask(), other.arch_optimizer.ask()
         trained, judged = opened.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
-        other.arch_optimizer.tell(candidates, judged.losses)
-        assert (tuple(trained.metrics), tuple(judged.metrics)) == (expected.train_metrics, expected.valid_metrics)
+        other.arch_optimizer.tell(candidates, [numbers.loss for numbers in judged])
+        got = (tuple(numbers.metrics for numbers in half) for half in (trained, judged))
+        assert tuple(got) == (expected.train_metrics, expected.valid_metrics)
         assert expected.train_metrics[0]["rows"] == len(train[0])
 
 
@@ -152,7 +157,7 @@ def test_param_groups_with_schedules_equal_the_plain_step():
     model = Choosy()
     twin = copy.deepcopy(model)
 
-    def made(model):
+    def make_oneshot_of(model):
         groups = [
             {"params": model.stem.parameters(), "lr": 0.01},
             {"params": [*model.parameters()][2:], "nesterov": True},
@@ -160,7 +165,7 @@ def test_param_groups_with_schedules_equal_the_plain_step():
         weight_optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.5, weight_decay=0.1)
         return oneshot(model, weight_optimizer=weight_optimizer)
 
-    plain, other = made(model), made(twin)
+    plain, other = make_oneshot_of(model), make_oneshot_of(twin)
     opened = iteration(other, batches(1)[0])
     for train, valid in pairs(5):
         expected = plain.step(train, valid)
@@ -169,7 +174,7 @@ def test_param_groups_with_schedules_equal_the_plain_step():
             search.weight_optimizer.param_groups[0]["lr"] *= 0.5  # as a schedule does
 
 
-def test_a_rehearsal_leaves_weights_buffers_selection_and_rng_alone():
+def test_a_dry_run_leaves_weights_buffers_selection_and_rng_alone():
     model = Net(norm=True)
     select(model, {"first": 1, "depth": 2})
     before, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
@@ -212,7 +217,134 @@ def test_plain_steps_go_on_where_an_open_iteration_stopped(optimizer):
         else:
             other.step(train, valid)
     torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
-    assert touched(twin) == touched(model)
+    assert with_gradient(twin) == with_gradient(model)
+
+
+def test_captured_steps_give_way_to_plain_ones_and_go_on(monkeypatch):
+    """As on a GPU, where batches of another shape and loaded states come between; only the graph is missing."""
+    monkeypatch.setattr(_capture, "find_obstacle", lambda *given: None)
+    monkeypatch.setattr(Iteration, "capture", lambda self: None)
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    data = pairs(9)
+    small = tuple(tensor[:5] for tensor in data[0][0])
+    data[3:3] = [(small, small)]
+    for number, (train, valid) in enumerate(data):
+        assert captured.step(train, valid) == plain.step(train, valid)
+        if number == 6:
+            captured.load_state_dict(copy.deepcopy(captured.state_dict()))
+    captured.state_dict()
+    assert set(captured.capture_cost) == {"capture_seconds", "capture_gb"}
+    assert with_gradient(captured.model) == with_gradient(plain.model)
+    torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+# Weights are views of one tensor -------------------------------------------------------------------
+
+
+def bytes_held(module):
+    """The memory behind the parameters."""
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in module.parameters()}
+    return sum(storages.values())
+
+
+def saved(thing):
+    file = io.BytesIO()
+    torch.save(thing, file)
+    return file.getvalue()
+
+
+def test_weights_become_views_and_keep_values_and_layout():
+    conv = nn.Conv2d(3, 5, 3)
+    conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+    before = copy.deepcopy(conv)
+    WeightUpdate(torch.optim.SGD(conv.parameters(), 0.1), math.inf, 2)
+    assert conv.weight.untyped_storage().data_ptr() == conv.bias.untyped_storage().data_ptr()
+    torch.testing.assert_close(conv.state_dict(), before.state_dict(), rtol=0, atol=0)
+    assert conv.weight.stride() == before.weight.stride()
+
+
+def test_memory_with_gaps_or_of_others_stays_where_it_is():
+    whole = torch.randn(6, 6)
+    parameters = [nn.Parameter(whole[:, ::2]), nn.Parameter(whole[2:4]), nn.Parameter(torch.randn(6))]
+    before = [p.data_ptr() for p in parameters]
+    update = WeightUpdate(torch.optim.SGD(parameters, 1.0), math.inf, 1)
+    assert [p.data_ptr() == old for p, old in zip(parameters, before, strict=True)] == [True, True, False]
+    with torch.no_grad():
+        parameters[1].fill_(3.0)  # between steps
+    update.begin()
+    update.weights[0].gradients[id(parameters[1])].fill_(1.0)
+    update.step(update.lrs)
+    assert (whole[2:4] == 2.0).all()
+
+
+def test_weights_that_are_views_move_to_a_second_update():
+    model = Choosy()
+    searches = oneshot(model), oneshot(copy.deepcopy(model))
+    opened = [iteration(search, batches(1)[0]) for search in searches]
+    for number, (train, valid) in enumerate(pairs(6)):
+        if number == 3:
+            opened[1].update.store()
+            opened[1] = iteration(searches[1], batches(1)[0])
+        assert step(searches[0], opened[0], train, valid) == step(searches[1], opened[1], train, valid)
+    assert bytes_held(searches[0].model) == bytes_held(searches[1].model)
+
+
+@pytest.mark.parametrize("move", [lambda m: m.double(), lambda m: setattr(m.stem.bias, "data", torch.ones(8))])
+def test_weights_that_are_moved_are_noticed(move):
+    model = Choosy()
+    update = WeightUpdate(torch.optim.SGD(model.parameters(), 0.1), math.inf, 2)
+    assert update.is_as_captured()
+    move(model)
+    assert not update.is_as_captured()
+
+
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16])
+def test_weights_that_are_written_between_steps_are_taken_over(amp_dtype):
+    model = Choosy()
+    plain, other = (oneshot(m, amp_dtype=amp_dtype) for m in (model, copy.deepcopy(model)))
+    opened = iteration(other, batches(1)[0], amp_dtype=amp_dtype)
+    state = copy.deepcopy(model.state_dict())
+    for number, (train, valid) in enumerate(pairs(6)):
+        expected = plain.step(train, valid)
+        assert (list(expected.train_losses), list(expected.valid_losses)) == step(other, opened, train, valid)
+        for search in (plain, other):
+            if number == 2:
+                search.model.load_state_dict(state)
+            with torch.no_grad():
+                search.model.head.weight.mul_(0.5)
+
+
+def test_a_checkpoint_of_views_holds_each_number_once():
+    model = Choosy()
+    before = saved(model.state_dict())
+    opened = iteration(oneshot(model), batches(1)[0])
+    after = saved(model.state_dict())
+    assert len(after) < len(before) + 4 * len(opened.update.groups[0].values)
+    torch.testing.assert_close(torch.load(io.BytesIO(after), weights_only=True), model.state_dict(), rtol=0, atol=0)
+
+
+def test_copies_and_extracted_networks_have_memory_of_their_own():
+    model = Choosy()
+    values = {"op": 0, "inner": 0, "depth": 1, "source": 0, "last": 0}
+    size, of_network = bytes_held(copy.deepcopy(model)), bytes_held(nas.extract(model, values))
+    before = len(saved(nas.extract(model, values)))
+    iteration(oneshot(model), batches(1)[0])
+    assert bytes_held(copy.deepcopy(model)) == size
+    assert bytes_held(nas.extract(model, values)) == of_network < size
+    assert len(saved(nas.extract(model, values))) == before
+
+
+def test_a_module_that_changes_views_is_named():
+    class Halves(Body):
+        def build_static(self):
+            next(self.blocks[1].parameters()).data.mul_(0.5)
+            return super().build_static()
+
+    model = nn.Sequential(Halves(), nn.Linear(4, 3))
+    WeightUpdate(torch.optim.SGD(model.parameters(), 0.1), math.inf, 2)
+    with pytest.raises(ValueError, match=r"of 0 \(Halves\) changed the numbers of 0\.blocks\.1 \(Linear\)"):
+        nas.extract(model, {"depth": 2})
 
 
 # What cannot be captured ---------------------------------------------------------------------------
@@ -228,7 +360,7 @@ class Reads(nn.Module):
         return self.linear(x) * (1 + self.decision.value)
 
 
-def shared():
+def share_weights():
     model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 4), nn.Identity()]), nn.Linear(4, 3))
     model[1].options[0].weight = model[0].weight
     return model
@@ -267,7 +399,7 @@ def test_a_whole_model_of_few_cases_can_be_one_switch(model):
         (lambda: OneOf("op", [nn.Linear(4, 3), nn.Linear(4, 5)]), r"results of 'op' \(the model\) differ in shape"),
         (lambda: OneOf("op", [Reads(Real(0, 1)), nn.Linear(4, 3)]), "'x' .*, without cases"),
         (lambda: OneOf("op", [Reads(Integer(1, 99)), nn.Linear(4, 3)]), "'op' .* more than 64 cases"),
-        (shared, "parameter 0.weight is used inside and outside of a choice"),
+        (share_weights, "parameter 0.weight is used inside and outside of a choice"),
     ],
 )
 def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
@@ -301,6 +433,20 @@ def test_metrics_that_change_their_names_are_refused():
 def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
     got = unsupported_reason(optimizer(nn.Linear(2, 2).parameters()))
     assert got is reason if reason is None else reason in str(got)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "amp_dtype", "reason"),
+    [
+        (nn.DataParallel, None, "the model is wrapped in DataParallel"),
+        (None, torch.float16, "gradients are scaled, as float16 needs it"),
+        (None, None, "is SimpleNamespace, and only SGD"),
+    ],
+)
+def test_what_is_against_a_capture_on_a_gpu_is_known_before(wrap, amp_dtype, reason):
+    model = nn.Linear(2, 2)
+    on_gpu: Any = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda:0"))]}])
+    assert reason in str(_capture.find_obstacle(model if wrap is None else wrap(model), on_gpu, amp_dtype))
 
 
 def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
@@ -337,6 +483,7 @@ def test_flat_gradients_move_weights_as_torch_does(optimizer, weight_decay):
     ours = [
         nn.Parameter(torch.randn(3, 5)),
         nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
+        nn.Parameter(torch.randn(4, 70)[:, ::2]),
     ]
     theirs = copy.deepcopy(ours)
     made = [optimizer(p, lr=0.1, weight_decay=weight_decay) for p in (ours, theirs)]
@@ -344,9 +491,9 @@ def test_flat_gradients_move_weights_as_torch_does(optimizer, weight_decay):
     for number in range(5):
         flat.begin()
         for index, (one, two) in enumerate(zip(ours, theirs, strict=True)):
-            if number >= index:  # the second is touched later
+            if number >= index:  # the others are touched later
                 gradient = torch.randn_like(one)
-                flat.weights(0).gradients[id(one)].copy_(gradient)
+                flat.weights[0].gradients[id(one)].copy_(gradient)
                 two.grad = gradient
         flat.step(flat.lrs)
         made[1].step()
@@ -361,10 +508,52 @@ def test_the_index_of_a_decision_is_the_position_of_its_value():
 
 def test_columns_tell_the_case_of_an_architecture():
     columns = Columns(Supernet(Choosy()))
-    columns.add([(("op", 0),), (("op", 1), ("inner", 0)), (("op", 1), ("inner", 1)), (("op", 2),)])
-    assert columns.of_decision("depth") == 1
+    columns.add_cases([(("op", 0),), (("op", 1), ("inner", 0)), (("op", 1), ("inner", 1)), (("op", 2),)])
+    assert columns.add_decision("depth") == 1
     values = {"op": 1, "inner": 1, "depth": 3, "source": 0, "last": 0}
     assert columns.encode(values) == [2, 2]
+
+
+def times(values, factor):
+    return [factor * values["op"], values["depth"]]
+
+
+def test_columns_hold_the_numbers_that_functions_make_of_the_values():
+    columns = Columns(Supernet(Choosy()))
+    assert [columns.add_function(times, (factor,), 2) for factor in (10, 20, 10)] == [0, 2, 0]
+    values = {"op": 1, "inner": 1, "depth": 3, "source": 0, "last": 0}
+    assert columns.encode(values) == [10, 3, 20, 3]
+
+
+def test_a_module_with_its_own_kernel_reads_numbers_and_addresses_of_weights():
+    seen = []
+
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.which = Value("which", Categorical([2, 3, 5]))
+            self.linear = nn.Linear(4, 3)
+
+        def forward(self, x):
+            if not trace.is_open():
+                return self.linear(x) * self.which.value
+            addresses, anchor = trace.address_weights([self.linear.weight])
+            seen.append((addresses.tolist(), self.linear.weight.data_ptr(), anchor.requires_grad))
+            return self.linear(x) * trace.read_numbers(self.numbers, length=1) + anchor
+
+        def numbers(self, values):
+            return [values["which"]]
+
+    model = Scaled()
+    plain, other = oneshot(model), oneshot(copy.deepcopy(model))
+    opened = iteration(other, batches(1)[0])
+    for train, valid in pairs(5):
+        expected = plain.step(train, valid)
+        got = step(other, opened, train, valid)
+        torch.testing.assert_close([*got[0], *got[1]], [*expected.train_losses, *expected.valid_losses])
+    gradients = {weights.gradients[id(other.model.linear.weight)].data_ptr() for weights in opened.update.weights}
+    assert {row[1] for ((row,), _, _) in seen} == gradients
+    assert all(row[0] == address and has_gradient for ((row,), address, has_gradient) in seen)
 
 
 def test_a_module_with_its_own_mask_reads_the_index_on_the_device():

@@ -65,13 +65,13 @@ def test_a_save_that_fails_leaves_the_last_one_and_no_litter(tmp_path, monkeypat
     target = {"os": os, "torch": torch}[module]
     real, calls = getattr(target, name), []
 
-    def failing(*arguments, **named):
+    def fail(*arguments, **named):
         calls.append(name)
         if len(calls) == (2 if call == 4 else 1):
             raise KeyboardInterrupt
         return real(*arguments, **named)
 
-    monkeypatch.setattr(target, name, failing)
+    monkeypatch.setattr(target, name, fail)
     with pytest.raises(KeyboardInterrupt):
         save(path, state(2))
     monkeypatch.undo()
@@ -116,7 +116,7 @@ def test_after_a_kill_between_two_renames_nothing_is_left(tmp_path):
 
 
 @pytest.fixture
-def written(tmp_path):
+def checkpoint_path(tmp_path):
     path = tmp_path / "checkpoint.pt"
     save(path, state(1))
     save(path, state(2))
@@ -127,17 +127,17 @@ OFFER = r"; the one before it is .*checkpoint\.asng-previous\.pt: rename it to c
 
 
 @pytest.mark.parametrize("share", [0, 1e-3, 0.1, 0.5, 0.9, 0.99, 0.9999])
-def test_a_truncated_file_is_damaged(written, share):
-    content = written.read_bytes()
-    written.write_bytes(content[: int(share * len(content))])
+def test_a_truncated_file_is_damaged(checkpoint_path, share):
+    content = checkpoint_path.read_bytes()
+    checkpoint_path.write_bytes(content[: int(share * len(content))])
     with pytest.raises(ValueError, match=rf"checkpoint\.pt is damaged or no checkpoint \(.+\){OFFER}"):
-        load(written)
+        load(checkpoint_path)
 
 
-def test_every_changed_bit_of_what_is_stored_is_noticed(written):
-    content = written.read_bytes()
+def test_every_changed_bit_of_what_is_stored_is_noticed(checkpoint_path):
+    content = checkpoint_path.read_bytes()
     places = random.Random(0)
-    with zipfile.ZipFile(written) as archive:
+    with zipfile.ZipFile(checkpoint_path) as archive:
         spans = []
         for member in archive.infolist():
             header = content[member.header_offset :]
@@ -148,21 +148,21 @@ def test_every_changed_bit_of_what_is_stored_is_noticed(written):
         for _ in range(4 if end > start else 0):
             changed = bytearray(content)
             changed[places.randrange(start, end)] ^= 1 << places.randrange(8)
-            written.write_bytes(changed)
+            checkpoint_path.write_bytes(changed)
             with pytest.raises(ValueError, match=rf"damaged or no checkpoint \(.+\){OFFER}"):
-                load(written)
+                load(checkpoint_path)
 
 
-def test_a_bit_changed_anywhere_is_noticed_or_harmless(written):
-    content, expected = written.read_bytes(), load(written)
+def test_a_bit_changed_anywhere_is_noticed_or_harmless(checkpoint_path):
+    content, expected = checkpoint_path.read_bytes(), load(checkpoint_path)
     places = random.Random(1)
     noticed = 0
     for _ in range(150):
         changed = bytearray(content)
         changed[places.randrange(len(content))] ^= 1 << places.randrange(8)
-        written.write_bytes(changed)
+        checkpoint_path.write_bytes(changed)
         try:
-            loaded = load(written)
+            loaded = load(checkpoint_path)
         except ValueError:
             noticed += 1
         else:
@@ -182,23 +182,23 @@ def test_a_bit_changed_anywhere_is_noticed_or_harmless(written):
     ],
     ids=["text", "empty", "pickle", "unsafe", "empty archive"],
 )
-def test_a_file_of_another_kind_is_no_checkpoint(written, write):
-    write(written)
+def test_a_file_of_another_kind_is_no_checkpoint(checkpoint_path, write):
+    write(checkpoint_path)
     with pytest.raises(ValueError, match=rf"checkpoint\.pt is damaged or no checkpoint \(.+\){OFFER}"):
-        load(written)
+        load(checkpoint_path)
 
 
 @pytest.mark.parametrize("content", [torch.ones(3), {"weight": torch.ones(3)}, {"format": 1}], ids=repr)
-def test_a_file_of_torch_that_is_no_checkpoint_is_refused(written, content):
-    torch.save(content, written)
+def test_a_file_of_torch_that_is_no_checkpoint_is_refused(checkpoint_path, content):
+    torch.save(content, checkpoint_path)
     with pytest.raises(ValueError, match=rf"is no checkpoint of asng; this version reads an asng checkpoint 2{OFFER}"):
-        load(written)
+        load(checkpoint_path)
 
 
-def test_a_checkpoint_of_another_format_is_refused_by_its_number(written):
-    torch.save({"format": "asng checkpoint 1", "state": {}}, written)
+def test_a_checkpoint_of_another_format_is_refused_by_its_number(checkpoint_path):
+    torch.save({"format": "asng checkpoint 1", "state": {}}, checkpoint_path)
     with pytest.raises(ValueError, match=rf"is an asng checkpoint 1; this version reads an asng checkpoint 2{OFFER}"):
-        load(written)
+        load(checkpoint_path)
 
 
 def test_without_a_previous_one_it_says_to_delete(tmp_path):

@@ -114,7 +114,7 @@ def test_elastic_layers_cost_what_their_selected_part_costs(width):
 
 
 @pytest.mark.parametrize("measure", [Flops, Latency])
-def test_a_network_is_measured_in_evaluation_without_gradients_on_the_example(measure):
+def test_measures_run_in_eval_mode_without_gradients(measure):
     Watch.seen.clear()
     measure(torch.zeros(7, 2), "more", {"a": 1})(Watch().train(), {"act": "tanh"})
     assert set(map(str, Watch.seen)) == {str((False, False, (7, 2), ("more", {"a": 1})))}
@@ -270,7 +270,7 @@ def test_latency_stops_early_only_when_the_times_agree(monkeypatch):
     assert runs([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == (2.0, 7)
 
 
-def test_a_measure_that_uses_the_model_leaves_statistics_and_gradients_alone():
+def test_a_measure_leaves_statistics_and_gradients_alone():
     model: Any = nn.Sequential(nn.BatchNorm1d(3), OneOf("op", [nn.Linear(3, 3), nn.ReLU()]))
     select(model, {"op": 0})
     model(torch.randn(4, 3)).sum().backward()
@@ -298,14 +298,14 @@ def rude(model, values):
     return float(torch.rand(()))
 
 
-def failing(model, values):
+def fail(model, values):
     select(model, values)
     raise RuntimeError("cannot measure")
 
 
 @pytest.mark.parametrize("selected", [None, {**SMALL, "width": 2}])
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("measure", [parameters, Flops(IMAGES), Latency(IMAGES), rude, failing])
+@pytest.mark.parametrize("measure", [parameters, Flops(IMAGES), Latency(IMAGES), rude, fail])
 def test_measuring_leaves_the_model_as_it_was(measure, training, selected):
     model: Any = Touchy().train(training)
     model.net.head.train(not training)
@@ -314,13 +314,13 @@ def test_measuring_leaves_the_model_as_it_was(measure, training, selected):
         model(IMAGES).sum().backward()
     before = everything(model)
     values: dict[str, Any] = {**LARGE, "width": 3}
-    if measure not in (rude, failing):  # these need the help of Costs
+    if measure not in (rude, fail):  # these need the help of Costs
         measure(model, values)
         assert everything(model) == before
     try:
         Costs(Supernet(model), [Limit(measure, 1)]).measure(values)
     except RuntimeError:
-        assert measure is failing
+        assert measure is fail
     assert everything(model) == before
 
 

@@ -139,26 +139,26 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def drawn(model: nn.Module, number: int, seed: int = 0) -> list[dict[str, Any]]:
+def draw(model: nn.Module, number: int, seed: int = 0) -> list[dict[str, Any]]:
     return [candidate.values for candidate in asng.ASNG(space_of(model), seed=seed).ask(number)]
 
 
-def counted(costs: Costs, values: dict[str, Any]) -> int:
+def recount(costs: Costs, values: dict[str, Any]) -> int:
     """Anew, by the same costs."""
     costs.known.clear()
     return int(costs.measure(values)[0])
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_parameters_are_counted_as_they_are_extracted_whatever_was_counted_before(name):
+def test_counts_equal_the_extracted_network_in_any_order(name):
     torch.manual_seed(0)
     model = MODELS[name]()
     costs = Costs(Supernet(model), [Limit(parameters, 1)])
-    architectures = drawn(model, 12)
+    architectures = draw(model, 12)
     expected = [size_of(extract(model, values)) for values in architectures]
     assert len(set(expected)) > 3
     before = everything(model)
-    assert [counted(costs, values) for values in architectures] == expected
+    assert [recount(costs, values) for values in architectures] == expected
     assert [parameters(model, values) for values in architectures] == expected
     assert everything(model) == before
 
@@ -215,10 +215,10 @@ def test_a_model_that_has_changed_is_counted_as_it_is_now(change):
     torch.manual_seed(0)
     model = Changing()
     costs = Costs(Supernet(model), [Limit(parameters, 1)])
-    architectures = drawn(model, 24)
-    before = [counted(costs, values) for values in architectures]
+    architectures = draw(model, 24)
+    before = [recount(costs, values) for values in architectures]
     CHANGES[change](model)
-    after = [counted(costs, values) for values in architectures]
+    after = [recount(costs, values) for values in architectures]
     assert after == [size_of(extract(model, values)) for values in architectures]
     assert after != before
 
@@ -226,14 +226,14 @@ def test_a_model_that_has_changed_is_counted_as_it_is_now(change):
 def test_a_decision_that_is_new_is_an_error_rather_than_a_wrong_number():
     model = Changing()
     costs = Costs(Supernet(model), [Limit(parameters, 1)])
-    values = drawn(model, 1)[0]
-    counted(costs, values)
+    values = draw(model, 1)[0]
+    recount(costs, values)
     model.stem[1] = OneOf("new", [nn.Linear(2, 2), nn.ReLU()])
     with pytest.raises(RuntimeError, match="decision 'new' has no value yet"):
-        counted(costs, values)
+        recount(costs, values)
 
 
-def test_what_is_known_of_an_architecture_is_measured_no_more_until_it_is_cleared():
+def test_an_architecture_is_measured_once_until_cleared():
     model = CountedNet()
     costs = Costs(Supernet(model), [Limit(parameters, 1)])
     (small,), (large,) = costs.measure(SMALL), costs.measure(LARGE)
@@ -244,7 +244,7 @@ def test_what_is_known_of_an_architecture_is_measured_no_more_until_it_is_cleare
     assert costs.measure(LARGE) == (large + 10 * 5,)
 
 
-def test_a_layer_that_cannot_be_extracted_is_an_error_that_names_the_architecture():
+def test_an_error_in_extraction_names_the_architecture():
     class Doubled(nas.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(input)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng.nas._devices import device_of, to_device
+from asng.nas._devices import find_device, to_device
 
 META = torch.device("meta")
 
@@ -17,15 +17,15 @@ class Pair(NamedTuple):
 
 
 def test_a_model_is_where_its_first_parameter_is():
-    assert device_of(nn.Linear(2, 1, device="meta")) == META
-    assert device_of(nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1, device="meta"))) == torch.device("cpu")
+    assert find_device(nn.Linear(2, 1, device="meta")) == META
+    assert find_device(nn.Sequential(nn.Linear(2, 1), nn.Linear(1, 1, device="meta"))) == torch.device("cpu")
     buffers_first = nn.Sequential(nn.BatchNorm1d(2, affine=False, device="meta"), nn.Linear(2, 1))
-    assert device_of(buffers_first) == torch.device("cpu")
+    assert find_device(buffers_first) == torch.device("cpu")
 
 
-def test_a_model_without_parameters_is_where_its_buffers_are_and_else_on_the_cpu():
-    assert device_of(nn.BatchNorm1d(2, affine=False, device="meta")) == META
-    assert device_of(nn.ReLU()) == torch.device("cpu")
+def test_a_model_without_parameters_is_where_its_buffers_are():
+    assert find_device(nn.BatchNorm1d(2, affine=False, device="meta")) == META
+    assert find_device(nn.ReLU()) == torch.device("cpu")
 
 
 def test_tensors_are_moved_out_of_whatever_holds_them_and_the_rest_stays():

@@ -193,7 +193,7 @@ EVERY = [
 
 
 @pytest.mark.parametrize(("make", "values", "shape"), EVERY)
-def test_gradients_reach_only_the_slice_and_equal_those_of_the_frozen_layer(make, values, shape):
+def test_gradients_reach_only_the_slice_and_equal_the_static_ones(make, values, shape):
     layer = make()
     select(layer, values)
     frozen = layer.build_static()

@@ -17,7 +17,7 @@ from asng._files import previous_path
 from asng.nas import OneShot, Value, selected, space_of
 from asng.nas import _checkpoints as checkpoints
 from asng.space import Categorical
-from tests.helpers.processes import crowd, ended, failing_together
+from tests.helpers.processes import crowd, exit_code_of, fail_together
 from tests.helpers.searches import (
     FailingBackward,
     Net,
@@ -60,7 +60,7 @@ class Sum(nn.Module):
         return (self.shared * x).sum() + (own * x).sum()
 
 
-def scripted(model, train, judged, **settings):
+def run_script(model, train, judged, **settings):
     """One step in which these choices are trained and judged."""
     arch_optimizer = Scripted(space_of(model), population_size=len(train), seed=0)
     arch_optimizer.script = [*train, *judged]
@@ -75,7 +75,7 @@ def scripted(model, train, judged, **settings):
 @ignore_warnings
 def test_the_gradient_is_the_mean_over_the_candidates_that_did_not_fail(half, train, kind):
     model, others = Sum(half, kind), [which for which in train if which != 1]
-    _, step = scripted(model, train, [0, 0, 0])
+    _, step = run_script(model, train, [0, 0, 0])
     assert step.train_losses == tuple(math.inf if which == 1 else 3.0 for which in train)
     torch.testing.assert_close(model.shared.data, torch.full((3,), 0.5))
     for which in range(3):
@@ -88,14 +88,14 @@ def test_the_gradient_is_the_mean_over_the_candidates_that_did_not_fail(half, tr
 def test_a_judged_candidate_that_fails_is_worst_and_named_in_a_warning(kind):
     model = Sum("forward", kind)
     with pytest.warns(UserWarning, match=r"the architecture {'which': 1} ran out of memory \(too large\)"):
-        _, step = scripted(model, [0, 0, 0], [2, 1, 0])
+        _, step = run_script(model, [0, 0, 0], [2, 1, 0])
     assert step.valid_losses == (2.25, math.inf, 1.5)
 
 
 @ignore_warnings
 def test_where_all_fail_in_training_the_weights_and_their_momentum_rest():
     model = Sum("backward", MemoryError)
-    oneshot, _ = scripted(model, [0, 2], [0, 2])
+    oneshot, _ = run_script(model, [0, 2], [0, 2])
     before = copy.deepcopy([model.state_dict(), oneshot.weight_optimizer.state_dict()])
     oneshot.arch_optimizer.script = [1, 1, 0, 2]
     step = oneshot.step(torch.ones(3), torch.ones(3))
@@ -184,9 +184,9 @@ def test_two_processes_drop_the_same_candidates_as_one(tmp_path, half):
     alone, both = tmp_path / "alone", tmp_path / "both"
     for folder in (alone, both):
         folder.mkdir()
-    members = crowd(failing_together, both, half)
-    failing_together(0, alone, half)
-    assert [ended(member) for member in members] == [0, 0]
+    members = crowd(fail_together, both, half)
+    fail_together(0, alone, half)
+    assert [exit_code_of(member) for member in members] == [0, 0]
     expected, *results = (torch.load(path, weights_only=True) for path in sorted(tmp_path.glob("*/rank*.pt")))
     assert any(math.inf in losses for losses in expected["train"])
     assert any(math.inf in losses for losses in expected["valid"])
@@ -246,17 +246,17 @@ def test_an_exit_in_the_users_code_is_raised_after_a_save_too(tmp_path, whole, k
 
 
 @pytest.mark.parametrize("call", [7, 8, 31])
-def test_after_an_error_in_judging_the_step_is_repeated_with_the_same_candidates(tmp_path, call):
+def test_a_step_that_failed_in_judging_repeats_its_candidates(tmp_path, call):
     path, seen = tmp_path / "checkpoint.pt", []
 
-    def watched(loss):
+    def watch(loss):
         return lambda model, batch: (seen.append((selected(model), batch[0].tolist())), loss(model, batch))[1]
 
     with pytest.raises(ArithmeticError):
-        small_search(path, epochs=3, loss_fn=watched(failing_at(call)))
+        small_search(path, epochs=3, loss_fn=watch(failing_at(call)))
     failed, step = seen[call - 1 - (call - 1) % 4 :], (call - 1) // 4
     seen.clear()
-    result = small_search(path, epochs=3, loss_fn=watched(cross_entropy))
+    result = small_search(path, epochs=3, loss_fn=watch(cross_entropy))
     assert seen[: len(failed)] == failed
     assert len(seen) == 4 * (15 - step)
     assert [record["epoch"] for record in result["history"]] == [1, 2, 3]
@@ -341,13 +341,13 @@ def test_a_state_that_cannot_be_saved_does_not_hide_the_error(tmp_path):
     path = tmp_path / "folder"
     loss, calls = failing_at(9), itertools.count()
 
-    def blocked(model, batch):
+    def block(model, batch):
         if next(calls) == 0:
             path.mkdir()
         return loss(model, batch)
 
     with pytest.raises(ArithmeticError, match="of the user's") as caught:
-        run_search(loss_fn=blocked, checkpoint=path)
+        run_search(loss_fn=block, checkpoint=path)
     assert caught.value.__notes__[-1].startswith("the state could not be saved (")
 
 

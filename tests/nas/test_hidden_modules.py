@@ -59,7 +59,7 @@ def test_the_model_itself_may_be_the_one_that_hides():
         space_of(Holder([op()]))
 
 
-def test_what_is_also_registered_or_has_no_decision_or_is_further_out_is_fine():
+def test_registered_modules_and_those_without_decisions_are_fine():
     first, second = op(), nas.Linear(3, Width("w", 3, 4))
     width = Width("v", 2, 4)
     for kept in (
@@ -112,7 +112,7 @@ def everything_in(thing: Any, found: dict[int, Any] | None = None) -> dict[int, 
     return found
 
 
-def test_a_list_of_modules_has_what_became_of_them_and_none_for_those_left_out():
+def test_a_list_of_modules_holds_extracted_ones_or_none():
     model = Kept()
     values = {"w": 3, "op": 0}
     select(model, values)

@@ -61,7 +61,7 @@ def directly(function):
     return function()
 
 
-def blocked():
+def signal_mask():
     return signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
@@ -202,9 +202,9 @@ def test_the_workers_of_a_loader_outlive_ctrl_c_but_not_sigterm():
 def test_what_was_blocked_stays_blocked_and_nothing_else(run, before):
     def compare():
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, before)
-        expected = blocked()
+        expected = signal_mask()
         try:
-            return exit_code(fork(lambda: 3 if blocked() == expected else 4)), blocked() == expected
+            return exit_code(fork(lambda: 3 if signal_mask() == expected else 4)), signal_mask() == expected
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -16,7 +16,7 @@ from asng.space import Categorical, Integer, Real
 from tests.helpers.counted_net import IMAGES, LARGE, SMALL, Net
 
 
-def counting():
+def count_calls():
     calls = []
 
     def measure(model, values):
@@ -27,7 +27,7 @@ def counting():
 
 
 def test_an_architecture_is_measured_once_whatever_the_order_of_its_names():
-    measure, calls = counting()
+    measure, calls = count_calls()
     costs = Costs(Supernet(Net()), [Limit(measure, 2)])
     for _ in range(3):
         assert costs.measure(LARGE) == (4.0,)
@@ -99,7 +99,7 @@ def test_the_memory_of_costs_is_bounded(monkeypatch):
 # What was measured before a pause.
 
 
-def resumed(limits, after):
+def resume(limits, after):
     """Costs of one architecture, saved as JSON under some limits and loaded under others."""
     model = Net()
     costs = Costs(Supernet(model), limits)
@@ -111,7 +111,7 @@ def resumed(limits, after):
 
 def test_costs_are_restored_for_the_same_measures():
     limits = [Limit(parameters, 10**6), Limit(Flops(IMAGES), 10**9), Limit(Latency(IMAGES), 10)]
-    known = resumed(limits, [Limit(parameters, 10**5), Limit(Flops(IMAGES), 10**8), Limit(Latency(IMAGES), 9)])
+    known = resume(limits, [Limit(parameters, 10**5), Limit(Flops(IMAGES), 10**8), Limit(Latency(IMAGES), 9)])
     assert [len(costs) for costs in known.values()] == [3]
 
 
@@ -121,10 +121,10 @@ def test_costs_of_another_measure_are_not_restored():
         Limit(Flops(IMAGES), 10**9),
         Limit(Flops(IMAGES[:1]), 10**9),
     )
-    assert list(map(len, resumed([count, small], [count, large]).values())) == [1]
-    assert resumed([small, count], [large, count]) == {}
+    assert list(map(len, resume([count, small], [count, large]).values())) == [1]
+    assert resume([small, count], [large, count]) == {}
     own = Limit(lambda model, values: 1, 2)
-    assert resumed([own], [own]) == {}  # nothing says whether it is the same
+    assert resume([own], [own]) == {}  # nothing says whether it is the same
 
 
 @pytest.mark.parametrize("change", ["host", "threads", "repeats", "device"])
@@ -150,7 +150,7 @@ def test_a_measure_of_ones_own_says_by_a_fingerprint_that_it_is_the_same():
         return 3.0
 
     energy.fingerprint = "energy of board 7"  # type: ignore[attr-defined]
-    assert list(resumed([Limit(energy, 5)], [Limit(energy, 5)]).values()) == [(3.0,)]
+    assert list(resume([Limit(energy, 5)], [Limit(energy, 5)]).values()) == [(3.0,)]
 
 
 def test_the_nearest_is_known_after_a_pause():
@@ -284,7 +284,7 @@ def test_limits_are_named_after_their_measure():
 
 
 @pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
-def test_a_network_that_cannot_be_measured_for_lack_of_memory_is_infeasible(error):
+def test_out_of_memory_in_a_measure_is_infeasible(error):
     class Hungry(nn.Module):
         def forward(self, x):
             raise error("no memory")

@@ -155,7 +155,7 @@ def test_the_losses_of_a_step_are_those_that_ran_and_are_finite(losses, mean):
         assert math.isnan(number) if mean is None else number == mean
 
 
-def test_touched_weights_keep_momentum_and_decay_and_untouched_ones_their_bits():
+def test_only_weights_with_gradients_move_and_decay():
     model = Switch(3)
     arch_optimizer = Scripted(space_of(model), seed=0)
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.5, weight_decay=0.2)

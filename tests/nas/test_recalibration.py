@@ -34,7 +34,7 @@ def test_recalibration_averages_over_the_batches():
 
 
 @pytest.mark.parametrize("affine", [True, False])
-def test_batch_norms_that_do_not_count_their_batches_are_recalibrated_all_the_same(affine):
+def test_batch_norms_without_a_batch_count_are_recalibrated(affine):
     width = Width("w", 1, 3)
     layers: list[Any] = [nn.Conv2d(1, 3, 1), BatchNorm2d(width, affine=affine), nn.Conv2d(3, 1, 1), nn.BatchNorm2d(1)]
     counting: Any = nn.Sequential(*layers)
@@ -57,7 +57,7 @@ def test_batch_norms_that_do_not_count_their_batches_are_recalibrated_all_the_sa
 
 
 @pytest.mark.parametrize("counts", [True, False])
-def test_an_elastic_norm_in_a_selected_supernet_is_recalibrated_in_its_part(counts):
+def test_an_elastic_norm_is_recalibrated_in_its_active_part(counts):
     net: Any = nn.Sequential(BatchNorm2d(Width("w", 1, 3)))
     if not counts:
         net[0].num_batches_tracked = None
@@ -104,7 +104,7 @@ def test_batches_are_inputs_pairs_or_what_forward_takes():
     assert len(set(results)) == 1
 
 
-def broken(model, batch):
+def fail(model, batch):
     model(batch)
     raise RuntimeError("no memory")
 
@@ -112,7 +112,7 @@ def broken(model, batch):
 @pytest.mark.parametrize("counts", [True, False])
 @pytest.mark.parametrize(
     ("data", "forward", "error"),
-    [([], None, "there are no batches"), (iter([]), None, "there are no batches"), (batches(2), broken, "no memory")],
+    [([], None, "there are no batches"), (iter([]), None, "there are no batches"), (batches(2), fail, "no memory")],
 )
 def test_a_recalibration_that_fails_changes_nothing(data, forward, error, counts):
     net: Any = nn.Sequential(nn.BatchNorm2d(1))
@@ -162,7 +162,7 @@ def test_norms_that_a_model_keeps_in_evaluation_mode_are_left_alone(before):
     assert [module.training for module in net.modules()] == modes
 
 
-def test_norms_in_evaluation_mode_by_hand_are_left_alone_while_the_model_trains():
+def test_norms_set_to_eval_stay_so_while_the_model_trains():
     net: Any = nn.Sequential(nn.BatchNorm2d(1), nn.BatchNorm2d(1))
     net[0].eval()
     recalibrate(net, batches(2))

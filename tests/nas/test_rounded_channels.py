@@ -54,11 +54,11 @@ def test_a_search_over_a_hundred_widths_meets_only_a_few_shapes(monkeypatch):
     model, shapes = layers(), set()
     conv2d = torch.nn.functional.conv2d
 
-    def noted(input, weight, *rest):
+    def note(input, weight, *rest):
         shapes.add((tuple(input.shape), tuple(weight.shape)))
         return conv2d(input, weight, *rest)
 
-    monkeypatch.setattr(torch.nn.functional, "conv2d", noted)
+    monkeypatch.setattr(torch.nn.functional, "conv2d", note)
     for wide in range(1, 101):
         nas.select(model, {"wide": wide, "narrow": 1 + wide % 40, "k": 2})
         model[0](torch.zeros(1, wide, 4, 4, dtype=torch.float64))

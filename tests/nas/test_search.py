@@ -90,7 +90,7 @@ def test_the_probability_has_the_same_bits_in_every_process():
     assert likely.probability == probability(arch_optimizer.distribution(), arch_optimizer.space, likely.values)
 
 
-def test_the_probability_is_that_of_the_network_so_that_what_has_no_effect_does_not_count():
+def test_inactive_decisions_do_not_count_in_the_probability():
     make_oneshot = nested()
     oneshot = make_oneshot([0.75, 0.25])
     outer, inner = (oneshot.arch_optimizer.distribution()[name] for name in ("outer", "inner"))
@@ -215,7 +215,7 @@ def test_a_given_schedule_is_used(make, expected):
 # Losses that explode -------------------------------------------------------------------------------
 
 
-def growing(from_call, factor):
+def explode_from(from_call, factor):
     calls = itertools.count()
 
     def loss(model, batch):
@@ -227,11 +227,11 @@ def growing(from_call, factor):
 @pytest.mark.parametrize(("call", "epoch", "first"), [(2, 1, "step"), (20, 2, "epoch"), (44, 3, "epoch")])
 def test_finite_losses_that_explode_are_warned_of(call, epoch, first):
     with pytest.warns(UserWarning, match=rf"of epoch {epoch} is .*e\+.*, after .* in the first {first}; .*lower the l"):
-        assert len(run_search(loss_fn=growing(call, 1e6), epochs=3).history) == 3
+        assert len(run_search(loss_fn=explode_from(call, 1e6), epochs=3).history) == 3
 
 
 def test_losses_that_grow_somewhat_are_not_warned_of():
-    assert len(run_search(loss_fn=growing(20, 500), epochs=3).history) == 3  # a warning is an error
+    assert len(run_search(loss_fn=explode_from(20, 500), epochs=3).history) == 3  # a warning is an error
 
 
 # Progress ------------------------------------------------------------------------------------------

@@ -9,7 +9,16 @@ import torch
 from asng._files import lock_checkpoint
 from asng.nas import _checkpoints as checkpoints
 from asng.nas import parameters
-from tests.helpers.processes import LIMIT, crowd, dying, ended, resuming_apart, searching_together, stepping, torchrun
+from tests.helpers.processes import (
+    LIMIT,
+    crowd,
+    die_in_step,
+    exit_code_of,
+    resume_apart,
+    search_together,
+    step_oneshots,
+    torchrun,
+)
 from tests.helpers.searches import Net, small_search
 from tests.helpers.tasks import LONG
 
@@ -25,9 +34,9 @@ KINDS = [(population_size, limited) for population_size in (2, 3, 4) for limited
 def together(tmp_path_factory):
     """The same searches by one process and by two."""
     alone, both = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("both")
-    members = crowd(stepping, both, KINDS)
-    stepping(0, alone, KINDS)
-    assert [ended(member) for member in members] == [0, 0]
+    members = crowd(step_oneshots, both, KINDS)
+    step_oneshots(0, alone, KINDS)
+    assert [exit_code_of(member) for member in members] == [0, 0]
     return [torch.load(path, weights_only=True) for path in (alone / "rank0.pt", both / "rank0.pt", both / "rank1.pt")]
 
 
@@ -56,7 +65,7 @@ def test_the_limit_of_these_tests_parts_the_architectures():
 
 
 def test_processes_on_several_hosts_go_on_with_the_costs_of_the_first(tmp_path):
-    assert [ended(process) for process in crowd(resuming_apart, tmp_path)] == [0, 0]
+    assert [exit_code_of(process) for process in crowd(resume_apart, tmp_path)] == [0, 0]
     first, second = (torch.load(tmp_path / f"rank{rank}.pt") for rank in (0, 1))
     assert first == second  # before, restored and after
     assert all(len(costs) == 2 for costs in first[1].values() if costs[0] <= LIMIT)
@@ -64,9 +73,9 @@ def test_processes_on_several_hosts_go_on_with_the_costs_of_the_first(tmp_path):
 
 @pytest.mark.parametrize("moment", ["inside", "between"])
 def test_a_process_that_dies_ends_the_others_with_an_error(moment, tmp_path):
-    first, second = crowd(dying, tmp_path, moment)
-    assert ended(second) < 0
-    assert ended(first) == 1
+    first, second = crowd(die_in_step, tmp_path, moment)
+    assert exit_code_of(second) < 0
+    assert exit_code_of(first) == 1
     assert "Error" in (tmp_path / "stderr0.txt").read_text()
     assert not list(tmp_path.glob("finished*"))
 
@@ -78,9 +87,9 @@ def test_a_process_that_dies_ends_the_others_with_an_error(moment, tmp_path):
 def test_two_processes_search_what_one_searches(tmp_path, own_generator):
     """All their seeds differ, and the first one's count. No dropout: each process would have its own."""
     settings = {"epochs": 4, "own_generator": own_generator, "dropout": 0.0}
-    members = crowd(searching_together, tmp_path, settings)
+    members = crowd(search_together, tmp_path, settings)
     alone = small_search(None, **settings)
-    assert [ended(member) for member in members] == [0, 0]
+    assert [exit_code_of(member) for member in members] == [0, 0]
     for rank in range(2):
         result = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
         assert result["optimizer"] == alone["optimizer"]
@@ -90,7 +99,7 @@ def test_two_processes_search_what_one_searches(tmp_path, own_generator):
 
 
 @pytest.mark.long
-def test_torchrun_searches_what_one_process_searches_and_ends_when_a_process_dies(tmp_path):
+def test_torchrun_equals_one_process_and_ends_when_one_dies(tmp_path):
     folders = [tmp_path / "whole", tmp_path / "killed"]
     for folder in folders:
         folder.mkdir()
@@ -107,21 +116,21 @@ def test_torchrun_searches_what_one_process_searches_and_ends_when_a_process_die
     assert "Signal 9 (SIGKILL)" in (folders[1] / "log.txt").read_text()
     assert not list(folders[1].glob("rank*.pt"))
     assert len(checkpoints.load(folders[1] / "checkpoint.pt")["history"]) == 2
-    members = crowd(searching_together, folders[1], {"epochs": 4, "dropout": 0.0})  # continue from there
-    assert [ended(member) for member in members] == [0, 0]
+    members = crowd(search_together, folders[1], {"epochs": 4, "dropout": 0.0})  # continue from there
+    assert [exit_code_of(member) for member in members] == [0, 0]
     for rank in range(2):
         assert torch.load(folders[1] / f"rank{rank}.pt", weights_only=True)["optimizer"] == alone["optimizer"]
 
 
 def test_ctrl_c_in_one_process_stops_all_and_all_go_on(tmp_path):
     settings = {"epochs": 3, "dropout": 0.0}
-    members = crowd(searching_together, tmp_path, {**settings, "interrupt_at": 17})
-    assert [ended(member) for member in members] == [0, 0]
+    members = crowd(search_together, tmp_path, {**settings, "interrupt_at": 17})
+    assert [exit_code_of(member) for member in members] == [0, 0]
     for rank in range(2):
         assert "stopped in epoch 2 of 3 after step 4; saved in" in (tmp_path / f"stopped{rank}.txt").read_text()
     (tmp_path / "group").unlink(missing_ok=True)
-    members = crowd(searching_together, tmp_path, settings)
-    assert [ended(member) for member in members] == [0, 0]
+    members = crowd(search_together, tmp_path, settings)
+    assert [exit_code_of(member) for member in members] == [0, 0]
     alone = small_search(None, **settings)
     for rank in range(2):
         result = torch.load(tmp_path / f"rank{rank}.pt", weights_only=True)
@@ -131,25 +140,25 @@ def test_ctrl_c_in_one_process_stops_all_and_all_go_on(tmp_path):
 
 def test_a_damaged_checkpoint_ends_all_processes_with_the_same_error(tmp_path):
     (tmp_path / "checkpoint.pt").write_bytes(b"")
-    members = crowd(searching_together, tmp_path, {"epochs": 3})
-    assert [ended(member) for member in members] == [1, 1]
+    members = crowd(search_together, tmp_path, {"epochs": 3})
+    assert [exit_code_of(member) for member in members] == [1, 1]
     for rank in range(2):
         assert "checkpoint.pt is damaged or no checkpoint" in (tmp_path / f"stderr{rank}.txt").read_text()
 
 
 def test_a_checkpoint_in_use_ends_all_processes_with_the_same_error(tmp_path):
     held = lock_checkpoint(tmp_path / "checkpoint.pt")
-    members = crowd(searching_together, tmp_path, {"epochs": 3})
-    assert [ended(member) for member in members] == [1, 1]
+    members = crowd(search_together, tmp_path, {"epochs": 3})
+    assert [exit_code_of(member) for member in members] == [1, 1]
     held.release()
     for rank in range(2):
         assert f"checkpoint.pt is in use by process {os.getpid()} on" in (tmp_path / f"stderr{rank}.txt").read_text()
 
 
-def test_a_checkpoint_of_another_search_ends_all_processes_with_the_same_error(tmp_path):
+def test_another_checkpoint_ends_all_processes_with_one_error(tmp_path):
     small_search(tmp_path / "checkpoint.pt", epochs=3, max_grad_norm=1.0)
-    members = crowd(searching_together, tmp_path, {"epochs": 3})
-    assert [ended(member) for member in members] == [1, 1]
+    members = crowd(search_together, tmp_path, {"epochs": 3})
+    assert [exit_code_of(member) for member in members] == [1, 1]
     for rank in range(2):
         said = (tmp_path / f"stderr{rank}.txt").read_text()
         assert "checkpoint.pt is of another run (max_grad_norm: 1.0 there, 5.0 here)" in said

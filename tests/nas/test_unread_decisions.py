@@ -25,7 +25,7 @@ class Forgotten(nn.Module):
         return self.body(x)
 
 
-def warned(oneshot, steps=12):
+def warnings_of(oneshot, steps=12):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for pair in pairs(steps):
@@ -35,36 +35,36 @@ def warned(oneshot, steps=12):
 
 def test_decisions_that_nothing_reads_are_named_once():
     forgotten = [Value("head_dim", Integer(1, 4)), OneOf("op", [nn.ReLU(), nn.Tanh()])]
-    assert warned(make_oneshot(Forgotten(*forgotten))) == [
+    assert warnings_of(make_oneshot(Forgotten(*forgotten))) == [
         "nothing has read the decisions 'head_dim', 'op' in the first 10 steps, so that no architecture depends on "
         "them; does forward() use them?"
     ]
 
 
 def test_a_layer_that_does_not_run_reads_nothing():
-    (message,) = warned(make_oneshot(Forgotten(nas.Linear(3, Width("width", 2, 4)))))
+    (message,) = warnings_of(make_oneshot(Forgotten(nas.Linear(3, Width("width", 2, 4)))))
     assert message.startswith("nothing has read the decision 'width' in the first 10 steps, so that no architecture")
 
 
 def test_it_takes_ten_steps():
-    assert warned(make_oneshot(Forgotten(Value("v", Integer(1, 4)))), steps=9) == []
+    assert warnings_of(make_oneshot(Forgotten(Value("v", Integer(1, 4)))), steps=9) == []
 
 
 def test_one_reader_of_a_shared_name_suffices():
-    assert warned(make_oneshot(Forgotten(Value("depth", Integer(1, 3))))) == []
+    assert warnings_of(make_oneshot(Forgotten(Value("depth", Integer(1, 3))))) == []
 
 
 def test_a_value_that_only_the_loss_reads_is_read():
     model = Forgotten(Value("v", Integer(1, 4)))
     assert (
-        warned(make_oneshot(model, loss_fn=lambda model, batch: model(batch[0]).mean() * model.forgotten[0].value))
+        warnings_of(make_oneshot(model, loss_fn=lambda model, batch: model(batch[0]).mean() * model.forgotten[0].value))
         == []
     )
 
 
 def test_to_ask_what_is_selected_is_not_to_read_it():
     model = Forgotten(Value("v", Integer(1, 4)))
-    (message,) = warned(
+    (message,) = warnings_of(
         make_oneshot(model, loss_fn=lambda model, batch: model(batch[0]).mean() * len(nas.selected(model)))
     )
     assert message.startswith("nothing has read the decision 'v' in the first 10 steps")
@@ -74,13 +74,13 @@ def test_what_is_inactive_may_stay_unread():
     rare = OneOf("rare", [nn.Linear(4, 3), nn.Linear(4, 3)])
     model = nn.Sequential(OneOf("op", [*(nn.Linear(4, 3) for _ in range(50)), rare]))
     depth = Repeat("depth", [nn.Sequential(OneOf(f"op{i}", [nn.Linear(4, 4), nn.Tanh()])) for i in range(6)])
-    assert warned(make_oneshot(model)) == []
-    assert warned(make_oneshot(nn.Sequential(depth, nn.Linear(4, 3)))) == []
+    assert warnings_of(make_oneshot(model)) == []
+    assert warnings_of(make_oneshot(nn.Sequential(depth, nn.Linear(4, 3)))) == []
 
 
 def test_measuring_a_limit_is_no_reading():
     limits = [nas.Limit(nas.parameters, 10_000)]
-    assert len(warned(make_oneshot(Forgotten(nas.Linear(3, Width("width", 2, 4))), limits=limits))) == 1
+    assert len(warnings_of(make_oneshot(Forgotten(nas.Linear(3, Width("width", 2, 4))), limits=limits))) == 1
 
 
 @pytest.mark.filterwarnings("ignore:nothing has read")
@@ -102,5 +102,5 @@ def test_watching_changes_nothing_and_ends():
 
 def test_what_is_compiled_is_not_watched():
     compiled = torch.compile(Forgotten(Value("v", Integer(1, 4))), backend="eager")
-    assert warned(make_oneshot(compiled)) == []
+    assert warnings_of(make_oneshot(compiled)) == []
     make_oneshot(Net()).step(*batches(2))

@@ -53,7 +53,7 @@ def loaders(kind, length):
     ]
 
 
-def observed(kind, length, path=None, stop=None):
+def observe(kind, length, path=None, stop=None):
     """The outcome of a search, and the rows of each validation batch; interrupted in step `stop`."""
     torch.manual_seed(3)
     train, valid = loaders(kind, length)
@@ -77,38 +77,38 @@ def observed(kind, length, path=None, stop=None):
 @pytest.mark.parametrize("length", [3, 12])
 @pytest.mark.parametrize("kind", ["shuffled", "own generator", "unsized", "workers"])
 def test_a_resumed_search_goes_on_within_its_pass_over_valid(kind, length, tmp_path):
-    expected, rows = observed(kind, length)
+    expected, rows = observe(kind, length)
     for place in range(0, len(rows) - length + 1, length):
         assert sorted(itertools.chain(*rows[place : place + length])) == list(range(4 * length))  # whole passes
     for stop in [7, 15, 18] if kind != "workers" else [18]:  # within epochs and at the end of one
         path = tmp_path / f"{stop}.pt"
-        _, before = observed(kind, length, path, stop)
-        result, after = observed(kind, length, path)
+        _, before = observe(kind, length, path, stop)
+        result, after = observe(kind, length, path)
         assert before + after == rows
         assert same(result, expected)
 
 
 def test_many_pauses_within_a_pass_change_nothing(tmp_path):
-    expected, rows = observed("shuffled", 12)
+    expected, rows = observe("shuffled", 12)
     result, seen = None, []
     while result is None:
-        result, more = observed("shuffled", 12, tmp_path / "c.pt", stop=3)
+        result, more = observe("shuffled", 12, tmp_path / "c.pt", stop=3)
         seen += more
     assert seen == rows
     assert same(result, expected)
 
 
 def test_a_complete_pass_draws_no_more_than_its_batches_do():
-    _, rows = observed("own generator", TRAIN)
+    _, rows = observe("own generator", TRAIN)
     train, valid = loaders("own generator", TRAIN)
     assert rows == [batch[2].tolist() for _ in range(EPOCHS) for _, batch in zip(train, valid, strict=False)]
 
 
 def test_fewer_valid_batches_than_were_used_before_the_pause_are_noticed(tmp_path):
     path = tmp_path / "checkpoint.pt"
-    observed("unsized", 12, path, stop=8)  # others are told by their length
+    observe("unsized", 12, path, stop=8)  # others are told by their length
     with pytest.raises(ValueError, match="valid_loader gives fewer than the 5 batches that were used when it stopped"):
-        observed("unsized", 3, path)
+        observe("unsized", 3, path)
 
 
 def test_no_worker_of_an_unfinished_pass_stays_behind():

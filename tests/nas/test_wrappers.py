@@ -9,17 +9,19 @@ from torch import nn
 
 from asng import nas
 from asng.nas import OneOf, Width, extract, parameters, select, selected, space_of
-from tests.helpers.processes import crowd, ended, wrapped_together
+from tests.helpers.processes import crowd, exit_code_of, wrap_together
 from tests.helpers.searches import Net, batches, cross_entropy, make_oneshot, outcome, pairs, run_search, same
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 
 
-def compiled(model: nn.Module) -> Any:
+def compile_model(model: nn.Module) -> Any:
     return torch.compile(model, backend="eager")
 
 
-WRAPPERS = pytest.mark.parametrize("wrap", [compiled, nn.DataParallel, lambda model: nn.DataParallel(compiled(model))])
+WRAPPERS = pytest.mark.parametrize(
+    "wrap", [compile_model, nn.DataParallel, lambda model: nn.DataParallel(compile_model(model))]
+)
 
 
 def small():
@@ -43,7 +45,7 @@ def test_a_wrapped_model_is_read_as_the_one_inside(wrap):
 
 
 @WRAPPERS
-def test_a_wrapped_model_is_searched_as_it_is_and_the_loss_is_given_the_wrapper(wrap):
+def test_a_wrapped_model_is_searched_and_the_loss_gets_the_wrapper(wrap):
     model = small()
     twin, wrapped = copy.deepcopy(model), wrap(model)
 
@@ -79,33 +81,33 @@ def test_a_wrapped_network_is_recalibrated(wrap):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
+def messages(tmp_path_factory):
     """What two processes were told of models in wrappers for several processes."""
     folder = tmp_path_factory.mktemp("wrapped")
-    assert [ended(member) for member in crowd(wrapped_together, folder)] == [0, 0]
+    assert [exit_code_of(member) for member in crowd(wrap_together, folder)] == [0, 0]
     one, other = (torch.load(folder / f"rank{rank}.pt", weights_only=True) for rank in range(2))
     assert one == other
     return one
 
 
 @pytest.mark.parametrize("kind", ["DDP", "DDP inside"])
-def test_ddp_is_refused_with_the_cure(told, kind):
+def test_ddp_is_refused_with_the_cure(messages, kind):
     for call in ("OneShot", "search"):
-        assert told[f"{kind} {call}"] == (
+        assert messages[f"{kind} {call}"] == (
             f"ValueError: {'1' if 'inside' in kind else 'the model'} is in DistributedDataParallel; pass the model "
             "itself, and the same batches in all processes: asng shards the candidates over them, and needs no DDP"
         )
 
 
-def test_a_model_in_ddp_is_read_extracted_and_recalibrated_as_the_one_inside(told):
+def test_a_model_in_ddp_is_treated_as_the_one_inside(messages):
     for call in ("space_of", "select", "parameters", "extract", "recalibrate"):
-        assert told[f"DDP {call}"] == told[f"plain {call}"]
+        assert messages[f"DDP {call}"] == messages[f"plain {call}"]
 
 
 @pytest.mark.parametrize("kind", ["FSDP", "fully_shard", "fully_shard inside"])
-def test_fsdp_is_refused_with_the_cure(told, kind):
+def test_fsdp_is_refused_with_the_cure(messages, kind):
     for call in ("OneShot", "search", "space_of", "select", "parameters", "extract"):
-        assert told[f"{kind} {call}"] == (
+        assert messages[f"{kind} {call}"] == (
             f"ValueError: {'1' if 'inside' in kind else 'the model'} is sharded by FSDP, but candidates share whole "
             "weights; pass the model itself, not sharded: asng shards the candidates over the processes"
         )

@@ -15,6 +15,7 @@ from asng._ragged import Array
 from asng.experiments.cifar10.space import Paths, loose_ends
 
 Inputs = Sequence[tuple[int, int]]  # per node, the two states that it takes
+Lines = list[tuple[int, int, int | None]]  # from a state above to one below, into a slot or, without one, as a lane
 
 HALF_NODE, HALF_INPUT, HALF_LANE = 0.75, 0.45, 0.1  # inches to either side that others keep clear of
 OPERATION = 0.37  # inches from the middle of a node to that of either operation
@@ -24,8 +25,8 @@ OPERATION = 0.37  # inches from the middle of a node to that of either operation
 class CellLayout:
     """Layers from top to bottom, each with the x of the states in it, from left to right, in inches."""
 
-    inputs: Inputs
     layers: list[dict[int, float]]
+    lines: list[Lines]  # per layer, those that lead to it from the layer above
     depths: list[int]  # the layer in which a state stands
     sides: list[tuple[int, int]]  # per node and slot: -1 if its operation is the left one, 1 if the right one
     loose: list[int]  # states of nodes that no later node takes
@@ -46,9 +47,10 @@ class CellLayout:
     def bends(self, layer: int) -> list[tuple[float, float]]:
         """Where the lines between a layer and the one above begin and end."""
         above, here = self.layers[layer - 1], self.layers[layer]
-        lanes = [(above[state], x) for state, x in here.items() if self.depths[state] < layer]
-        nodes = [state - 2 for state in here if self.depths[state] == layer]
-        return lanes + [(above[self.inputs[n][slot]], self.entry(n, slot)) for n in nodes for slot in (0, 1)]
+        return [
+            (above[source], here[target] if slot is None else self.entry(target - 2, slot))
+            for source, target, slot in self.lines[layer]
+        ]
 
 
 def depths_of(inputs: Inputs) -> list[int]:
@@ -68,10 +70,13 @@ def arrange(paths: Paths) -> CellLayout:
     inputs = [(first, second) for (first, _), (second, _) in paths]
     depths, loose = depths_of(inputs), [2 + node for node in loose_ends(paths)]
     layers = _layers(inputs, depths, loose)
-    links = [_links(inputs, depths, layer, states) for layer, states in enumerate(layers) if layer]
-    order = _order(layers, links, depths)
-    sides = _sides(inputs, depths, order)
-    return CellLayout(inputs, _positions(inputs, depths, order, sides), depths, sides, loose)
+    lines = [_lines(inputs, depths, layer, states) for layer, states in enumerate(layers)]
+    order = _order(layers, lines, depths)
+    lines = [_lines(inputs, depths, layer, states) for layer, states in enumerate(order)]
+    takers = zip(inputs, depths[2:], strict=True)
+    # The operation on the left takes what comes from further left.
+    sides = [(-1, 1) if order[d - 1].index(a) <= order[d - 1].index(b) else (1, -1) for (a, b), d in takers]
+    return CellLayout(_positions(order, lines, depths, sides), lines, depths, sides, loose)
 
 
 def _layers(inputs: Inputs, depths: list[int], loose: list[int]) -> list[list[int]]:
@@ -85,11 +90,15 @@ def _layers(inputs: Inputs, depths: list[int], loose: list[int]) -> list[list[in
     return [[s for s in range(len(depths)) if depths[s] <= layer <= last[s]] for layer in range(max(depths) + 1)]
 
 
-def _links(inputs: Inputs, depths: list[int], layer: int, states: list[int]) -> list[tuple[int, int]]:
-    """The lines that lead from the layer above to this one, as pairs of states."""
-    standing = [state for state in states if depths[state] == layer]
-    lanes = [(state, state) for state in states if depths[state] < layer]
-    return lanes + [(source, state) for state in standing for source in inputs[state - 2]]
+def _lines(inputs: Inputs, depths: list[int], layer: int, states: list[int]) -> Lines:
+    """The lines that lead from the layer above to this one."""
+    lines: Lines = []
+    for state in states:
+        if depths[state] < layer:
+            lines.append((state, state, None))
+        elif layer:
+            lines += [(source, state, slot) for slot, source in enumerate(inputs[state - 2])]
+    return lines
 
 
 def half_width(state: int, stands: bool) -> float:
@@ -108,14 +117,14 @@ def _pack(order: Sequence[int], layer: int, depths: list[int]) -> Array:
     return row
 
 
-def _order(layers: list[list[int]], links: list[list[tuple[int, int]]], depths: list[int]) -> list[list[int]]:
+def _order(layers: list[list[int]], lines: list[Lines], depths: list[int]) -> list[list[int]]:
     """The best orders of all layers together: a shortest path through the permutations of each (720 at most)."""
     choices = [list(permutations(states)) for states in layers]
     packed = [np.array([_pack(order, layer, depths) for order in some]) for layer, some in enumerate(choices)]
     cost = np.zeros(len(choices[0]))
     back = []
-    for above, below, lines in zip(packed[:-1], packed[1:], links, strict=True):
-        total = cost[:, None] + _costs(above, below, lines)
+    for above, below, between in zip(packed[:-1], packed[1:], lines[1:], strict=True):
+        total = cost[:, None] + _costs(above, below, between)
         back.append(total.argmin(0))
         cost = total.min(0)
     best = [int(cost.argmin())]
@@ -124,29 +133,20 @@ def _order(layers: list[list[int]], links: list[list[tuple[int, int]]], depths: 
     return [list(some[i]) for some, i in zip(choices, reversed(best), strict=True)]
 
 
-def _costs(above: Array, below: Array, lines: list[tuple[int, int]]) -> Array:
+def _costs(above: Array, below: Array, lines: Lines) -> Array:
     """What orders cost (orders above, orders below): crossings first, then the way that lines go sideways."""
     cost = np.zeros((len(above), len(below)))
-    for source, target in lines:
+    for source, target, _ in lines:
         cost += np.abs(above[:, None, source] - below[None, :, target])
-    for (a, c), (b, d) in combinations(lines, 2):
+    for (a, c, _), (b, d, _) in combinations(lines, 2):
         if a != b and c != d:
             cost += 1000.0 * ((above[:, None, a] < above[:, None, b]) != (below[None, :, c] < below[None, :, d]))
     result: Array = cost.round(6)  # so that equal ones are equal, and the first of them wins
     return result
 
 
-def _sides(inputs: Inputs, depths: list[int], order: list[list[int]]) -> list[tuple[int, int]]:
-    """The operation on the left takes what comes from further left."""
-    sides = []
-    for node, (first, second) in enumerate(inputs):
-        above = order[depths[2 + node] - 1]
-        sides.append((1, -1) if above.index(first) > above.index(second) else (-1, 1))
-    return sides
-
-
 def _positions(
-    inputs: Inputs, depths: list[int], order: list[list[int]], sides: list[tuple[int, int]]
+    order: list[list[int]], lines: list[Lines], depths: list[int], sides: list[tuple[int, int]]
 ) -> list[dict[int, float]]:
     """Positions that keep the order and its distances, with lines as straight as they can be.
 
@@ -155,18 +155,14 @@ def _positions(
     """
     packed = [_pack(states, layer, depths).tolist() for layer, states in enumerate(order)]
     layers = [{state: row[state] for state in states} for states, row in zip(order, packed, strict=True)]
-    pulls: list[tuple[int, int, int, float, float]] = []  # layer, state above, state below, offset below, strength
-    for layer, states in enumerate(order[1:], start=1):
-        for state in states:
-            if depths[state] < layer:
-                pulls.append((layer, state, state, 0.0, 2.0))
-            else:
-                for source, side in zip(inputs[state - 2], sides[state - 2], strict=True):
-                    pulls.append((layer, source, state, side * OPERATION, 1.0))
+    pulls = [  # layer, state above, state below, offset below, strength
+        (layer, source, target, 0.0 if slot is None else sides[target - 2][slot] * OPERATION, 1.0 + (slot is None))
+        for layer, between in enumerate(lines)
+        for source, target, slot in between
+    ]
     for sweep in range(300):
         near = max(0.98**sweep, 0.005)  # gently first, so that all find their way together
-        forth = list(range(len(layers)))
-        for layer in forth if sweep % 2 else reversed(forth):
+        for layer in range(len(layers))[:: 1 if sweep % 2 else -1]:
             wishes = {state: [(x, 1e-3)] for state, x in layers[layer].items()}
             for below, source, target, offset, strength in pulls:
                 if layer not in (below, below - 1):

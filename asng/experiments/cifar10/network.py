@@ -4,7 +4,7 @@
 what is selected runs, and what two nodes have in common runs once.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -83,11 +83,20 @@ class _AveragePool(torch.autograd.Function):
         return F.avg_pool2d(gradient, 3, 1, 1), None
 
 
+class PathSum(nn.Module):
+    """The sum of two paths, each image of both times a factor, where there is one."""
+
+    def forward(self, a: Tensor, b: Tensor, scale_a: Tensor | None = None, scale_b: Tensor | None = None) -> Tensor:
+        return (a if scale_a is None else a * scale_a) + (b if scale_b is None else b * scale_b)
+
+
+FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum}
+
+
 def use_fused_kernels(model: Model) -> Model:
-    """Let the pools, batch norms and separable convolutions of a network run fused kernels, where they can."""
+    """Let the pools, batch norms, separable convolutions and sums of a network run fused kernels, where they can."""
     for module in model.modules():
-        if type(module) is AveragePool:
-            module.__class__ = fused.AvgPool2d  # type: ignore[assignment]
+        module.__class__ = FUSED.get(type(module), type(module))
     return fused.fuse(model)
 
 
@@ -130,7 +139,11 @@ def auxiliary_head(inputs: int, affine: bool) -> nn.Sequential:
 
 
 def run_nodes(
-    entries: nn.ModuleList, inputs: Sequence[Tensor], nodes: Modules, drop_path: float | Tensor = 0.0
+    entries: nn.ModuleList,
+    inputs: Sequence[Tensor],
+    nodes: Modules,
+    drop_path: float | Tensor = 0.0,
+    add: Callable[..., Tensor] = torch.add,
 ) -> dict[int, Tensor]:
     """What each source of a cell holds, the nodes included: node i is source 2 + i.
 
@@ -145,13 +158,13 @@ def run_nodes(
         masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
     done: dict[tuple[int, nn.Module], Tensor] = {}
     for node, pair in enumerate(nodes):
-        ends = []
-        for index, (source, module) in enumerate(pair):
+        for source, module in pair:
             if (source, module) not in done:
                 done[source, module] = module(states[source])
-            end = done[source, module]
-            ends.append(end if masks is None or isinstance(module, nn.Identity) else end * masks[node, index])
-        states[2 + node] = ends[0] + ends[1]
+        scales: list[Tensor | None] = []
+        if masks is not None:
+            scales = [None if isinstance(module, nn.Identity) else masks[node, i] for i, (_, module) in enumerate(pair)]
+        states[2 + node] = add(*(done[path] for path in pair), *scales)
     return states
 
 
@@ -176,12 +189,12 @@ class Cell(nn.Module):
         self.entries, self.join, self.norm = entries, join, norm
         self.operations = nn.ModuleList(modules)
         self.paths = [[(source, modules.index(module)) for source, module in pair] for pair in nodes]
-        self.ends = list(ends)
+        self.ends, self.sum = list(ends), PathSum()
         self.register_buffer("drop_path", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def forward(self, before: Tensor, previous: Tensor) -> Tensor:
         nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
-        states = run_nodes(self.entries, (before, previous), nodes, self._drop_path())
+        states = run_nodes(self.entries, (before, previous), nodes, self._drop_path(), self.sum)
         result: Tensor = self.norm(self.join(F.relu(concatenate([states[2 + end] for end in self.ends]))))
         return result
 

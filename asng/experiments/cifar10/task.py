@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import nas
+from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng.experiments._image_runs import load_trained
 from asng.experiments._images import ImageSet, Transform
 from asng.experiments._jobs import Task, Values
-from asng.experiments._settings import EpochSettings, SearchSettings, check_settings
+from asng.experiments._settings import EpochSettings, SearchSettings
 from asng.experiments.cifar10 import drawing
 from asng.experiments.cifar10.data import augment_batches, normalize, to_channels_last
 from asng.experiments.cifar10.network import Net, count_without_auxiliary, set_drop_path, use_fused_kernels
@@ -40,8 +41,7 @@ class Cifar10SearchSettings(SearchSettings, EpochSettings):
     """How many of the test images are used after an epoch."""
 
     def __post_init__(self) -> None:
-        check_settings(self, epochs=1, channels=2, cells=3, batch=2, population_size=2, num_random=1, seed=0)
-        check_settings(self, num_train_images=1, num_test_images=1)
+        check_settings(self, channels=2, cells=3, batch=2, population_size=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class Cifar10RetrainSettings(EpochSettings):
     """How many of the training images are used."""
 
     def __post_init__(self) -> None:
-        check_settings(self, epochs=1, channels=1, cells=3, batch=2, seed=0, max_params=1, num_train_images=1)
+        check_settings(self, cells=3, batch=2)
         if not 0 <= self.drop_path < 1:
             raise ValueError(f"drop_path must be at least 0 and below 1, got {self.drop_path}")
         if not 0 <= self.auxiliary < math.inf:

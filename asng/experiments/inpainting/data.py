@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -49,14 +50,15 @@ def load_faces(
     """
     folder = faces_folder(given)
     cached = read_faces(folder, size, progress)
+    rows: Sequence[Any] = [_in_subfolder(cached.names, part) for part in ("train", "test")]
     if lists is not None:
-        (train, test), split = _listed_split(cached, lists), f"listed in {lists[0]} and {lists[1]}"
-    elif _in_subfolder(cached.names, "train") and _in_subfolder(cached.names, "test"):
-        train, test = (np.array(_in_subfolder(cached.names, part)) for part in ("train", "test"))
+        rows, split = _listed_split(cached, lists), f"listed in {lists[0]} and {lists[1]}"
+    elif all(rows):
         split = "folders train and test"
     else:
-        (train, test), split = random_split(len(cached.names), seed), f"drawn with seed {seed}"
-    return Data(_faces(cached, train, device), _faces(cached, test, device), split, cached.damaged)
+        rows, split = random_split(len(cached.names), seed), f"drawn with seed {seed}"
+    train, test = (_faces(cached, part, device) for part in rows)
+    return Data(train, test, split, cached.damaged)
 
 
 def describe_faces(train: ImageSet, test: ImageSet) -> str:
@@ -69,7 +71,7 @@ def describe_faces(train: ImageSet, test: ImageSet) -> str:
 def load_folder(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[ImageSet, dict[str, str]]:
     """All images of a folder, cropped and resized, and what was wrong with those that were left out."""
     cached = read_faces(folder, size)
-    return _faces(cached, np.arange(len(cached.names)), device), cached.damaged
+    return _faces(cached, range(len(cached.names)), device), cached.damaged
 
 
 def faces_folder(given: Path | None = None) -> Path:
@@ -95,7 +97,7 @@ def random_split(n: int, seed: int) -> tuple[Indices, Indices]:
     return np.sort(order[test : test + MAX_TRAIN]), np.sort(order[:test])
 
 
-def _listed_split(cached: Faces, lists: Lists) -> tuple[Indices, Indices]:
+def _listed_split(cached: Faces, lists: Lists) -> list[list[int]]:
     """The images named in two files, by their paths in the folder or, where only one has it, by the file's name."""
     rows = {name: row for row, name in enumerate(cached.names)}
     files = Counter(_file(name) for name in cached.names)
@@ -113,7 +115,7 @@ def _listed_split(cached: Faces, lists: Lists) -> tuple[Indices, Indices]:
             raise ValueError(f"{path} names no image that can be read; write one name in each line")
     if twice := [cached.names[row] for row, count in Counter(chosen[0] + chosen[1]).items() if count > 1]:
         raise ValueError(f"{lists[0]} and {lists[1]} name images twice: {_join_names(twice)}")
-    return np.array(chosen[0]), np.array(chosen[1])
+    return chosen
 
 
 def _file(name: str) -> str:
@@ -128,7 +130,7 @@ def _in_subfolder(names: Sequence[str], part: str) -> list[int]:
     return [row for row, name in enumerate(names) if name.startswith(f"{part}/")]
 
 
-def _faces(cached: Faces, rows: Indices, device: torch.device | str) -> ImageSet:
+def _faces(cached: Faces, rows: Indices | Sequence[int], device: torch.device | str) -> ImageSet:
     names = tuple(cached.names[row] for row in rows)
     return ImageSet(torch.from_numpy(cached.images[rows]).to(device), names=names)
 

@@ -60,12 +60,9 @@ def sources(folder: Path) -> tuple[list[File], File | None]:
             f"{folder} holds no images ({', '.join(ENDINGS)}); name the folder with the face images by --data, "
             "ASNG_DATA or --pictures"
         )
-    for release in (WILD, *ALIGNED):
-        members = [file for file in files if f"/{release}/" in f"/{Path(os.path.abspath(folder)).name}/{file.name}"]
-        if members:
-            break
-    else:
-        release, members = "", files
+    above = f"/{Path(os.path.abspath(folder)).name}/"
+    releases = {name: [file for file in files if f"/{name}/" in above + file.name] for name in (WILD, *ALIGNED)}
+    release, members = next(((name, some) for name, some in releases.items() if some), ("", files))
     boxes = next((file for file in found if f"/{file.name}".endswith(f"/{BOXES}")), None)
     if release == WILD and boxes is None:
         raise ValueError(
@@ -148,12 +145,11 @@ def _to_rgb(image: Image.Image) -> Image.Image:
 
 def face_or_fault(folder: Path, boxes: dict[str, Box] | None, size: int, name: str) -> Bytes | str:
     """The face (3, size, size) in an image of the folder, or what is wrong with the image."""
+    box = None if boxes is None else boxes.get(Path(name).name)
+    if boxes is not None and box is None:
+        return f"{BOXES} has no box for it"
     try:
-        if boxes is None:
-            return face(folder / name, size, None)
-        if Path(name).name not in boxes:
-            return f"{BOXES} has no box for it"
-        return face(folder / name, size, boxes[Path(name).name])
+        return face(folder / name, size, box)
     except Exception as error:  # a damaged file may raise anything
         reason = str(error).replace(f" '{folder / name}'", "") or type(error).__name__
         return reason.splitlines()[0].rstrip(":")
@@ -171,59 +167,49 @@ class Faces:
 def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -> Faces:
     """Crop and resize the images of a folder, or load them from the user's cache folder if none has changed."""
     files, boxes = sources(folder)
-    path = _path(folder, size, json.dumps([CACHE_VERSION, files, boxes]))
-    if path.exists():
-        with suppress(OSError, ValueError, KeyError, EOFError, BadZipFile):  # damaged
-            return _load(path)
+    fingerprint, where = map(_digest, (json.dumps([CACHE_VERSION, files, boxes]), str(folder.resolve())))
+    path = Path(pooch.os_cache("asng")) / "faces" / f"{where}-{size}.npz"
+    damage = (OSError, ValueError, KeyError, EOFError, BadZipFile)  # or there is no such file
+    with suppress(*damage), open(path, "rb") as kept, np.load(kept) as cached:  # a zip archive, with checksums
+        before, names, damaged = json.loads(str(cached["index"]))
+        if before == fingerprint:
+            return Faces(cached["images"], tuple(names), damaged)
     made = _crop_all(folder, [file.name for file in files], boxes and read_boxes(folder / boxes.name), size, progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_leftovers(path.parent)
         with atomic_write(path) as file:
-            np.savez(file, images=made.images, index=json.dumps([made.names, made.damaged]))
+            np.savez(file, images=made.images, index=json.dumps([fingerprint, made.names, made.damaged]))
     except OSError as error:
         raise ValueError(
             f"{path} cannot be written ({error.strerror}); name another folder by XDG_CACHE_HOME"
         ) from None
-    for old in path.parent.glob(f"{path.name.rsplit('-', 1)[0]}-*.npz"):  # the same folder and size before a change
-        if old != path:
-            with suppress(OSError):
-                old.unlink()
     progress(1.0)
     return made
 
 
-def _path(folder: Path, size: int, files: str) -> Path:
-    where, what = (hashlib.sha256(text.encode()).hexdigest()[:16] for text in (str(folder.resolve()), files))
-    return Path(pooch.os_cache("asng")) / "faces" / f"{where}-{size}-{what}.npz"
-
-
-def _load(path: Path) -> Faces:
-    with open(path, "rb") as file, np.load(file) as cached:  # a zip archive, whose checksums are verified
-        names, damaged = json.loads(str(cached["index"]))
-        return Faces(cached["images"], tuple(names), damaged)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
 def _crop_all(folder: Path, names: list[str], boxes: dict[str, Box] | None, size: int, progress: Progress) -> Faces:
     """Crop and resize all images. Threads are enough: Pillow releases the GIL to decode and resize."""
-    images: list[Bytes] = []
-    good, damaged = [], {}
+    results: dict[str, Bytes | str] = {}
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        results = pool.map(partial(face_or_fault, folder, boxes, size), names)
-        for number, (name, result) in enumerate(zip(names, results, strict=True)):
-            if number % CHUNK == 0:
-                progress(number / len(names))
-            if isinstance(result, str):
-                damaged[name] = result
-            else:
-                good.append(name)
-                images.append(result)
+        for name, result in zip(names, pool.map(partial(face_or_fault, folder, boxes, size), names), strict=True):
+            if len(results) % CHUNK == 0:
+                progress(len(results) / len(names))
+            results[name] = result
     finally:
         pool.shutdown(cancel_futures=True)  # an interruption does not wait for the rest
+    damaged = {name: result for name, result in results.items() if isinstance(result, str)}
+    images = {name: result for name, result in results.items() if not isinstance(result, str)}
     if not images:
         name, reason = next(iter(damaged.items()))
         where = f"{folder} are damaged, such as {name} ({reason})"
         raise ValueError(f"all {len(names)} images in {where}; get them again, or name others by --data or --pictures")
-    together = np.ascontiguousarray(np.stack(images))  # as it is when loaded: sums depend on the order in memory
-    return Faces(together, tuple(good), damaged)
+    together = np.ascontiguousarray(
+        np.stack(list(images.values()))
+    )  # as it is when loaded: sums depend on the order in memory
+    return Faces(together, tuple(images), damaged)

@@ -62,21 +62,19 @@ def _grid(rows: tuple[Tensor, ...], measures: list[str], titles: list[str]) -> I
     canvas = Image.new("RGB", (left[-1] + width + GAP, top[-1] + height + CAPTION), "white")
     words = ImageDraw.Draw(canvas)
     for label, y, images in zip(ROWS, top, rows, strict=True):
-        words.text((LABELS - 2 * GAP, y + height // 2), label, "black", _font(15), anchor="rm")
+        words.text((LABELS - 2 * GAP, y + height // 2), label, "black", ImageFont.load_default(15), anchor="rm")
         for x, image in zip(left, images, strict=True):
             tile = Image.fromarray(image.permute(1, 2, 0).cpu().contiguous().numpy())
             words.rectangle((x - 1, y - 1, x + width, y + height), outline="lightgray")  # where does white end?
             canvas.paste(tile.resize((width, height), Image.Resampling.NEAREST), (x, y))
     for group, title in enumerate(titles):
         first, last = left[group * of_group], left[(group + 1) * of_group - 1] + width
-        words.text(((first + last) // 2, CAPTION // 2), title, "black", _font(15), anchor="mm")
+        words.text(((first + last) // 2, CAPTION // 2), title, "black", ImageFont.load_default(15), anchor="mm")
     for x, measure in zip(left, measures, strict=True):
-        words.text((x + width // 2, canvas.height - CAPTION // 2), measure, "black", _font(13), anchor="mm")
+        words.text(
+            (x + width // 2, canvas.height - CAPTION // 2), measure, "black", ImageFont.load_default(13), anchor="mm"
+        )
     return canvas
-
-
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
 
 
 def _measures(psnr: float, ssim: float) -> str:

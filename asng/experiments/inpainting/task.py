@@ -11,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import nas
+from asng._checks import check_settings
 from asng._files import atomic_write
 from asng._progress import Progress, no_progress
 from asng.experiments._image_runs import load_trained
 from asng.experiments._images import ImageSet, Transform
 from asng.experiments._jobs import Task, Values
-from asng.experiments._settings import IterationSettings, SearchSettings, check_settings
+from asng.experiments._settings import IterationSettings, SearchSettings
 from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import describe_faces, mask_batches
 from asng.experiments.inpainting.encoding import Encoding, describe_chain, search_space, smallest_values
@@ -50,7 +51,7 @@ class InpaintingSearchSettings(SearchSettings, IterationSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_settings(self, layers=2, population_size=2, num_random=1)
+        check_settings(self, layers=2, population_size=2)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,14 +132,9 @@ class Inpainting(Task):
         on_gpu = self.device.type == "cuda"
         return torch.optim.Adam(model.parameters(), lr=settings.lr, fused=on_gpu, capturable=on_gpu)
 
-    def train_loss(self, settings: InpaintingRetrainSettings, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        return self.search_loss(model, batch)
-
-    def measure(
-        self, model: nn.Module, settings: InpaintingSearchSettings | InpaintingRetrainSettings
-    ) -> dict[str, Any]:
-        tested, masks = masked_faces(self.test, settings.mask or DEFAULT_MASK, NUM_TEST_FACES)
-        report = measures.evaluate(model, tested.images, masks).report()
+    def measure(self, model: nn.Module, settings: Any) -> dict[str, Any]:
+        faces, masks = masked_faces(self.test, settings.mask or DEFAULT_MASK, NUM_TEST_FACES)
+        report = measures.evaluate(model, faces.images, masks).report()
         return {"test_psnr": report["psnr"], "test_ssim": report["ssim"]}
 
     def summarize(self, settings: Any, values: Values, model: nn.Module | None = None) -> dict[str, Any]:
@@ -160,12 +156,12 @@ def evaluate(
     With a name of the test faces the files are evaluation-NAME.json and restored-NAME.png.
     """
     model, iterations = load_trained(task, folder, config)
-    tested, masks = masked_faces(task.test, config["mask"] or DEFAULT_MASK)
-    scores = measures.evaluate(model, tested.images, masks, progress=progress)
-    report = {"kind": config["kind"], "iterations": iterations, **scores.report(tested.names)}
+    faces, masks = masked_faces(task.test, config["mask"] or DEFAULT_MASK)
+    scores = measures.evaluate(model, faces.images, masks, progress=progress)
+    report = {"kind": config["kind"], "iterations": iterations, **scores.report(faces.names)}
     ending = f"-{name}" if name else ""
     report["picture"] = f"restored{ending}.png"
-    grid, report["shown"] = picture(model, tested.images, masks, scores)
+    grid, report["shown"] = picture(model, faces.images, masks, scores)
     with atomic_write(folder / report["picture"]) as file:
         grid.save(file, "PNG")
     write_json(folder / f"evaluation{ending}.json", report)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from asng.nas._decision import Decision, Searchable, Size, SizeLike, as_int, to_size
+from asng.nas._decision import Decision, Searchable, Size, SizeLike, require_int, to_size
 
 
 class AnySize:
@@ -34,7 +34,7 @@ class AnySize:
     decision = None
 
     def __init__(self, max: int) -> None:
-        self.max = as_int(max)
+        self.max = require_int(max)
         self.last_seen = self.max  # channels of the last input
 
     def __call__(self) -> int:
@@ -260,9 +260,9 @@ class ElasticLayer(Searchable):
             if isinstance(size, AnySize):
                 size.last_seen = min(got, size.max)
             if got != size():
-                most = f"up to {size()}" if isinstance(size, AnySize) else size()
-                described = most if size.decision is None else f"{size} = {size()}"
-                raise RuntimeError(f"{path_of(self)} takes {described} {unit}, but got {got}")
+                expected = size() if size.decision is None else f"{size} = {size()}"
+                up_to = "up to " if isinstance(size, AnySize) else ""
+                raise RuntimeError(f"{path_of(self)} takes {up_to}{expected} {unit}, but got {got}")
 
 
 def _to_sizes(argument: Any, name: str, is_input: bool) -> Any:

@@ -35,8 +35,8 @@ class _ElasticBatchNorm(ElasticLayer, nn.modules.batchnorm._BatchNorm):
     def active_tensors(self) -> dict[str, Tensor | None]:
         # Views, so that updates of the running statistics reach the layer.
         features = self.sizes["num_features"]()
-        whole = {name: getattr(self, name) for name in ("weight", "bias", "running_mean", "running_var")}
-        parts = {name: None if tensor is None else tensor[:features] for name, tensor in whole.items()}
+        names = ("weight", "bias", "running_mean", "running_var")
+        parts = {name: first(getattr(self, name), features) for name in names}
         return {**parts, "num_batches_tracked": self.num_batches_tracked}
 
     def forward(self, input: Tensor) -> Tensor:

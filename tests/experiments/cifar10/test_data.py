@@ -61,21 +61,21 @@ def test_a_square_of_odd_side_keeps_its_side_too():
         assert whole == 3 * side * side
 
 
-def coded(n: int) -> torch.Tensor:
+def code_positions(n: int) -> torch.Tensor:
     """Images whose pixels tell where they are: the row in red, the column in green, 100 in blue."""
     line = torch.arange(32, dtype=torch.uint8)
     row, column = line[:, None].expand(32, 32), line[None, :].expand(32, 32)
     return torch.stack([row, column, torch.full_like(row, 100)]).expand(n, 3, 32, 32)
 
 
-def decoded(result: torch.Tensor) -> torch.Tensor:
+def decode(result: torch.Tensor) -> torch.Tensor:
     mean, deviation = (torch.tensor(numbers)[:, None, None] for numbers in (data.MEAN, data.STD))
     return (result * deviation + mean).round().long()
 
 
 def test_all_crops_and_flips_are_equally_likely():
     n = 16_200
-    middle = decoded(augment(coded(n), generator(0), cutout=0)[:, :, 15:17, 15:17])  # reached by no padding
+    middle = decode(augment(code_positions(n), generator(0), cutout=0)[:, :, 15:17, 15:17])  # reached by no padding
     top, left = middle[:, 0, 0, 0] - 11, middle[:, 1, 0].min(1).values - 11
     flip = (middle[:, 1, 0, 0] > middle[:, 1, 0, 1]).long()
     counts = torch.bincount((top * 9 + left) * 2 + flip, minlength=162)
@@ -115,14 +115,14 @@ def test_normalized_is_pixel_less_mean_by_deviation():
 # Mini-batches
 
 
-def numbered(n: int) -> ImageSet:
+def number_images(n: int) -> ImageSet:
     """Images of one color each, labeled by it."""
     color = torch.arange(1, n + 1)
     return ImageSet(color.to(torch.uint8)[:, None, None, None].repeat(1, 3, 32, 32), color)
 
 
-def test_labels_belong_to_their_images_and_an_epoch_is_a_permutation_of_the_half():
-    images = numbered(100)
+def test_labels_match_images_and_an_epoch_permutes_the_half():
+    images = number_images(100)
     for half in halves(100, seed=0):
         batches = Batches(images, half, 10, augment_batches, 0, 1)
         assert batches.steps == 5
@@ -130,11 +130,11 @@ def test_labels_belong_to_their_images_and_an_epoch_is_a_permutation_of_the_half
             made = [batches(5 * epoch + step) for step in range(5)]
             assert sorted(torch.cat([labels for _, labels in made]).tolist()) == sorted((half + 1).tolist())
             for pictures, labels in made:
-                assert torch.equal(decoded(pictures)[:, 0].flatten(1).mode().values, labels)  # most of it is seen
+                assert torch.equal(decode(pictures)[:, 0].flatten(1).mode().values, labels)  # most of it is seen
 
 
 def test_a_mini_batch_follows_from_seed_stream_and_number_alone():
-    images = numbered(60)
+    images = number_images(60)
     first, second = (Batches(images, torch.arange(60), 8, augment_batches, 3, 1) for _ in range(2))
     forward = [first(number) for number in range(20)]
     for number in reversed(range(20)):
@@ -145,7 +145,7 @@ def test_a_mini_batch_follows_from_seed_stream_and_number_alone():
 
 
 def test_mini_batches_that_are_prepared_ahead_are_the_same():
-    images = numbered(60)
+    images = number_images(60)
     one_by_one, ahead = (Batches(images, torch.arange(60), 8, augment_batches, 3, 1) for _ in range(2))
     ahead._ahead = 5  # as on a GPU
     for number in (*range(12), 4, 5, 30, 30):
@@ -153,7 +153,7 @@ def test_mini_batches_that_are_prepared_ahead_are_the_same():
 
 
 def test_the_images_of_an_epoch_look_different_in_the_next():
-    images = ImageSet(coded(8).contiguous(), torch.arange(8))
+    images = ImageSet(code_positions(8).contiguous(), torch.arange(8))
     batches = Batches(images, torch.arange(8), 8, augment_batches, 0, 0)
     seen = {
         (int(label), picture.numpy().tobytes())
@@ -163,15 +163,15 @@ def test_the_images_of_an_epoch_look_different_in_the_next():
     assert len(seen) == 80
 
 
-def test_every_image_of_a_mini_batch_has_a_square_of_16_cut_out_that_may_be_clipped():
-    pictures, _ = Batches(numbered(60), torch.arange(60), 60, augment_batches, 0, 0)(0)
+def test_every_image_has_a_cutout_of_16_clipped_at_the_border():
+    pictures, _ = Batches(number_images(60), torch.arange(60), 60, augment_batches, 0, 0)(0)
     sizes = (pictures == 0).all(1).sum((1, 2))
     assert sizes.max() == 16 * 16
     assert 8 * 8 <= sizes.min() < sizes.max()
 
 
 def test_a_part_holds_the_named_images_in_their_order():
-    part = numbered(20).subset(torch.tensor([5, 2, 2]))
+    part = number_images(20).subset(torch.tensor([5, 2, 2]))
     assert part.labels.tolist() == [6, 3, 3]
     assert part.images[:, 0, 0, 0].tolist() == [6, 3, 3]
 
@@ -180,10 +180,10 @@ def test_a_part_holds_the_named_images_in_their_order():
     ("make", "message"),
     [
         (
-            lambda: Batches(numbered(5), torch.arange(6), 2, augment_batches, 0, 0),
+            lambda: Batches(number_images(5), torch.arange(6), 2, augment_batches, 0, 0),
             "image 6 was asked for, but there are only 5",
         ),
-        (lambda: Batches(numbered(5), torch.arange(5), 6, augment_batches, 0, 0), "choose a smaller batch"),
+        (lambda: Batches(number_images(5), torch.arange(5), 6, augment_batches, 0, 0), "choose a smaller batch"),
     ],
 )
 def test_what_makes_no_sense_is_refused_with_the_cure(make, message):

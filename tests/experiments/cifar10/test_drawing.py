@@ -150,7 +150,7 @@ def test_files_hold_all_that_an_architecture_is_as_text(tmp_path):
 
 
 @pytest.mark.long
-def test_the_same_architecture_gives_the_same_files_and_changes_no_settings(tmp_path):
+def test_the_same_architecture_gives_the_same_files(tmp_path):
     before = dict(mpl.rcParams)
     probabilities = ASNG(SPACE, seed=0).distribution()
     first = drawing.draw_cells(ARCHITECTURES[2], tmp_path / "first", probabilities)

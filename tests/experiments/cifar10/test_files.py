@@ -31,7 +31,7 @@ def everything_in(folder: Path) -> dict[str, bytes]:
 # Files
 
 
-def test_a_record_is_a_label_and_three_planes_and_the_last_file_is_the_test_set(tmp_path, contents):
+def test_a_record_is_a_label_and_three_planes(tmp_path, contents):
     write(tmp_path / "cifar-10-batches-bin", contents)
     train, test = load_cifar10(tmp_path, "cpu")
     assert (len(train), len(test)) == (5 * IMAGES, IMAGES)
@@ -54,7 +54,7 @@ def test_the_folder_itself_may_be_named_whatever_it_is_called(tmp_path, contents
     assert torch.equal(load_cifar10(None, "cpu")[0].images, expected)
 
 
-def damaged(contents: dict[str, bytes], kind: str) -> tuple[dict[str, bytes], str]:
+def damage(contents: dict[str, bytes], kind: str) -> tuple[dict[str, bytes], str]:
     """Files with something wrong, and what has to be said about it."""
     content = contents["data_batch_2.bin"]
     if kind == "missing":
@@ -72,7 +72,7 @@ def damaged(contents: dict[str, bytes], kind: str) -> tuple[dict[str, bytes], st
 
 @pytest.mark.parametrize("kind", ["missing", "truncated", "empty", "changed", "foreign"])
 def test_damaged_files_are_named_with_the_cure_and_left_alone(tmp_path, contents, kind):
-    files, message = damaged(contents, kind)
+    files, message = damage(contents, kind)
     folder = write(tmp_path / "cifar-10-batches-bin", files)
     before = everything_in(tmp_path)
     with pytest.raises(ValueError, match=message) as caught:
@@ -174,7 +174,7 @@ def test_another_process_may_be_faster(tmp_path, contents, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.skipif("ASNG_DATA" not in os.environ, reason="needs CIFAR-10 in the folder ASNG_DATA")
-def test_the_official_files_have_the_published_sums_and_the_constants_are_theirs():
+def test_the_official_files_have_the_published_checksums():
     if data._missing(data._folder(Path(os.environ["ASNG_DATA"]))):
         pytest.skip("CIFAR-10 is not in the folder ASNG_DATA")
     train, test = load_cifar10(None, "cpu")

@@ -36,7 +36,7 @@ def test_loose_ends_are_the_nodes_on_no_path_to_another_node(cells):
         assert placed.loose == [state for state in range(2, 7) if state not in passed]
 
 
-def test_a_state_keeps_a_lane_from_where_it_stands_to_where_it_is_last_taken(cells):
+def test_a_state_keeps_a_lane_until_it_is_last_taken(cells):
     for paths, placed in cells:
         bottom = len(placed.layers)
         for state in range(7):

@@ -55,7 +55,7 @@ def images(n=3, side=8, seed=0):
     return torch.randn(n, 3, side, side, generator=torch.Generator().manual_seed(seed))
 
 
-def selected(net, values):
+def select(net, values):
     nas.select(net, values)
     return net
 
@@ -63,7 +63,7 @@ def selected(net, values):
 # A slow, obvious version.
 
 
-def normalized(x):
+def normalize(x):
     mean, variance = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), unbiased=False, keepdim=True)
     return (x - mean) / (variance + 1e-5).sqrt()
 
@@ -75,14 +75,14 @@ def shifts(x, kernel, outside):
     return {(dy, dx): padded[:, :, dy : dy + height, dx : dx + width] for dy in range(kernel) for dx in range(kernel)}
 
 
-def mixed(x, weight):
+def mix(x, weight):
     """A 1x1 convolution."""
     return torch.einsum("ncij,oc->noij", x, weight[:, :, 0, 0])
 
 
 def slow_reduce(x, reduce):
     x, (even, odd) = x.relu(), reduce.conv.weight.chunk(2)
-    return normalized(torch.cat([mixed(x[:, :, ::2, ::2], even), mixed(x[:, :, 1::2, 1::2], odd)], 1))
+    return normalize(torch.cat([mix(x[:, :, ::2, ::2], even), mix(x[:, :, 1::2, 1::2], odd)], 1))
 
 
 def slow_separable(x, module, kernel, stride):
@@ -90,7 +90,7 @@ def slow_separable(x, module, kernel, stride):
     for depthwise, pointwise, step in ((weights[0], weights[1], stride), (weights[2], weights[3], 1)):
         window = shifts(x.relu(), kernel, 0.0)
         x = sum(depthwise[:, 0, dy, dx, None, None] * part for (dy, dx), part in window.items())
-        x = normalized(mixed(x[:, :, ::step, ::step], pointwise))
+        x = normalize(mix(x[:, :, ::step, ::step], pointwise))
     return x
 
 
@@ -111,8 +111,8 @@ def slow_cell(cell, values, kind, before, previous):
     if isinstance(older, FactorizedReduce):
         outputs = {0: slow_reduce(before, older)}
     else:
-        outputs = {0: normalized(mixed(before.relu(), older[0].weight))}
-    outputs[1] = normalized(mixed(previous.relu(), newer[0].weight))
+        outputs = {0: normalize(mix(before.relu(), older[0].weight))}
+    outputs[1] = normalize(mix(previous.relu(), newer[0].weight))
     loose: dict[int, torch.Tensor] = {}
     for node in range(5):
         ends = []
@@ -125,12 +125,12 @@ def slow_cell(cell, values, kind, before, previous):
         outputs[2 + node] = loose[node] = ends[0] + ends[1]
     joined = torch.cat(list(loose.values()), 1).relu()
     columns = cell.join.weight.chunk(5, 1)
-    return normalized(mixed(joined, torch.cat([columns[node] for node in loose], 1)))
+    return normalize(mix(joined, torch.cat([columns[node] for node in loose], 1)))
 
 
 def slow_net(net, values, x):
     x = F.conv2d(x, net.stem[0].weight, padding=1)
-    x = normalized(x) * net.stem[1].weight[:, None, None] + net.stem[1].bias[:, None, None]
+    x = normalize(x) * net.stem[1].weight[:, None, None] + net.stem[1].bias[:, None, None]
     before = previous = x
     for place, cell in enumerate(net.cells):
         kind = "reduction" if place in (len(net.cells) // 3, 2 * len(net.cells) // 3) else "normal"
@@ -142,7 +142,7 @@ def slow_net(net, values, x):
 @pytest.mark.parametrize("values", [ALL_ZERO, CHAIN, *RANDOM[:6]])
 def test_outputs_and_gradients_are_those_of_a_slow_obvious_version(exact, values):
     x, names, weights = images().double(), *zip(*exact.named_parameters(), strict=True)
-    outputs = selected(exact, values)(x), slow_net(exact, values, x)
+    outputs = select(exact, values)(x), slow_net(exact, values, x)
     torch.testing.assert_close(*outputs)
     mine, slow = (torch.autograd.grad(output.square().sum(), weights, allow_unused=True) for output in outputs)
     for name, gradient, expected in zip(names, mine, slow, strict=True):
@@ -161,7 +161,7 @@ def test_the_space_of_the_network_is_the_papers_with_the_normal_cell_first(net):
 
 def test_two_reduction_cells_halve_the_size_and_double_the_channels():
     shapes = []
-    net = selected(Net(channels=3, cells=8), RANDOM[0])
+    net = select(Net(channels=3, cells=8), RANDOM[0])
     for cell in net.cells:
         cell.register_forward_hook(lambda cell, inputs, output: shapes.append(tuple(output.shape)))
     assert net(images(2, side=32)).shape == (2, 10)
@@ -190,7 +190,7 @@ def test_means_have_the_right_gradient_for_channels_last(device, stride):
     torch.testing.assert_close(gradient.cpu(), *torch.autograd.grad(expected, x, weights))
 
 
-def test_a_batch_norm_without_scale_is_torchs_and_keeps_nothing_else_in_the_state():
+def test_a_batch_norm_without_scale_equals_torchs():
     mine, theirs, x = norm(3, affine=False), nn.BatchNorm2d(3, affine=False), images()
     assert torch.equal(mine(x), theirs(x))
     assert torch.equal(mine.eval()(x), theirs.eval()(x))
@@ -210,7 +210,7 @@ def test_what_is_selected_runs_once_and_nothing_else(net, values):
             return operator(*args, **(kwargs or {}))
 
     with Calls() as calls:
-        selected(net, values)(images())
+        select(net, values)(images())
     convolutions, pools = 1, 0
     for kind, times in (("normal", 3), ("reduction", 2)):
         paths = cell_paths(values, kind)
@@ -245,14 +245,14 @@ def test_the_extracted_network_equals_the_supernet_in_both_modes(net):
         supernet.train(training)
         for seed, (values, small) in enumerate(extracted):
             x = images(seed=seed)
-            assert torch.equal(small.train(training)(x), selected(supernet, values)(x))
+            assert torch.equal(small.train(training)(x), select(supernet, values)(x))
             assert not any(isinstance(module, (nas.Decision, SharedCell)) for module in small.modules())
 
 
 @pytest.mark.parametrize("values", RANDOM[:3])
 def test_the_extracted_network_learns_by_the_same_gradients(net, values):
     norms = []
-    for model in (selected(net, values), nas.extract(net, values)):
+    for model in (select(net, values), nas.extract(net, values)):
         loss = model(images()).square().sum()
         gradients = torch.autograd.grad(loss, list(model.parameters()), allow_unused=True)
         norms.append(nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None]))
@@ -308,7 +308,7 @@ def test_statistics_are_estimated_anew_for_an_extracted_network(net):
 
 def test_the_auxiliary_head_scores_in_training_alone():
     net = Net(channels=2, cells=3, affine=True, auxiliary=True)
-    models: list[Any] = [selected(net, RANDOM[0]), nas.extract(net, RANDOM[0])]
+    models: list[Any] = [select(net, RANDOM[0]), nas.extract(net, RANDOM[0])]
     for model in models:
         scores, second = model.train()(images(side=32))
         assert scores.shape == second.shape == (3, 10)
@@ -319,14 +319,14 @@ def test_the_auxiliary_head_scores_in_training_alone():
 
 
 def test_the_auxiliary_head_sees_the_second_reduction_cell():
-    net = selected(Net(channels=2, cells=8, auxiliary=True), CHAIN)
+    net = select(Net(channels=2, cells=8, auxiliary=True), CHAIN)
     net(images(side=32))[1].sum().backward()
     reached = [any(p.grad is not None for p in cell.parameters()) for cell in net.cells]
     assert reached == [True] * 6 + [False] * 2
 
 
 def test_the_auxiliary_head_is_that_of_a_slow_obvious_version():
-    net: Any = selected(Net(channels=2, cells=3, affine=True, auxiliary=True).double(), RANDOM[0])
+    net: Any = select(Net(channels=2, cells=3, affine=True, auxiliary=True).double(), RANDOM[0])
     seen: list[torch.Tensor] = []
     net.cells[2].register_forward_hook(lambda cell, inputs, output: seen.append(output))
     second = net(images(side=32).double())[1]
@@ -336,8 +336,8 @@ def test_the_auxiliary_head_is_that_of_a_slow_obvious_version():
     x = torch.stack([x[:, :, i : i + 5, j : j + 5].mean((2, 3)) for i in (0, 3) for j in (0, 3)], 2).unflatten(
         2, (2, 2)
     )
-    x = normalized(mixed(x, convolutions[0])).relu()
-    x = normalized(torch.einsum("ncij,ocij->no", x, convolutions[1])[:, :, None, None]).relu()
+    x = normalize(mix(x, convolutions[0])).relu()
+    x = normalize(torch.einsum("ncij,ocij->no", x, convolutions[1])[:, :, None, None]).relu()
     last = net.auxiliary[-1]
     torch.testing.assert_close(second, x.flatten(1) @ last.weight.T + last.bias)
 

@@ -32,7 +32,7 @@ TINY = Cifar10RetrainSettings(epochs=3, channels=2, cells=3, batch=4, num_train_
 VALUES = random_values(5)
 
 
-def changed(**settings):
+def settings_with(**settings):
     return Cifar10RetrainSettings(**{**vars(TINY), **settings})
 
 
@@ -55,14 +55,14 @@ def test_the_defaults_are_the_papers():
 
 
 def test_the_channels_are_as_many_as_the_parameters_allow(images):
-    task, settings = Cifar10(*images), changed(channels=None, max_params=20_000)
+    task, settings = Cifar10(*images), settings_with(channels=None, max_params=20_000)
     job = TrainJob(task, settings, VALUES)
     summary, channels = task.summarize(settings, VALUES, job.model), channels_for(VALUES, cells=3, at_most=20_000)
     assert summary == {"channels": channels, "parameters": count_without_auxiliary(job.model)}
     assert summary["parameters"] == num_parameters(VALUES, channels, 3) <= 20_000  # batch norms scale
 
 
-def test_the_learning_rate_and_dropped_paths_follow_the_epoch_linearly_and_on_a_cosine(images):
+def test_learning_rate_and_drop_path_follow_the_epoch(images):
     job = TrainJob(Cifar10(*images), TINY, VALUES)
     assert job.steps_per_epoch == 3
     for number in (0, 2, 3, 5, 6, 8):
@@ -73,8 +73,8 @@ def test_the_learning_rate_and_dropped_paths_follow_the_epoch_linearly_and_on_a_
         assert rate == pytest.approx(0.025 * (1 + math.cos(math.pi * epoch / 3)) / 2)
 
 
-def test_the_loss_is_that_of_both_heads_and_a_step_is_sgd_with_momentum_decay_and_clipping(images):
-    job, twin = (TrainJob(Cifar10(*images), changed(drop_path=0.0, auxiliary=40.0), VALUES) for _ in range(2))
+def test_a_step_is_sgd_on_the_loss_of_both_heads(images):
+    job, twin = (TrainJob(Cifar10(*images), settings_with(drop_path=0.0, auxiliary=40.0), VALUES) for _ in range(2))
     optimizer = torch.optim.SGD(twin.model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     batches = Batches(images[0], torch.arange(12), 4, augment_batches, 0, TRAIN)
     for number in range(2):
@@ -91,7 +91,7 @@ def test_the_loss_is_that_of_both_heads_and_a_step_is_sgd_with_momentum_decay_an
 
 
 def test_mixed_precision_is_that_of_the_training(images):
-    job = TrainJob(Cifar10(*images), changed(amp_dtype="bfloat16"), VALUES)
+    job = TrainJob(Cifar10(*images), settings_with(amp_dtype="bfloat16"), VALUES)
     kinds = []
     job.model.get_submodule("classifier").register_forward_hook(
         lambda layer, inputs, output: kinds.append(output.dtype)
@@ -101,14 +101,14 @@ def test_mixed_precision_is_that_of_the_training(images):
 
 
 def test_weights_and_mini_batches_follow_from_the_seed(images):
-    def drawn(seed):
-        job = TrainJob(Cifar10(*images), changed(seed=seed), VALUES)
+    def draw(seed):
+        job = TrainJob(Cifar10(*images), settings_with(seed=seed), VALUES)
         return job.model.state_dict()["stem.0.weight"].tolist(), [
             job.train_batches(number)[1].tolist() for number in range(6)
         ]
 
-    assert drawn(1) == drawn(1)
-    assert all(one != other for one, other in zip(drawn(0), drawn(1), strict=True))
+    assert draw(1) == draw(1)
+    assert all(one != other for one, other in zip(draw(0), draw(1), strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +148,7 @@ def test_a_record_counts_the_images_of_an_epoch(whole):
 
 def test_settings_that_are_refused_late_leave_no_folder(images, tmp_path):
     with pytest.raises(ValueError, match="more than at_most=10"):
-        retrain(Cifar10(*images), changed(channels=None, max_params=10), VALUES, tmp_path / "run")
+        retrain(Cifar10(*images), settings_with(channels=None, max_params=10), VALUES, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -187,7 +187,7 @@ def test_evaluating_tells_how_far_it_is(images, whole):
 
 
 def test_evaluating_a_checkpoint_of_another_run_says_what_to_do(images, whole, tmp_path):
-    retrain(Cifar10(*images), changed(epochs=1, channels=4), VALUES, tmp_path)
+    retrain(Cifar10(*images), settings_with(epochs=1, channels=4), VALUES, tmp_path)
     (tmp_path / CHECKPOINT).write_bytes((whole[0] / CHECKPOINT).read_bytes())
     with pytest.raises(ValueError, match=r"another run \(.*use another path, or delete it"):
         evaluate(Cifar10(*images), tmp_path, read_config(tmp_path, "cifar10", CHECKPOINT))
@@ -200,7 +200,7 @@ def test_training_learns_to_tell_colors_apart():
     colors = torch.tensor([[200, 60, 60], [60, 60, 200]])[labels][:, :, None, None]
     pixels = (colors + torch.randint(-40, 40, (40, 3, 32, 32), generator=generator)).to(torch.uint8)
     train, test = (ImageSet(pixels, labels).subset(part) for part in (torch.arange(24), torch.arange(24, 40)))
-    job = TrainJob(Cifar10(train, test), changed(epochs=15, num_train_images=24, batch=8), VALUES)
+    job = TrainJob(Cifar10(train, test), settings_with(epochs=15, num_train_images=24, batch=8), VALUES)
     for number in range(45):
         job.step(number)
     assert accuracy(job.model, test) >= 0.9
@@ -218,7 +218,7 @@ def test_training_learns_to_tell_colors_apart():
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        changed(**settings)
+        settings_with(**settings)
 
 
 def test_the_trained_network_has_no_decision_left(images):

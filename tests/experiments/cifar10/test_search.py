@@ -15,7 +15,6 @@ from asng.experiments import _jobs
 from asng.experiments._image_runs import search
 from asng.experiments._images import Batches, ImageSet, halves
 from asng.experiments._jobs import TRAIN, VALID, SearchJob
-from asng.experiments._settings import parse_amp_dtype
 from asng.experiments.cifar10.data import augment_batches, normalize
 from asng.experiments.cifar10.space import SPACE, num_parameters, random_values, values_of
 from asng.experiments.cifar10.task import Cifar10, Cifar10SearchSettings, accuracy
@@ -40,7 +39,7 @@ def images():
     return some(30, 0), some(20, 1)
 
 
-def changed(**settings):
+def settings_with(**settings):
     return Cifar10SearchSettings(**{**vars(TINY), **settings})
 
 
@@ -125,7 +124,7 @@ def test_columns_of_nodes_that_are_not_loose_decay_from_the_first_step(images):
 
 
 def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
-    job = make_job(changed(population_size=3), images)
+    job = make_job(settings_with(population_size=3), images)
     seen = []
     listen(job, lambda model, batch: seen.append(batch[0]))
     job.step(0)
@@ -135,17 +134,17 @@ def test_as_many_architectures_as_asked_for_see_each_mini_batch(images):
 
 @pytest.mark.parametrize("amp_dtype", ["bfloat16", "float16"])
 def test_mixed_precision_is_that_of_both_halves(images, amp_dtype):
-    job = make_job(changed(amp_dtype=amp_dtype), images)
+    job = make_job(settings_with(amp_dtype=amp_dtype), images)
     kinds = []
     job.model.classifier.register_forward_hook(lambda layer, inputs, output: kinds.append(output.dtype))
     assert math.isfinite(job.step(0)["valid_loss"])
-    assert kinds == [parse_amp_dtype(amp_dtype)] * 4
+    assert kinds == [getattr(torch, amp_dtype)] * 4
     assert {parameter.dtype for parameter in job.model.parameters()} == {torch.float32}
 
 
 def test_weights_halves_and_architectures_follow_from_the_seed(images):
-    def drawn(seed):
-        job = make_job(changed(seed=seed), images)
+    def draw(seed):
+        job = make_job(settings_with(seed=seed), images)
         numbers = sorted(job.train_batches(number)[1].tolist() for number in range(3))
         first = [candidate.values for candidate in job.arch_optimizer.ask()]
         return (
@@ -155,12 +154,12 @@ def test_weights_halves_and_architectures_follow_from_the_seed(images):
             numbers,
         )
 
-    assert drawn(1) == drawn(1)
-    assert all(one != other for one, other in zip(drawn(0), drawn(1), strict=True))
+    assert draw(1) == draw(1)
+    assert all(one != other for one, other in zip(draw(0), draw(1), strict=True))
 
 
 def test_the_learning_rate_falls_once_an_epoch_on_a_cosine(images):
-    job = make_job(changed(epochs=4), images)
+    job = make_job(settings_with(epochs=4), images)
     rates = []
     for number in range(0, 4 * job.steps_per_epoch, job.steps_per_epoch - 1):
         job.step(number)
@@ -243,12 +242,12 @@ def run(settings, images, folder):
 
 
 def test_testing_changes_nothing_but_the_record(images, whole, tmp_path):
-    silent = run(changed(test=False), images, tmp_path).arch_optimizer.distribution()
+    silent = run(settings_with(test=False), images, tmp_path).arch_optimizer.distribution()
     assert {name: p.tolist() for name, p in silent.items()} == whole[1]["distribution"]
     assert all("test_accuracy" not in record for record in records_of(tmp_path))
 
 
-def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statistics(images):
+def test_the_extracted_network_is_tested_after_recalibration(images):
     job = make_job(TINY, images)
     for number in range(3):
         job.step(number)
@@ -266,7 +265,7 @@ def test_the_test_accuracy_is_of_the_extracted_network_with_its_own_batch_statis
 
 
 def test_only_as_many_images_are_tested_as_asked_for(images, monkeypatch):
-    job = make_job(changed(num_test_images=5), images)
+    job = make_job(settings_with(num_test_images=5), images)
     monkeypatch.setattr("asng.experiments.cifar10.task.accuracy", lambda network, images, max_images: max_images)
     assert job.finish_epoch(Epoch())["test_accuracy"] == 5
     few = ImageSet(images[1].images[:5], images[1].labels[:5])
@@ -280,9 +279,9 @@ def test_accuracy_leaves_the_mode_of_a_network_alone(images):
     assert network.training
 
 
-def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(images, tmp_path, monkeypatch):
+def test_random_search_never_moves_and_takes_the_best_of_many(images, tmp_path, monkeypatch):
     monkeypatch.setattr(_jobs, "TOP_K", 3)
-    settings = changed(method="uniform", num_random=8)
+    settings = settings_with(method="uniform", num_random=8)
     job = make_job(settings, images)
     assert isinstance(job.arch_optimizer, RandomSearch)
     for number in range(2):
@@ -308,7 +307,7 @@ def test_random_search_never_moves_and_takes_the_best_of_many_that_it_judges(ima
 
 
 def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
-    job = make_job(changed(method="uniform", num_random=4), images)
+    job = make_job(settings_with(method="uniform", num_random=4), images)
     drawn = job._draw_feasible()
     losses = iter([math.nan, 3.0, math.inf, 2.0, *[math.nan] * 3, *[1.0] * 3, *[math.inf] * 6])
     job._task.search_loss = lambda model, batch: torch.tensor(next(losses))
@@ -317,19 +316,19 @@ def test_random_search_takes_no_architecture_whose_loss_is_not_finite(images):
 
 def test_random_search_is_feasible_or_says_at_once_that_it_cannot_be(images):
     sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
-    job = make_job(changed(method="uniform", num_random=20, max_params=sizes[10]), images)
+    job = make_job(settings_with(method="uniform", num_random=20, max_params=sizes[10]), images)
     drawn = job._draw_feasible()
     assert 0 < len(drawn) < 20
     assert num_parameters(job.result()["values"], 2, 3, affine=False) <= sizes[10]
     with pytest.raises(ValueError, match="none of 3 architectures meets the limit; raise max_params"):
-        make_job(changed(method="uniform", num_random=3, max_params=500), images)
+        make_job(settings_with(method="uniform", num_random=3, max_params=500), images)
 
 
-def test_a_limit_that_no_architecture_meets_is_refused_at_once_and_leaves_no_folder(images, tmp_path):
+def test_a_limit_that_nothing_meets_leaves_no_folder(images, tmp_path):
     with pytest.raises(ValueError, match="smallest architecture has 452 parameters, more than max_params=451"):
-        search(Cifar10(*images), changed(max_params=451), tmp_path / "run")
+        search(Cifar10(*images), settings_with(max_params=451), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    make_job(changed(max_params=452), images)
+    make_job(settings_with(max_params=452), images)
 
 
 def test_the_limit_is_on_the_parameters_of_the_network_of_the_search(images):
@@ -343,7 +342,7 @@ def test_the_limit_is_on_the_parameters_of_the_network_of_the_search(images):
 def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, tmp_path):
     sizes = sorted(num_parameters(random_values(seed), 2, 3, affine=False) for seed in range(40))
     limit = sizes[10]
-    job = make_job(changed(max_params=limit), images)
+    job = make_job(settings_with(max_params=limit), images)
     ran: list[int] = []
     judged: list[int] = []
 
@@ -374,4 +373,4 @@ def test_a_limit_on_parameters_holds_for_what_is_run_and_what_is_found(images, t
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        changed(**settings)
+        settings_with(**settings)

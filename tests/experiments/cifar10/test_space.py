@@ -69,7 +69,7 @@ def test_parameters_are_those_of_the_papers_setting(values, channels, cells, aff
 
 
 @pytest.mark.parametrize(("values", "channels"), [(ALL_ZERO, 60), (CHAIN, 42)])
-def test_retraining_has_as_many_channels_as_fit_into_four_million_parameters(values, channels):
+def test_channels_are_as_many_as_fit_into_four_million_parameters(values, channels):
     assert space.channels_for(values) == channels
     assert num_parameters(values, channels, 20) <= 4_000_000 < num_parameters(values, channels + 1, 20)
 

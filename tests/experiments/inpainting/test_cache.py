@@ -14,7 +14,7 @@ from tests.helpers.small_faces import BLUE, RED, save, texture, write_boxes
 
 
 @pytest.fixture(autouse=True)
-def cached(tmp_path_factory, monkeypatch):
+def cache_files(tmp_path_factory, monkeypatch):
     """Lists the files of an empty cache."""
     folder = tmp_path_factory.mktemp("cache")
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
@@ -33,11 +33,11 @@ def test_all_good_images_are_kept_with_their_names_in_order(tmp_path):
         assert np.array_equal(image, pixels[name].transpose(2, 0, 1))
 
 
-def test_other_sizes_are_kept_beside_each_other(tmp_path, cached):
+def test_other_sizes_are_kept_beside_each_other(tmp_path, cache_files):
     save(tmp_path / "a.png")
     assert read_faces(tmp_path, size=8).images.shape == (1, 3, 8, 8)
     assert read_faces(tmp_path).images.shape == (1, 3, 64, 64)
-    assert len(cached()) == 2
+    assert len(cache_files()) == 2
     assert [path.name for path in tmp_path.iterdir()] == ["a.png"]  # nothing is written beside the images
 
 
@@ -63,7 +63,7 @@ def test_damaged_images_are_listed_and_left_out(tmp_path):
     assert read_faces(tmp_path).damaged == kept.damaged  # from the cache too
 
 
-def test_a_folder_without_good_images_is_an_error_with_the_cure(tmp_path, cached):
+def test_a_folder_without_good_images_is_an_error_with_the_cure(tmp_path, cache_files):
     with pytest.raises(ValueError, match=r"nowhere; name the one.*--data, ASNG_DATA or"):
         read_faces(tmp_path / "nowhere")
     (tmp_path / "notes.txt").write_text("no image")
@@ -72,10 +72,10 @@ def test_a_folder_without_good_images_is_an_error_with_the_cure(tmp_path, cached
     (tmp_path / "a.png").write_text("no image either")
     with pytest.raises(ValueError, match=rf"all 1 images in {tmp_path} are damaged, such as a\.png \(cannot identify"):
         read_faces(tmp_path)
-    assert cached() == []
+    assert cache_files() == []
 
 
-def built(folder, **options):
+def builds(folder, **options):
     """Whether faces() had to build the cache."""
     heard: list[float] = []
     read_faces(folder, progress=heard.append, **options)
@@ -84,38 +84,38 @@ def built(folder, **options):
     return bool(heard)
 
 
-def test_the_cache_is_built_again_when_files_or_boxes_change_and_the_old_one_goes(tmp_path, cached):
+def test_the_cache_is_replaced_when_files_or_boxes_change(tmp_path, cache_files):
     other = tmp_path.parent / f"{tmp_path.name}-other"
     save(other / "a.png")
-    assert built(other)
+    assert builds(other)
     folder = tmp_path / "img_celeba"
     for number in range(3):
         save(folder / f"{number}.jpg", color=RED)
     boxes = {f"{number}.jpg": (0, 0, 64, 64) for number in range(5)}
     write_boxes(tmp_path / "list_bbox_celeba.txt", boxes)
-    assert built(tmp_path)
-    assert not built(tmp_path)
+    assert builds(tmp_path)
+    assert not builds(tmp_path)
     save(folder / "3.jpg", color=BLUE)  # one more
-    assert built(tmp_path)
+    assert builds(tmp_path)
     assert read_faces(tmp_path).images.shape[0] == 4
     os.rename(folder / "3.jpg", folder / "4.jpg")  # another name
-    assert built(tmp_path)
+    assert builds(tmp_path)
     os.utime(folder / "0.jpg", ns=(1, 1))  # written again
-    assert built(tmp_path)
+    assert builds(tmp_path)
     (folder / "4.jpg").unlink()
-    assert built(tmp_path)
+    assert builds(tmp_path)
     write_boxes(tmp_path / "list_bbox_celeba.txt", boxes | {"0.jpg": (0, 0, 20, 20)})
-    assert built(tmp_path)
-    assert not built(tmp_path)
-    assert not built(other)
-    assert len(cached()) == 2
+    assert builds(tmp_path)
+    assert not builds(tmp_path)
+    assert not builds(other)
+    assert len(cache_files()) == 2
 
 
 def test_the_cache_of_another_version_is_built_again(tmp_path, monkeypatch):
     save(tmp_path / "a.png")
-    assert built(tmp_path)
+    assert builds(tmp_path)
     monkeypatch.setattr(faces, "CACHE_VERSION", faces.CACHE_VERSION + 1)
-    assert built(tmp_path)
+    assert builds(tmp_path)
 
 
 def npz(**arrays):
@@ -135,20 +135,20 @@ HARM = {
 
 
 @pytest.mark.parametrize("harm", HARM)
-def test_a_damaged_cache_is_built_again(tmp_path, cached, harm):
+def test_a_damaged_cache_is_built_again(tmp_path, cache_files, harm):
     pixels = texture(tmp_path / "a.png", (64, 64))
     read_faces(tmp_path)
-    (file,) = cached()
+    (file,) = cache_files()
     file.write_bytes(HARM[harm](file.read_bytes()))
-    assert built(tmp_path)
+    assert builds(tmp_path)
     assert np.array_equal(read_faces(tmp_path).images[0], pixels.transpose(2, 0, 1))
 
 
-def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cached):
+def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cache_files):
     for number in range(faces.CHUNK + 1):
         save(tmp_path / f"{number:03}.png", (4, 4))
     read_faces(tmp_path, size=4)
-    before = {path: path.read_bytes() for path in cached()}
+    before = {path: path.read_bytes() for path in cache_files()}
     save(tmp_path / "more.png", (4, 4))
 
     def interrupt(done):
@@ -159,7 +159,7 @@ def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cached)
     with pytest.raises(KeyboardInterrupt):
         read_faces(tmp_path, 4, interrupt)
     assert threading.active_count() == threads
-    assert {path: path.read_bytes() for path in cached()} == before
+    assert {path: path.read_bytes() for path in cache_files()} == before
     assert len(read_faces(tmp_path, size=4).names) == faces.CHUNK + 2
 
 

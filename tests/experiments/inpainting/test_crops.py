@@ -18,7 +18,7 @@ def faces_in(folder, size=64):
     return {file.name: face_or_fault(folder, boxes, size, file.name) for file in files}
 
 
-def test_images_of_all_kinds_are_found_in_all_folders_in_the_order_of_their_names(tmp_path):
+def test_images_of_all_kinds_are_found_in_order_of_names(tmp_path):
     for name in ("b/two.PNG", "a.jpeg", "b/c/three.webp", "one.bmp", "z.jpg"):
         save(tmp_path / name)
     (tmp_path / "notes.txt").write_text("no image")
@@ -65,7 +65,7 @@ def test_gray_transparent_and_sideways_images_become_upright_color_images(tmp_pa
     assert is_all(upright[:, -5:], RED)
 
 
-def test_gray_of_16_bits_and_palettes_with_transparency_become_color_images(tmp_path):
+def test_16_bit_gray_and_transparent_palettes_become_rgb(tmp_path):
     Image.fromarray(np.full((9, 9), 300 * 77, np.uint16)).save(tmp_path / "gray.png")
     palette = Image.new("P", (9, 9), 1)
     palette.putpalette([*RED, *BLUE])
@@ -95,7 +95,7 @@ def test_boxes_count_the_pixels_as_they_are_stored(tmp_path):
     assert is_all(faces_in(tmp_path)["img_celeba/1.png"], GREEN)
 
 
-def test_aligned_images_have_no_boxes_and_of_several_releases_the_first_is_used(tmp_path):
+def test_aligned_images_have_no_boxes_and_one_release_is_used(tmp_path):
     save(tmp_path / "Img/img_align_celeba/000001.jpg", (178, 218), RED, (0, 24, 178, 194))
     write_boxes(tmp_path / "Anno/list_bbox_celeba.txt", {"000001.jpg": (600, 274, 343, 475)})
     ((name, aligned),) = faces_in(tmp_path).items()

@@ -63,7 +63,7 @@ def test_other_folders_are_split_by_a_seed(tmp_path):
     ("n", "train", "test"),
     [(2, 1, 1), (19, 18, 1), (100, 95, 5), (39_999, 38_000, 1_999), (50_000, 48_000, 2_000), (202_599, 101_000, 2_000)],
 )
-def test_2000_or_a_twentieth_are_drawn_for_the_test_and_at_most_101000_to_train(n, train, test):
+def test_a_random_split_has_the_papers_sizes_or_a_twentieth(n, train, test):
     parts = random_split(n, seed=0)
     assert [len(part) for part in parts] == [train, test]
     assert len(np.unique(np.concatenate(parts))) == train + test
@@ -143,13 +143,13 @@ def test_the_folder_is_the_one_given_or_the_faces_in_it(tmp_path, monkeypatch):
 
 
 def test_faces_are_told_apart_by_their_numbers_and_all_their_names():
-    def named(train, test):
+    def describe(train, test):
         return describe_faces(
             *(ImageSet(torch.zeros(len(n), 3, 4, 4, dtype=torch.uint8), names=tuple(n)) for n in (train, test))
         )
 
-    assert named("abc", "d") == named("abc", "d") == "3 to train with, 1 to test with, named 25b0e498c1ac"
-    assert len({named("abc", "d"), named("abx", "d"), named("abc", "x"), named("ab", "cd")}) == 4
+    assert describe("abc", "d") == describe("abc", "d") == "3 to train with, 1 to test with, named 25b0e498c1ac"
+    assert len({describe("abc", "d"), describe("abx", "d"), describe("abc", "x"), describe("ab", "cd")}) == 4
 
 
 def test_a_part_of_the_faces_is_in_the_order_of_its_numbers():

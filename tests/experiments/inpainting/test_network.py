@@ -57,7 +57,7 @@ def out_of(net: nn.Module, values: dict[str, Any], x: Tensor) -> Tensor:
         return net(x)
 
 
-def padded(net: Any, values: dict[str, Any], x: Tensor) -> Tensor:
+def pad(net: Any, values: dict[str, Any], x: Tensor) -> Tensor:
     """The same network with 8 channels everywhere: missing ones are zeros, and so are the weights from and to them."""
 
     def weights(layer: Any, channels: int, transposed: bool) -> Tensor:
@@ -93,12 +93,12 @@ def test_channel_slices_equal_a_padded_computation(nets, encoding, size):
     net, x = nets[encoding], images(*size)
     for values in architectures(net, 25):
         with torch.no_grad():
-            torch.testing.assert_close(out_of(net, values, x), padded(net, values, x))
+            torch.testing.assert_close(out_of(net, values, x), pad(net, values, x))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_hundred_random_architectures_extract_to_plain_networks_with_equal_outputs(nets, encoding):
+def test_a_hundred_extracted_networks_have_equal_outputs(nets, encoding):
     net, x = nets[encoding], images(*SIZE)
     for values in architectures(net, 100):
         plain = nas.extract(net, values)
@@ -158,7 +158,7 @@ def test_the_decoder_comes_back_to_the_sizes_of_the_encoder(nets, size):
         hook.remove()
 
 
-def test_at_even_sizes_the_mirrored_size_is_an_output_padding_of_stride_minus_1(nets):
+def test_at_even_sizes_output_padding_is_stride_minus_1(nets):
     net = nets["cat"]
     nas.select(net, base_values(nas.space_of(net), 8, channels=8))
     for kind, layer in net.decoder[0].items():
@@ -254,7 +254,7 @@ def test_weights_begin_within_the_bound_of_their_largest_input(encoding):
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
-def test_a_fresh_network_is_the_extracted_one_with_weights_of_its_own_bounds(nets, encoding):
+def test_a_new_network_is_the_extracted_one_with_new_weights(nets, encoding):
     net = nets[encoding]
     for values in architectures(net, 20):
         model = new_autoencoder(values, SIZE)

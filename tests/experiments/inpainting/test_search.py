@@ -40,7 +40,7 @@ def faces():
     return some(12, 0), some(5, 1)
 
 
-def changed(**settings):
+def settings_with(**settings):
     return InpaintingSearchSettings(**{**vars(TINY), **settings})
 
 
@@ -56,18 +56,18 @@ def test_the_defaults_are_the_papers():
 
 def test_an_iteration_is_the_papers(faces):
     """Both halves see their own faces; all architectures of a half see the same faces and holes; no decay."""
-    job = make_job(changed(mask="pixel", seed=5), faces)
+    job = make_job(settings_with(mask="pixel", seed=5), faces)
     group = job.oneshot.weight_optimizer.param_groups[0]
     assert isinstance(job.arch_optimizer, ASNG)
     assert (group["momentum"], group["weight_decay"]) == (0.9, 0.0)
     seen = []
     inner = job.oneshot._loss_fn
 
-    def watched(model, batch):
+    def watch(model, batch):
         seen.append(batch)
         return inner(model, batch)
 
-    job.oneshot._loss_fn = watched
+    job.oneshot._loss_fn = watch
     job.step(4)
     batches = [
         Batches(faces[0], half, 2, partial(mask_batches, "pixel"), 5, stream)(4)
@@ -78,7 +78,7 @@ def test_an_iteration_is_the_papers(faces):
 
 
 def test_weights_and_candidates_follow_from_the_seed(faces):
-    job = make_job(changed(seed=5), faces)
+    job = make_job(settings_with(seed=5), faces)
     torch.manual_seed(5)
     twin = Net(search_space("cat", 3, widths=(2, 4)), (16, 16))
     assert all(map(torch.equal, job.model.parameters(), twin.parameters()))
@@ -97,7 +97,7 @@ def test_a_gradient_longer_than_5_is_shortened(faces):
 
 def test_mixed_precision_is_that_of_the_settings(faces):
     for amp_dtype, expected in (("off", torch.float32), ("bfloat16", torch.bfloat16)):
-        job = make_job(changed(amp_dtype=amp_dtype), faces)
+        job = make_job(settings_with(amp_dtype=amp_dtype), faces)
         seen: list[torch.dtype] = []
         hook = job.model.last.register_forward_hook(lambda module, inputs, output, seen=seen: seen.append(output.dtype))
         job.step(0)
@@ -125,7 +125,7 @@ def test_the_learning_rate_falls_in_every_iteration_on_a_cosine(faces):
 @pytest.fixture(scope="module", params=["cat", "int"])
 def whole(request, faces, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    settings = changed(encoding=request.param)
+    settings = settings_with(encoding=request.param)
     return settings, folder, search(Inpainting(*faces), settings, folder)
 
 
@@ -150,14 +150,14 @@ def small():
     return faces, faces
 
 
-def test_the_test_is_of_the_most_likely_architecture_behind_masks_that_never_change(faces):
-    job = make_job(changed(mask="half", seed=3), faces)
+def test_the_most_likely_architecture_is_tested_with_fixed_masks(faces):
+    job = make_job(settings_with(mask="half", seed=3), faces)
     record = job.finish_epoch(Epoch())
     model = nas.extract(job.model, job.arch_optimizer.mode())
     scores = measures.evaluate(model, faces[1].images, fixed_masks("half", 5, (16, 16), MASK_SEED))
     assert record["test_psnr"] == pytest.approx(float(scores.psnr.mean()))
     assert record["test_ssim"] == pytest.approx(float(scores.ssim.mean()))
-    assert "test_psnr" not in make_job(changed(test=False), faces).finish_epoch(Epoch())
+    assert "test_psnr" not in make_job(settings_with(test=False), faces).finish_epoch(Epoch())
 
 
 def test_the_masks_of_test_faces_are_the_same_for_all_runs_and_machines():
@@ -182,14 +182,14 @@ def test_none_of_all_architectures_has_fewer_parameters_than_the_least(size):
     assert nas.parameters(net, smallest_values(space)) == min(nas.parameters(net, values) for values in every)
 
 
-def test_a_limit_below_the_smallest_architecture_is_refused_before_anything_runs(faces, tmp_path):
+def test_a_limit_below_the_smallest_architecture_is_refused(faces, tmp_path):
     least = nas.parameters(make_job(TINY, faces).model, smallest_values(SPACE))
     with pytest.raises(
         ValueError, match=f"smallest architecture has {least} parameters, more than max_params={least - 1}"
     ):
-        search(Inpainting(*faces), changed(max_params=least - 1), tmp_path / "run")
+        search(Inpainting(*faces), settings_with(max_params=least - 1), tmp_path / "run")
     assert not (tmp_path / "run").exists()
-    make_job(changed(max_params=least), faces)
+    make_job(settings_with(max_params=least), faces)
 
 
 @pytest.mark.parametrize(
@@ -202,13 +202,13 @@ def test_a_limit_below_the_smallest_architecture_is_refused_before_anything_runs
 )
 def test_settings_that_cannot_be_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
-        changed(**settings)
+        settings_with(**settings)
 
 
 @pytest.mark.parametrize("images", [0, -3])
 def test_no_faces_at_all_are_an_error(images):
     with pytest.raises(ValueError, match=f"num_train_images must be at least 1, got {images}"):
-        changed(num_train_images=images)
+        settings_with(num_train_images=images)
 
 
 def test_where_there_are_fewer_faces_than_asked_for_all_are_used():
@@ -216,7 +216,7 @@ def test_where_there_are_fewer_faces_than_asked_for_all_are_used():
 
 
 def test_fewer_faces_are_used_from_all_over_their_order(faces):
-    job = make_job(changed(num_train_images=4, batch=2), faces)
+    job = make_job(settings_with(num_train_images=4, batch=2), faces)
     few = {tuple(image.flatten().tolist()) for face in faces[0].images[::3] for image in (face, face.flip(2))}
     for batches in (job.train_batches, job.valid_batches):
         for image in (batches(0)[0] * 255).round().byte():

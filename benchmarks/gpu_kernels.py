@@ -1,8 +1,8 @@
 """The layers of `asng.fused` beside torch's on a GPU: microseconds of forward and backward inside a CUDA graph.
 
-    python benchmarks/kernels.py --out runs/kernels           some minutes, most of them for compiling
-    python benchmarks/kernels.py --out runs/kernels --quick   two shapes
-    python benchmarks/kernels.py --out runs/kernels --only sep --profile   layers by name; and each of their kernels
+    python benchmarks/gpu_kernels.py --out runs/gpu_kernels           some minutes, most of them for compiling
+    python benchmarks/gpu_kernels.py --out runs/gpu_kernels --quick   two shapes
+    python benchmarks/gpu_kernels.py --out runs/gpu_kernels --only sep --profile   by name; and each kernel
 
 How it is measured. A graph holds 20 times forward and backward of a layer, on 4 inputs in turn; its replays are timed
 by events, and the median is divided by 20. Shapes are those of the paper's CIFAR-10 search (64 images) and of
@@ -33,7 +33,7 @@ from asng import fused
 from asng.experiments.cifar10.network import AveragePool, separable
 
 SEARCH = [(64, 16, 32, 32), (64, 32, 16, 16), (64, 64, 8, 8)]
-RETRAINING = [(80, 57, 32, 32), (80, 114, 16, 16), (80, 228, 8, 8)]
+RETRAINING = [(80, 42, 32, 32), (80, 84, 16, 16), (80, 168, 8, 8)]
 DTYPES = {"bfloat16": torch.bfloat16, "float32": torch.float32}
 REPEATS, INPUTS, REPLAYS = 20, 4, 30
 
@@ -181,14 +181,14 @@ def line(row: dict[str, Any]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=Path("runs/kernels"), help="folder for kernels.json")
+    parser.add_argument("--out", type=Path, default=Path("runs/gpu_kernels"), help="folder for gpu_kernels.json")
     parser.add_argument("--only", default="", help="part of a layer's name")
     parser.add_argument("--quick", action="store_true", help="one shape of the search and one of retraining")
     parser.add_argument("--dtypes", default="bfloat16,float32", help="types of the inputs")
     parser.add_argument("--profile", action="store_true", help="times of all kernels of our layers")
     settings = parser.parse_args()
     if not torch.cuda.is_available():
-        raise SystemExit("benchmarks/kernels.py needs a CUDA device")
+        raise SystemExit("benchmarks/gpu_kernels.py needs a CUDA device")
     bandwidth = copy_bandwidth()
     machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
     print(f"{machine}, copy: {bandwidth / 1e12:.2f} TB/s")
@@ -215,7 +215,7 @@ def main() -> None:
             rows.append(row)
             print(line(row), flush=True)
         result = {**machine, "copy_bytes_per_s": bandwidth, "rows": rows}
-        (settings.out / "kernels.json").write_text(json.dumps(result, indent=2) + "\n")
+        (settings.out / "gpu_kernels.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,99 @@
-"""Candidates that are watched as they run: those that run out of memory, and decisions that nothing reads."""
+"""Candidates as they run: what their loss function returns, a lack of memory, and decisions that nothing reads."""
 
+import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from numbers import Real
+from typing import Any, NamedTuple, TypeVar
 
 import torch
+from torch import Tensor, nn
 
-from asng.nas import _checkpoints
+from asng.nas import _checkpoints, _distributed
 from asng.nas._decision import Decision
 from asng.nas.supernet import Supernet
 
+Metrics = Mapping[str, Tensor | float]
+LossFn = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
+"""A loss: (model, batch) -> a scalar tensor, or (loss, metrics) with a mapping of names to numbers."""
+
 FAILURES = (torch.OutOfMemoryError, MemoryError)
 MAX_FAILED_STEPS = 5  # in a row in which every candidate failed
+WATCHED_STEPS = 10  # that are watched for decisions that nothing reads
+MIN_CANDIDATES = 10  # in which a decision was active and not read, before it is warned of
 
 T = TypeVar("T")
+
+
+class Outcome(NamedTuple):
+    """The loss of a candidate and its metrics, on the device."""
+
+    loss: Tensor  # ()
+    metrics: dict[str, Tensor | float]
+
+    def detach(self) -> "Outcome":
+        return Outcome(self.loss.detach(), self.metrics)
+
+
+FAILED = Outcome(torch.tensor(math.inf), {})  # of a candidate that ran out of memory
+
+
+class Numbers(NamedTuple):
+    """The same on the host."""
+
+    loss: float
+    metrics: dict[str, float]
+    failed: bool = False  # it ran out of memory
+
+
+def to_outcome(returned: Any) -> Outcome:
+    """Check what a loss function returned: a scalar tensor, or a pair of one and its metrics."""
+    loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        got = _format_value(loss)
+        raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, or (loss, metrics), got {got}")
+    if loss.is_complex():
+        raise ValueError(f"loss_fn(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
+    if not isinstance(metrics, Mapping):
+        raise ValueError(f"metrics must be a mapping of names to numbers, got {_format_value(metrics)}")
+    return Outcome(loss.reshape(()), {name: _number(name, value) for name, value in metrics.items()})
+
+
+def _number(name: Any, value: Any) -> Tensor | float:
+    if not isinstance(name, str):
+        raise ValueError(f"names of metrics must be strings, got {name!r}")
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return value.detach().reshape(())
+    if isinstance(value, Real):
+        return float(value)
+    raise ValueError(f"metric {name!r} must be a real number or a scalar tensor, got {_format_value(value)}")
+
+
+def _format_value(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return repr(value)
+
+
+def gather_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> list[Numbers]:
+    """Losses and metrics as numbers, with one wait for the device.
+
+    None stands for a candidate that another process ran.
+    """
+    own = {index: outcome for index, outcome in enumerate(outcomes) if outcome is not None}
+    exact = torch.float32 if device.type == "mps" else torch.float64
+    values = [value for outcome in own.values() for value in (outcome.loss, *outcome.metrics.values())]
+    tensors = [value.to(device, exact) for value in values if isinstance(value, Tensor)]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else ())
+    read: dict[int, Numbers] = {}  # by candidate
+    for index, outcome in own.items():
+        loss = next(numbers)
+        metrics = {name: next(numbers) if isinstance(v, Tensor) else v for name, v in outcome.metrics.items()}
+        read[index] = Numbers(loss, metrics, outcome is FAILED)
+    for others in _distributed.gather_objects(read):
+        read |= others
+    return [read[index] for index in sorted(read)]
 
 
 class Failures:
@@ -53,10 +132,6 @@ class Failures:
                 f"every candidate of {MAX_FAILED_STEPS} steps in a row ran out of memory; "
                 "use smaller batches, or let the model's decisions go smaller"
             )
-
-
-WATCHED_STEPS = 10  # that are watched
-MIN_CANDIDATES = 10  # in which a decision was active and not read, before it is warned of
 
 
 class UnreadDecisions:

@@ -1,0 +1,101 @@
+"""Triton kernels of SGD on flat tensors: gradients are added up, clipped and applied in two passes over memory.
+
+The numbers of a flat tensor lie in lines of `LINE`; all of a line belong to one parameter (`owners`). A program works
+on a tile of `LINES` lines. The gradients of several backward passes are `N` rows of `size` numbers. In a search most
+weights have none in a step: flags of the tiles tell the second pass which rows it neither has to read nor to clear.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _tile(tile, lines, LINES: tl.constexpr, LINE: tl.constexpr):
+    """The lines of a tile, which of them there are, and the offsets of their numbers."""
+    line = tile * LINES + tl.arange(0, LINES)
+    return line, line < lines, line.to(tl.int64)[:, None] * LINE + tl.arange(0, LINE)[None, :]
+
+
+@triton.jit
+def norms(rows, owners, touched, flags, norms, size, lines, N: tl.constexpr, LINES: tl.constexpr, LINE: tl.constexpr):
+    """The norm of each tile's summed gradients; parameters with one that is not zero become touched.
+
+    The lowest bit of a tile's flag says whether its rows hold anything but zeros, the next one the same of the step
+    before.
+    """
+    tile = tl.program_id(0)
+    line, mask, offsets = _tile(tile, lines, LINES, LINE)
+    gradient = tl.load(rows + offsets, mask[:, None], other=0.0).to(tl.float32)
+    found = gradient != 0
+    for row in tl.static_range(1, N):
+        other = tl.load(rows + row * size.to(tl.int64) + offsets, mask[:, None], other=0.0).to(tl.float32)
+        found = found | (other != 0)
+        gradient += other
+    is_touched = tl.max((gradient != 0).to(tl.int32), 1) > 0
+    # Several programs may write here, but all of them write the same.
+    tl.store(touched + tl.load(owners + line, mask, other=0), 1, mask & is_touched)
+    tl.store(norms + tile, tl.sqrt(tl.sum(tl.sum(gradient * gradient, 1), 0)))
+    flag = tl.max(tl.max(found.to(tl.int32), 1), 0)
+    tl.store(flags + tile, (tl.load(flags + tile) & 1) * 2 + flag)
+
+
+@triton.jit
+def move(
+    rows,
+    gradient,
+    values,
+    momentum_buffer,
+    low,
+    owners,
+    touched,
+    flags,
+    norm,
+    scale,
+    lr,
+    weight_decay,
+    momentum,
+    size,
+    lines,
+    N: tl.constexpr,
+    LOW: tl.constexpr,
+    DECAY: tl.constexpr,
+    MOMENTUM: tl.constexpr,
+    NESTEROV: tl.constexpr,
+    LINES: tl.constexpr,
+    LINE: tl.constexpr,
+):
+    """Move the values of touched parameters, if the norm is finite, and write the clipped sum of the gradients.
+
+    With LOW there is a copy of the values in lower precision, and the rows are of its type; without, the sum of the
+    gradients takes the place of the first row. All other rows are cleared. The roundings are those of torch's SGD.
+    """
+    tile = tl.program_id(0)
+    line, mask, offsets = _tile(tile, lines, LINES, LINE)
+    flag = tl.load(flags + tile)
+    has_rows = (mask & ((flag & 1) != 0))[:, None]
+    is_touched = tl.load(touched + tl.load(owners + line, mask, other=0), mask, other=0)
+    moves = (tl.where(tl.load(norm) < float("inf"), is_touched, 0) != 0)[:, None]  # NaN is not less
+    value = tl.load(values + offsets, moves, other=0.0)
+    if MOMENTUM:
+        moving = tl.load(momentum_buffer + offsets, moves, other=0.0)
+    step = tl.load(rows + offsets, has_rows, other=0.0).to(tl.float32)
+    for row in tl.static_range(1, N):
+        step += tl.load(rows + row * size.to(tl.int64) + offsets, has_rows, other=0.0).to(tl.float32)
+    step = tl.where(has_rows, step * tl.load(scale), 0.0)  # the scale may be NaN
+
+    tl.store(gradient + offsets, step, (mask & (flag != 0))[:, None])
+    tl.debug_barrier()  # which thread clears a number need not be the one that loaded it
+    zeros = tl.zeros([LINES, LINE], rows.dtype.element_ty)
+    for row in tl.static_range(0 if LOW else 1, N):
+        tl.store(rows + row * size.to(tl.int64) + offsets, zeros, has_rows)
+
+    if DECAY:
+        step = tl.fma(value, weight_decay, step)
+    if MOMENTUM:
+        moving = moving * momentum + step
+        tl.store(momentum_buffer + offsets, moving, moves)
+        step = tl.fma(moving, momentum, step) if NESTEROV else moving
+    value = tl.fma(step, -tl.load(lr).to(tl.float32), value)
+    tl.store(values + offsets, value, moves)
+    if LOW:
+        tl.store(low + offsets, value.to(low.dtype.element_ty), moves)

@@ -1,0 +1,11 @@
+"""Fixtures of several files of tests of searches."""
+
+import pytest
+
+from tests.helpers.searches import small_search
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The outcomes without a pause, with each kind of data loaders."""
+    return {own: small_search(None, own_generator=own) for own in (False, True)}
