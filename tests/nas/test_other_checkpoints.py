@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import CyclicLR, ExponentialLR, LambdaLR, OneCycle
 from torch.utils.data import DataLoader, TensorDataset
 
 from asng import ASNG, SNG
+from asng._files import previous_path
 from asng.nas import Flops, Latency, Limit, OneOf, parameters, space_of
 from asng.nas import _checkpoints as checkpoints
 from tests.helpers.searches import Augmented, Net, batches, data, interrupt_at, run_search
@@ -325,5 +326,5 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_offered(tmp_path):
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(ValueError, match=r"damaged .*the one before it is .*checkpoint\.asng-previous\.pt: rename it"):
         run_search(checkpoint=path)
-    os.replace(checkpoints.previous_path(path), path)
+    os.replace(previous_path(path), path)
     assert len(run_search(checkpoint=path).history) == 2
