@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-kernels format hooks bench clean
+.PHONY: demo quick test test-all test-integrations test-kernels format hooks bench clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -25,7 +25,10 @@ test: .venv/installed  ## format, lint, types, and the tests that are not long
 
 test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks; and the kernels
 	$(PYTEST) -m long
-	$(MAKE) test-kernels
+	$(MAKE) test-integrations test-kernels
+
+test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna
+	$(PYTEST) tests/integrations
 
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
 	TRITON_INTERPRET=1 $(PYTEST) tests/fused
@@ -53,6 +56,10 @@ clean:
 
 .venv/installed-bench: .venv/installed
 	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,bench]'
+	touch $@
+
+.venv/installed-integrations: .venv/installed
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]'
 	touch $@
 
 .venv/installed-kernels: .venv/installed

@@ -1,9 +1,10 @@
 """asng: architecture search and mixed optimization by adaptive stochastic natural gradients."""
 
 from asng._asktell import Best, Candidate, Optimizer, Seed
+from asng._blackbox import Evaluation
 from asng.baselines import SNG, Adam, RandomSearch
 from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
-from asng.minimize import Result, minimize
+from asng.minimize import EvaluationError, Result, minimize
 from asng.optimizer import ASNG, rank_utilities
 from asng.space import Categorical, Custom, Integer, Real, Variable, family_of
 
@@ -20,6 +21,8 @@ __all__ = [
     "CategoricalFamily",
     "Choices",
     "Custom",
+    "Evaluation",
+    "EvaluationError",
     "Family",
     "Integer",
     "Joint",

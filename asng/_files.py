@@ -25,6 +25,7 @@ except ImportError:  # on Windows, where nothing is locked
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.asng-[0-9]+-[0-9a-f]{8}")  # the file it is for, process, random digits
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link may lead to a file that is not asng's
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+PREVIOUS = ".asng-previous"
 MAX_SHOWN = 5  # differences in a message
 
 
@@ -113,6 +114,29 @@ def _forget_all() -> None:
 
 if hasattr(os, "register_at_fork"):  # a child that outlives its parent would keep the lock
     os.register_at_fork(after_in_child=_forget_all)
+
+
+def previous_path(path: Path) -> Path:
+    """The path of the checkpoint before the newest one; by its name no file of the user's.
+
+    >>> previous_path(Path("run/checkpoint.pt")).name
+    'checkpoint.asng-previous.pt'
+    """
+    return path.with_name(f"{path.stem}{PREVIOUS}{path.suffix}")
+
+
+def lock_checkpoint(path: Path) -> Lock:
+    """Lock a checkpoint and remove leftovers of killed processes; ValueError names the process that holds the lock."""
+    cure = "wait until it ends, or use another path"
+    return Lock(path.with_name(f".{path.name}.asng-lock"), path, cure, (path.name, previous_path(path).name))
+
+
+def offer_previous(path: Path) -> str:
+    """The end of a message about a damaged checkpoint: what the user can do."""
+    before = previous_path(path)
+    if before.exists():
+        return f"; the one before it is {before}: rename it to {path.name} to continue from there"
+    return "; use another path, or delete it to start over"
 
 
 @contextmanager

@@ -1,14 +1,26 @@
-"""Black-box minimization: a loop around ASNG's ask and tell."""
+"""Black-box minimization: a loop around ASNG's ask and tell, with the defaults of black boxes."""
 
-from collections.abc import Callable, Mapping
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from asng._asktell import Seed
-from asng._checks import check_int
-from asng.families import CategoricalFamily
+from asng._blackbox import BlackBox, Evaluation, Job, Limits
+from asng._checks import check_bool, check_float, check_int
+from asng._evaluation import Evaluator, ExecutorLost, InExecutor, InProcess
+from asng._progress import Progress, no_progress, progress_bar
 from asng.optimizer import ASNG
-from asng.space import Variable, family_of
+from asng.space import Variable
+
+FORMAT = "asng minimize 1"
+MAX_FAILED_POPULATIONS = 5  # in a row
+MAX_SHOWN = 6  # values in a text
+FIRST_REPORT, REPORT_INTERVAL = 1.0, 0.2  # seconds: quick minimizations show no progress bar
 
 
 class Result(NamedTuple):
@@ -18,19 +30,54 @@ class Result(NamedTuple):
         values: Those with the lowest loss, by name.
         loss: Their loss.
         mode: The most likely values at the end, which may be better where the losses are noisy.
-        evaluations: How many were made; fewer than asked for only after Ctrl-C.
-        optimizer: Can be inspected or continued.
+        evaluations: How many were made.
+        stopped: Why it ended: "evaluations" (all were made), "target", "converged" (the distribution has been as narrow
+            as it may become for a while), "nothing new" (ten populations of known values), "infeasible" (a thousand
+            populations without a feasible new candidate), "callback", "interrupted" (Ctrl-C), "failures" (five
+            populations in a row failed) or "executor" (it broke).
+        history: All evaluations, in the order in which they ended.
+        optimizer: Can be inspected or continued. After restarts it is the one that found the lowest loss.
 
     >>> import asng
     >>> result = asng.minimize(lambda values: values["n"], {"n": asng.Integer(1, 3)}, evaluations=20, seed=0)
-    >>> result.values, result.loss, result.evaluations
-    ({'n': 1}, 1.0, 20)
+    >>> result
+    Result(values={'n': 1}, loss=1, evaluations=3, stopped='nothing new')
+    >>> result.history[0]
+    Evaluation(values={'n': 2}, loss=2.0, error='')
     """
 
     values: dict[str, Any]
     loss: float
     mode: dict[str, Any]
     evaluations: int
+    stopped: str
+    history: list[Evaluation]
+    optimizer: ASNG
+
+    def __repr__(self) -> str:
+        """Short, without mode, history and optimizer."""
+        shown = f"values={_shorten(self.values)}, loss={self.loss:g}"
+        return f"Result({shown}, evaluations={self.evaluations}, stopped={self.stopped!r})"
+
+
+class EvaluationError(RuntimeError):
+    """No evaluation gave a finite loss.
+
+    Attributes:
+        history: The evaluations, with their errors.
+        optimizer: The optimizer, as far as it came.
+
+    >>> import asng
+    >>> import warnings
+    >>> warnings.simplefilter("ignore")
+    >>> try:
+    ...     asng.minimize(lambda values: 1 / 0, {"n": asng.Integer(1, 9)}, evaluations=3, seed=0)
+    ... except asng.EvaluationError as error:
+    ...     print(error)
+    none of 3 evaluations gave a finite loss; the last one: ZeroDivisionError: division by zero
+    """
+
+    history: list[Evaluation]
     optimizer: ASNG
 
 
@@ -43,46 +90,203 @@ def minimize(
     executor: Executor | None = None,
     seed: Seed = None,
     initial: Mapping[str, Any] | None = None,
+    noisy: bool = False,
+    limits: Limits = (),
+    callback: Callable[[Evaluation], Any] | None = None,
+    checkpoint: str | PathLike[str] | None = None,
+    target: float | None = None,
+    timeout: float | None = None,
+    restarts: int = 0,
+    progress: bool = True,
 ) -> Result:
     """Minimize a black box over a space. Ctrl-C ends it early with the result so far.
+
+    An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN or no number is one evaluation
+    with the worst loss; a warning says why.
 
     Args:
         f: Called with a dict of values; returns a number, lower is better.
         space: Names and variables.
-        evaluations: How many calls of f, at least 2.
-        population_size: Candidates compared at a time: by default 2 among choices alone, and 8 where there are
-            numbers, whose spread two mirrored draws could only shrink.
-        executor: A concurrent.futures executor that evaluates the candidates of a population side by side.
+        evaluations: The most calls of f, at least 2.
+        population_size: Candidates compared at a time; by default 4 + floor(3 ln n) for n variables with more than one
+            value.
+        executor: Any concurrent.futures executor, such as a ProcessPoolExecutor or that of a Dask client. All its
+            workers are busy all the time, without waiting for the slowest of a population; so the result depends on
+            who is faster, and the same seed may not repeat it. For executors other than those of the standard library,
+            `population_size` evaluations are in flight.
         seed: An integer or a SeedSequence; None for a random one.
         initial: Prior knowledge by name, as in `ASNG`.
+        noisy: Whether f may return another loss for the same values. If not, values that were evaluated before have
+            their stored loss, which costs no evaluation.
+        limits: Functions of the values; values are feasible where all return 0 or less. They are called in order up to
+            the first violated one. Infeasible candidates are not evaluated, and rank behind all feasible ones by
+            violation.
+        callback: Called with every `Evaluation`; ends the minimization by returning True.
+        checkpoint: A file that the state is saved to, after every evaluation but at most once a second. The same call
+            continues from it, also with more evaluations.
+        target: Ends the minimization at a loss that is not above it.
+        timeout: Seconds that an evaluation by an executor may take, with the start of its process.
+        restarts: How often to start over, each time with twice the population, once converged or without anything new.
+        progress: Show a progress bar, if stderr is a terminal.
 
     Returns:
-        The best values, their loss, the mode, the number of evaluations, and the optimizer.
+        The best values, their loss, the mode, why it stopped, all evaluations, and the optimizer.
 
     Raises:
-        ValueError: An argument does not fit, or every loss was NaN or infinite.
+        ValueError: An argument does not fit, or the checkpoint is of another minimization, in use or damaged.
+        EvaluationError: No evaluation gave a finite loss.
 
     >>> import asng
     >>> space = {"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}
-    >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=400, seed=0).mode
-    {'op': 'mul', 'n': 7}
+    >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=100, seed=0)
+    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=15, stopped='nothing new')
     """
-    left = check_int(evaluations, "evaluations", min=2)
+    check_int(evaluations, "evaluations", min=2)
+    _check_callables(f, executor, limits, callback)
+    run = BlackBox(
+        space,
+        population_size=population_size,
+        initial=initial,
+        seed=seed,
+        noisy=check_bool(noisy, "noisy"),
+        limits=tuple(limits),
+        restarts=check_int(restarts, "restarts", min=0),
+    )
+    if target is not None:
+        target = check_float(target, "target", gt=-float("inf"))
+    evaluator: Evaluator[Job] = InProcess(f)
+    if executor is not None:
+        timeout = None if timeout is None else check_float(timeout, "timeout")
+        evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
+    elif timeout is not None:
+        raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
+    with _saved(run, checkpoint) as save, _shown(progress) as report:
+        try:
+            stopped = _evaluate(run, evaluator, evaluations, target, callback, save, report)
+        except KeyboardInterrupt:
+            if run.best is None:
+                raise
+            stopped = "interrupted"
+        except ExecutorLost as error:
+            warnings.warn(f"minimize ends early, since the executor broke: {error}", stacklevel=2)
+            stopped = "executor"
+        finally:
+            evaluator.close()
+    run.finish()
+    return _result(run, stopped)
+
+
+def _evaluate(
+    run: BlackBox,
+    evaluator: Evaluator[Job],
+    evaluations: int,
+    target: float | None,
+    callback: Callable[[Evaluation], Any] | None,
+    save: Callable[[], None],
+    report: Progress,
+) -> str:
+    """Evaluate until there is a reason to stop, and return it."""
+    while True:
+        if target is not None and run.best is not None and run.best.loss <= target:
+            return "target"
+        while not run.exhausted and len(run.history) + len(run.jobs) < evaluations and evaluator.has_room():
+            job = run.next_job()
+            if job is not None:
+                evaluator.submit(job, dict(job.candidate.values))
+            elif run.jobs:  # wait for what is in flight before drawing more
+                break
+        if not run.jobs:
+            return run.exhausted or "evaluations"
+        is_over = False
+        for job, outcome in evaluator.wait():
+            evaluation = run.record(job, outcome)
+            if evaluation.error:
+                shown = f"evaluation {len(run.history)} of {_shorten(evaluation.values)}"
+                warnings.warn(f"{shown} failed and ranks last: {evaluation.error}", stacklevel=3)
+            is_over |= callback is not None and callback(evaluation) is True
+        best = "" if run.best is None else f", best {run.best.loss:g}"
+        report(len(run.history) / evaluations, f"evaluation {len(run.history)} of {evaluations}{best}")
+        save()
+        if is_over:
+            return "callback"
+        if run.failures_in_row >= MAX_FAILED_POPULATIONS * run.population_size:
+            return "failures"
+
+
+def _result(run: BlackBox, stopped: str) -> Result:
+    if run.best is None:
+        n, last = len(run.history), run.history[-1] if run.history else None
+        why = "no candidate met the limits" if last is None else f"the last one: {last.error or last.loss}"
+        error = EvaluationError(f"none of {n} evaluations gave a finite loss; {why}")
+        error.history, error.optimizer = run.history, run.optimizer
+        raise error
+    if stopped == "failures":
+        why = run.history[-1].error or "the loss is infinite"
+        warnings.warn(f"minimize ends early: the last {run.failures_in_row} evaluations failed: {why}", stacklevel=3)
+    optimizer = run.best_optimizer
+    best = run.best
+    return Result(best.values, best.loss, optimizer.mode(), len(run.history), stopped, run.history, optimizer)
+
+
+@contextmanager
+def _saved(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable[[], None]]:
+    """Restore a run from its checkpoint, yield a function that saves it from time to time, and save it at the end."""
+    if path is None:
+        yield lambda: None
+        return
+    from asng._json_checkpoint import JsonCheckpoint  # loads files and compressors
+
+    file = JsonCheckpoint(Path(path), FORMAT, run.identity())
+    try:
+        state = file.load()
+        if state is not None:
+            run.load_state_dict(state)
+
+        def save() -> None:
+            if file.is_due:
+                file.save(run.state_dict())
+
+        try:
+            yield save
+        finally:
+            if run.is_whole:
+                file.save(run.state_dict())
+    finally:
+        file.release()
+
+
+@contextmanager
+def _shown(progress: bool) -> Iterator[Progress]:
+    """A progress bar that appears after a while."""
+    if not check_bool(progress, "progress"):
+        yield no_progress
+        return
+    with progress_bar("minimize") as bar:
+        next_report = time.monotonic() + FIRST_REPORT
+
+        def report(fraction: float, text: str = "", *, line: bool = False) -> None:
+            nonlocal next_report
+            if time.monotonic() >= next_report:
+                bar(fraction, text, line=line)
+                next_report = time.monotonic() + REPORT_INTERVAL
+
+        yield report
+
+
+def _shorten(values: Mapping[str, Any]) -> str:
+    """Values as text, cut to the first few."""
+    shown = [f"{name!r}: {str(repr(value))[:40]}" for name, value in list(values.items())[:MAX_SHOWN]]
+    return f"{{{', '.join(shown + ['...'] * (len(values) > MAX_SHOWN))}}}"
+
+
+def _check_callables(f: Any, executor: Any, limits: Any, callback: Any) -> None:
     if not callable(f):
         raise ValueError(f"minimize takes a function of the values first, then the space; got {str(f)[:80]} first")
-    if population_size is None:
-        population_size = 2 if isinstance(family_of(space), CategoricalFamily) else 8
-    optimizer = ASNG(space, population_size=population_size, initial=initial, seed=seed)
-    evaluate = map if executor is None else executor.map
-    try:
-        while left:
-            n = left if left <= population_size + 1 else population_size  # a ranking needs two candidates
-            candidates = optimizer.ask(n)
-            optimizer.tell(candidates, list(evaluate(f, [c.values for c in candidates])))
-            left -= n
-    except KeyboardInterrupt:
-        if optimizer.best is None:
-            raise
-    if optimizer.best is None:
-        raise ValueError("every loss was NaN or infinite; f has to return a finite number somewhere in the space")
-    return Result(optimizer.best.values, optimizer.best.loss, optimizer.mode(), evaluations - left, optimizer)
+    if executor is not None and not (hasattr(executor, "submit") and hasattr(executor, "shutdown")):
+        raise ValueError(
+            f"executor must be a concurrent.futures executor, such as a ThreadPoolExecutor, got {executor!r}"
+        )
+    if not isinstance(limits, (list, tuple)) or not all(map(callable, limits)):
+        raise ValueError(f"limits must be a list of functions of the values, got {limits!r}")
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback must be a function of an evaluation, got {callback!r}")

@@ -111,3 +111,20 @@ def test_the_cost_of_limits_is_measured_beside_a_search_without(tmp_path):
     assert free.endswith("100% feasible")
     assert limited.startswith("with limits")
     assert (float(ratio.split()[1].rstrip(",")) > 1.5) == done.returncode
+
+
+def test_black_boxes_are_compared_by_medians_and_quartiles(tmp_path):
+    chosen = ["--problems", "onemax", "onemax noisy", "--methods", "asng", "random", "--seeds", "3"]
+    command = [sys.executable, str(SCRIPT.parent / "black_box.py"), *chosen, "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert not done.returncode, done.stderr
+    results = json.loads((tmp_path / "black_box.json").read_text())["results"]
+    assert {problem: list(row) for problem, row in results.items()} == {
+        "onemax": ["asng", "random"],
+        "onemax noisy": ["asng", "random"],
+    }
+    for row in results.values():
+        assert max(row["asng"]) < min(row["random"])
+    table = (tmp_path / "black_box.md").read_text()
+    assert table in done.stdout
+    assert f"| onemax | 300 | **{sorted(results['onemax']['asng'])[1]:.3g}** [" in table

@@ -12,8 +12,8 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "asng"
 
 # From top to bottom: a room may import those that stand below it, and itself.
-CORE = ["minimize", "baselines", "optimizer", "_asktell", "_state", "_decoding", "space", "families"]
-CORE += ["_ragged", "_checks"]
+CORE = ["minimize", "_blackbox", "_capped", "_evaluation", "baselines", "optimizer", "_asktell", "_state", "_decoding"]
+CORE += ["space", "families", "_ragged", "_checks"]
 CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"report", "runs", "integrations", "asng"}
@@ -21,6 +21,8 @@ MAY_IMPORT["experiments"] |= {"runs", "fused", "asng"}
 MAY_IMPORT["integrations"] = {"integrations", *CORE}
 MAY_IMPORT["report"] = {"report", "runs"}
 MAY_IMPORT["_files"] = {"_files"}
+MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files"}
+MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress"}
 MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_files", "asng"}  # the package itself: its version
 for room in ("cli", "experiments", "nas"):
@@ -37,6 +39,7 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "experiments": {"numpy", "torch", "matplotlib", "sklearn", "PIL", "pooch", "requests"},
     "runs": set(),
     "_files": set(),
+    "_json_checkpoint": set(),
     "_progress": {"rich"},
     "report": {"numpy", "matplotlib", "jinja2"},
 }

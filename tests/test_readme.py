@@ -75,3 +75,17 @@ def test_the_guide_to_one_shot_search_runs_as_it_stands(tmp_path, monkeypatch):
         assert torch.equal(one, other)
     assert names["small"].eval()(x).shape == (2, 1)
     assert not any(isinstance(module, nas.Decision) for module in names["small"].modules())
+
+
+def test_the_guide_to_black_boxes_runs_as_it_stands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    guide = (README.parent / "docs" / "guide.md").read_text()
+    section = guide.split("## Black boxes")[1].split("\n## ")[0]
+    blocks = re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)
+    assert capsys.readouterr().out.startswith("Result(values={'optimizer': 'adam', 'layers': 5, 'lr': 0.00")
+    assert names["result"].loss < 0.02
+    exec("\n".join(blocks[1:]), names)
+    assert names["result"].evaluations == 100
+    assert (tmp_path / "search.json").exists()

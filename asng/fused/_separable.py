@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from asng.fused._dispatch import DTYPES, is_supported
 from asng.fused._norm import BatchNorm2d, uses_batch_statistics
-from asng.fused._separable_function import Half, SeparableFunction
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_CHANNELS = 256
@@ -36,6 +35,8 @@ class SeparableConv2d(nn.Sequential):
         dtype = _compute_dtype(x)
         if not (is_separable(layers) and _fits(x, layers, dtype)):
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
+        from asng.fused._separable_function import Half, SeparableFunction
+
         halves, tensors = [], []
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:]):
             if norm.num_batches_tracked is not None and norm.track_running_stats:

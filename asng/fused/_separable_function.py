@@ -1,4 +1,4 @@
-"""Separable convolutions: seven kernels forward, eight backward."""
+"""Separable convolutions: seven kernels forward, eight backward. Needs Triton."""
 
 from typing import Any, NamedTuple
 
@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from asng.fused import _depthwise_kernels, _norm_kernels, _pointwise_kernels
 from asng.fused._dispatch import device_of, power_of_two, to_channels_last
 from asng.fused._norm import Split
 
@@ -77,7 +78,7 @@ class Moments(NamedTuple):
     def arguments(self) -> tuple[int, int, int]:
         return self.rows, self.chunk, len(self.partial)
 
-    def merge(self, kernels: Any, *, moments: bool) -> "Moments":
+    def merge(self, *, moments: bool) -> "Moments":
         """The same in fewer chunks, where all programs of the next kernel would have much to add up."""
         chunks, _, channels = self.partial.shape
         if chunks * channels <= MAX_MOMENTS or chunks == 1:
@@ -87,10 +88,10 @@ class Moments(NamedTuple):
         grid, sizes = (-(-channels // 8), len(merged)), (channels, 8, merges)
         warps = max(4, min(merges // 64, 16))
         if moments:
-            kernels.merge_moments[grid](self.partial, merged, *self.arguments, *sizes, num_warps=warps)
+            _pointwise_kernels.merge_moments[grid](self.partial, merged, *self.arguments, *sizes, num_warps=warps)
         else:
-            kernels.merge_sums[grid](self.partial, merged, chunks, *sizes, num_warps=warps)
-        return Moments(merged, self.rows, self.chunk * merges).merge(kernels, moments=moments)
+            _pointwise_kernels.merge_sums[grid](self.partial, merged, chunks, *sizes, num_warps=warps)
+        return Moments(merged, self.rows, self.chunk * merges).merge(moments=moments)
 
 
 def _tile(pixels: int, channels: int, elements: int, max_tile: int) -> tuple[int, int]:
@@ -114,23 +115,20 @@ def _precision() -> str:
 class SeparableFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
-        from asng.fused import _norm_kernels
-        from asng.fused import _separable_kernels as kernels
-
         *tensors, halves, dtype, save = arguments
         sizes = Sizes.of(x, halves)
         y = torch.empty((*x.shape[:2], *sizes[1][5:]), dtype=dtype, device=x.device, memory_format=torch.channels_last)
         with device_of(x):
-            source, taps = _prepare(kernels, x, tensors[0], tensors[6], sizes[0], dtype)
+            source, taps = _prepare(x, tensors[0], tensors[6], sizes[0], dtype)
             to_save: list[Any] = []
             for index, (half, size) in enumerate(zip(halves, sizes, strict=True)):
                 depthwise, pointwise, *norm = tensors[6 * index : 6 * index + 6]
                 is_rectified = index == 1 or source is not x
-                d, z, moments = _convolve(kernels, source, taps[index], pointwise, half, size, dtype, is_rectified)
+                d, z, moments = _convolve(source, taps[index], pointwise, half, size, dtype, is_rectified)
                 saved = torch.empty(2, size.channels, device=x.device)
                 to_save += [source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2]]
                 source = torch.empty_like(z) if index == 0 else y
-                _normalize(_norm_kernels, z, source, norm, saved, half, size, moments, rectifies=index == 0)
+                _normalize(z, source, norm, saved, half, size, moments, rectifies=index == 0)
         running = [tensor for tensor in (*tensors[4:6], *tensors[10:12]) if tensor is not None]
         if running:
             torch.autograd.graph.increment_version(running)
@@ -143,9 +141,6 @@ class SeparableFunction(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        from asng.fused import _norm_kernels
-        from asng.fused import _separable_kernels as kernels
-
         x, taps1, d1, z1, saved1, dw1, pw1, weight1, bias1, *second = ctx.saved_tensors
         u, taps2, d2, z2, saved2, dw2, pw2, weight2, _ = second
         half1, half2 = ctx.halves
@@ -154,26 +149,26 @@ class SeparableFunction(torch.autograd.Function):
         dx = torch.empty(ctx.shape, dtype=ctx.dtype, device=x.device, memory_format=torch.channels_last)
         du = torch.empty_like(z1)
         with device_of(x):
-            sums = _gradient_sums(_norm_kernels, dy, z2, saved2, size2).merge(kernels, moments=False)
+            sums = _gradient_sums(dy, z2, saved2, size2).merge(moments=False)
             dd2, dweight2, dbias2, partial_pw2 = _backward_pointwise(
-                kernels, dy, size2.channels, z2, saved2, sums, weight2, d2, pw2, size2
+                dy, size2.channels, z2, saved2, sums, weight2, d2, pw2, size2
             )
             norm = [saved1, weight1, bias1]
-            sums = _input_gradient(kernels, dd2, z1, taps2, du, size2.row, norm, half2, size2)
-            partial_dw2 = _weight_gradient(kernels, dd2, u, half2, size2, is_rectified=True)
+            sums = _input_gradient(dd2, z1, taps2, du, size2.row, norm, half2, size2)
+            partial_dw2 = _weight_gradient(dd2, u, half2, size2, is_rectified=True)
             dd1, dweight1, dbias1, partial_pw1 = _backward_pointwise(
-                *(kernels, du, size1.row, z1, saved1, sums.merge(kernels, moments=False), weight1, d1, pw1, size1)
+                *(du, size1.row, z1, saved1, sums.merge(moments=False), weight1, d1, pw1, size1)
             )
-            _input_gradient(kernels, dd1, x, taps1, dx, size1.channels, None, half1, size1)
-            partial_dw1 = _weight_gradient(kernels, dd1, x, half1, size1, is_rectified=ctx.is_padded)
+            _input_gradient(dd1, x, taps1, dx, size1.channels, None, half1, size1)
+            partial_dw1 = _weight_gradient(dd1, x, half1, size1, is_rectified=ctx.is_padded)
             results = [torch.empty_like(weight) for weight in (dw1, pw1, dw2, pw2)]
-            _reduce(kernels, [partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)
+            _reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)
         first = (results[0], results[1], dweight1, dbias1, None, None)
         return dx, *first, results[2], results[3], dweight2, dbias2, None, None, None, None, None
 
 
 def _prepare(
-    kernels: Any, x: Tensor, depthwise1: Tensor, depthwise2: Tensor, size: Sizes, dtype: torch.dtype
+    x: Tensor, depthwise1: Tensor, depthwise2: Tensor, size: Sizes, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """The input, rectified and with aligned rows of channels if they were not, and the weights of each tap in a row."""
     taps = [torch.empty(weight[0].numel(), size.row, device=x.device) for weight in (depthwise1, depthwise2)]
@@ -181,7 +176,7 @@ def _prepare(
     if size.row != size.channels:
         source = torch.empty(size.images, size.height, size.width, size.row, dtype=dtype, device=x.device)
         total = source.numel()
-    kernels.prepare[(2 * -(-size.row // channels) + -(-total // block),)](
+    _depthwise_kernels.prepare[(2 * -(-size.row // channels) + -(-total // block),)](
         *(x, source, total, depthwise1, depthwise2, *taps, size.channels, size.row),
         *(depthwise1.shape[-1], depthwise2.shape[-1], channels, block),
         PAD=total > 0,
@@ -190,7 +185,6 @@ def _prepare(
 
 
 def _convolve(
-    kernels: Any,
     x: Tensor,
     taps: Tensor,
     pointwise: Tensor,
@@ -204,7 +198,7 @@ def _convolve(
     z = torch.empty_like(d)
     pairs = size.images * size.out_height * -(-size.out_width // 2)
     block, channels, warps = _depthwise_tile(pairs, size.channels)
-    kernels.depthwise_forward[-(-pairs // block), -(-size.channels // channels)](
+    _depthwise_kernels.depthwise_forward[-(-pairs // block), -(-size.channels // channels)](
         *(x, taps, d, size.images, *size[1:], half.kernel, half.stride, block, channels),
         RELU=not is_rectified,
         num_warps=warps,
@@ -213,16 +207,15 @@ def _convolve(
     block, warps = _tile(size.pixels, outputs, ELEMENTS, MAX_TILE // z.element_size())
     programs = -(-size.pixels // block)
     partial = torch.empty(programs, 2, size.channels, device=x.device)
-    kernels.pointwise_forward[programs, -(-size.channels // outputs)](
+    _pointwise_kernels.pointwise_forward[programs, -(-size.channels // outputs)](
         *(d, pointwise, z, partial, size.pixels, size.channels, size.row, block, outputs, outputs),
         PRECISION=_precision(),
         num_warps=max(warps, 4),
     )
-    return d, z, Moments(partial, size.pixels, block).merge(kernels, moments=True)
+    return d, z, Moments(partial, size.pixels, block).merge(moments=True)
 
 
 def _normalize(
-    kernels: Any,
     z: Tensor,
     y: Tensor,
     norm: Any,
@@ -235,7 +228,7 @@ def _normalize(
     weight, bias, running_mean, running_var = norm
     row = size.row if rectifies else size.channels  # of y
     split = Split.of(size.pixels, row)
-    kernels.batch_norm_forward[split.chunks, split.groups](
+    _norm_kernels.batch_norm_forward[split.chunks, split.groups](
         *(z, None, moments.partial, weight, bias, running_mean, running_var, saved, y, *moments.arguments),
         *(half.eps, half.momentum, split.chunk, size.channels, size.row, row),
         *(*split[4:7], power_of_two(len(moments.partial))),
@@ -247,10 +240,10 @@ def _normalize(
     )
 
 
-def _gradient_sums(kernels: Any, dy: Tensor, z: Tensor, saved: Tensor, size: Sizes) -> Moments:
+def _gradient_sums(dy: Tensor, z: Tensor, saved: Tensor, size: Sizes) -> Moments:
     split = Split.of(size.pixels, size.channels)
     partial = torch.empty(split.chunks, 2, size.channels, device=z.device)
-    kernels.batch_norm_gradient_sums[split.chunks, split.groups](
+    _norm_kernels.batch_norm_gradient_sums[split.chunks, split.groups](
         *(dy, z, None, saved, partial, split.rows, split.chunk, size.channels, size.row, *split[4:7]),
         RELU=False,
         num_warps=split.warps,
@@ -259,7 +252,6 @@ def _gradient_sums(kernels: Any, dy: Tensor, z: Tensor, saved: Tensor, size: Siz
 
 
 def _backward_pointwise(
-    kernels: Any,
     dy: Tensor,
     dy_row: int,
     z: Tensor,
@@ -280,7 +272,7 @@ def _backward_pointwise(
     dd = torch.empty_like(z)
     dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
     chunks = len(sums.partial)
-    kernels.pointwise_backward[programs, groups](
+    _pointwise_kernels.pointwise_backward[programs, groups](
         *(dy, z, saved, sums.partial, weight, d, pointwise, dd, dweight, dbias, partial, chunks, size.pixels),
         *(size.channels, size.row, dy_row, tiles, block, size.block_channels, inputs, power_of_two(chunks)),
         AFFINE=weight is not None,
@@ -291,7 +283,6 @@ def _backward_pointwise(
 
 
 def _input_gradient(
-    kernels: Any,
     dd: Tensor,
     x: Tensor,
     taps: Tensor,
@@ -307,7 +298,7 @@ def _input_gradient(
     block, channels, warps = _depthwise_tile(blocks, size.channels)
     programs = -(-blocks // block)
     sums = torch.empty(programs, 2, size.channels, device=x.device)
-    kernels.depthwise_input_gradient[programs, -(-size.channels // channels)](
+    _depthwise_kernels.depthwise_input_gradient[programs, -(-size.channels // channels)](
         *(dd, x, saved, weight, bias, taps, dx, sums, size.images, size.channels, size.row, dx_row),
         *(*size[3:], half.kernel, half.stride, block, channels),
         NORM=norm is not None,
@@ -317,7 +308,7 @@ def _input_gradient(
     return Moments(sums, size.images * size.height * size.width, 0)
 
 
-def _weight_gradient(kernels: Any, dd: Tensor, x: Tensor, half: Half, size: Sizes, *, is_rectified: bool) -> Tensor:
+def _weight_gradient(dd: Tensor, x: Tensor, half: Half, size: Sizes, *, is_rectified: bool) -> Tensor:
     """The gradients of a depthwise convolution's weights for each program."""
     pairs = size.images * size.out_height * -(-size.out_width // 2)
     channels = min(max(power_of_two(size.channels), ALIGN), DEPTHWISE_CHANNELS)
@@ -325,7 +316,7 @@ def _weight_gradient(kernels: Any, dd: Tensor, x: Tensor, half: Half, size: Size
     tiles = -(-pairs // (block * -(-TAP_PROGRAMS // (groups * half.kernel))))
     programs = -(-pairs // (block * tiles))
     partial = torch.empty(programs, size.channels * half.kernel**2, device=x.device)
-    kernels.depthwise_weight_gradient[programs, groups, half.kernel](
+    _depthwise_kernels.depthwise_weight_gradient[programs, groups, half.kernel](
         *(dd, x, partial, size.images, size.channels, size.row, *size[3:], half.kernel, half.stride),
         *(tiles, block, channels),
         RELU=not is_rectified,
@@ -334,10 +325,12 @@ def _weight_gradient(kernels: Any, dd: Tensor, x: Tensor, half: Half, size: Size
     return partial
 
 
-def _reduce(kernels: Any, partials: list[Tensor], results: list[Tensor]) -> None:
+def _reduce(partials: list[Tensor], results: list[Tensor]) -> None:
     """The sums of the rows of each, in one launch."""
     rows, columns = 64, 32
     tiles = [-(-max(len(partials[i]), len(partials[i + 2])) // rows) for i in (0, 1)]
     lengths = [partial.shape[1] for partial in partials]
     triples = [item for p, r in zip(partials, results, strict=True) for item in (p, r, len(p))]
-    kernels.reduce_rows[-(-max(lengths) // columns), 4](*triples, lengths[0], lengths[1], *tiles, rows, columns)
+    _pointwise_kernels.reduce_rows[-(-max(lengths) // columns), 4](
+        *triples, lengths[0], lengths[1], *tiles, rows, columns
+    )

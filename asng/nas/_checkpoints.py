@@ -19,27 +19,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from asng._files import Lock, atomic_write
+from asng._files import atomic_write, offer_previous, previous_path
 
 FORMAT = "asng checkpoint 2"
-PREVIOUS = ".asng-previous"
 LOADABLE = frozenset({bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter})
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
-
-
-def previous_path(path: Path) -> Path:
-    """The path of the checkpoint before the newest one; by its name no file of the user's.
-
-    >>> previous_path(Path("run/checkpoint.pt")).name
-    'checkpoint.asng-previous.pt'
-    """
-    return path.with_name(f"{path.stem}{PREVIOUS}{path.suffix}")
-
-
-def lock(path: Path) -> Lock:
-    """Lock a checkpoint and remove leftovers of killed processes; ValueError names the process that holds the lock."""
-    cure = "wait until it ends, or use another path"
-    return Lock(path.with_name(f".{path.name}.asng-lock"), path, cure, (path.name, previous_path(path).name))
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -92,11 +76,13 @@ def load(path: Path) -> dict[str, Any]:
             file.seek(0)
             content = torch.load(file, map_location="cpu", weights_only=True)
         except Exception as error:  # a damaged file may raise anything
-            raise ValueError(f"{path} is damaged or no checkpoint ({short_reason(error)}){_offer(path)}") from None
+            raise ValueError(
+                f"{path} is damaged or no checkpoint ({short_reason(error)}){offer_previous(path)}"
+            ) from None
     found = content.get("format") if isinstance(content, dict) else None
     if found != FORMAT or not isinstance(content.get("state"), dict):
         kind = f"an {found}" if str(found).startswith("asng checkpoint") else "no checkpoint of asng"
-        raise ValueError(f"{path} is {kind}; this version reads an {FORMAT}{_offer(path)}")
+        raise ValueError(f"{path} is {kind}; this version reads an {FORMAT}{offer_previous(path)}")
     state: dict[str, Any] = content["state"]
     return state
 
@@ -176,10 +162,3 @@ def _after_fork_in_child() -> None:
 
 if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)
-
-
-def _offer(path: Path) -> str:
-    before = previous_path(path)
-    if before.exists():
-        return f"; the one before it is {before}: rename it to {path.name} to continue from there"
-    return "; use another path, or delete it to start over"

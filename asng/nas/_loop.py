@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from asng._checks import check_int
-from asng._files import Lock, differences
+from asng._files import Lock, differences, lock_checkpoint, previous_path
 from asng._progress import Progress, no_progress
 from asng.nas import _checkpoints, _distributed
 from asng.nas.oneshot import finite_mean
@@ -117,7 +117,7 @@ class Checkpoint:
         """Refuse other writers until `release`; raises ValueError if there is one."""
         if self.records is None:  # otherwise their folder is locked
             self.path = self.path.resolve() if self.path.is_symlink() else self.path  # the link stays
-            self._lock = _checkpoints.lock(self.path)
+            self._lock = lock_checkpoint(self.path)
 
     def release(self) -> None:
         """Let others write."""
@@ -143,7 +143,7 @@ class Checkpoint:
 
     def remove(self) -> None:
         """Remove the checkpoint of a job whose result was kept, and the one before it."""
-        for path in (self.path, _checkpoints.previous_path(self.path)):
+        for path in (self.path, previous_path(self.path)):
             path.unlink(missing_ok=True)
 
     def restore(self, job: Job) -> dict[str, Any]:

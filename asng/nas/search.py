@@ -16,10 +16,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from asng._asktell import Optimizer
 from asng._checks import check_int
+from asng._files import PREVIOUS
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import LossFn
-from asng.nas._checkpoints import PREVIOUS
 from asng.nas._checks import check_decisions
 from asng.nas._identity import describe_search
 from asng.nas._loader_job import LoaderJob
@@ -147,6 +147,7 @@ def search(
     saved = None
     if checkpoint is not None:
         identity = describe_search(
+            oneshot.model,
             train_loader,
             valid_loader,
             arch_optimizer,

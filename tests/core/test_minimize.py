@@ -1,12 +1,14 @@
-"""minimize: as many evaluations as asked for, by whomever they are made, and what it returns at their end or before."""
+"""minimize: no more evaluations than asked for, the defaults of black boxes, when it stops, and what it returns."""
 
 import math
-from concurrent.futures import ThreadPoolExecutor
+import warnings
 from typing import Any
 
+import numpy as np
 import pytest
 
-from asng import Integer, Normal, minimize
+from asng import ASNG, Categorical, EvaluationError, Integer, Normal, Real, minimize
+from asng._capped import CappedASNG
 from tests.helpers.trajectories import BLEND, LETTERS, inner, run
 
 
@@ -15,38 +17,71 @@ def sphere(values):
 
 
 LINE: dict[str, Any] = {"n": Integer(-10, 10)}
+WIDE: dict[str, Any] = {"n": Integer(-1000, 1000)}
+
+
+class Recorder:
+    """A function that keeps the values it is called with."""
+
+    def __init__(self, f=sphere):
+        self.f, self.seen = f, []
+
+    def __call__(self, values):
+        self.seen.append(values)
+        return self.f(values)
+
+
+# Evaluations
 
 
 @pytest.mark.parametrize(
     ("evaluations", "population_size"), [(2, None), (3, 2), (7, 2), (9, 4), (5, 4), (4, 10), (100, 3)]
 )
 def test_minimize_evaluates_exactly_as_often_as_asked(evaluations, population_size):
-    seen = []
-
-    def record(values):
-        seen.append(values)
-        return sphere(values)
-
-    result = minimize(record, LINE, evaluations=evaluations, population_size=population_size, seed=0)
-    assert len(seen) == result.evaluations == evaluations
-    assert result.loss == min(map(sphere, seen)) == sphere(result.values)
+    f = Recorder()
+    result = minimize(f, WIDE, evaluations=evaluations, population_size=population_size, noisy=True, seed=0)
+    assert len(f.seen) == result.evaluations == len(result.history) == evaluations
+    assert result.loss == min(map(sphere, f.seen)) == sphere(result.values)
     assert result.mode == result.optimizer.mode()
+    assert result.stopped == "evaluations"
+
+
+def test_history_holds_all_evaluations_in_order():
+    f = Recorder()
+    result = minimize(f, LINE, evaluations=10, seed=0)
+    assert [evaluation.values for evaluation in result.history] == f.seen
+    assert [evaluation.loss for evaluation in result.history] == [float(sphere(values)) for values in f.seen]
+
+
+def test_values_that_the_function_changes_stay_as_drawn():
+    def change(values):
+        values["n"] += 100
+        return values["n"]
+
+    result = minimize(change, LINE, evaluations=10, seed=0)
+    assert all(-10 <= evaluation.values["n"] <= 10 for evaluation in result.history)
+    assert result.loss == result.values["n"] + 100
 
 
 def test_minimize_finds_the_answer_and_repeats_itself():
-    results = [minimize(sphere, LINE, evaluations=1200, population_size=6, seed=2) for _ in range(2)]
-    assert results[0].mode == results[0].values == {"n": 4}
+    results = [minimize(sphere, WIDE, evaluations=1200, population_size=6, seed=2) for _ in range(2)]
+    assert results[0].values == {"n": 4}
+    assert results[0].history == results[1].history
     assert inner(results[0].optimizer) == inner(results[1].optimizer)
 
 
-@pytest.mark.parametrize(
-    ("space", "population_size"), [(LETTERS, 2), (LINE, 8), (BLEND, 8)], ids=["choices", "number", "both"]
-)
-def test_minimize_compares_more_at_a_time_where_there_are_numbers(space, population_size):
-    default = minimize(lambda v: len(str(v)), space, evaluations=50, seed=0)
-    assert inner(default.optimizer) == inner(
-        minimize(lambda v: len(str(v)), space, evaluations=50, population_size=population_size, seed=0).optimizer
-    )
+@pytest.mark.parametrize("population_size", [4, 5])
+def test_minimize_of_noisy_losses_is_ask_and_tell(population_size):
+    loss = lambda values: abs(values["a"] - 0.3) + abs(values["b"] - 0.7) + values["c"] ** 2  # noqa: E731
+    space = {name: Real(0, 1) for name in "abc"}
+    settings: dict[str, Any] = {"population_size": population_size, "noisy": True, "seed": 3}
+    result = minimize(loss, space, evaluations=20 * population_size, **settings)
+    optimizer = CappedASNG(space, population_size=population_size, seed=3)
+    for _ in range(20):
+        candidates = optimizer.ask()
+        optimizer.tell(candidates, [loss(candidate.values) for candidate in candidates])
+    assert inner(result.optimizer) == inner(optimizer)
+    assert result.optimizer.best == optimizer.best
 
 
 def test_minimize_starts_from_prior_knowledge():
@@ -54,67 +89,237 @@ def test_minimize_starts_from_prior_knowledge():
     assert 3 <= result.values["n"] <= 5
 
 
-def test_an_executor_changes_nothing_but_the_time():
-    with ThreadPoolExecutor(2) as executor:
-        parallel = minimize(sphere, LINE, evaluations=101, population_size=4, executor=executor, seed=5)
-    alone = minimize(sphere, LINE, evaluations=101, population_size=4, seed=5)
-    assert parallel[:4] == alone[:4]
-    assert inner(parallel.optimizer) == inner(alone.optimizer)
-
-
-def test_interrupt_returns_the_result_so_far():
-    seen = []
-
-    def interrupt(values):
-        seen.append(values)
-        if len(seen) == 8:
-            raise KeyboardInterrupt
-        return sphere(values)
-
-    try:
-        result = minimize(interrupt, LINE, evaluations=100, population_size=2, seed=0)
-    except KeyboardInterrupt:  # would end the whole test run
-        pytest.fail("the result so far is lost")
-    assert result.evaluations == 6  # the pairs that were complete
-    assert result.loss == min(map(sphere, seen[:6]))
-
-
-def test_interrupt_before_any_result_is_passed_on():
-    def interrupt(values):
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        minimize(interrupt, LINE, evaluations=100)
-
-
-def test_other_errors_of_the_function_are_passed_on():
-    with pytest.raises(ZeroDivisionError):
-        minimize(lambda v: 1 / 0, LINE, evaluations=100)
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_minimize_without_any_finite_loss_says_so(loss):
-    with pytest.raises(ValueError, match="finite"):
-        minimize(lambda v: loss, LINE, evaluations=10)
+# Defaults
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("space", "population_size"),
     [
-        ({"evaluations": 1}, "evaluations must be at least 2, got 1"),
-        ({"evaluations": 0}, "got 0"),
-        ({"evaluations": 2.5}, "integer, got 2.5"),
-        ({"evaluations": 10, "population_size": 1}, "population_size must be at least 2, got 1"),
-        ({"evaluations": 10, "population_size": "4"}, "population_size must be an integer, got '4'"),
-        ({"evaluations": 10, "initial": {"m": (0, 1)}}, "'m'"),
+        (LINE, 4),
+        (LETTERS, 10),
+        (BLEND, 8),
+        ({str(i): Categorical(range(5)) for i in range(40)}, 15),
+        ({**LETTERS, **{f"one{i}": Categorical(["x"]) for i in range(90)}}, 10),
+        ({"one": Categorical(["x"])}, 4),
     ],
+    ids=["number", "choices", "both", "many", "single choices", "nothing"],
 )
-def test_minimize_refuses_wrong_settings_before_it_starts(wrong, message):
-    def never(values):
-        raise AssertionError("evaluated")
+def test_the_population_grows_with_the_logarithm_of_the_variables(space, population_size):
+    sizes = [
+        inner(minimize(lambda v: len(str(v)), space, evaluations=50, population_size=size, seed=0).optimizer)
+        for size in (None, population_size)
+    ]
+    assert sizes[0] == sizes[1]
 
-    with pytest.raises(ValueError, match=message):
-        minimize(never, LINE, **wrong)
+
+@pytest.mark.slow
+def test_forty_choices_of_five_are_found_in_a_thousand_evaluations():
+    space: dict[str, Any] = {str(i): Categorical(range(5)) for i in range(40)}
+    wrong = lambda values: sum(value != 2 for value in values.values())  # noqa: E731
+    results = [minimize(wrong, space, evaluations=1000, target=0, seed=seed) for seed in range(10)]
+    assert [result.loss for result in results] == [0] * 10
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_one_or_two_numbers_do_not_converge_too_soon(seed):
+    assert minimize(sphere, LINE, evaluations=60, seed=seed).values == {"n": 4}
+    place = {"x": Real(-5, 5), "y": Real(-5, 5)}
+    assert minimize(lambda v: (v["x"] - 2) ** 2 + (v["y"] + 3) ** 2, place, evaluations=400, seed=seed).loss < 0.1
+
+
+def leading_ones(values):
+    """How many bits there are from the first zero on."""
+    bits = "".join(map(str, values.values()))
+    return len(bits) - len(bits.partition("0")[0])
+
+
+def test_the_best_so_far_is_ranked_with_the_next_populations():
+    """A prefix of ones that was found once is not lost again, unless its loss may have been a lucky one."""
+    bits: dict[str, Any] = {str(i): Categorical([0, 1]) for i in range(20)}
+    kept = [minimize(leading_ones, bits, evaluations=300, seed=seed).loss for seed in range(6)]
+    noisy = [minimize(leading_ones, bits, evaluations=300, noisy=True, seed=seed).loss for seed in range(6)]
+    assert sum(kept) < sum(noisy) / 2
+
+
+def test_steps_that_agree_leave_a_spread_to_move_on():
+    """Without a cap on the step, the spread is gone after some steps along a slope."""
+    deltas = []
+    optimizer = CappedASNG({name: Real(0, 1000) for name in "abcd"}, population_size=8, seed=0)
+    for _ in range(20):
+        candidates = optimizer.ask()
+        optimizer.tell(candidates, [-candidate.x.sum() for candidate in candidates])
+        deltas.append(optimizer.delta)
+    assert deltas[0] <= max(deltas) <= math.sqrt(8) / 6 + 1e-12
+    assert min(normal.std for normal in optimizer.distribution().values()) > 50
+    assert min(optimizer.mode().values()) > 800
+
+
+# Values that repeat
+
+
+def test_values_evaluated_before_cost_nothing():
+    f = Recorder(lambda values: values["b"])
+    space = {"a": Categorical(["x", "y", "z"]), "b": Integer(0, 3)}
+    result = minimize(f, space, evaluations=1000, seed=0)
+    assert len({tuple(values.items()) for values in f.seen}) == len(f.seen) == result.evaluations <= 12
+    assert result.stopped == "nothing new"
+
+
+def test_noisy_losses_are_not_stored():
+    f = Recorder()
+    result = minimize(f, LINE, evaluations=200, noisy=True, seed=0)
+    assert len(f.seen) == result.evaluations > len({values["n"] for values in f.seen})
+
+
+@pytest.mark.parametrize("choices", [[[1], [2], [3]], [np.zeros(2), np.ones(2)], [sphere, run], [1, 2.5, "1"]])
+def test_any_choices_are_recognized_when_they_repeat(choices):
+    f = Recorder(lambda values: 0)
+    assert minimize(f, {"it": Categorical(choices)}, evaluations=100, seed=0).evaluations == len(choices)
+
+
+def test_a_real_at_its_bound_is_evaluated_once():
+    f = Recorder(lambda values: values["x"])
+    minimize(f, {"x": Real(0, 1)}, evaluations=100, seed=0)
+    assert sum(values["x"] == 0 for values in f.seen) == 1
+
+
+# Stopping
+
+
+def test_a_target_ends_the_search_at_once():
+    f = Recorder()
+    result = minimize(f, WIDE, evaluations=10_000, target=100, seed=0)
+    assert (result.stopped, result.loss) == ("target", sphere(f.seen[-1]))
+    assert [sphere(values) <= 100 for values in f.seen] == [False] * (len(f.seen) - 1) + [True]
+
+
+def test_convergence_ends_the_search():
+    result = minimize(lambda v: (v["x"] - 0.3) ** 2, {"x": Real(0, 1)}, evaluations=10_000, seed=0)
+    assert result.stopped == "converged"
+    assert result.evaluations < 1000
+    assert result.optimizer.distribution()["x"].std < 0.002
+    assert abs(result.mode["x"] - 0.3) < 0.01
+
+
+def test_convergence_ends_a_noisy_search_of_choices():
+    generator = np.random.default_rng(0)
+    f = lambda values: sum(value != "a" for value in values.values()) + generator.normal()  # noqa: E731
+    result = minimize(f, LETTERS, evaluations=100_000, noisy=True, seed=0)
+    assert result.stopped == "converged"
+    assert set(result.mode.values()) == {"a"}
+
+
+def test_a_callback_sees_every_evaluation_and_can_stop():
+    seen = []
+
+    def stop(evaluation):
+        seen.append(evaluation)
+        return len(seen) == 7
+
+    result = minimize(sphere, WIDE, evaluations=100, callback=stop, seed=0)
+    assert (result.stopped, result.evaluations) == ("callback", 7)
+    assert seen == result.history
+
+
+def test_what_a_callback_returns_beside_true_means_nothing():
+    assert minimize(sphere, WIDE, evaluations=20, callback=lambda evaluation: 1, seed=0).evaluations == 20
+
+
+def two_valleys(values):
+    """Its broad valley ends at 1; the narrow one, at 0.9, is deeper."""
+    x = values["x"]
+    return min(1 + (x - 0.2) ** 2, 1000 * (x - 0.9) ** 2)
+
+
+def test_restarts_look_elsewhere_with_twice_the_population():
+    space = {"x": Real(0, 1)}
+    once = [minimize(two_valleys, space, evaluations=5000, seed=seed) for seed in range(10)]
+    often = [minimize(two_valleys, space, evaluations=5000, restarts=5, seed=seed) for seed in range(10)]
+    assert {result.stopped for result in once} == {"converged"}
+    assert sum(result.loss < 0.1 for result in often) > sum(result.loss < 0.1 for result in once)
+    for result in often:
+        assert result.loss == min(evaluation.loss for evaluation in result.history)
+        assert result.optimizer.best == (result.values, result.loss)  # of the start that found it
+
+
+def test_minimize_ends_with_the_last_restart():
+    result = minimize(sphere, LINE, evaluations=1000, restarts=2, seed=0)
+    assert (result.stopped, result.loss) == ("nothing new", 0)
+
+
+def test_interrupt_returns_the_result_so_far():
+    def interrupted(values):
+        if len(f.seen) == 8:
+            raise KeyboardInterrupt
+        return sphere(values)
+
+    f = Recorder(interrupted)
+    try:
+        result = minimize(f, WIDE, evaluations=100, population_size=2, seed=0)
+    except KeyboardInterrupt:  # would end the whole test run
+        pytest.fail("the result so far is lost")
+    assert (result.evaluations, result.stopped) == (7, "interrupted")
+    assert result.loss == min(map(sphere, f.seen[:7]))
+
+
+def test_interrupt_before_any_result_is_passed_on():
+    def interrupted(values):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        minimize(interrupted, LINE, evaluations=100)
+
+
+# Limits
+
+
+def at_most_two(values):
+    return values["n"] - 2
+
+
+def test_infeasible_candidates_are_never_evaluated():
+    f = Recorder()
+    result = minimize(f, LINE, evaluations=50, limits=[at_most_two], seed=0)
+    assert (result.values, result.loss) == ({"n": 2}, 4)
+    assert max(values["n"] for values in f.seen) == 2
+
+
+def test_violations_lead_into_a_small_feasible_region():
+    space = {name: Real(0, 1) for name in "abcd"}
+    far = lambda values: sum((value - 0.9) ** 2 for value in values.values()) - 0.01  # noqa: E731
+    result = minimize(lambda values: values["a"], space, evaluations=100, limits=[far], seed=0)
+    assert far(result.values) <= 0
+    assert result.values["a"] < 0.9
+
+
+def test_later_limits_are_asked_only_where_earlier_ones_are_met():
+    first, second = Recorder(at_most_two), Recorder(lambda values: -8 - values["n"])
+    minimize(sphere, LINE, evaluations=20, limits=[first, second], seed=0)
+    assert {values["n"] for values in second.seen} == {values["n"] for values in first.seen if values["n"] <= 2}
+
+
+def test_limits_that_nothing_meets_are_an_error():
+    with pytest.raises(EvaluationError, match=r"none of 0 evaluations .* no candidate met the limits"):
+        minimize(sphere, {"x": Real(0, 1)}, evaluations=10, limits=[lambda values: 1 + values["x"]], seed=0)
+
+
+def test_a_limit_without_a_number_is_named():
+    def at_last(values):
+        return None
+
+    with pytest.raises(ValueError, match="limit at_last must return a number, got None"):
+        minimize(sphere, LINE, evaluations=10, limits=[at_last])
+
+
+# What is returned
+
+
+def test_a_result_prints_in_one_short_line():
+    space: dict[str, Any] = {f"v{i}": Categorical(["a" * 500, "b"]) for i in range(40)}
+    text = str(minimize(lambda values: 0.25, space, evaluations=300, seed=0))
+    assert text.startswith("Result(values={'v0': ")
+    assert text.endswith("...}, loss=0.25, evaluations=300, stopped='evaluations')")
+    assert len(text) < 500
 
 
 def test_the_optimizer_of_a_result_can_go_on():
@@ -123,7 +328,116 @@ def test_the_optimizer_of_a_result_can_go_on():
     assert isinstance(result.optimizer.distribution()["n"], Normal)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"evaluations": 1}, "evaluations must be at least 2, got 1"),
+        ({"evaluations": 0}, "got 0"),
+        ({"evaluations": 2.5}, "integer, got 2.5"),
+        ({"population_size": 1}, "population_size must be at least 2, got 1"),
+        ({"population_size": "4"}, "population_size must be an integer, got '4'"),
+        ({"initial": {"m": (0, 1)}}, "'m'"),
+        ({"noisy": 1}, "noisy must be True or False, got 1"),
+        ({"limits": at_most_two}, "limits must be a list of functions of the values, got <function"),
+        ({"limits": [3]}, "limits must be a list of functions"),
+        ({"callback": "print"}, "callback must be a function of an evaluation, got 'print'"),
+        ({"target": "low"}, "target must be a number above -inf, got 'low'"),
+        ({"target": math.nan}, "target must be a number"),
+        ({"restarts": -1}, "restarts must be at least 0, got -1"),
+        ({"progress": None}, "progress must be True or False, got None"),
+        ({"timeout": 3}, "timeout=3 needs an executor, such as ProcessPoolExecutor"),
+        ({"executor": 4}, "executor must be a concurrent.futures executor.* got 4"),
+        ({"seed": -1}, "seed must be an integer >= 0"),
+    ],
+)
+def test_minimize_refuses_wrong_settings_before_it_starts(wrong, message):
+    def never(values):
+        raise AssertionError("evaluated")
+
+    with pytest.raises(ValueError, match=message):
+        minimize(never, LINE, **{"evaluations": 10, **wrong})
+
+
 def test_minimize_with_its_arguments_swapped_says_so():
     space = {"n": Integer(1, 9)}
     with pytest.raises(ValueError, match=r"a function of the values first, then the space; got \{'n'"):
         minimize(space, lambda values: values["n"], evaluations=10)  # type: ignore[arg-type]
+
+
+# Failing evaluations
+
+
+def reciprocal(values):
+    return 1 / values["n"]
+
+
+def test_an_exception_costs_one_evaluation_and_ranks_last():
+    with pytest.warns(UserWarning, match=r"evaluation \d+ of \{'n': 0\} failed and ranks last: ZeroDivisionError: div"):
+        result = minimize(reciprocal, LINE, evaluations=50, seed=0)
+    failed = [evaluation for evaluation in result.history if evaluation.error]
+    assert [evaluation.values for evaluation in failed] == [{"n": 0}]
+    assert failed[0].loss == math.inf
+    assert result.values == {"n": -1}
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (None, "it must return a number, got None"),
+        (math.nan, "it returned nan"),
+        (-math.inf, "it returned -inf"),
+        ("0.5", "it must return a number, got '0.5'"),
+        (1j, "it must return a number"),
+        ([1, 2], "it must return a number"),
+    ],
+)
+def test_nonsense_costs_one_evaluation_and_ranks_last(returned, message):
+    with pytest.warns(UserWarning, match=message):
+        result = minimize(lambda v: returned if v["n"] > 2 else -v["n"], LINE, evaluations=50, seed=0)
+    assert result.values == {"n": 2}
+    assert {evaluation.error[:5] for evaluation in result.history if evaluation.values["n"] > 2} == {message[:5]}
+
+
+def test_a_function_that_exits_costs_one_evaluation():
+    def leave(values):
+        if values["n"] == 4:
+            raise SystemExit(3)
+        return sphere(values)
+
+    with pytest.warns(UserWarning, match="SystemExit: 3"):
+        assert minimize(leave, LINE, evaluations=50, seed=0).values["n"] in (3, 5)
+
+
+def test_infinity_ranks_last_without_a_warning():
+    result = minimize(lambda v: math.inf if v["n"] > 2 else -v["n"], LINE, evaluations=50, seed=0)
+    assert result.values == {"n": 2}
+
+
+@pytest.mark.filterwarnings("ignore:evaluation")
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf, None])
+def test_an_error_without_any_finite_loss_carries_the_optimizer(loss):
+    with pytest.raises(EvaluationError, match="none of 10 evaluations gave a finite loss") as caught:
+        minimize(lambda v: loss, WIDE, evaluations=10)
+    assert len(caught.value.history) == 10
+    assert isinstance(caught.value.optimizer, ASNG)
+
+
+@pytest.mark.filterwarnings("ignore:evaluation")
+def test_a_function_that_never_works_is_given_up_soon():
+    with pytest.raises(EvaluationError, match="none of 20 evaluations gave a finite loss; the last one: KeyError: 'm'"):
+        minimize(lambda v: v["m"], WIDE, evaluations=10_000)
+
+
+def test_a_function_that_ceases_to_work_ends_with_the_result():
+    def cease(values):
+        if len(f.seen) > 30:
+            raise OSError("disk full")
+        return sphere(values)
+
+    f = Recorder(cease)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = minimize(f, WIDE, evaluations=1000, seed=0)
+    assert (result.stopped, result.evaluations) == ("failures", 50)
+    assert str(caught[-1].message) == "minimize ends early: the last 20 evaluations failed: OSError: disk full"
+    assert {str(warning.filename) for warning in caught} == {__file__}

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from asng._files import lock_checkpoint, previous_path
 from asng.nas import _checkpoints as checkpoints
-from asng.nas._checkpoints import load, lock, previous_path, save
+from asng.nas._checkpoints import load, save
 
 
 class Unsafe:
@@ -87,17 +88,17 @@ def test_a_lock_removes_what_killed_processes_left_of_this_checkpoint(tmp_path):
     mine = [".checkpoint.pt.asng-12-0123abcd", ".checkpoint.asng-previous.pt.asng-12-0123abcd"]
     for name in [*mine, ".other.pt.asng-12-0123abcd", "checkpoint.pt.new"]:
         (path.parent / name).write_bytes(b"half")
-    lock(path).release()
+    lock_checkpoint(path).release()
     assert sorted(os.listdir(path.parent)) == [".other.pt.asng-12-0123abcd", "checkpoint.pt", "checkpoint.pt.new"]
 
 
 def test_two_checkpoints_in_one_folder_have_a_lock_each(tmp_path):
     pytest.importorskip("fcntl")
-    one, other = lock(tmp_path / "one.pt"), lock(tmp_path / "other.pt")
+    one, other = lock_checkpoint(tmp_path / "one.pt"), lock_checkpoint(tmp_path / "other.pt")
     with pytest.raises(
         ValueError, match=r"one\.pt is in use by process \d+ .*; wait until it ends, or use another path"
     ):
-        lock(tmp_path / "one.pt")
+        lock_checkpoint(tmp_path / "one.pt")
     one.release()
     other.release()
 

@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from asng._files import previous_path
 from asng.nas import OneShot, Value, selected, space_of
 from asng.nas import _checkpoints as checkpoints
 from asng.space import Categorical
@@ -306,7 +307,7 @@ def test_an_error_right_after_a_save_keeps_what_was_saved(tmp_path):
         with pytest.raises(ArithmeticError):  # in the judging half of the sixth step, the first of an epoch
             run_search(loss_fn=failing_at(23), checkpoint=path)
         assert checkpoints.load(path)["measured"] == {}
-        assert not checkpoints.previous_path(path).exists()
+        assert not previous_path(path).exists()
         path.unlink()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from asng._files import lock_checkpoint
 from asng.nas import _checkpoints as checkpoints
 from tests.helpers.processes import POINTS, exit_code_of, ready, search_and_fork, search_and_wait, search_in, start
 from tests.helpers.searches import batches, cross_entropy, run_search, same, small_search
@@ -77,7 +78,7 @@ def test_a_search_whose_checkpoint_another_one_took_over_ends(tmp_path):
     def loss(model, batch):
         if next(calls) == 25:
             shutil.rmtree(path.parent)
-            locks.append(checkpoints.lock(path))
+            locks.append(lock_checkpoint(path))
         return cross_entropy(model, batch)
 
     locks: list[Any] = []
@@ -108,7 +109,7 @@ def test_a_link_to_a_checkpoint_stays_and_both_names_are_one_checkpoint(tmp_path
     run_search(checkpoint=link)
     assert link.is_symlink()
     assert sorted(os.listdir(path.parent)) == ["checkpoint.asng-previous.pt", "checkpoint.pt"]
-    held = checkpoints.lock(path)
+    held = lock_checkpoint(path)
     with pytest.raises(ValueError, match="is in use by process"):
         run_search(checkpoint=link)
     held.release()

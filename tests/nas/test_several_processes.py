@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from asng._files import lock_checkpoint
 from asng.nas import _checkpoints as checkpoints
 from asng.nas import parameters
 from tests.helpers.processes import (
@@ -146,7 +147,7 @@ def test_a_damaged_checkpoint_ends_all_processes_with_the_same_error(tmp_path):
 
 
 def test_a_checkpoint_in_use_ends_all_processes_with_the_same_error(tmp_path):
-    held = checkpoints.lock(tmp_path / "checkpoint.pt")
+    held = lock_checkpoint(tmp_path / "checkpoint.pt")
     members = crowd(search_together, tmp_path, {"epochs": 3})
     assert [exit_code_of(member) for member in members] == [1, 1]
     held.release()

@@ -1,0 +1,341 @@
+"""The bookkeeping of a black-box minimization: what to evaluate next, what is known, when there is nothing left."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from asng._asktell import Candidate, Seed
+from asng._capped import CappedASNG, default_population_size
+from asng._checks import as_float
+from asng._decoding import Space
+from asng._evaluation import Outcome
+from asng._ragged import Array
+from asng.optimizer import ASNG
+from asng.space import Variable, describe
+
+Limits = Sequence[Callable[[dict[str, Any]], Any]]
+Violation = tuple[int, float]  # limits not reached, violation of the first violated one
+FEASIBLE: Violation = (0, 0.0)
+WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
+MAX_ELITE_AGE = 20  # populations that the best so far is ranked with
+MAX_STALE = 10  # populations in a row that bring nothing new
+MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
+CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
+SETTLED_EVALUATIONS = 30  # per variable, at the most concentrated distribution, besides MAX_STALE populations
+
+
+class Evaluation(NamedTuple):
+    """One evaluation of a black box.
+
+    Attributes:
+        values: One value for each variable, by name.
+        loss: What the black box returned; infinity where it failed.
+        error: Why it failed, or an empty text.
+
+    >>> Evaluation({"n": 3}, 0.25)
+    Evaluation(values={'n': 3}, loss=0.25, error='')
+    """
+
+    values: dict[str, Any]
+    loss: float
+    error: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A candidate to evaluate, the key of its values, and the index of the optimizer that drew it."""
+
+    candidate: Candidate
+    key: Hashable
+    start: int
+
+
+class Judged(NamedTuple):
+    """A candidate with all that ranks it."""
+
+    x: Array
+    loss: float
+    violation: Violation
+
+
+class BlackBox:
+    """One minimization: optimizers, history, and the candidates between ask and tell.
+
+    A restart adds an optimizer with twice the population of the one before.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, Variable],
+        *,
+        population_size: int | None,
+        initial: Mapping[str, Any] | None,
+        seed: Seed,
+        noisy: bool,
+        limits: Limits,
+        restarts: int,
+    ) -> None:
+        self._space = Space(space)
+        self._variables, self._initial = dict(space), initial
+        self._seed, self._noisy, self._limits, self._restarts = seed, noisy, limits, restarts
+        self.population_size = default_population_size(space) if population_size is None else population_size
+        self.optimizers = [self._make_optimizer(0)]  # also checks the seed
+        sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        self._entropy, self._spawn_key = _plain(sequence.entropy), tuple(sequence.spawn_key)
+        self.history: list[Evaluation] = []
+        self._origins: list[tuple[Array, int]] = []  # of each evaluation: the raw draw, the optimizer that drew it
+        self._losses: dict[Hashable, float] = {}
+        self._best: int | None = None
+        self.failures_in_row = 0
+        self._queue: deque[Candidate] = deque()
+        self.jobs: dict[Job, list[Candidate]] = {}  # in flight, with candidates of the same values
+        self._judged: list[Judged] = []
+        self._elite: Judged | None = None  # the best that the current optimizer drew
+        self._elite_age = 0  # populations since
+        self._stale = self._barren = self._settled = 0
+        self._started_before = self._told_before = 0  # evaluations started and ended at the last tell
+        self.is_whole = True  # False in the middle of a change
+
+    def _make_optimizer(self, start: int) -> ASNG:
+        seed: Seed = self._seed
+        if start:
+            seed = np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
+        size = self.population_size * 2**start
+        return CappedASNG(self._variables, population_size=size, initial=self._initial, seed=seed)
+
+    @property
+    def optimizer(self) -> ASNG:
+        """The optimizer that draws now."""
+        return self.optimizers[-1]
+
+    @property
+    def best(self) -> Evaluation | None:
+        """The evaluation of the lowest finite loss, or None."""
+        return None if self._best is None else self.history[self._best]
+
+    @property
+    def best_optimizer(self) -> ASNG:
+        """The optimizer that found the lowest loss."""
+        return self.optimizer if self._best is None else self.optimizers[self._origins[self._best][1]]
+
+    @property
+    def exhausted(self) -> str:
+        """Why nothing is left to evaluate, or an empty text."""
+        size = self.population_size * 2 ** (len(self.optimizers) - 1)
+        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / size)
+        if self._stale >= MAX_STALE:
+            return "nothing new"
+        if self._barren >= MAX_INFEASIBLE:
+            return "infeasible"
+        return "converged" if self._settled >= patience else ""
+
+    # From ask to tell.
+
+    def next_job(self) -> Job | None:
+        """A candidate to evaluate, of one new population at most; None where all of it is known or in flight."""
+        self.is_whole = False
+        if not self._queue:
+            self._queue.extend(self.optimizer.ask())
+        job = None
+        while self._queue and job is None:
+            job = self._take(self._queue.popleft())
+        self.is_whole = True
+        return job
+
+    def _take(self, candidate: Candidate) -> Job | None:
+        """Judge a candidate without an evaluation, or make it a job."""
+        violation = self._violation(candidate.values)
+        if violation != FEASIBLE:
+            self._judge(candidate.x, math.inf, violation)
+            return None
+        key = self._key(candidate)
+        if not self._noisy:
+            if key in self._losses:
+                self._judge(candidate.x, self._losses[key], FEASIBLE)
+                return None
+            for job, others in self.jobs.items():
+                if job.key == key:
+                    others.append(candidate)
+                    return None
+        job = Job(candidate, key, len(self.optimizers) - 1)
+        self.jobs[job] = []
+        return job
+
+    def record(self, job: Job, outcome: Outcome) -> Evaluation:
+        """Take the outcome of a job in; a whole population is told."""
+        self.is_whole = False
+        others = self.jobs.pop(job)
+        evaluation = Evaluation(job.candidate.values, *outcome)
+        self._remember(evaluation, job.candidate.x, job.start)
+        if job.start == len(self.optimizers) - 1:
+            for candidate in (job.candidate, *others):
+                self._judge(candidate.x, outcome.loss, FEASIBLE)
+        self.is_whole = True
+        return evaluation
+
+    def _remember(self, evaluation: Evaluation, x: Array, start: int) -> None:
+        self._losses[self._key(Candidate(evaluation.values, x))] = evaluation.loss
+        self.failures_in_row = 0 if math.isfinite(evaluation.loss) else self.failures_in_row + 1
+        if math.isfinite(evaluation.loss) and (self.best is None or evaluation.loss < self.best.loss):
+            self._best = len(self.history)
+        self.history.append(evaluation)
+        self._origins.append((x, start))
+
+    def _judge(self, x: Array, loss: float, violation: Violation) -> None:
+        judged = Judged(x, loss, violation)
+        self._judged.append(judged)
+        if math.isfinite(loss) and (self._elite is None or loss < self._elite.loss):
+            self._elite, self._elite_age = judged, 0
+        if len(self._judged) >= self.population_size * 2 ** (len(self.optimizers) - 1):
+            self._tell()
+            self._count()
+            if self.exhausted and len(self.optimizers) <= self._restarts:
+                self._restart()
+
+    def _tell(self) -> None:
+        """Tell losses, and for infeasible candidates numbers above them in the order of their violations.
+
+        The best so far is ranked with the next populations, too, so that it is not lost again; not with all, or the
+        distribution could not narrow elsewhere. A noisy loss might have been a lucky one, and is ranked once.
+        """
+        judged, elite = self._judged, self._elite
+        if elite is not None and not self._noisy and 0 < self._elite_age <= MAX_ELITE_AGE:
+            judged = [*judged, elite]
+        self._elite_age += 1
+        steps = sorted({each.violation for each in judged})
+        losses = [
+            each.loss if each.violation == FEASIBLE else WORST_LOSS * (1 + steps.index(each.violation))
+            for each in judged
+        ]
+        self.optimizer.tell([Candidate({}, each.x) for each in judged], losses)
+
+    def _count(self) -> None:
+        """Count populations in a row without anything new, and those of a distribution that cannot narrow further."""
+        started = len(self.history) + len(self.jobs)
+        if started > self._started_before:
+            self._stale = self._barren = 0
+        else:
+            self._barren += 1
+            self._stale += all(each.violation == FEASIBLE for each in self._judged)
+        self._started_before = started
+        improved = self._best is not None and self._best >= self._told_before
+        self._told_before = len(self.history)
+        step = 1 if self._is_concentrated() else -1  # noise drives the distribution away now and then
+        self._settled = 0 if improved else max(0, self._settled + step)
+        self._judged = []
+
+    def _is_concentrated(self) -> bool:
+        """Whether the distribution is as narrow as it may become; with a family of the user's own nobody knows."""
+        optimizer, family = self.optimizer, self.optimizer._family
+        if optimizer._has_custom_family:
+            return False
+        narrowest = family.project(family.statistics(family.mode(optimizer.theta)))
+        distance = np.linalg.norm(family.whiten(narrowest, optimizer.theta - narrowest))
+        return bool(distance <= CONCENTRATED * family.root_dimension)
+
+    def _restart(self) -> None:
+        self.optimizers.append(self._make_optimizer(len(self.optimizers)))
+        self._queue.clear()
+        self._elite = None
+        self._stale = self._barren = self._settled = 0
+
+    def finish(self) -> None:
+        """Tell the rest of a population, at the end."""
+        if len(self._judged) > 1:
+            self._tell()
+            self._judged = []
+
+    # Values.
+
+    def _key(self, candidate: Candidate) -> Hashable:
+        """Equal for candidates of equal values."""
+        parts: list[Hashable] = []
+        for x, (name, variable) in zip(candidate.x, self._variables.items(), strict=True):
+            value = candidate.values[name]
+            if variable.values() is not None:
+                value = variable.index(value)
+            parts.append(value if isinstance(value, (int, float, str)) else float(x))
+        return tuple(parts)
+
+    def _violation(self, values: dict[str, Any]) -> Violation:
+        for index, limit in enumerate(self._limits):
+            number = as_float(limit(dict(values)), f"limit {_name(limit)} must return a number")
+            if not number <= 0:
+                return len(self._limits) - index - 1, math.inf if math.isnan(number) else number
+        return FEASIBLE
+
+    # State.
+
+    def identity(self) -> dict[str, Any]:
+        """What has to be the same where a state is loaded."""
+        seed: Any = self._seed
+        if isinstance(seed, np.random.SeedSequence):
+            seed = [_plain(seed.entropy), list(seed.spawn_key)]
+        return {
+            "space": self._space.describe(),
+            "population_size": self.population_size,
+            "initial": {name: describe(prior) for name, prior in (self._initial or {}).items()},
+            "seed": seed,
+            "noisy": self._noisy,
+            "limits": list(map(_name, self._limits)),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that later evaluations depend on, as JSON-safe values; what is in flight will be evaluated again."""
+        flying = [c for job, others in self.jobs.items() for c in (job.candidate, *others)]
+        rows = zip(self.history, self._origins, strict=True)
+        return {
+            "entropy": [self._entropy, list(self._spawn_key)],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "history": [[x.tolist(), start, _to_json(e.loss), e.error] for e, (x, start) in rows],
+            "queue": [candidate.x.tolist() for candidate in (*flying, *self._queue)],
+            "judged": [[x.tolist(), _to_json(loss), list(map(_to_json, v))] for x, loss, v in self._judged],
+            "elite": self._elite and [self._elite.x.tolist(), self._elite.loss, self._elite_age],
+            "counters": [self._stale, self._barren, self._settled],
+            "before": [self._started_before - len(self.jobs), self._told_before],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state of the same identity, before any evaluation."""
+        self._entropy, self._spawn_key = state["entropy"][0], tuple(state["entropy"][1])
+        self.optimizers += [self._make_optimizer(start) for start in range(1, len(state["optimizers"]))]
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        for x, start, loss, error in state["history"]:
+            candidate = self._candidate(x)
+            self._remember(Evaluation(candidate.values, _from_json(loss), error), candidate.x, start)
+        self._queue.extend(map(self._candidate, state["queue"]))
+        self._judged = [
+            Judged(self._candidate(x).x, _from_json(loss), (first, _from_json(second)))
+            for x, loss, (first, second) in state["judged"]
+        ]
+        if state["elite"] is not None:
+            x, loss, self._elite_age = state["elite"]
+            self._elite = Judged(self._candidate(x).x, loss, FEASIBLE)
+        self._stale, self._barren, self._settled = state["counters"]
+        self._started_before, self._told_before = state["before"]
+
+    def _candidate(self, x: list[float]) -> Candidate:
+        draw = np.array(x, dtype=float)
+        return Candidate(self._space.decode(draw[None])[0], draw)
+
+
+def _name(limit: Any) -> str:
+    return str(getattr(limit, "__name__", type(limit).__name__))
+
+
+def _plain(entropy: Any) -> Any:
+    """The entropy of a SeedSequence, an integer or several, as JSON holds it."""
+    return entropy if entropy is None or isinstance(entropy, int) else [int(each) for each in entropy]
+
+
+def _to_json(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _from_json(number: float | None) -> float:
+    return math.inf if number is None else number

@@ -1,0 +1,257 @@
+"""Evaluations of a black box, in this process or by an executor. A failure is an outcome, not an exception."""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Hashable
+from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
+from dataclasses import dataclass
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from asng._checks import as_float
+
+Values = dict[str, Any]
+Job = TypeVar("Job", bound=Hashable)
+MAX_TEXT = 200  # characters of an error
+MIN_POLL = 0.01  # seconds between two looks at running evaluations
+
+
+class Outcome(NamedTuple):
+    """The loss of an evaluation, infinity where it failed, and why it failed, or an empty text."""
+
+    loss: float
+    error: str = ""
+
+
+def to_outcome(returned: Any) -> Outcome:
+    """Check what a black box returned; infinity is a loss, the worst.
+
+    >>> to_outcome(2), to_outcome(math.nan).error, to_outcome(None).error
+    (Outcome(loss=2.0, error=''), 'it returned nan', 'it must return a number, got None')
+    """
+    try:
+        loss = as_float(returned, "it must return a number")
+    except ValueError as error:
+        return Outcome(math.inf, str(error)[:MAX_TEXT])
+    return Outcome(loss) if loss > -math.inf else Outcome(math.inf, f"it returned {loss}")
+
+
+def failure(error: BaseException) -> Outcome:
+    """The outcome of an evaluation that raised; Ctrl-C is raised again."""
+    if isinstance(error, KeyboardInterrupt):
+        raise error
+    text = (str(error).splitlines() or [""])[0]
+    return Outcome(math.inf, f"{type(error).__name__}: {text}"[:MAX_TEXT] if text else type(error).__name__)
+
+
+class Evaluator(Protocol[Job]):
+    """Takes jobs while `has_room`; `wait` returns those that are done, at least one. Both may raise ExecutorLost."""
+
+    def has_room(self) -> bool: ...
+
+    def submit(self, job: Job, values: Values) -> None: ...
+
+    def wait(self) -> list[tuple[Job, Outcome]]: ...
+
+    def close(self) -> None: ...
+
+
+class InProcess(Generic[Job]):
+    """One evaluation after the other."""
+
+    def __init__(self, f: Callable[[Values], Any]) -> None:
+        self._f = f
+        self._done: list[tuple[Job, Outcome]] = []
+
+    def has_room(self) -> bool:
+        return not self._done
+
+    def submit(self, job: Job, values: Values) -> None:
+        try:
+            outcome = to_outcome(self._f(values))
+        except (Exception, SystemExit) as error:
+            outcome = failure(error)
+        self._done.append((job, outcome))
+
+    def wait(self) -> list[tuple[Job, Outcome]]:
+        done, self._done = self._done, []
+        return done
+
+    def close(self) -> None: ...
+
+
+class ExecutorLost(Exception):
+    """An executor takes no more work and cannot be made again."""
+
+
+@dataclass(eq=False)
+class Flight(Generic[Job]):
+    """An evaluation that an executor was given."""
+
+    job: Job
+    values: Values
+    submitted: float
+    started: float | None = None  # when it was first seen running; some executors never say
+
+
+class InExecutor(Generic[Job]):
+    """As many evaluations at a time as there are workers, or as `slots` says where the executor does not.
+
+    A dead worker breaks a pool of processes and everything in flight with it. The pool is made again, and the
+    evaluations in flight are repeated one at a time, so that only the one that breaks the new pool, too, fails.
+
+    The time of an evaluation counts from when it is seen running. Where an executor does not say what runs, it counts
+    from the last end of any evaluation, and only the oldest one is given up.
+    """
+
+    def __init__(
+        self, f: Callable[[Values], Any], executor: Executor, *, slots: int, timeout: float | None = None
+    ) -> None:
+        workers = getattr(executor, "_max_workers", None)  # of both executors of the standard library
+        self._f, self._executor, self._timeout = f, executor, timeout
+        self._slots = workers if isinstance(workers, int) and workers > 0 else slots
+        self._flights: dict[Future[Any], Flight[Job]] = {}
+        self._suspects: deque[Flight[Job]] = deque()  # one of them broke the executor
+        self._hung: list[Future[Any]] = []  # given up, but each still occupies a worker
+        self._rejected: list[tuple[Job, Outcome]] = []  # by the executor
+        self._isolating = False
+        self._last_sign = time.monotonic()  # of life: when an evaluation ended
+        self._replaced = False
+        self._lost: ExecutorLost | None = None
+
+    def has_room(self) -> bool:
+        if self._suspects or self._isolating:
+            return False
+        self._hung = [future for future in self._hung if not future.done()]
+        if len(self._hung) >= self._slots:
+            self._lost = ExecutorLost("all of its workers hang")
+        if self._lost is not None and not self._flights:
+            raise self._lost
+        return self._lost is None and len(self._flights) + len(self._hung) < self._slots
+
+    def submit(self, job: Job, values: Values) -> None:
+        self._start(Flight(job, values, 0.0))
+
+    def wait(self) -> list[tuple[Job, Outcome]]:
+        while True:
+            if self._suspects and not self._flights and self._lost is None:
+                self._isolating = True
+                self._start(self._suspects.popleft())
+            done = [*self._rejected, *self._collect()] or self._time_out()
+            self._rejected = []
+            if done:
+                self._last_sign = time.monotonic()
+                self._isolating = self._isolating and bool(self._flights)
+                return done
+            if self._lost is not None:
+                raise self._lost
+            if self._flights:
+                wait(self._flights, self._next_look(), FIRST_COMPLETED)
+
+    def close(self) -> None:
+        for future in self._flights:
+            future.cancel()
+        if self._replaced:
+            self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def _start(self, flight: Flight[Job]) -> None:
+        try:
+            future = self._executor.submit(self._f, flight.values)
+        except BrokenExecutor as error:  # a worker died between two evaluations
+            self._replace_executor(error)
+            if self._lost is not None:
+                raise self._lost from error
+            future = self._executor.submit(self._f, flight.values)
+        except RuntimeError as error:  # it was shut down
+            raise ExecutorLost(str(error)) from error
+        except Exception as error:  # some executors serialize at once
+            self._rejected.append((flight.job, failure(error)))
+            return
+        flight.submitted, flight.started = time.monotonic(), None
+        self._flights[future] = flight
+
+    def _collect(self) -> list[tuple[Job, Outcome]]:
+        """The outcomes of evaluations that ended; those that went down with a broken executor become suspects."""
+        done, broken = [], None
+        for future in [future for future in self._flights if future.done()]:
+            try:
+                error = future.exception()
+                if isinstance(error, BrokenExecutor):
+                    broken = error
+                    continue
+                outcome = to_outcome(future.result()) if error is None else failure(error)
+            except CancelledError as error:
+                outcome = failure(error)
+            done.append((self._flights.pop(future).job, outcome))
+        if broken is not None:
+            lost = list(self._flights.values())
+            self._flights.clear()
+            if self._isolating:
+                done += [(flight.job, failure(broken)) for flight in lost]
+            else:
+                self._suspects.extend(lost)
+            self._replace_executor(broken)
+        return done
+
+    def _time_out(self) -> list[tuple[Job, Outcome]]:
+        """The outcomes of evaluations that have run for too long."""
+        if self._timeout is None:
+            return []
+        now = time.monotonic()
+        for future, flight in self._flights.items():
+            if flight.started is None and future.running():
+                flight.started = now
+        past = [future for future, flight in self._flights.items() if now > self._deadline(flight)]
+        late = [future for future in past if self._flights[future].started is not None] or past[:1]  # or the oldest
+        outcome = Outcome(math.inf, f"no result within {self._timeout:g} seconds")
+        self._hung += [future for future in late if not future.cancel()]
+        done = [(self._flights.pop(future).job, outcome) for future in late]
+        if done and _kill_workers(self._executor):  # or the hanging worker would stay occupied
+            rest = list(self._flights.values())
+            self._flights.clear()
+            self._hung.clear()
+            self._replace_executor(TimeoutError(outcome.error))
+            for flight in rest:
+                self._start(flight)
+        return done
+
+    def _deadline(self, flight: Flight[Job]) -> float:
+        assert self._timeout is not None
+        begin = max(flight.submitted, self._last_sign) if flight.started is None else flight.started
+        return begin + self._timeout
+
+    def _next_look(self) -> float | None:
+        if self._timeout is None:
+            return None
+        earliest = min(map(self._deadline, self._flights.values())) - time.monotonic()
+        return max(MIN_POLL, min(earliest, self._timeout / 10))
+
+    def _replace_executor(self, error: BaseException) -> None:
+        """Make a pool of processes again, as it was; any other executor is lost."""
+        from concurrent.futures import ProcessPoolExecutor
+
+        if not isinstance(self._executor, ProcessPoolExecutor):
+            self._lost = ExecutorLost(str(error) or type(error).__name__)
+            return
+        old: Any = self._executor
+        if self._replaced:
+            old.shutdown(wait=False)
+        self._executor = ProcessPoolExecutor(
+            old._max_workers,
+            mp_context=old._mp_context,
+            initializer=old._initializer,
+            initargs=old._initargs,
+            max_tasks_per_child=old._max_tasks_per_child,
+        )
+        self._replaced = True
+
+
+def _kill_workers(executor: Any) -> bool:
+    """Kill the processes of a pool; other executors keep their workers."""
+    from concurrent.futures import ProcessPoolExecutor
+
+    if not isinstance(executor, ProcessPoolExecutor):
+        return False
+    for process in list((executor._processes or {}).values()):
+        process.kill()
+    return True

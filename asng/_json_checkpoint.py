@@ -1,0 +1,73 @@
+"""A checkpoint as one JSON file with one writer: written atomically, the previous one kept, refused to other runs."""
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from asng._files import atomic_write, differences, lock_checkpoint, offer_previous, previous_path
+
+MIN_INTERVAL = 1.0  # seconds between two saves
+MAX_SHARE = 0.05  # of the time, spent on saving
+
+
+class JsonCheckpoint:
+    """The file of a run with this identity, locked until it is released."""
+
+    def __init__(self, path: Path, format: str, identity: Mapping[str, Any]) -> None:
+        self._path, self._format, self._identity = path, format, _normalize(identity)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = lock_checkpoint(path)
+        self._next_save = time.monotonic() + MIN_INTERVAL
+
+    def load(self) -> dict[str, Any] | None:
+        """The saved state, or None where there is no file; ValueError for damaged files and those of other runs."""
+        if not self._path.exists():
+            return None
+        try:
+            content = json.loads(self._path.read_bytes())
+            found, identity, state = content["format"], content["identity"], content["state"]
+            is_intact = content["checksum"] == _checksum(state)
+        except Exception as error:  # anything may be in it
+            reason = f"{type(error).__name__}: {error}"[:80]
+            raise ValueError(
+                f"{self._path} is damaged or no checkpoint ({reason}){offer_previous(self._path)}"
+            ) from None
+        if found != self._format:
+            raise ValueError(f"{self._path} is of the format {found!r}, not {self._format!r}; use another path")
+        if different := differences(identity, self._identity):
+            raise ValueError(f"{self._path} is of another run ({different}); use another path, or delete it")
+        if not is_intact or not isinstance(state, dict):
+            raise ValueError(f"{self._path} is damaged: it is not as it was saved{offer_previous(self._path)}")
+        return state
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the last save was long enough ago."""
+        return time.monotonic() >= self._next_save
+
+    def save(self, state: Mapping[str, Any]) -> None:
+        """Replace the file atomically."""
+        begin = time.monotonic()
+        state = _normalize(state)
+        content = {"format": self._format, "identity": self._identity, "checksum": _checksum(state), "state": state}
+        with atomic_write(self._path, keep=previous_path(self._path)) as file:
+            file.write(json.dumps(content, allow_nan=False).encode())
+        end = time.monotonic()
+        self._next_save = end + max(MIN_INTERVAL, (end - begin) / MAX_SHARE)
+
+    def release(self) -> None:
+        """Let other processes write the file."""
+        self._lock.release()
+
+
+def _normalize(value: Mapping[str, Any]) -> dict[str, Any]:
+    """As it is after JSON: tuples are lists."""
+    result: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
+    return result
+
+
+def _checksum(state: Any) -> str:
+    return hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,172 @@
+"""Triton kernels of 1x1 convolutions and batch norms after them, and of sums over programs.
+
+Rows of the inputs have STRIDE elements for each pixel, as in `_depthwise_kernels`. Gradients of weights are summed up
+for each program, and by `reduce_rows` over all of them.
+"""
+
+import triton
+import triton.language as tl
+
+from asng.fused._norm_kernels import combine_moments, combine_sums
+
+
+@triton.jit
+def merge_moments(partial, merged, rows, chunk, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
+    """Means and summed squared deviations of up to CHUNKS chunks as those of a single one."""
+    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    first = tl.program_id(1) * CHUNKS
+    rows = tl.minimum(rows - first * chunk, CHUNKS * chunk)
+    mean, var = combine_moments(partial + first * 2 * C, rows, chunk, chunks - first, c, C, CHUNKS)
+    target = merged + tl.program_id(1) * 2 * C + c
+    tl.store(target, mean, c < C)
+    tl.store(target + C, var * rows, c < C)
+
+
+@triton.jit
+def merge_sums(partial, merged, chunks, C: tl.constexpr, CHANNELS: tl.constexpr, CHUNKS: tl.constexpr):
+    """Two sums of up to CHUNKS chunks as those of a single one."""
+    c = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
+    first = tl.program_id(1) * CHUNKS
+    total, product = combine_sums(partial + first * 2 * C, chunks - first, c, C, CHUNKS)
+    target = merged + tl.program_id(1) * 2 * C + c
+    tl.store(target, total, c < C)
+    tl.store(target + C, product, c < C)
+
+
+@triton.jit
+def pointwise_forward(
+    d,
+    pointwise,
+    z,
+    partial,
+    pixels,
+    C: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PIXELS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """1x1 convolution, and moments of its results for each program."""
+    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
+    o = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    product = tl.zeros([PIXELS, OUTPUTS], tl.float32)
+    for start in tl.static_range(0, C, INPUTS):
+        c = start + tl.arange(0, INPUTS)
+        inner = tl.load(d + p[:, None] * STRIDE + c[None, :], (p < pixels)[:, None] & (c < STRIDE)[None, :], other=0.0)
+        factors = tl.load(pointwise + o[None, :] * C + c[:, None], (o < C)[None, :] & (c < C)[:, None], other=0.0)
+        product = tl.dot(inner, factors.to(inner.dtype), product, input_precision=PRECISION)
+    result = product.to(z.dtype.element_ty)
+    tl.store(z + p[:, None] * STRIDE + o[None, :], result, (p < pixels)[:, None] & (o < STRIDE)[None, :])
+    result = result.to(tl.float32)
+    number = tl.minimum(PIXELS, pixels - tl.program_id(0) * PIXELS)
+    mean = tl.sum(result, 0) / number
+    deviation = tl.where((p < pixels)[:, None], result - mean[None, :], 0.0)
+    target = partial + tl.program_id(0) * 2 * C + o
+    tl.store(target, mean, o < C)
+    tl.store(target + C, tl.sum(deviation * deviation, 0), o < C)
+
+
+@triton.jit
+def pointwise_backward(
+    dy,
+    z,
+    saved,
+    sums,
+    weight,
+    d,
+    pointwise,
+    dd,
+    dweight,
+    dbias,
+    partial,
+    chunks,
+    pixels,
+    C: tl.constexpr,
+    STRIDE: tl.constexpr,
+    DY_STRIDE: tl.constexpr,
+    TILES: tl.constexpr,
+    PIXELS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    AFFINE: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Through batch norm and 1x1 convolution: gradients of its inputs, and of its weights for each program."""
+    o = tl.arange(0, CHANNELS)
+    c = tl.program_id(1) * INPUTS + tl.arange(0, INPUTS)
+    total, product = combine_sums(sums, chunks, o, C, CHUNKS)
+    mean = tl.load(saved + o, o < C, other=0.0)
+    rstd = tl.load(saved + C + o, o < C, other=0.0)
+    scale = rstd
+    if AFFINE:
+        scale = rstd * tl.load(weight + o, o < C, other=0.0).to(tl.float32)
+        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+            tl.store(dweight + o, product, o < C)
+            tl.store(dbias + o, total, o < C)
+    slope = rstd * product / pixels
+    offset = total / pixels - mean * slope
+    weights_mask = (o < C)[:, None] & (c < C)[None, :]
+    weights_offsets = o[:, None] * C + c[None, :]
+    factors = tl.load(pointwise + weights_offsets, weights_mask, other=0.0).to(dd.dtype.element_ty)
+    gradients = tl.zeros([CHANNELS, INPUTS], tl.float32)
+    for tile in range(TILES):
+        p = (tl.program_id(0) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)
+        mask = (p < pixels)[:, None] & (o < DY_STRIDE)[None, :]
+        gradient = tl.load(dy + p[:, None] * DY_STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
+        mask = (p < pixels)[:, None] & (o < STRIDE)[None, :]
+        value = tl.load(z + p[:, None] * STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
+        dz = scale[None, :] * (gradient - offset[None, :] - value * slope[None, :])
+        dz_rounded = tl.where(mask, dz, 0.0).to(dd.dtype.element_ty)
+        mask = (p < pixels)[:, None] & (c < STRIDE)[None, :]
+        offsets = p[:, None] * STRIDE + c[None, :]
+        inner = tl.dot(dz_rounded, factors, input_precision=PRECISION)
+        tl.store(dd + offsets, inner.to(dd.dtype.element_ty), mask)
+        value = tl.load(d + offsets, mask, other=0.0)
+        gradients = tl.dot(tl.trans(dz_rounded), value, gradients, input_precision=PRECISION)
+    tl.store(partial + tl.program_id(0) * C * C + weights_offsets, gradients, weights_mask)
+
+
+@triton.jit
+def _reduce(partial, result, rows, columns, TILES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    sums = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for tile in range(TILES):
+        row = tile * ROWS + tl.arange(0, ROWS)
+        mask = (row < rows)[:, None] & (column < columns)[None, :]
+        sums += tl.load(partial + row[:, None] * columns + column[None, :], mask, other=0.0)
+    tl.store(result + column, tl.sum(sums, 0).to(result.dtype.element_ty), column < columns)
+
+
+@triton.jit
+def reduce_rows(
+    partial1,
+    result1,
+    rows1,
+    partial2,
+    result2,
+    rows2,
+    partial3,
+    result3,
+    rows3,
+    partial4,
+    result4,
+    rows4,
+    columns13,
+    columns24,
+    TILES13: tl.constexpr,
+    TILES24: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+):
+    """Sums over the rows of four matrices, each into a vector; the first has as many columns as the third."""
+    which = tl.program_id(1)
+    if which == 0:
+        _reduce(partial1, result1, rows1, columns13, TILES13, ROWS, COLUMNS)
+    elif which == 1:
+        _reduce(partial2, result2, rows2, columns24, TILES24, ROWS, COLUMNS)
+    elif which == 2:
+        _reduce(partial3, result3, rows3, columns13, TILES13, ROWS, COLUMNS)
+    else:
+        _reduce(partial4, result4, rows4, columns24, TILES24, ROWS, COLUMNS)

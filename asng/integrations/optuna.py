@@ -1,0 +1,260 @@
+"""ASNG as a sampler of Optuna."""
+
+import math
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+try:
+    from optuna.distributions import CategoricalDistribution, IntDistribution
+    from optuna.samplers import BaseSampler, RandomSampler
+    from optuna.study import StudyDirection
+    from optuna.trial import TrialState
+except ImportError as error:
+    raise ImportError(f"asng.integrations.optuna needs Optuna 5 ({error}): pip install '.[optuna]'") from error
+
+from asng._asktell import Candidate
+from asng._capped import CappedASNG, default_population_size
+from asng._checks import check_int
+from asng._ragged import Array
+from asng.space import Categorical, Integer, Real, Variable
+
+KEY = "asng:x"  # the system attribute of a trial that holds the raw draws of numbers, before clipping and rounding
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+
+
+class Parameter(NamedTuple):
+    """A parameter of Optuna as a variable: raw draws to values, and back where a trial does not hold the draw."""
+
+    distribution: Any
+    variable: Variable
+    to_value: Callable[[float], Any]
+    to_x: Callable[[Any], float]
+
+    def x_of(self, trial: Any, name: str) -> float | None:
+        """The raw draw of a trial's value, or None where it has no value of this distribution."""
+        if name not in trial.params:
+            return None
+        value = trial.params[name]
+        try:
+            internal = self.distribution.to_internal_repr(value)
+        except ValueError:
+            return None
+        if not self.distribution._contains(internal):
+            return None
+        x = trial.system_attrs.get(KEY, {}).get(name)
+        return x if x is not None and self.to_value(x) == value else float(self.to_x(value))
+
+
+class ASNGSampler(BaseSampler):
+    """Sampler by the adaptive stochastic natural gradient, for all kinds of parameters.
+
+    The distribution is computed from the finished trials of the study, in the order of their numbers, so that studies
+    continue exactly and several processes share what they learn through the storage. All parameters that were ever
+    suggested are sampled together; those that a trial does not suggest, because they are conditional, are left out of
+    what is learned from it. Failed trials are ignored. Pruned trials rank behind completed ones, by their last step and
+    value there; trials that violate constraints (`trial.set_constraint`) rank behind both, by the sum of violations.
+
+    Args:
+        population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters.
+        independent_sampler: Samples parameters that no finished trial has; by default a RandomSampler.
+        seed: Of all draws; None for a random one. Processes on one storage may have the same.
+
+    Raises:
+        ValueError: `population_size` is no integer of at least 2; when sampling, the study has several objectives.
+
+    >>> import optuna
+    >>> optuna.logging.set_verbosity(optuna.logging.ERROR)
+    >>> study = optuna.create_study(sampler=ASNGSampler(seed=0))
+    >>> study.optimize(lambda trial: (trial.suggest_float("x", -5, 5) - 2) ** 2, n_trials=60)
+    >>> round(study.best_params["x"], 1)
+    2.0
+    """
+
+    def __init__(
+        self, *, population_size: int | None = None, independent_sampler: Any = None, seed: int | None = None
+    ) -> None:
+        self._given_size = None if population_size is None else check_int(population_size, "population_size", min=2)
+        self._independent_sampler = independent_sampler or RandomSampler(seed=seed)
+        self._entropy: Any = np.random.SeedSequence(seed).entropy
+        self._lock = threading.Lock()  # `n_jobs` threads share the sampler
+        self._study_name: str | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        self._seen: set[int] = set()  # numbers of trials
+        self._parameters: dict[str, Parameter] = {}
+        self._optimizer: CappedASNG | None = None
+        self._population_size = 2
+        self._population: list[Any] = []  # trials that are not told yet
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The settings; what was learned is learned again from the study."""
+        return {
+            "population_size": self._given_size,
+            "independent_sampler": self._independent_sampler,
+            "seed": self._entropy,
+        }
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+    # What Optuna calls.
+
+    def reseed_rng(self) -> None:
+        self._independent_sampler.reseed_rng()  # the draws of a trial depend on its number
+
+    def before_trial(self, study: Any, trial: Any) -> None:
+        self._independent_sampler.before_trial(study, trial)
+
+    def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
+        self._independent_sampler.after_trial(study, trial, state, values)
+
+    def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
+        with self._lock:
+            self._learn(study)
+            return {name: parameter.distribution for name, parameter in self._parameters.items()}
+
+    def sample_relative(self, study: Any, trial: Any, search_space: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self._learn(study)
+            if self._optimizer is None:
+                return {}
+            x = dict(zip(self._parameters, self._draw(self._optimizer, trial.number).tolist(), strict=True))
+            wanted = {
+                name: parameter
+                for name, parameter in self._parameters.items()
+                if name in search_space and search_space[name] == parameter.distribution
+            }
+        values = {name: parameter.to_value(x[name]) for name, parameter in wanted.items()}
+        numbers = {n: x[n] for n, p in wanted.items() if not isinstance(p.distribution, CategoricalDistribution)}
+        if numbers:
+            study._storage.set_trial_system_attr(trial._trial_id, KEY, numbers)
+        return values
+
+    def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
+        _check_single_objective(study)
+        return self._independent_sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    # How it learns.
+
+    def _draw(self, optimizer: CappedASNG, number: int) -> Array:
+        """A raw draw (variables,) for the trial of a number; two trials in a row are a mirrored pair."""
+        generator = np.random.default_rng([self._entropy, number // 2])
+        x: Array = optimizer._family.sample(optimizer.theta, 2, generator)[number % 2]
+        return x
+
+    def _learn(self, study: Any) -> None:
+        """Tell trials that finished since the last call; all of them where the parameters have changed."""
+        _check_single_objective(study)
+        if study.study_name != self._study_name:
+            self._forget()
+            self._study_name = study.study_name
+        trials = study.get_trials(deepcopy=False, states=FINISHED)
+        fresh = [trial for trial in trials if trial.number not in self._seen]
+        parameters = _parameters_of(fresh, self._parameters)
+        if parameters != self._parameters:
+            self._forget()
+            fresh, self._parameters = trials, parameters
+            space = {name: parameter.variable for name, parameter in parameters.items()}
+            self._population_size = self._given_size or default_population_size(space)
+            self._optimizer = CappedASNG(space, population_size=self._population_size, seed=0)  # draws nothing itself
+        sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
+        for trial in fresh:
+            self._seen.add(trial.number)
+            if any(name in trial.params for name in self._parameters):
+                self._population.append(trial)
+            if len(self._population) == self._population_size:
+                self._tell(sign)
+
+    def _tell(self, sign: int) -> None:
+        """Tell a population: a raw draw, a rank and the active parameters of each trial."""
+        assert self._optimizer is not None
+        keys = [_rank_key(trial, sign) for trial in self._population]
+        order = sorted(set(keys))
+        candidates, active = [], []
+        for trial in self._population:
+            x = self._optimizer._family.mode(self._optimizer.theta)  # where a parameter is not active
+            draws = {name: parameter.x_of(trial, name) for name, parameter in self._parameters.items()}
+            known = [draw is not None for draw in draws.values()]
+            x[known] = [draw for draw in draws.values() if draw is not None]
+            candidates.append(Candidate({}, x))
+            active.append({name for name, draw in draws.items() if draw is not None})
+        self._optimizer.tell(candidates, [order.index(key) for key in keys], active=active)
+        self._population = []
+
+
+def _rank_key(trial: Any, sign: int) -> tuple[int, float, float]:
+    """Sorts trials from the best on: completed, pruned, infeasible."""
+    violation = sum(value for value in trial.constraints.values() if value > 0)
+    if violation > 0:
+        return 2, violation, 0.0
+    if trial.state == TrialState.COMPLETE:
+        return 0, sign * trial.value, 0.0
+    if not trial.intermediate_values:
+        return 1, 1.0, 0.0
+    step, value = max(trial.intermediate_values.items())
+    return 1, -step, math.inf if math.isnan(value) else sign * value
+
+
+def _parameters_of(trials: Iterable[Any], known: Mapping[str, Parameter]) -> dict[str, Parameter]:
+    """The known parameters and those of trials; of several distributions of a parameter, the last one."""
+    parameters = dict(known)
+    for trial in trials:
+        for name, distribution in trial.distributions.items():
+            if name in parameters and parameters[name].distribution == distribution:
+                continue
+            parameter = _to_parameter(distribution)
+            if parameter is not None:
+                parameters[name] = parameter
+    return parameters
+
+
+def _to_parameter(distribution: Any) -> Parameter | None:
+    """A parameter, or None for one of a single value, and for ranges beyond float64."""
+    if distribution.single():
+        return None
+    if isinstance(distribution, CategoricalDistribution):
+        choices = distribution.choices
+        indices = Categorical(range(len(choices)))
+        return Parameter(distribution, indices, lambda x: choices[int(x)], distribution.to_internal_repr)
+    try:
+        if distribution.log:
+            return _log_integer(distribution) if isinstance(distribution, IntDistribution) else _real(distribution)
+        return _real(distribution) if distribution.step is None else _steps(distribution)
+    except ValueError:
+        return None
+
+
+def _real(distribution: Any) -> Parameter:
+    real = Real(distribution.low, distribution.high, log=distribution.log)
+    return Parameter(distribution, real, real.decode, lambda value: real.to_internal((value, 1.0)).mean)
+
+
+def _steps(distribution: Any) -> Parameter:
+    """Integers and floats in steps, counted from the low end."""
+    low, high, step = distribution.low, distribution.high, distribution.step
+    steps = Integer(0, round((high - low) / step))
+    return Parameter(
+        distribution, steps, lambda x: min(low + steps.decode(x) * step, high), lambda value: (value - low) / step
+    )
+
+
+def _log_integer(distribution: Any) -> Parameter:
+    """An integer on a logarithmic scale: a real number that is rounded."""
+    low, high = distribution.low, distribution.high
+    real = Real(low - 0.5, high + 0.5, log=True)
+    return Parameter(
+        distribution,
+        real,
+        lambda x: min(max(round(real.decode(x)), low), high),
+        lambda value: real.to_internal((value, 1.0)).mean,
+    )
+
+
+def _check_single_objective(study: Any) -> None:
+    if len(study.directions) > 1:
+        n = len(study.directions)
+        raise ValueError(f"ASNGSampler is for studies of one objective; {study.study_name!r} has {n}")

@@ -1,0 +1,222 @@
+"""minimize with a checkpoint: what was interrupted, killed or finished continues as if nothing had happened."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asng import Categorical, Integer, Real, minimize
+from asng._files import lock_checkpoint, previous_path
+from tests.helpers.trajectories import BLEND, inner
+
+CHOICES: dict[str, Any] = {"layer": Categorical([sum, max, [1], (2, 3), np.ones(2)]), **BLEND}
+
+
+def loss(values):
+    return values["n"] + values["x"] ** 2 + abs(values["lr"] - 0.01) + (values["op"] != "b")
+
+
+class Crash(Exception):
+    pass
+
+
+class Interrupted:
+    """A function that is interrupted at some calls."""
+
+    def __init__(self, *calls, f=loss, error=KeyboardInterrupt):
+        self.calls, self.f, self.error, self.count = calls, f, error, 0
+
+    def __call__(self, values):
+        self.count += 1
+        if self.count in self.calls:
+            raise self.error
+        return self.f(values)
+
+
+SETTINGS: dict[str, Any] = {"evaluations": 90, "seed": 1}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"noisy": True},
+        {"limits": [lambda values: values["n"] - 40]},
+        {"initial": {"op": [0.3, 0.3, 0.4], "n": (30, 10)}},
+        {"seed": np.random.SeedSequence(7, spawn_key=(3,))},
+        {"population_size": 5},
+    ],
+    ids=["plain", "noisy", "limits", "initial", "sequence", "population"],
+)
+def test_interrupted_and_continued_equals_uninterrupted(tmp_path, changes):
+    settings = {**SETTINGS, **changes}
+    whole = minimize(loss, CHOICES, **settings)
+    f, path = Interrupted(3, 20, 21, 50), tmp_path / "state.json"
+    stops = [minimize(f, CHOICES, checkpoint=path, **settings).stopped for _ in range(5)]
+    assert stops == ["interrupted"] * 4 + ["evaluations"]
+    continued = minimize(f, CHOICES, checkpoint=path, **settings)
+    assert f.count == 90 + 4  # finished: it is not called again
+    assert [str(each) for each in continued.history] == [str(each) for each in whole.history]
+    assert inner(continued.optimizer) == inner(whole.optimizer)
+    assert (continued.loss, str(continued.mode)) == (whole.loss, str(whole.mode))
+
+
+def test_more_evaluations_continue_what_was_finished(tmp_path):
+    whole = minimize(loss, BLEND, **SETTINGS)
+    for evaluations in (2, 33, 60, 90):
+        part = minimize(loss, BLEND, **SETTINGS | {"evaluations": evaluations}, checkpoint=tmp_path / "state.json")
+        assert part.evaluations == evaluations
+    assert part.history == whole.history
+    assert inner(part.optimizer) == inner(whole.optimizer)
+
+
+def test_restarts_continue_where_they_were(tmp_path):
+    settings: dict[str, Any] = {"evaluations": 600, "restarts": 4}
+    space, bowl = {"x": Real(0, 1)}, lambda values: (values["x"] - 0.3) ** 2
+    for seed in (5, None):
+        f, path = Interrupted(*range(50, 600, 90), f=bowl), tmp_path / f"{seed}.json"
+        results = [minimize(f, space, checkpoint=path, seed=seed, **settings) for _ in range(8)]
+        assert results[-1].evaluations == 600
+        if seed is not None:
+            whole = minimize(bowl, space, seed=seed, **settings)
+            assert results[-1].history == whole.history
+            assert inner(results[-1].optimizer) == inner(whole.optimizer)
+
+
+def test_reasons_to_stop_survive_in_the_file(tmp_path):
+    def never(values):
+        raise AssertionError("evaluated")
+
+    line = {"n": Integer(0, 5)}
+    first = minimize(lambda values: values["n"], line, evaluations=100, checkpoint=tmp_path / "state.json", seed=0)
+    again = minimize(never, line, evaluations=100, checkpoint=tmp_path / "state.json", seed=0)
+    assert again.stopped == first.stopped == "nothing new"
+    assert again.history == first.history
+
+
+def test_a_checkpoint_can_be_given_another_target(tmp_path):
+    path = tmp_path / "state.json"
+    first = minimize(loss, BLEND, **SETTINGS, target=20, checkpoint=path)
+    second = minimize(loss, BLEND, **SETTINGS, target=20, checkpoint=path)
+    third = minimize(loss, BLEND, **SETTINGS, target=10, checkpoint=path)
+    assert first.evaluations == second.evaluations < third.evaluations
+    assert third.loss <= 10
+
+
+def test_failures_are_restored_with_their_errors(tmp_path):
+    f = Interrupted(4, f=loss, error=OSError("gone"))
+    with pytest.warns(UserWarning, match="evaluation 4 of .* failed and ranks last: OSError: gone"):
+        minimize(f, BLEND, **SETTINGS | {"evaluations": 10}, checkpoint=tmp_path / "state.json")
+    restored = minimize(f, BLEND, **SETTINGS | {"evaluations": 20}, checkpoint=tmp_path / "state.json")
+    assert [each.error for each in restored.history] == ["", "", "", "OSError: gone"] + [""] * 16
+
+
+def test_an_error_in_a_callback_loses_no_evaluation(tmp_path):
+    def fail(evaluation):
+        seen.append(evaluation)
+        if len(seen) == 13:
+            raise Crash
+
+    seen: list[Any] = []
+    with pytest.raises(Crash):
+        minimize(loss, BLEND, **SETTINGS, callback=fail, checkpoint=tmp_path / "state.json")
+    result = minimize(loss, BLEND, **SETTINGS, checkpoint=tmp_path / "state.json")
+    assert result.history[:13] == seen
+    assert result.history == minimize(loss, BLEND, **SETTINGS).history
+
+
+PROGRAM = """
+import sys, time
+from asng import minimize
+from tests.core.test_minimize_resuming import BLEND, SETTINGS, loss
+
+def slowly(values):
+    time.sleep(0.1)
+    return loss(values)
+
+minimize(slowly, BLEND, **SETTINGS, checkpoint=sys.argv[1], callback=lambda e: print(e.loss, flush=True))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_killed_process_loses_a_second_at_most(tmp_path, number):
+    path = tmp_path / "state.json"
+    arguments = [sys.executable, "-c", PROGRAM, str(path)]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]) as process:
+        assert process.stdout is not None
+        for _ in range(30):
+            process.stdout.readline()
+        with pytest.raises(ValueError, match=r"state.json is in use by process \d+ .*; wait until it ends"):
+            minimize(loss, BLEND, **SETTINGS, checkpoint=path)
+        process.send_signal(number)
+        process.communicate()
+    f = Interrupted()
+    result = minimize(f, BLEND, **SETTINGS, checkpoint=path)
+    assert 90 - 30 - 3 <= f.count <= 90 - 30 + (15 if number == signal.SIGKILL else 1)
+    assert result.history == minimize(loss, BLEND, **SETTINGS).history
+    assert sorted(os.listdir(tmp_path)) == ["state.asng-previous.json", "state.json"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"seed": 2}, "another run .seed: 1 there, 2 here.; use another path"),
+        ({"population_size": 3}, "population_size: 8 there, 3 here"),
+        ({"noisy": True}, "noisy: False there, True here"),
+        ({"limits": [loss]}, r"limits: \[\] there, \['loss'\] here"),
+        ({"initial": {"n": (3, 1)}}, r"initial.n: None there, \[3, 1\] here"),
+    ],
+)
+def test_the_checkpoint_of_another_run_is_refused(tmp_path, changes, message):
+    path = tmp_path / "state.json"
+    minimize(loss, BLEND, **SETTINGS | {"evaluations": 10}, checkpoint=path)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=message):
+        minimize(loss, BLEND, **{**SETTINGS, **changes}, checkpoint=path)
+    assert path.read_bytes() == before
+
+
+def test_the_checkpoint_of_another_space_is_refused(tmp_path):
+    minimize(loss, BLEND, **SETTINGS | {"evaluations": 10}, checkpoint=tmp_path / "state.json")
+    with pytest.raises(ValueError, match=r"state.json is of another run .space: "):
+        minimize(loss, {**BLEND, "n": Integer(1, 65)}, **SETTINGS, checkpoint=tmp_path / "state.json")
+
+
+def damage_loss(content):
+    content["state"]["history"][0][2] = -1e9
+    return json.dumps(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: "{", "is damaged or no checkpoint .JSONDecodeError.*rename it to state.json to continue"),
+        (lambda content: "[1]", "is damaged or no checkpoint .*rename it"),
+        (lambda content: json.dumps({**content, "format": "asng minimize 0"}), "'asng minimize 0', not 'asng minimize"),
+        (damage_loss, "is damaged: it is not as it was saved.*rename it"),
+        (lambda content: json.dumps({**content, "state": 3}), "is damaged"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_the_previous_offered(tmp_path, damage, message):
+    path = tmp_path / "state.json"
+    for evaluations in (10, 20):
+        minimize(loss, BLEND, **SETTINGS | {"evaluations": evaluations}, checkpoint=path)
+    path.write_text(damage(json.loads(path.read_text())))
+    with pytest.raises(ValueError, match=message):
+        minimize(loss, BLEND, **SETTINGS, checkpoint=path)
+    os.replace(previous_path(path), path)
+    assert minimize(loss, BLEND, **SETTINGS, checkpoint=path).history == minimize(loss, BLEND, **SETTINGS).history
+
+
+def test_a_refused_checkpoint_is_not_locked_afterwards(tmp_path):
+    (tmp_path / "state.json").write_text("{")
+    with pytest.raises(ValueError, match="or delete it to start over"):
+        minimize(loss, BLEND, **SETTINGS, checkpoint=tmp_path / "state.json")
+    lock_checkpoint(tmp_path / "state.json").release()
