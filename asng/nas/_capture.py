@@ -10,14 +10,13 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from numbers import Number
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from asng.nas import _distributed, _switch
+from asng.nas._batch import StaticBatch
 from asng.nas._branch import SplitGroups
 from asng.nas._candidates import LossFn, Numbers, Outcome, to_outcome
 from asng.nas._cases import Case, Columns, Refused, Unswitchable, running_modules
@@ -72,7 +71,10 @@ class Iteration:
 
     def prepare(self, train_batch: Any, valid_batch: Any) -> None:
         """Find all switches by a dry run on batches of the shapes to come; leaves weights, statistics, RNG alone."""
-        self._batches = {"train": _Static(train_batch, self._device), "valid": _Static(valid_batch, self._device)}
+        self._batches = {
+            "train": StaticBatch(train_batch, self._device),
+            "valid": StaticBatch(valid_batch, self._device),
+        }
         self._buffers = [
             (module, name, buffer)
             for module in self._supernet.paths
@@ -173,6 +175,10 @@ class Iteration:
 
     def fits(self, train_batch: Any, valid_batch: Any) -> bool:
         return self._batches["train"].fits(train_batch) and self._batches["valid"].fits(valid_batch)
+
+    def find_change(self, train_batch: Any, valid_batch: Any) -> str | None:
+        """Return what else than the numbers of tensors changed in batches of the same shapes."""
+        return self._batches["train"].find_change(train_batch) or self._batches["valid"].find_change(valid_batch)
 
     def step(
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
@@ -288,9 +294,13 @@ class CapturedStep:
             self.store()
             self._iteration = None  # which frees its memory
             self._iteration = self._capture_iteration(n, train_batch, valid_batch)
-        if self._iteration is None or not self._iteration.fits(train_batch, valid_batch):
-            return None
-        return self._iteration
+        if self._iteration is None or self._iteration.fits(train_batch, valid_batch):
+            return self._iteration
+        if reason := self._iteration.find_change(train_batch, valid_batch):
+            self.store()
+            self._iteration, self._is_current = None, False
+            self._refuse(reason, stacklevel=6)
+        return None
 
     @property
     def unread(self) -> list[str]:
@@ -326,9 +336,12 @@ class CapturedStep:
                 raise
             except Exception as error:  # what is wrong with the model itself, the plain path raises again
                 reason = _explain(error, self._supernet)
-        self._refused = True
-        warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=6)
+        self._refuse(reason, stacklevel=7)
         return None
+
+    def _refuse(self, reason: str, *, stacklevel: int) -> None:
+        self._refused = True
+        warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=stacklevel)
 
 
 def _explain(error: Exception, supernet: Supernet) -> str:
@@ -363,31 +376,3 @@ def _module_around(error: Unswitchable, supernet: Supernet) -> nn.Module | None:
             break
         around = module
     return around
-
-
-class _Static:
-    """A batch in fixed memory."""
-
-    def __init__(self, batch: Any, device: torch.device) -> None:
-        self._leaves, self._spec = pytree.tree_flatten(batch)
-        for leaf in self._leaves:
-            if not isinstance(leaf, (Tensor, Number, str, bytes, type(None))):
-                kind = type(leaf).__name__
-                raise Refused(f"a batch holds {kind}, and only tensors, numbers and strings can be captured")
-        self._leaves = [leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
-        self.batch = pytree.tree_unflatten(self._leaves, self._spec)
-
-    def fits(self, batch: Any) -> bool:
-        leaves, spec = pytree.tree_flatten(batch)
-        return bool(spec == self._spec) and all(map(_alike, leaves, self._leaves))
-
-    def copy_(self, batch: Any) -> None:
-        for target, source in zip(self._leaves, pytree.tree_flatten(batch)[0], strict=True):
-            if isinstance(target, Tensor):
-                target.copy_(source, non_blocking=True)
-
-
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, Tensor) and isinstance(other, Tensor):
-        return one.shape == other.shape and one.dtype == other.dtype
-    return type(one) is type(other) and bool(one == other)

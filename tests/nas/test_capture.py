@@ -550,6 +550,18 @@ def test_a_model_that_cannot_be_captured_runs_as_usual(option, loss_fn, to_batch
 
 
 @pytest.mark.usefixtures("graphless")
+def test_a_number_that_changes_from_batch_to_batch_ends_captures():
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    first, second, third = [[(*batch, number) for batch in pair] for number, pair in enumerate(pairs(3))]
+    assert captured.step(*first) == plain.step(*first)
+    with pytest.warns(UserWarning, match="a batch holds 1 instead of 0, and only tensors may change"):
+        assert captured.step(*second) == plain.step(*second)
+    assert captured.step(*third) == plain.step(*third)
+    torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("graphless")
 def test_a_loss_without_a_gradient_is_an_error_as_usual():
     search = oneshot(Choosy(), loss_fn=lambda model, batch: cross_entropy(model, batch).detach(), capture=True)
     with (
