@@ -142,6 +142,10 @@ class Optimizer(ABC):
     def _initial_state(self, theta: Array) -> Any:
         """The state before the first update."""
 
+    def _impossible_part(self, state: Any) -> str | None:
+        """The part of a finite state, besides theta, that no run leads to, or None."""
+        return None
+
     @abstractmethod
     def _update(self, x: Array, losses: list[float], active: Array | None) -> Any:
         """The state after an update from draws x (lambda, variables), their losses and the mask of active variables."""
@@ -317,7 +321,15 @@ class Optimizer(ABC):
         Raises:
             ValueError: The state does not fit or is damaged; nothing is changed.
         """
-        self._state, self._generator, self._best = read_state(state, self.state_dict(), self._state)
+        loaded, generator, best = read_state(state, self.state_dict(), self._state)
+        theta = loaded[0]
+        is_allowed = np.allclose(self._family.project(theta), theta, rtol=1e-6, atol=1e-9)
+        impossible = self._impossible_part(loaded) if is_allowed else "theta"
+        if best is not None and not all(map(self._can_draw, range(self._family.variables), best[0])):
+            impossible = "best"
+        if impossible is not None:
+            raise ValueError(f"the state is damaged: no run leads to its {impossible}")
+        self._state, self._generator, self._best = loaded, generator, best
 
 
 def _generator(seed: Seed) -> np.random.Generator:

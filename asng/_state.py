@@ -52,16 +52,17 @@ def read_state(state: Any, expected: dict[str, Any], current: Any) -> tuple[Any,
         generator.bit_generator.state = state["generator"]
         # Its increment is odd, and NumPy cuts off what is too much.
         intact &= generator.bit_generator.state == state["generator"] and state["generator"]["state"]["inc"] % 2 == 1
+        arrays = [np.array(state["state"][name]) for name in current._fields]
+        loaded = type(current)(*(array if array.ndim else float(array) for array in arrays))
+        best = state["best"] and (np.array(state["best"]["x"], dtype=float), float(state["best"]["loss"]))
     except Exception as error:  # anything may stand where dicts and numbers belong
         raise ValueError(f"the state is damaged: {error!r}") from None
     if not intact:
         raise ValueError("the state is damaged: it is not as it was saved")
-    arrays = [np.array(state["state"][name]) for name in current._fields]
-    loaded = type(current)(*(array if array.ndim else float(array) for array in arrays))
-    if not all(is_finite(part, np.shape(old)) for part, old in zip(loaded, current, strict=True)):
+    finite = [is_finite(part, np.shape(old)) for part, old in zip(loaded, current, strict=True)]
+    if not all(finite) or (best and not (is_finite(best[0], (len(expected["space"]),)) and math.isfinite(best[1]))):
         raise ValueError("the state is damaged: not all of its numbers are finite, or there are more or fewer")
-    best = state["best"]
-    return loaded, generator, best and (np.array(best["x"]), best["loss"])
+    return loaded, generator, best
 
 
 def _difference(saved: Any, expected: Any) -> str:

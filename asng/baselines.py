@@ -13,6 +13,7 @@ from asng.optimizer import Losses, natural_gradient, projected_step
 from asng.space import Variable
 
 MOMENT1, MOMENT2 = 0.9, 0.999  # Adam's usual
+MAX_MOMENT = 1e300  # and its bias can be corrected
 
 
 class SNGState(NamedTuple):
@@ -148,6 +149,13 @@ class Adam(Optimizer):
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> AdamState:
         return adam_update(self._family, self._state, x, losses, active, lr=self._lr)
+
+    def _impossible_part(self, state: AdamState) -> str | None:
+        # A gradient weighs 0.1 * 0.9^k in the first moment and 0.001 * 0.999^k in the second: at most 100 times more.
+        bound = 10.001 * np.sqrt(np.maximum(state.second, 0)) + 1e-150
+        if not ((state.second >= 0) & (state.second <= MAX_MOMENT) & (np.abs(state.first) <= bound)).all():
+            return "moments"
+        return None if state.updates >= 0 and float(state.updates).is_integer() else "number of updates"
 
 
 class RandomSearch(Optimizer):

@@ -19,6 +19,8 @@ from asng.space import Variable
 
 Losses = Array | Sequence[float]
 
+MAX_PATH = 1e9  # each update makes it longer by 1 at most
+
 
 @lru_cache(maxsize=64)
 def _slot_sums(n: int) -> Array:
@@ -225,6 +227,15 @@ class ASNG(Optimizer):
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> ASNGState:
         return asng_update(self._family, self._state, x, losses, self._alpha, self._delta_init, self._delta_max, active)
+
+    def _impossible_part(self, state: ASNGState) -> str | None:
+        min_divisor = self._delta_init / self._family.root_dimension
+        parts = {
+            "path": np.abs(state.path).max() <= MAX_PATH,
+            "gamma": 0 <= state.gamma <= 1 + 1e-9,
+            "divisor": min_divisor <= state.divisor <= self._delta_max,
+        }
+        return next((name for name, is_possible in parts.items() if not is_possible), None)
 
     @property
     def delta(self) -> float:

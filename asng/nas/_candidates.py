@@ -1,6 +1,7 @@
 """Candidates as they run: what their loss function returns, a lack of memory, and decisions that nothing reads."""
 
 import math
+import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -152,6 +153,8 @@ class UnreadDecisions:
         try:
             yield
         finally:
+            for decision in self._modules:
+                decision.__dict__["selected"] = ()
             self._supernet.choose(values)
             for name in read:
                 self._active.pop(name, None)
@@ -165,7 +168,7 @@ class UnreadDecisions:
         if self._active and self._steps < WATCHED_STEPS:
             return False
         names = [name for name, candidates in self._active.items() if candidates >= MIN_CANDIDATES]
-        if names:
+        if names and not _has_compiled():  # reads in compiled code, such as a loss, are not seen
             decisions, them = ("decision", "it") if len(names) == 1 else ("decisions", "them")
             warnings.warn(
                 f"nothing has read the {decisions} {', '.join(map(repr, names[:5]))} in the first {WATCHED_STEPS} "
@@ -173,3 +176,9 @@ class UnreadDecisions:
                 stacklevel=2,
             )
         return True
+
+
+def _has_compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")  # loaded if so
+    return dynamo is not None and dynamo.counters["frames"]["total"] > 0

@@ -3,9 +3,12 @@
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sized
+from contextlib import suppress
+from functools import partial
 from itertools import islice
-from types import ModuleType
+from types import FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import nn
@@ -34,25 +37,51 @@ def unregistered_modules(module: nn.Module) -> Iterator[tuple[str, Any, nn.Modul
         return  # nothing of its own, or one of torch's layers
     for name, value in attributes.items():
         if name not in MODULE_ATTRIBUTES and type(value) not in SCALAR_TYPES:
-            for inner in _modules_in(value, MAX_DEPTH):
+            for inner in objects_in(value, nn.Module):
                 yield name, value, inner
 
 
-def _modules_in(value: Any, depth: int) -> Iterator[nn.Module]:
-    if isinstance(value, nn.Module):
+def objects_in(value: Any, kind: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
+    """The objects of a class, or of several, that a value holds in containers and attributes; not those in modules."""
+    if isinstance(value, kind):
         yield value
-    elif depth:
+    elif depth and not isinstance(value, nn.Module):
         items: Iterable[Any] = ()
         if isinstance(value, (list, tuple, set, frozenset)):
             items = value
         elif isinstance(value, Mapping):
             items = value.values()
+        elif isinstance(value, partial):
+            items = (value.func, *value.args, *value.keywords.values())
         elif not isinstance(value, ModuleType):
             attributes = getattr(value, "__dict__", None)
             items = attributes.values() if isinstance(attributes, dict) else ()
         for item in islice(items, MAX_ITEMS):
             if type(item) not in SCALAR_TYPES:
-                yield from _modules_in(item, depth - 1)
+                yield from objects_in(item, kind, depth - 1)
+
+
+def captured_modules(value: Any, depth: int = MAX_DEPTH) -> Iterator[nn.Module]:
+    """The modules that a function has in its closure or defaults, also through others, or that a weak reference has."""
+    items: list[Any] = []
+    match value:
+        case nn.Module():
+            yield value
+        case FunctionType():
+            items = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+            for cell in value.__closure__ or ():
+                with suppress(ValueError):  # it is empty
+                    items.append(cell.cell_contents)
+        case ref():
+            items = [value()]
+        case MethodType():
+            items = [value.__self__, value.__func__]
+        case list() | tuple():
+            items = value[:MAX_ITEMS]  # type: ignore[assignment]
+        case dict():
+            items = list(islice(value.values(), MAX_ITEMS))
+    for item in items if depth else ():
+        yield from captured_modules(item, depth - 1)
 
 
 def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
@@ -66,17 +95,17 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
-    while (is_optimized := _is_optimized(model)) or isinstance(model, (DataParallel, DistributedDataParallel)):
-        model = model.get_submodule("_orig_mod" if is_optimized else "module")
+    while (optimized := is_optimized(model)) or isinstance(model, (DataParallel, DistributedDataParallel)):
+        model = model.get_submodule("_orig_mod" if optimized else "module")
     return model
 
 
 def is_compiled(module: nn.Module) -> bool:
     """Whether torch.compile was given a module, the reads of which then are no longer seen."""
-    return _is_optimized(module) or module._compiled_call_impl is not None
+    return is_optimized(module) or module._compiled_call_impl is not None
 
 
-def _is_optimized(module: nn.Module) -> bool:
+def is_optimized(module: nn.Module) -> bool:
     """Whether torch.compile returned a module; its class is loaded only then."""
     return isinstance(module, getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", ()))
 

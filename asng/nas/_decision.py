@@ -137,7 +137,10 @@ class Decision(_Arithmetic, Searchable):
         Args:
             value: One of the variable's values.
         """
-        self.__dict__["selected"] = (value,)  # past nn.Module's bookkeeping, which is slow
+        attributes = self.__dict__  # past nn.Module's bookkeeping, which is slow
+        before = attributes["selected"]
+        # The second is the record of a search that watches which decisions are read.
+        attributes["selected"] = (value,) if len(before) < 2 else (value, before[1])
 
     @property
     def value(self) -> Any:

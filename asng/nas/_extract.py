@@ -4,21 +4,32 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import cache
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from asng.nas._checks import MODULE_ATTRIBUTES, unregistered_error, unregistered_modules, unwrap
+from asng.nas._checks import (
+    MODULE_ATTRIBUTES,
+    captured_modules,
+    is_optimized,
+    objects_in,
+    unregistered_error,
+    unregistered_modules,
+    unwrap,
+)
 from asng.nas._decision import Decision, Searchable
 from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, user_modules
 from asng.nas._ties import Ties
-from asng.nas.layers._base import Build, ElasticLayer, current_build
+from asng.nas.layers._base import Build, ElasticLayer, current_build, own_hooks
 
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
 
 MAX_REPLACEMENTS = 20  # modules that replace each other, one after another
+TENSORS_AND_MODULES = ("_parameters", "_buffers", "_modules")
 IMMUTABLE = frozenset({bool, int, float, str, bytes, type(None), torch.dtype, torch.device})
 
 
@@ -62,16 +73,39 @@ class StaticBuild:
         for module in kept:
             _copy_tensors(module, memo, share_weights)
         with self.supernet.selecting(self._values):
-            self._substitute(memo, set(kept))
+            memo = self._substitute(memo, set(kept))
         for module in ordinary:
             attributes = memo[id(module)].__dict__
             for name, value in module.__dict__.items():
-                attributes[name] = _copy_attribute(name, value, memo)
-        return copy.deepcopy(self.network, memo)
+                try:
+                    attributes[name] = _copy_attribute(name, value, memo)
+                except Exception as error:  # such as a lock or a file, which nothing copies
+                    error.add_note(f"in copying the attribute {name!r} of {label_of(module, self._original)}")
+                    raise
+        network: nn.Module = copy.deepcopy(self.network, memo)
+        for path, module in network.named_modules():
+            module._compiled_call_impl = None  # which would run the module of the model
+            self._check_functions(module, path)
+        return network
 
-    def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> None:
+    def _check_functions(self, module: nn.Module, path: str) -> None:
+        """Raise ValueError for attributes of a copy that still use modules of the model, as deepcopy kept them."""
+        for name, value in module.__dict__.items():
+            if type(value) in IMMUTABLE or (name in MODULE_ATTRIBUTES and (not value or name in TENSORS_AND_MODULES)):
+                continue
+            for holder in objects_in(value, (FunctionType, ref)):
+                for captured in captured_modules(holder):
+                    if captured in self._original:
+                        what = "weak reference to" if isinstance(holder, ref) else "function that captures"
+                        raise ValueError(
+                            f"{name.lstrip('_')} of {label_of(module, {module: path})} has a {what} "
+                            f"{label_of(captured, self._original)}, and would go on using it instead of its copy; use "
+                            "a method, or give it the module as an argument"
+                        )
+
+    def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> dict[int, Any]:
         """Map the modules that do not stay to their replacements in the copy."""
-        others = []
+        others = {id(module): unwrap(module) for module in kept if is_optimized(module)}
         for module in self._original:
             if module not in kept:
                 after = self._replacements.get(module)
@@ -80,9 +114,8 @@ class StaticBuild:
                 elif after is None or id(after) in memo:
                     memo[id(module)] = memo.get(id(after))
                 else:
-                    others.append((module, after))
-        for module, after in others:
-            memo[id(module)] = copy.deepcopy(after, memo)
+                    others[id(module)] = after
+        return _Memo(memo, others) if others else memo
 
     def _static(self, module: nn.Module) -> nn.Module:
         if module not in self._replacements:
@@ -108,6 +141,7 @@ class StaticBuild:
         if not isinstance(module, Searchable):
             return unwrap(module)
         from_asng = is_from_asng(type(module).build_static)
+        is_hooked = any(map(own_hooks, (module._forward_hooks, module._forward_pre_hooks)))
         token = current_build.set(self._views if from_asng else self._copies)
         try:
             with nullcontext() if from_asng else self.supernet.preserve_selection():
@@ -118,10 +152,29 @@ class StaticBuild:
             label = label_of(module, self._original)
             raise TypeError(f"build_static() of {label} must return a module, which takes its place, got {static!r}")
         self._adopt(module, static)
+        if is_hooked and static is not module:
+            raise ValueError(
+                f"{label_of(module, self._original)} has a forward hook, which {type(static).__name__} in its place "
+                "would not have; register it on the module around, or remove it first"
+            )
         if not from_asng:
             active = self.supernet.active_modules(root=module)
             self._ties.record_lost(active, static, label_of(module, self._original))
+            if static is module:
+                self._check_itself(module)
         return static
+
+    def _check_itself(self, module: Searchable) -> None:
+        """Raise ValueError if a module that replaces itself keeps a decision, or modules that do not run."""
+        kind: Any = type(module)
+        active = set(self.supernet.active_modules(root=module))
+        kept = module if _is_searched(kind) else _first_inactive(module, active)
+        if kept is not None:
+            inside = f"keeps {label_of(kept, self._original)}, which does not run"
+            raise ValueError(
+                f"build_static() of {label_of(module, self._original)} returned the module itself, which "
+                f"{'is to be decided' if kept is module else inside}; return another module, with what runs alone"
+            )
 
     def _adopt(self, module: Searchable, static: nn.Module) -> None:
         """Check the new modules in the replacement of a module, and set their training mode."""
@@ -139,6 +192,18 @@ class StaticBuild:
                 if lost not in set(static.modules()):
                     where = f"build_static() of {label} returned a {type(inner).__name__} whose {name}"
                     raise unregistered_error(where, value, lost)
+
+
+class _Memo(dict[int, Any]):
+    """A memo of deepcopy with modules, by id, of which another one is copied when they are met."""
+
+    def __init__(self, memo: dict[int, Any], others: dict[int, nn.Module]) -> None:
+        super().__init__(memo)
+        self._others = others
+
+    def get(self, key: int, default: Any = None) -> Any:
+        other = self._others.get(key)
+        return super().get(key, default) if other is None else copy.deepcopy(other, self)
 
 
 def walk(
@@ -175,6 +240,16 @@ def _reads_decisions(module: nn.Module) -> bool:
     return any(isinstance(m, Decision) for _, _, held in unregistered_modules(module) for m in held.modules())
 
 
+def _first_inactive(module: nn.Module, active: set[nn.Module]) -> nn.Module | None:
+    """The first module inside another that is not active, and is no container of active ones."""
+    for child in module.children():
+        if child not in active:
+            inside = _first_inactive(child, active) if child._modules else child
+            if inside is not None:
+                return inside
+    return None
+
+
 @cache
 def _is_searched(kind: Any) -> bool:
     return issubclass(kind, (Decision, ElasticLayer))  # which is slow for abstract classes
@@ -191,9 +266,9 @@ def _is_ordinary(kind: Any) -> bool:
     same = all(
         getattr(kind, name) is getattr(nn.Module, name) for name in ("__reduce__", "__reduce_ex__", "__getstate__")
     )
-    # Those of torch's layers only add what is missing in the pickles of older versions.
-    setstate = kind.__setstate__.__module__
-    return same and not hasattr(kind, "__deepcopy__") and (setstate == "torch.nn" or setstate.startswith("torch.nn."))
+    # Those of torch's layers add what is missing in the pickles of older versions, and that of torch.compile a number.
+    is_torchs = kind.__setstate__.__module__.startswith(("torch.nn", "torch._dynamo"))
+    return same and not hasattr(kind, "__deepcopy__") and is_torchs
 
 
 def _copy_tensors(module: nn.Module, memo: dict[int, Any], share_weights: bool) -> None:
@@ -201,10 +276,11 @@ def _copy_tensors(module: nn.Module, memo: dict[int, Any], share_weights: bool) 
     for buffer in module._buffers.values():
         if type(buffer) is Tensor and id(buffer) not in memo:  # a copy of a view would hold all of its memory
             memo[id(buffer)] = buffer.detach().clone().requires_grad_(buffer.requires_grad)
-    for value in module.__dict__.values():
-        for tensor in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(tensor, Tensor) and not tensor.is_leaf and id(tensor) not in memo:
-                memo[id(tensor)] = tensor.detach().clone()
+    for name, value in module.__dict__.items():
+        if type(value) not in IMMUTABLE and name not in MODULE_ATTRIBUTES:
+            for tensor in objects_in(value, Tensor):
+                if not tensor.is_leaf and id(tensor) not in memo:
+                    memo[id(tensor)] = tensor.detach().clone()
     if share_weights:
         for parameter in module._parameters.values():
             if type(parameter) is nn.Parameter and id(parameter) not in memo:

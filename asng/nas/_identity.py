@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from asng._asktell import Optimizer
@@ -19,13 +19,18 @@ IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may dif
 
 
 def describe_search(
-    train_loader: Iterable[Any], valid_loader: Iterable[Any], arch_optimizer: Optimizer, **settings: Any
+    model: nn.Module,
+    train_loader: Iterable[Any],
+    valid_loader: Iterable[Any],
+    arch_optimizer: Optimizer,
+    **settings: Any,
 ) -> dict[str, Any]:
     """The identity of a `nas.search`, as values that load with `weights_only=True`."""
     arch_settings = {**arch_optimizer.state_dict()["settings"], "population_size": arch_optimizer._population_size}
     return {
         **{name: _to_plain(value) for name, value in settings.items()},
         "arch_optimizer": {**arch_settings, **_to_plain(arch_optimizer._origin)},
+        "frozen": {name: True for name, parameter in model.named_parameters() if not parameter.requires_grad},
         "train_loader": describe_batches(train_loader),
         "valid_loader": describe_batches(valid_loader),
     }

@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from asng._checks import check_int
 from asng.nas import _distributed
+from asng.nas._extract import StaticBuild
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
 from asng.nas.oneshot import Batch, OneShot, finite_mean
@@ -62,6 +63,8 @@ class LoaderJob(Job):
                 raise ValueError(f"train_loader gave no batches in epoch {epoch}; is it empty, or used up?")
             return None
         step = self._oneshot.step(*pair)
+        if not self._losses:  # what cannot be extracted is refused now, and not when the search ends
+            StaticBuild(self._oneshot.supernet, self._oneshot.arch_optimizer.mode()).copy(share_weights=True)
         self._steps += 1
         feasible = sum(not violated for violated in step.violations) / len(step.violations)
         losses = {"train_loss": step.train_loss} if step.train_losses else {}

@@ -4,6 +4,7 @@ A measure is any function `(model, values) -> number` of a model with decisions 
 here leave the model unchanged.
 """
 
+import math
 import os
 import platform
 import statistics
@@ -22,6 +23,7 @@ from asng.nas._preserve import WeightsWritten, WriteGuard, preserve_rng
 from asng.nas.supernet import Supernet, Values
 
 FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
+FAR_ABOVE = 1.5  # times the limit
 
 
 class StaticMeasure(ABC):
@@ -32,19 +34,23 @@ class StaticMeasure(ABC):
     """
 
     device: torch.device | None = None  # where it runs, if not where the model is
+    is_exact: ClassVar[bool] = True  # whether its numbers are the same under any limit
 
     def __call__(self, model: nn.Module, values: Values) -> float:
         return measure_static(self, StaticBuild(Supernet(model), values))
 
     @abstractmethod
-    def _measure(self, build: StaticBuild, device: torch.device) -> float:
-        """The cost of a network whose weights are those of a model on a device, and must stay as they are."""
+    def _measure(self, build: StaticBuild, device: torch.device, at_most: float) -> float:
+        """The cost of a network whose weights are those of a model on a device, and must stay as they are.
+
+        It has to be exact only as far as it decides whether it is at most `at_most`.
+        """
 
 
-def measure_static(measure: StaticMeasure, build: StaticBuild) -> float:
-    """The cost of a network; torch's RNG state is restored."""
+def measure_static(measure: StaticMeasure, build: StaticBuild, at_most: float = math.nan) -> float:
+    """The cost of a network, exact or as far as a limit needs it; torch's RNG state is restored."""
     with preserve_rng(build.supernet, measure.device), torch.no_grad():
-        return measure._measure(build, find_device(build.supernet.model))
+        return measure._measure(build, find_device(build.supernet.model), at_most)
 
 
 class _Parameters(StaticMeasure):
@@ -72,7 +78,7 @@ class _Parameters(StaticMeasure):
     def __call__(self, model: nn.Module, values: Values) -> int:
         return Supernet(model).num_parameters(values)
 
-    def _measure(self, build: StaticBuild, device: torch.device) -> int:
+    def _measure(self, build: StaticBuild, device: torch.device, at_most: float) -> int:
         return build.num_parameters()
 
     def __repr__(self) -> str:
@@ -117,7 +123,7 @@ class Flops(ForwardMeasure):
     24
     """
 
-    def _measure(self, build: StaticBuild, device: torch.device) -> int:
+    def _measure(self, build: StaticBuild, device: torch.device, at_most: float) -> int:
         try:
             return self._count(build.copy(share_weights=True), _FlopCounter(build.supernet.model), device)
         except WeightsWritten:
@@ -127,9 +133,10 @@ class Flops(ForwardMeasure):
         mha = torch.backends.mha
         fused = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
+        network.eval()  # which returns None where a train() of the user's does
         try:
             with counter:
-                network.eval()(*to_device(self.inputs, device))
+                network(*to_device(self.inputs, device))
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
@@ -166,7 +173,9 @@ class Latency(ForwardMeasure):
 
     Each new network runs forward `warmup` times and then at most `repeats` times, until the three fastest runs agree
     within 10 %: their median is the latency. Other work on the device only makes runs slower, so the fastest ones say
-    most. On the CPU torch uses the threads that it is set to (`torch.set_num_threads`).
+    most. Under a limit the runs end once they decide: when two meet it, which shows that the median does, or when all
+    of the first ones are far above it; the latency then is that of these runs. On the CPU torch uses the threads that
+    it is set to (`torch.set_num_threads`).
 
     Args:
         inputs: Example inputs, with which the model is called.
@@ -182,6 +191,8 @@ class Latency(ForwardMeasure):
     True
     """
 
+    is_exact = False
+
     def __init__(
         self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warmup: int = 3
     ) -> None:
@@ -192,16 +203,17 @@ class Latency(ForwardMeasure):
         self.repeats = repeats
         self.warmup = warmup
 
-    def _measure(self, build: StaticBuild, device: torch.device) -> float:
+    def _measure(self, build: StaticBuild, device: torch.device, at_most: float) -> float:
         device = self.device or device
-        network = build.copy().eval().to(device)  # a copy: what runs may write into its weights
+        network = build.copy().to(device)  # a copy: what runs may write into its weights
+        network.eval()
         inputs = to_device(self.inputs, device)
-        for _ in range(self.warmup):
-            network(*inputs)
         seconds: list[float] = []
-        while len(seconds) < self.repeats and not _agree(seconds):
+        while len(seconds) < self.warmup + self.repeats and not _agree(seconds[self.warmup :]):
             seconds.append(_seconds(network, inputs, device))
-        return statistics.median(sorted(seconds)[:FASTEST])
+            if _is_decided(seconds, self.warmup, at_most):
+                return _median_of_fastest(seconds)
+        return _median_of_fastest(seconds[self.warmup :])
 
     @property
     def fingerprint(self) -> str:
@@ -212,10 +224,21 @@ class Latency(ForwardMeasure):
         return f"{self!r} on {where}, {host}, {runs}"
 
 
+def _median_of_fastest(seconds: Sequence[float]) -> float:
+    return statistics.median(sorted(seconds)[:FASTEST])
+
+
 def _agree(seconds: Sequence[float]) -> bool:
     """Whether the three fastest runs lie within 10 %."""
     times = sorted(seconds)[:FASTEST]
     return len(times) == FASTEST and times[-1] <= (1 + MAX_SPREAD) * times[0]
+
+
+def _is_decided(seconds: Sequence[float], warmup: int, at_most: float) -> bool:
+    """Whether a limit is met, as more runs only lower the median of the three fastest, or missed by far."""
+    if sum(run <= at_most for run in seconds) == 2:
+        return True
+    return len(seconds) >= warmup + FASTEST and min(seconds) > FAR_ABOVE * at_most
 
 
 def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:

@@ -29,18 +29,20 @@ class Item(nn.Module):
 
 
 class Constant(nn.Module):
-    """What a `Value` or a `Width` becomes: a fixed value, still read as `.value`.
+    """What a `Value` or a `Width` becomes: a fixed value, still read as `.value` or `.index`.
 
     Args:
         value: The value that was selected.
+        index: Its position among all values, from 0; None where they have none.
 
     >>> Constant(0.25).value
     0.25
     """
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: Any, index: int | None = None) -> None:
         super().__init__()
         self.value = value
+        self.index = index
 
     def extra_repr(self) -> str:
         return repr(self.value)

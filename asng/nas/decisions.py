@@ -150,7 +150,7 @@ class Value(Decision):
     """
 
     def build_static(self) -> Constant:
-        return Constant(self.value)
+        return Constant(self.value, None if self.variable.values() is None else self.index)
 
 
 class Width(Value):

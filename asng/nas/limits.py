@@ -194,7 +194,7 @@ class Costs:
             try:
                 if isinstance(measure, StaticMeasure):
                     build = build or StaticBuild(supernet, values)
-                    cost: Any = measure_static(measure, build)
+                    cost: Any = measure_static(measure, build, limit.at_most)
                 else:
                     with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
                         cost = measure(supernet.model, dict(values))  # its own
@@ -227,7 +227,7 @@ class Costs:
                 nearest = {name: v.to_json(values[name]) for name, v in self.supernet.space.items()}, costs
         return {
             "device": device_name(find_device(self.supernet.model)),
-            "measures": [getattr(limit.measure, "fingerprint", None) for limit in self.limits],
+            "measures": [_fingerprint(limit) for limit in self.limits],
             "known": dict(self.known),
             "nearest": nearest,
         }
@@ -254,6 +254,13 @@ class Costs:
                 nearest = None
         known = {key: costs for key, costs in known.items() if costs}
         self.known, self._nearest = _distributed.broadcast_object((known, nearest))
+
+
+def _fingerprint(limit: Limit) -> str | None:
+    """What the numbers of a limit's measure depend on; None if it does not say."""
+    fingerprint = getattr(limit.measure, "fingerprint", None)
+    is_exact = getattr(limit.measure, "is_exact", True)
+    return fingerprint if is_exact else f"{fingerprint}, under {float(limit.at_most)}"
 
 
 def _as_cost(cost: Any, limit: Limit, values: Values) -> float:

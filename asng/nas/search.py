@@ -147,6 +147,7 @@ def search(
     saved = None
     if checkpoint is not None:
         identity = describe_search(
+            oneshot.model,
             train_loader,
             valid_loader,
             arch_optimizer,

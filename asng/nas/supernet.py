@@ -170,12 +170,12 @@ class Supernet:
         children = module._modules.values()
         if not isinstance(module, Searchable) or module not in self.searchable:
             return children
-        active = list(module.active_modules())
+        returned: Any = module.active_modules()
+        active = list(returned) if isinstance(returned, Iterable) else [returned]
         for inner in active:
             if not isinstance(inner, nn.Module):
-                raise TypeError(
-                    f"active_modules() of {type(module).__name__} must return modules, got {inner!r} among them"
-                )
+                name = type(module).__name__
+                raise TypeError(f"active_modules() of {name} must return a list of modules, got {inner!r}")
         # Easily forgotten there, and a limit would not see what depends on them.
         return active + [child for child in children if isinstance(child, Decision) and not child._modules]
 
@@ -319,9 +319,7 @@ def selected(model: nn.Module) -> dict[str, Any]:
     >>> selected(model)
     {'act': 'tanh'}
     """
-    decisions = [module for module in model.modules() if isinstance(module, Decision)]
-    # Not by .value, the reads of which are watched; it only says what is wrong where there is none.
-    return {decision.name: decision.selected[0] if decision.selected else decision.value for decision in decisions}
+    return {module.name: module.value for module in model.modules() if isinstance(module, Decision)}
 
 
 def extract(model: nn.Module, values: Values | None = None) -> nn.Module:

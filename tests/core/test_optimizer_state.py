@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from asng import ASNG, Adam, Categorical, Custom, Integer, Real
+from asng import ASNG, SNG, Adam, Categorical, Custom, Integer, Real
 from asng._state import checksum
 from tests.helpers.small_space import METHODS, SPACE, Bounded, Stubborn, run, through_json
 
@@ -155,7 +155,6 @@ def test_a_damaged_state_is_refused_and_changes_nothing(damage, method):
 @pytest.mark.parametrize(
     ("method", "name", "value"),
     [
-        (ASNG, "gamma", None),
         (ASNG, "gamma", 0.0),
         (ASNG, "divisor", math.nan),
         (ASNG, "divisor", 0.0),
@@ -184,6 +183,52 @@ def test_a_forged_state_that_is_not_finite_is_refused(theta):
     state["checksum"] = checksum(state)
     with pytest.raises(ValueError, match="the state is damaged: not all of its numbers are finite"):
         optimizer.load_state_dict(state)
+
+
+FORGED: dict[str, tuple[Any, Any]] = {
+    "a probability below 0": (ASNG, change_at(["state", "theta", 2], -0.5)),
+    "probabilities that do not sum to 1": (SNG, change_at(["state", "theta", 2], 0.9)),
+    "a variance below its bound": (SNG, change_at(["state", "theta"], [0.0] * 11)),
+    "no theta": (ASNG, remove_at(["state", "theta"])),
+    "a path beyond all steps": (ASNG, change_at(["state", "path", 0], 1e200)),
+    "no gamma": (ASNG, change_at(["state", "gamma"], None)),
+    "a negative gamma": (ASNG, change_at(["state", "gamma"], -0.1)),
+    "gamma above 1": (ASNG, change_at(["state", "gamma"], 2.0)),
+    "a step size without bound": (ASNG, change_at(["state", "divisor"], 0.0)),
+    "a negative step size": (ASNG, change_at(["state", "divisor"], -1.0)),
+    "too large a step size": (ASNG, change_at(["state", "divisor"], 1e-3)),
+    "a negative second moment": (Adam, change_at(["state", "second", 0], -1e-3)),
+    "a huge second moment": (Adam, change_at(["state", "second", 0], 1e308)),
+    "a first moment without a second": (Adam, change_at(["state", "second"], [0.0] * 11)),
+    "a huge first moment": (Adam, change_at(["state", "first", 0], 1e200)),
+    "negative updates": (Adam, change_at(["state", "updates"], -1.0)),
+    "half an update": (Adam, change_at(["state", "updates"], 1.5)),
+    "a best of no choice": (ASNG, change_at(["best", "x", 1], 3.0)),
+    "a best far away": (SNG, change_at(["best", "x", 2], 1e200)),
+    "a best too short": (ASNG, change_at(["best", "x"], [0.0])),
+    "a best of text": (ASNG, change_at(["best", "loss"], "low")),
+}
+
+
+@pytest.mark.parametrize(("method", "forge"), FORGED.values(), ids=FORGED)
+def test_a_forged_state_that_no_run_leads_to_is_refused(method, forge):
+    optimizer = run(method(SPACE, seed=0), 5)
+    before = optimizer.state_dict()
+    state = through_json(run(method(SPACE, seed=1), 9).state_dict())
+    forge(state)
+    state["checksum"] = checksum(state)
+    with pytest.raises(ValueError, match="the state is damaged"):
+        optimizer.load_state_dict(state)
+    assert optimizer.state_dict() == before
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"delta_init": 1e-5}, {"alpha": 1e9}, {"delta_max": 3.0}, {"delta_init": 50.0}]
+)
+def test_no_state_of_a_run_is_refused(settings):
+    optimizer = ASNG(SPACE, seed=0, **settings)
+    for _ in range(300):
+        run(optimizer, 1).load_state_dict(optimizer.state_dict())
 
 
 @pytest.mark.parametrize("state", [None, [], "state", {}, 3])

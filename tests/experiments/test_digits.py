@@ -104,6 +104,7 @@ def test_random_architectures_take_as_many_gradients_as_the_search():
     assert SMALL.num_random == digits.DigitsSettings(epochs=1).num_random == 1
 
 
+@pytest.mark.slow
 def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path):
     pressed: list[bool] = []  # only once: a second Ctrl-C does not wait for the end of the step
 

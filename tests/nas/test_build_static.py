@@ -187,7 +187,21 @@ class Endless(Body):
         return type("Endless", (type(self),), {})(self.depth, self.blocks)
 
 
+class Itself(Body):
+    def active_modules(self) -> Any:
+        return self.blocks[: self.depth.value]
+
+    def build_static(self) -> nn.Module:
+        return self
+
+
+class OwnChoice(nas.OneOf):
+    def build_static(self) -> nn.Module:
+        return self
+
+
 CHANGED = {
+    Itself: r"^build_static\(\) of 0 \(Itself\) returned the module itself, which keeps 0\.blocks\.2 \(Linear\), which",
     Remembering: r"^build_static\(\) of 0 \(Remembering\) changed fixed of 0 \(Remembering\); leave",
     Hooked: r"^build_static\(\) of 0 \(Hooked\) changed forward_hooks of 0 \(Hooked\); leave",
     Halved: r"^build_static\(\) of 0 \(Halved\) changed ",
@@ -202,6 +216,17 @@ CHANGED = {
     Replaced: r"^build_static\(\) of 0 \(Replaced\) changed parameters of 0\.blocks\.0 \(Linear\); leave",
     Counting: r"^build_static\(\) of 0 \(Counting\) changed the numbers of 0 \(Counting\); leave",
 }
+
+
+def test_a_module_that_replaces_itself_has_no_inactive_parts():
+    blocks = [nn.Linear(4, 4) for _ in range(3)]
+    static = extract(nn.Sequential(Itself(Value("depth", Integer(1, 3)), blocks)), {"depth": 3})
+    assert torch.equal(static(torch.ones(1, 4)), nn.Sequential(*blocks)(torch.ones(1, 4)))
+    choice = nn.Sequential(OwnChoice("act", [nn.ReLU(), nn.Tanh()]))
+    with pytest.raises(
+        ValueError, match=r"of 0 \(OwnChoice\) returned the module itself, which is to be decided; return"
+    ):
+        extract(choice, {"act": 1})
 
 
 class Meddling(Body):
@@ -294,7 +319,7 @@ def test_active_modules_must_be_modules():
             return ["depth"]
 
     model = nn.Sequential(Named(Value("depth", Integer(1, 3)), [nn.Linear(4, 4)]))
-    with pytest.raises(TypeError, match=r"active_modules\(\) of Named must return modules, got 'depth' among them"):
+    with pytest.raises(TypeError, match=r"active_modules\(\) of Named must return a list of modules, got 'depth'"):
         Supernet(model).active({"depth": 1})
 
 

@@ -120,6 +120,15 @@ def test_measures_run_in_eval_mode_without_gradients(measure):
     assert set(map(str, Watch.seen)) == {str((False, False, (7, 2), ("more", {"a": 1})))}
 
 
+@pytest.mark.parametrize("measure", [Flops, Latency])
+def test_a_train_method_that_returns_nothing_is_measured(measure):
+    class Forgetful(Watch):
+        def train(self, mode=True):
+            super().train(mode)
+
+    assert measure(torch.zeros(7, 2))(Forgetful(), {"act": "tanh"}) >= 0
+
+
 def test_latency_runs_forward_as_often_as_it_says():
     for repeats, warmup in [(1, 0), (2, 2)]:
         Watch.seen.clear()
@@ -130,7 +139,7 @@ def test_latency_runs_forward_as_often_as_it_says():
 def test_latency_is_the_median_of_the_three_fastest_forwards(monkeypatch):
     ticks = iter([0, 5, 10, 11, 20, 120, 200, 202, 300, 303])  # 5, 1, 100, 2 and 3 seconds
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
-    assert Latency(IMAGES, repeats=5)(Net(), SMALL) == 2
+    assert Latency(IMAGES, repeats=5, warmup=0)(Net(), SMALL) == 2
 
 
 def test_a_network_fifty_times_larger_takes_longer():
@@ -165,7 +174,7 @@ def test_latency_needs_a_forward_to_time():
 
 def test_the_weights_are_not_copied_for_a_look_at_the_network():
     class Borrowed(Flops):
-        def _measure(self, build, device):
+        def _measure(self, build, device, at_most):
             network = build.copy(share_weights=True).requires_grad_(False)
             return sum(p.data_ptr() in memory for p in network.parameters())
 
@@ -259,15 +268,33 @@ def test_attention_that_torch_fuses_in_evaluation_is_counted():
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_latency_stops_early_only_when_the_times_agree(monkeypatch):
-    def runs(seconds):
-        ticks = iter([tick for second in seconds for tick in (0.0, second)])
-        monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
-        latency = Latency(IMAGES, repeats=7)(Net(), SMALL)
-        return latency, len(seconds) - len(list(ticks)) // 2
+def latency_of_runs(monkeypatch, warmup, timed, at_most=None):
+    """The latency measured where forwards take these seconds, and how many of them ran."""
+    ticks = iter([tick for second in warmup + timed for tick in (0.0, second)])
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    latency = Latency(IMAGES, repeats=len(timed), warmup=len(warmup))
+    if at_most is None:
+        cost = latency(Net(), SMALL)
+    else:
+        (cost,) = Costs(Supernet(Net()), [Limit(latency, at_most)]).measure(SMALL)
+    return cost, len(warmup + timed) - len(list(ticks)) // 2
 
-    assert runs([1.0, 9.0, 1.01, 1.005, 0.5, 7.0, 7.0]) == (1.005, 4)
-    assert runs([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == (2.0, 7)
+
+def test_latency_stops_early_only_when_the_times_agree(monkeypatch):
+    assert latency_of_runs(monkeypatch, [], [1.0, 9.0, 1.01, 1.005, 0.5, 7.0, 7.0]) == (1.005, 4)
+    assert latency_of_runs(monkeypatch, [0.1, 0.1], [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0]) == (2.0, 9)
+
+
+@pytest.mark.parametrize(
+    ("warmup", "timed", "at_most", "measured"),
+    [
+        ([9.0, 2.0], [3.0, 1.0, 1.0, 1.0], 3.0, (3.0, 3)),  # two meet it
+        ([9.0, 9.0], [7.0, 5.0, 6.5, 1.0], 3.0, (6.5, 5)),  # all are far above it
+        ([9.0, 5.0], [7.0, 5.0, 6.5, 5.2], 4.0, (5.2, 6)),  # above it, but not far
+    ],
+)
+def test_latency_under_a_limit_runs_until_that_is_decided(monkeypatch, warmup, timed, at_most, measured):
+    assert latency_of_runs(monkeypatch, warmup, timed, at_most) == measured
 
 
 def test_a_measure_leaves_statistics_and_gradients_alone():

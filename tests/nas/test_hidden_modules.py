@@ -112,7 +112,9 @@ def everything_in(thing: Any, found: dict[int, Any] | None = None) -> dict[int, 
     return found
 
 
-def test_a_list_of_modules_holds_extracted_ones_or_none():
+@pytest.mark.parametrize("is_ordinary", [True, False])  # False: as if they had a __getstate__ of their own
+def test_a_list_of_modules_holds_extracted_ones_or_none(is_ordinary, monkeypatch):
+    monkeypatch.setattr("asng.nas._extract._is_ordinary", lambda kind: is_ordinary)
     model = Kept()
     values = {"w": 3, "op": 0}
     select(model, values)

@@ -166,6 +166,22 @@ def test_another_seed_or_prior_is_another_search(tmp_path, reason, there, here):
         one(here)
 
 
+def test_other_frozen_weights_are_another_search(tmp_path):
+    def one(*frozen):
+        model = Net()
+        for name in frozen:
+            model.get_parameter(name).requires_grad_(False)
+        run_search(model, checkpoint=tmp_path / "c.pt", epochs=1)
+
+    first, second, *_ = dict(Net().named_parameters())
+    one(first)
+    one(first)
+    with pytest.raises(ValueError, match=re.escape(f"(frozen.{first}: True there, None here)")):
+        one()
+    with pytest.raises(ValueError, match=re.escape(f"frozen.{second}: None there, True here)")):
+        one(first, second)
+
+
 def test_fewer_epochs_than_are_done_are_refused(tmp_path):
     for epochs in (3, 4):
         with_weights(tmp_path / "c.pt", lambda p: torch.optim.SGD(p, 0.1), lambda w: StepLR(w, 1), epochs=epochs)

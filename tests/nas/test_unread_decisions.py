@@ -10,7 +10,12 @@ from asng import Integer, nas
 from asng.nas import Decision, OneOf, Repeat, Value, Width
 from tests.helpers.searches import Net, batches, make_oneshot, pairs
 
-pytestmark = pytest.mark.usefixtures("same_numbers")
+pytestmark = pytest.mark.usefixtures("same_numbers", "nothing_compiled")
+
+
+@pytest.fixture
+def nothing_compiled():
+    torch._dynamo.utils.counters.clear()
 
 
 class Forgotten(nn.Module):
@@ -62,12 +67,20 @@ def test_a_value_that_only_the_loss_reads_is_read():
     )
 
 
-def test_to_ask_what_is_selected_is_not_to_read_it():
+def test_a_loss_that_asks_what_is_selected_reads_it():
     model = Forgotten(Value("v", Integer(1, 4)))
-    (message,) = warnings_of(
-        make_oneshot(model, loss_fn=lambda model, batch: model(batch[0]).mean() * len(nas.selected(model)))
-    )
-    assert message.startswith("nothing has read the decision 'v' in the first 10 steps")
+    loss = lambda model, batch: model(batch[0]).mean() * nas.selected(model)["v"]  # noqa: E731
+    assert warnings_of(make_oneshot(model, loss_fn=loss)) == []
+
+
+def test_a_loss_that_selects_by_itself_is_watched_as_any_other():
+    def loss(model, batch):
+        values = nas.selected(model.body)
+        nas.select(model, {**values, "v": 1, "w": 2})
+        return model(batch[0]).mean() * model.forgotten[0].value
+
+    (message,) = warnings_of(make_oneshot(Forgotten(*(Value(name, Integer(1, 4)) for name in "vw")), loss_fn=loss))
+    assert message.startswith("nothing has read the decision 'w' in the first 10 steps")
 
 
 def test_what_is_inactive_may_stay_unread():
@@ -100,7 +113,14 @@ def test_watching_changes_nothing_and_ends():
     assert seen == [{2}] * 40 + [{1}] * 4
 
 
+@pytest.mark.slow
 def test_what_is_compiled_is_not_watched():
     compiled = torch.compile(Forgotten(Value("v", Integer(1, 4))), backend="eager")
     assert warnings_of(make_oneshot(compiled)) == []
     make_oneshot(Net()).step(*batches(2))
+
+
+@pytest.mark.slow
+def test_what_a_compiled_loss_reads_is_not_seen_and_not_missed():
+    compiled = torch.compile(lambda model, batch: model(batch[0]).mean() * model.forgotten[0].value, backend="eager")
+    assert warnings_of(make_oneshot(Forgotten(Value("v", Integer(1, 4))), loss_fn=compiled)) == []

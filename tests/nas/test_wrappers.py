@@ -12,7 +12,7 @@ from asng.nas import OneOf, Width, extract, parameters, select, selected, space_
 from tests.helpers.processes import crowd, exit_code_of, wrap_together
 from tests.helpers.searches import Net, batches, cross_entropy, make_oneshot, outcome, pairs, run_search, same
 
-pytestmark = pytest.mark.usefixtures("same_numbers")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 
 def compile_model(model: nn.Module) -> Any:

@@ -2,7 +2,8 @@
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from inspect import signature
@@ -86,6 +87,11 @@ def _has_own_forward(kind: Any) -> bool:
     """True if a subclass of an elastic layer has another forward()."""
     layer = next(base for base in kind.__mro__ if "torch_layer" in vars(base))
     return kind.forward is not layer.forward
+
+
+def own_hooks(hooks: Mapping[int, Any]) -> list[Any]:
+    """The hooks that are not those by which torch's weight_norm, spectral_norm and pruning compute weights."""
+    return [hook for hook in hooks.values() if not type(hook).__module__.startswith("torch.nn.utils.")]
 
 
 class Build(NamedTuple):
@@ -202,12 +208,12 @@ class ElasticLayer(Searchable):
             ValueError: `in_channels` does not fit, or the class has a `forward` of its own.
         """
         self._check_static(in_channels)
-        if self._any_size is not None:
-            self._any_size.last_seen = in_channels
-        static = on_meta(self.torch_layer, **self.static_settings())
+        computed = self._any_size is not None or self._forward_pre_hooks
+        with self._prepare(in_channels) if computed else nullcontext():
+            static, tensors = on_meta(self.torch_layer, **self.static_settings()), self.active_tensors()
         build = current_build.get()
         copies = build is None or build.copies
-        for name, used in self.active_tensors().items():
+        for name, used in tensors.items():
             tensor = used.detach().clone() if copies and used is not None else used
             if name in self._buffers:
                 static._buffers[name] = tensor
@@ -219,6 +225,23 @@ class ElasticLayer(Searchable):
                 static._parameters[name] = own if tied is None else tied
         static.__dict__["training"] = self.training
         return static
+
+    @contextmanager
+    def _prepare(self, in_channels: int | None) -> Iterator[None]:
+        """Set the size of the input, and the weights that torch's hooks compute as the layer runs; restore both."""
+        attributes, last_seen = dict(self.__dict__), getattr(self._any_size, "last_seen", None)
+        if self._any_size is not None:
+            self._any_size.last_seen = in_channels
+        self.__dict__["training"] = False  # in which they write no buffers
+        try:
+            for hook in self._forward_pre_hooks.values():
+                if not own_hooks({0: hook}):
+                    hook(self, ())
+            yield
+        finally:
+            self.__dict__.update(attributes)
+            if self._any_size is not None:
+                self._any_size.last_seen = last_seen
 
     def _requires_grad(self, name: str) -> bool:
         parameter = self._parameters.get(name)  # none where a parametrization computes it

@@ -1,0 +1,190 @@
+"""What modules hold besides modules, in the extracted network: functions, hooks, activations, compiled code."""
+
+from functools import partial
+from threading import Lock
+from typing import Any
+from weakref import ref
+
+import pytest
+import torch
+from torch import nn
+
+from asng import ASNG, Categorical, Real, nas
+from asng.nas import OneOf, Repeat, Width, extract, select
+
+
+class Calling(nn.Module):
+    """Calls a layer through an attribute that the test makes of the module."""
+
+    def __init__(self, make: Any) -> None:
+        super().__init__()
+        self.layer, self.op = nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 4), nn.Tanh()])
+        self.call = make(self)
+
+    def run(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.call(self.op(x))
+
+
+class Caller:
+    def __init__(self, layer: nn.Module) -> None:
+        self.layer = layer
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)
+
+
+def randomize(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn_like(parameter))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda module: module.run, lambda module: partial(module.run), lambda module: Caller(module.layer)],
+    ids=["method", "partial", "object"],
+)
+def test_what_calls_a_module_calls_its_copy_in_the_extracted_network(make):
+    model = nn.Sequential(Calling(make))
+    static, x = extract(model, {"op": 1}), torch.ones(1, 4)
+    before = static(x)
+    randomize(model)
+    assert torch.equal(static(x), before)
+    randomize(static)
+    assert not torch.equal(static(x), before)
+
+
+@pytest.mark.parametrize(
+    ("make", "captured"),
+    [
+        (lambda module: lambda x: 2 * module.layer(x), r"0 \(Calling\)"),
+        (lambda module: lambda x, layer=module.layer: layer(x), r"0.layer \(Linear\)"),
+        (lambda module: partial(lambda x: 2 * module.run(x)), r"0 \(Calling\)"),
+        (lambda module: (lambda old: lambda x: 2 * old(x))(module.run), r"0 \(Calling\)"),
+    ],
+    ids=["closure", "default", "partial", "wrapped method"],
+)
+def test_a_function_that_captures_a_module_of_the_model_is_refused(make, captured):
+    model: Any = nn.Sequential(Calling(make))
+    for look in (extract, nas.Flops(torch.zeros(1, 4))):
+        with pytest.raises(
+            ValueError, match=rf"^call of 0 \(Calling\) has a function that captures {captured}, and would"
+        ):
+            look(model, {"op": 1})
+    model[0].call = None
+    model[0].layer.register_forward_hook(lambda *_: model[0].eval() and None)
+    with pytest.raises(ValueError, match=r"^forward_hooks of 0\.layer \(Linear\) has a function that captures Seq"):
+        extract(model, {"op": 1})
+
+
+def test_a_weak_reference_to_a_module_of_the_model_is_refused():
+    model = nn.Sequential(Calling(lambda module: ref(module.op)))
+    with pytest.raises(ValueError, match=r"^call of 0 \(Calling\) has a weak reference to 0\.op \(OneOf\), and would"):
+        extract(model, {"op": 1})
+
+
+def test_what_cannot_be_extracted_ends_a_search_in_its_first_step():
+    model, calls = nn.Sequential(Calling(lambda module: lambda x: 2 * module.layer(x))), []
+
+    def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        calls.append(x)
+        return model(x).mean()
+
+    with pytest.raises(ValueError, match="has a function that captures"):
+        nas.search(model, [torch.ones(1, 4)] * 5, [torch.ones(1, 4)] * 5, loss, epochs=9, progress=False)
+    assert len(calls) == 4
+
+
+@pytest.mark.slow
+def test_a_layer_compiled_in_place_is_a_layer_of_its_own_when_extracted():
+    model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 4), nn.Tanh()]))
+    model[0].compile(backend="eager")
+    static, x = extract(model, {"op": 1}), torch.ones(1, 4)
+    before = static(x)
+    randomize(model)
+    assert torch.equal(static(x), before)
+
+
+@pytest.mark.slow
+def test_a_compiled_layer_in_a_model_is_extracted_without_its_wrapper():
+    compiled: Any = torch.compile(nn.Linear(4, 4), backend="eager")
+    layer = nn.Sequential(compiled)
+    model = nn.Sequential(layer, OneOf("op", [nn.Linear(4, 4), nn.Tanh()]))
+    static, x = extract(model, {"op": 1}), torch.ones(1, 4)
+    assert static.state_dict().keys() == {"0.0.weight", "0.0.bias"}
+    assert torch.equal(static(x), layer(x).tanh())
+
+
+def test_an_attribute_that_cannot_be_copied_is_named():
+    model = nn.Sequential(Calling(lambda module: Lock()))
+    with pytest.raises(TypeError, match="cannot pickle") as caught:
+        extract(model, {"op": 1})
+    assert caught.value.__notes__[0] == "in copying the attribute 'call' of Calling"
+
+
+def test_activations_that_a_module_keeps_are_copied():
+    model: Any = nn.Sequential(nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 4), nn.Tanh()]))
+    model.kept = {"features": [model[0](torch.ones(1, 4))]}
+    static: Any = extract(model, {"op": 1})
+    assert torch.equal(static.kept["features"][0], model.kept["features"][0])
+
+
+@pytest.mark.parametrize(
+    "hooked", [nas.Linear(4, Width("w", [4, 8])), OneOf("op", [nn.ReLU()]), Repeat("d", [nn.ReLU()] * 2)]
+)
+def test_a_forward_hook_on_what_is_replaced_is_refused(hooked):
+    model = nn.Sequential(hooked)
+    handle = hooked.register_forward_hook(lambda module, inputs, output: 2 * output)
+    values = ASNG(nas.space_of(model)).mode()
+    with pytest.raises(
+        ValueError, match=rf"^0 \({type(hooked).__name__}\) has a forward hook, which \w+ in its place would"
+    ):
+        extract(model, values)
+    handle.remove()
+    extract(model, values)
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm:FutureWarning")
+@pytest.mark.parametrize("norm", [nn.utils.weight_norm, nn.utils.spectral_norm])
+def test_weights_that_hooks_of_torch_compute_are_extracted_as_the_layer_would_run(norm):
+    model = nn.Sequential(norm(nas.Linear(4, Width("w", [4, 8]))))
+    select(model, {"w": 4})
+    model.eval()(torch.ones(1, 4))
+    randomize(model)
+    before = model[0].weight
+    static = extract(model)
+    assert model[0].weight is before
+    assert torch.equal(static(torch.ones(1, 4)), model(torch.ones(1, 4)))
+
+
+def test_the_size_of_the_last_input_is_not_changed_by_building_a_static_layer():
+    layer = nas.Linear(nas.AnySize(8), 2)
+    layer(torch.ones(1, 5))
+    layer.build_static(in_channels=3)
+    assert layer.static_settings()["in_features"] == 5
+
+
+def test_an_extracted_value_has_the_index_that_it_had():
+    model = nn.ModuleList([nas.Value("v", Categorical(["a", "b"])), nas.Value("x", Real(0, 1))])
+    first, second = extract(model, {"v": "b", "x": 0.5}).children()
+    assert (first.value, first.index) == ("b", 1)
+    assert (second.value, second.index) == (0.5, None)
+
+
+def test_active_modules_that_are_no_list_are_named():
+    class Forgetful(nas.Searchable):
+        def __init__(self) -> None:
+            super().__init__()
+            self.v = nas.Value("v", Categorical(["a", "b"]))
+
+        def active_modules(self) -> Any:
+            return None
+
+        def build_static(self) -> nn.Module:
+            return nn.Identity()
+
+    with pytest.raises(TypeError, match=r"active_modules\(\) of Forgetful must return a list of modules, got None"):
+        nas.Supernet(Forgetful()).active({"v": "a"})
