@@ -4,7 +4,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,8 +69,8 @@ class SearchResult:
     probability: float
     feasible: bool
     model: nn.Module
-    history: list[dict[str, float]]
-    arch_optimizer: Optimizer
+    history: list[dict[str, float]] = field(repr=False)
+    arch_optimizer: Optimizer = field(repr=False)
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> SearchResult:

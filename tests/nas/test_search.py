@@ -43,6 +43,13 @@ def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
     assert 0 < result.probability <= 1
 
 
+def test_a_result_prints_without_history_and_optimizer():
+    text = repr(run_search(epochs=1))
+    assert text.startswith("SearchResult(values={")
+    assert "train_loss" not in text
+    assert "ASNG" not in text
+
+
 def test_history_holds_the_means_of_the_steps():
     model, other = Net(dropout=0), Net(dropout=0)
     other.load_state_dict(model.state_dict())
