@@ -125,6 +125,16 @@ def previous_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}{PREVIOUS}{path.suffix}")
 
 
+def check_checkpoint_path(path: Path, example: str) -> None:
+    """Raise ValueError for a folder and for the checkpoint before the newest one."""
+    if path.is_dir():
+        raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / example}")
+    if path.stem.endswith(PREVIOUS):
+        raise ValueError(
+            f"{path} is kept by another search; rename it to {path.stem.removesuffix(PREVIOUS)}{path.suffix}"
+        )
+
+
 def lock_checkpoint(path: Path) -> Lock:
     """Lock a checkpoint and remove leftovers of killed processes; ValueError names the process that holds the lock."""
     cure = "wait until it ends, or use another path"

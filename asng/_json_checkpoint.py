@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asng._files import atomic_write, differences, lock_checkpoint, offer_previous, previous_path
+from asng._files import atomic_write, check_checkpoint_path, differences, lock_checkpoint, offer_previous, previous_path
 
 MIN_INTERVAL = 1.0  # seconds between two saves
 MAX_SHARE = 0.05  # of the time, spent on saving
@@ -18,6 +18,7 @@ class JsonCheckpoint:
 
     def __init__(self, path: Path, format: str, identity: Mapping[str, Any]) -> None:
         self._path, self._format, self._identity = path, format, _normalize(identity)
+        check_checkpoint_path(path, "search.json")
         path.parent.mkdir(parents=True, exist_ok=True)
         self._lock = lock_checkpoint(path)
         self._next_save = time.monotonic() + MIN_INTERVAL

@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from asng._asktell import Optimizer
 from asng._checks import check_int
-from asng._files import PREVIOUS
+from asng._files import check_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import LossFn
@@ -157,7 +157,8 @@ def search(
             weight_optimizer=weight_optimizer,
             **options,
         )
-        saved = Checkpoint(_check_path(Path(checkpoint)), identity)
+        check_checkpoint_path(Path(checkpoint), "search.pt")
+        saved = Checkpoint(Path(checkpoint), identity)
     with closing(job), _bar(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
@@ -176,16 +177,6 @@ def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
         )
     if isinstance(getattr(batches, "sampler", None), DistributedSampler):
         raise ValueError(f"{name} has a DistributedSampler, but all processes need the same batches; leave it out")
-
-
-def _check_path(path: Path) -> Path:
-    if path.is_dir():
-        raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / 'search.pt'}")
-    if path.stem.endswith(PREVIOUS):
-        raise ValueError(
-            f"{path} is kept by another search; rename it to {path.stem.removesuffix(PREVIOUS)}{path.suffix}"
-        )
-    return path
 
 
 @contextmanager

@@ -215,6 +215,19 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_offered(tmp_path, dama
     assert minimize(loss, BLEND, **SETTINGS, checkpoint=path).history == minimize(loss, BLEND, **SETTINGS).history
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (".", r"is a folder; give the path of a file, such as .*search\.json"),
+        ("state.asng-previous.json", r"is kept by another search; rename it to state\.json"),
+    ],
+)
+def test_a_path_that_cannot_be_a_checkpoint_is_refused(tmp_path, name, message):
+    with pytest.raises(ValueError, match=message):
+        minimize(loss, BLEND, **SETTINGS, checkpoint=tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_refused_checkpoint_is_not_locked_afterwards(tmp_path):
     (tmp_path / "state.json").write_text("{")
     with pytest.raises(ValueError, match="or delete it to start over"):
