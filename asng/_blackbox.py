@@ -263,7 +263,7 @@ class BlackBox:
 
     def _violation(self, values: dict[str, Any]) -> Violation:
         for index, limit in enumerate(self._limits):
-            number = as_float(limit(dict(values)), f"limit {_name(limit)} must return a number")
+            number = _to_violation(limit(dict(values)), _name(limit))
             if not number <= 0:
                 return len(self._limits) - index - 1, math.inf if math.isnan(number) else number
         return FEASIBLE
@@ -326,6 +326,15 @@ class BlackBox:
 
 def _name(limit: Any) -> str:
     return str(getattr(limit, "__name__", type(limit).__name__))
+
+
+def _to_violation(returned: Any, name: str) -> float:
+    """What a limit returned as a number; True would count as violated, and whoever compares means the opposite."""
+    if isinstance(returned, (bool, np.bool_)):
+        raise ValueError(
+            f"limit {name} must return a number, 0 or less where it is met, got {returned}; write n - 3, not n <= 3"
+        )
+    return as_float(returned, f"limit {name} must return a number")
 
 
 def _plain(entropy: Any) -> Any:

@@ -9,6 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from asng._asktell import Seed
 from asng._blackbox import BlackBox, Evaluation, Job, Limits
 from asng._checks import check_bool, check_float, check_int
@@ -101,8 +103,8 @@ def minimize(
 ) -> Result:
     """Minimize a black box over a space. Ctrl-C ends it early with the result so far.
 
-    An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN or no number is one evaluation
-    with the worst loss; a warning says why.
+    An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN, -infinity or no number is one
+    evaluation with the worst loss; a warning says why.
 
     Args:
         f: Called with a dict of values; returns a number, lower is better.
@@ -203,7 +205,8 @@ def _evaluate(
             if evaluation.error:
                 shown = f"evaluation {len(run.history)} of {_shorten(evaluation.values)}"
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}", stacklevel=3)
-            is_over |= callback is not None and callback(evaluation) is True
+            returned = None if callback is None else callback(evaluation)
+            is_over |= isinstance(returned, (bool, np.bool_)) and bool(returned)
         best = "" if run.best is None else f", best {run.best.loss:g}"
         report(len(run.history) / evaluations, f"evaluation {len(run.history)} of {evaluations}{best}")
         save()
@@ -216,7 +219,9 @@ def _evaluate(
 def _result(run: BlackBox, stopped: str) -> Result:
     if run.best is None:
         n, last = len(run.history), run.history[-1] if run.history else None
-        why = "no candidate met the limits" if last is None else f"the last one: {last.error or last.loss}"
+        why = "the executor broke" if stopped == "executor" else "no candidate met the limits"
+        if last is not None:
+            why = f"the last one: {last.error or last.loss}"
         error = EvaluationError(f"none of {n} evaluations gave a finite loss; {why}")
         error.history, error.optimizer = run.history, run.optimizer
         raise error

@@ -221,6 +221,13 @@ def test_a_callback_sees_every_evaluation_and_can_stop():
     assert seen == result.history
 
 
+def test_a_callback_can_stop_with_numpys_true():
+    result = minimize(
+        sphere, WIDE, evaluations=20, callback=lambda evaluation: np.float64(0) <= evaluation.loss, seed=0
+    )
+    assert (result.stopped, result.evaluations) == ("callback", 1)
+
+
 def test_what_a_callback_returns_beside_true_means_nothing():
     assert minimize(sphere, WIDE, evaluations=20, callback=lambda evaluation: 1, seed=0).evaluations == 20
 
@@ -309,6 +316,15 @@ def test_a_limit_without_a_number_is_named():
 
     with pytest.raises(ValueError, match="limit at_last must return a number, got None"):
         minimize(sphere, LINE, evaluations=10, limits=[at_last])
+
+
+@pytest.mark.parametrize("boolean", [bool, np.bool_])
+def test_a_limit_that_compares_is_refused(boolean):
+    def small(values):
+        return boolean(values["n"] <= 2)
+
+    with pytest.raises(ValueError, match="limit small must return a number, 0 or less where it is met, got "):
+        minimize(sphere, LINE, evaluations=10, limits=[small])
 
 
 # What is returned
