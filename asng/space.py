@@ -308,11 +308,12 @@ class Integer(Variable):
 
 @dataclass(frozen=True)
 class Real(Variable):
-    """A real number from a range.
+    """A real number from a range, drawn as a Gaussian number that is clipped: at first a third of the draws are bounds.
 
     Args:
         low, high: Bounds, both included.
-        log: Search on the logarithm's scale; needs low > 0.
+        log: Search on the logarithm's scale; needs low > 0. A std, of a prior or of the distribution, is then that of
+            the natural logarithm.
 
     Raises:
         ValueError: The bounds do not fit.
