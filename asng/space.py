@@ -453,7 +453,8 @@ def check_names(names: Iterable[str], space: Mapping[str, Variable]) -> None:
     given = list(names)
     unknown = [name for name in given if name not in space]  # first: a misspelled one is missing, too
     if unknown:
-        raise ValueError(f"the space has no {', '.join(map(repr, unknown[:5]))}; it has {', '.join([*space][:9])}")
+        known = f"it has {', '.join([*space][:9])}" if space else "it is empty, as that of an extracted network"
+        raise ValueError(f"the space has no {', '.join(map(repr, unknown[:5]))}; {known}")
     missing = [name for name in space if name not in given]
     if missing:
         raise ValueError(f"no value for {', '.join(map(repr, missing[:5]))}; the space needs one for each of its names")

@@ -245,6 +245,11 @@ def test_a_misspelled_name_is_the_one_that_is_named(name):
             use(every_kind(), values)
 
 
+def test_values_for_an_extracted_network_are_refused():
+    with pytest.raises(ValueError, match=r"the space has no 'op', .*; it is empty, as that of an extracted network"):
+        extract(extract(every_kind(), FITTING), FITTING)
+
+
 def test_a_model_that_was_never_selected_says_so():
     with pytest.raises(RuntimeError, match=r"'from' has no value yet; call asng.nas.select\(model, values\)"):
         Pick("from", 2)([1, 2])
