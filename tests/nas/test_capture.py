@@ -581,7 +581,7 @@ class Ignores(nn.Module):
         return self.net(x)
 
 
-@pytest.mark.usefixtures("graphless")
+@pytest.mark.usefixtures("graphless", "nothing_compiled")
 def test_decisions_that_a_captured_step_does_not_read_are_named():
     search = oneshot(Ignores("a", "b"), capture=True)
     first, second = pairs(2)

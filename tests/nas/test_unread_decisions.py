@@ -13,11 +13,6 @@ from tests.helpers.searches import Net, batches, make_oneshot, pairs
 pytestmark = pytest.mark.usefixtures("same_numbers", "nothing_compiled")
 
 
-@pytest.fixture
-def nothing_compiled():
-    torch._dynamo.utils.counters.clear()
-
-
 class Forgotten(nn.Module):
     """Decisions in use, and others that forward() forgets."""
 
