@@ -72,7 +72,7 @@ def move(
     tile = tl.program_id(0)
     line, mask, offsets = _tile(tile, lines, LINES, LINE)
     flag = tl.load(flags + tile)
-    has_rows = (mask & ((flag & 1) != 0))[:, None]
+    has_rows = (line < tl.where((flag & 1) != 0, lines, 0))[:, None]
     is_touched = tl.load(touched + tl.load(owners + line, mask, other=0), mask, other=0)
     moves = (tl.where(tl.load(norm) < float("inf"), is_touched, 0) != 0)[:, None]  # NaN is not less
     value = tl.load(values + offsets, moves, other=0.0)
@@ -83,7 +83,7 @@ def move(
         step += tl.load(rows + row * size.to(tl.int64) + offsets, has_rows, other=0.0).to(tl.float32)
     step = tl.where(has_rows, step * tl.load(scale), 0.0)  # the scale may be NaN
 
-    tl.store(gradient + offsets, step, (mask & (flag != 0))[:, None])
+    tl.store(gradient + offsets, step, (line < tl.where(flag != 0, lines, 0))[:, None])
     tl.debug_barrier()  # which thread clears a number need not be the one that loaded it
     zeros = tl.zeros([LINES, LINE], rows.dtype.element_ty)
     for row in tl.static_range(0 if LOW else 1, N):

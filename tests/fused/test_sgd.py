@@ -51,7 +51,7 @@ def step(made, touched, seed, factor=1.0):
     update, parameters = made
     generator = torch.Generator().manual_seed(seed)
     update.begin()
-    n = len(update._weights)
+    n = len(update.weights)
     for index in sorted(touched):
         gradients = factor * torch.randn(n, *SIZES[index], generator=generator, dtype=torch.float64)
         gradients[1:2, 0] = -gradients[0, 0]
