@@ -125,8 +125,7 @@ class BlackBox:
     @property
     def exhausted(self) -> str:
         """Why nothing is left to evaluate, or an empty text."""
-        size = self.population_size * 2 ** (len(self.optimizers) - 1)
-        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / size)
+        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / self.optimizer._population_size)
         if self._stale >= MAX_STALE:
             return "nothing new"
         if self._barren >= MAX_INFEASIBLE:
@@ -190,7 +189,7 @@ class BlackBox:
         self._judged.append(judged)
         if math.isfinite(loss) and (self._elite is None or loss < self._elite.loss):
             self._elite, self._elite_age = judged, 0
-        if len(self._judged) >= self.population_size * 2 ** (len(self.optimizers) - 1):
+        if len(self._judged) >= self.optimizer._population_size:
             self._tell()
             self._count()
             if self.exhausted and len(self.optimizers) <= self._restarts:
@@ -329,7 +328,7 @@ def _name(limit: Any) -> str:
 
 
 def _to_violation(returned: Any, name: str) -> float:
-    """What a limit returned as a number; True would count as violated, and whoever compares means the opposite."""
+    """A limit's result as a number. Truth values are refused: True, meant as met, would count as a violation of 1."""
     if isinstance(returned, (bool, np.bool_)):
         raise ValueError(
             f"limit {name} must return a number, 0 or less where it is met, got {returned}; write n - 3, not n <= 3"

@@ -228,7 +228,9 @@ def test_a_forged_state_that_no_run_leads_to_is_refused(method, forge):
 def test_no_state_of_a_run_is_refused(settings):
     optimizer = ASNG(SPACE, seed=0, **settings)
     for _ in range(300):
-        run(optimizer, 1).load_state_dict(optimizer.state_dict())
+        state = run(optimizer, 1).state_dict()
+        optimizer.load_state_dict(state)
+        assert optimizer.state_dict() == state
 
 
 @pytest.mark.parametrize("state", [None, [], "state", {}, 3])

@@ -1,11 +1,15 @@
 """What the tests of captured steps share: small models with all kinds of choices, and steps beside the plain path."""
 
+import copy
+import math
+
 import torch
 from torch import nn
 
 from asng import ASNG, Integer
 from asng.nas import OneOf, OneShot, Pick, Repeat, Searchable, Value, space_of
-from tests.helpers.searches import cross_entropy
+from asng.nas._capture import Iteration
+from tests.helpers.searches import cross_entropy, pairs
 
 
 class Choosy(nn.Module):
@@ -56,3 +60,43 @@ def oneshot(model, *, loss_fn=cross_entropy, seed=3, weight_optimizer=None, **se
 
 def with_gradient(model):
     return [name for name, parameter in model.named_parameters() if parameter.grad is not None]
+
+
+def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, amp_dtype=None):
+    """The iteration of a OneShot, prepared."""
+    result = Iteration(
+        search.supernet, search.weight_optimizer, loss_fn, 2, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype
+    )
+    result.prepare(batch, batch)
+    result.update.load()
+    return result
+
+
+def step(search, open_iteration, train, valid):
+    """What OneShot.step does, by way of the iteration."""
+    drawn, candidates = search.arch_optimizer.ask(), search.arch_optimizer.ask()
+    trained, judged = open_iteration.step([c.values for c in drawn], train, [c.values for c in candidates], valid)
+    losses, valid_losses = ([numbers.loss for numbers in half] for half in (trained, judged))
+    search.arch_optimizer.tell(candidates, valid_losses)
+    return losses, valid_losses
+
+
+def assert_same_steps(model, n=20, dtype=torch.float, *, same=True, max_grad_norm=None, amp_dtype=None, data=None):
+    """Run the plain path and the open iteration side by side, from the same weights."""
+    model, twin = model.to(dtype), copy.deepcopy(model).to(dtype)
+    plain, other = (oneshot(m, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype) for m in (model, twin))
+    data = data or pairs(n, dtype)
+    opened = iteration(other, data[0][0], max_grad_norm=max_grad_norm or math.inf, amp_dtype=amp_dtype)
+    for train, valid in data:
+        expected = plain.step(train, valid)
+        got = step(other, opened, train, valid)
+        if same:
+            assert (list(expected.train_losses), list(expected.valid_losses)) == got
+        else:
+            torch.testing.assert_close([*expected.train_losses, *expected.valid_losses], [*got[0], *got[1]])
+    opened.update.store()
+    assert with_gradient(model) == with_gradient(twin)
+    if same:
+        torch.testing.assert_close(twin.state_dict(), model.state_dict(), rtol=0, atol=0)
+    else:  # running statistics also of what the plain path leaves out
+        torch.testing.assert_close([*twin.parameters()], [*model.parameters()])

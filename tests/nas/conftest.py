@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from asng.nas import _capture
+from asng.nas._capture import Iteration
 from tests.helpers.searches import small_search
 
 
@@ -16,3 +18,10 @@ def whole(tmp_path_factory):
 def nothing_compiled():
     """As if torch.compile had compiled nothing in this process yet."""
     torch._dynamo.utils.counters.clear()
+
+
+@pytest.fixture
+def graphless(monkeypatch):
+    """Steps with capture=True run as on a GPU; only the graph is missing."""
+    monkeypatch.setattr(_capture, "find_obstacle", lambda *given: None)
+    monkeypatch.setattr(Iteration, "capture", lambda self: None)

@@ -1,0 +1,123 @@
+"""Captured steps make the weights views of one tensor: what users notice of that, and what they do not."""
+
+# mypy: disable-error-code="attr-defined, index, union-attr"
+
+import copy
+import io
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from asng import nas
+from asng.nas._update import WeightUpdate
+from tests.helpers.captures import Body, Choosy, iteration, oneshot, step
+from tests.helpers.searches import batches, pairs
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
+
+
+def bytes_held(module):
+    """The memory behind the parameters."""
+    storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in module.parameters()}
+    return sum(storages.values())
+
+
+def saved(thing):
+    file = io.BytesIO()
+    torch.save(thing, file)
+    return file.getvalue()
+
+
+def test_weights_become_views_and_keep_values_and_layout():
+    conv = nn.Conv2d(3, 5, 3)
+    conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+    before = copy.deepcopy(conv)
+    WeightUpdate(torch.optim.SGD(conv.parameters(), 0.1), math.inf, 2)
+    assert conv.weight.untyped_storage().data_ptr() == conv.bias.untyped_storage().data_ptr()
+    torch.testing.assert_close(conv.state_dict(), before.state_dict(), rtol=0, atol=0)
+    assert conv.weight.stride() == before.weight.stride()
+
+
+def test_memory_with_gaps_or_of_others_stays_where_it_is():
+    whole = torch.randn(6, 6)
+    parameters = [nn.Parameter(whole[:, ::2]), nn.Parameter(whole[2:4]), nn.Parameter(torch.randn(6))]
+    before = [p.data_ptr() for p in parameters]
+    update = WeightUpdate(torch.optim.SGD(parameters, 1.0), math.inf, 1)
+    assert [p.data_ptr() == old for p, old in zip(parameters, before, strict=True)] == [True, True, False]
+    with torch.no_grad():
+        parameters[1].fill_(3.0)  # between steps
+    update.begin()
+    update.weights[0].gradients[id(parameters[1])].fill_(1.0)
+    update.step(update.lrs)
+    assert (whole[2:4] == 2.0).all()
+
+
+def test_weights_that_are_views_move_to_a_second_update():
+    model = Choosy()
+    searches = oneshot(model), oneshot(copy.deepcopy(model))
+    opened = [iteration(search, batches(1)[0]) for search in searches]
+    for number, (train, valid) in enumerate(pairs(6)):
+        if number == 3:
+            opened[1].update.store()
+            opened[1] = iteration(searches[1], batches(1)[0])
+        assert step(searches[0], opened[0], train, valid) == step(searches[1], opened[1], train, valid)
+    assert bytes_held(searches[0].model) == bytes_held(searches[1].model)
+
+
+@pytest.mark.parametrize("move", [lambda m: m.double(), lambda m: setattr(m.stem.bias, "data", torch.ones(8))])
+def test_weights_that_are_moved_are_noticed(move):
+    model = Choosy()
+    update = WeightUpdate(torch.optim.SGD(model.parameters(), 0.1), math.inf, 2)
+    assert update.is_as_captured()
+    move(model)
+    assert not update.is_as_captured()
+
+
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16])
+def test_weights_that_are_written_between_steps_are_taken_over(amp_dtype):
+    model = Choosy()
+    plain, other = (oneshot(m, amp_dtype=amp_dtype) for m in (model, copy.deepcopy(model)))
+    opened = iteration(other, batches(1)[0], amp_dtype=amp_dtype)
+    state = copy.deepcopy(model.state_dict())
+    for number, (train, valid) in enumerate(pairs(6)):
+        expected = plain.step(train, valid)
+        assert (list(expected.train_losses), list(expected.valid_losses)) == step(other, opened, train, valid)
+        for search in (plain, other):
+            if number == 2:
+                search.model.load_state_dict(state)
+            with torch.no_grad():
+                search.model.head.weight.mul_(0.5)
+
+
+def test_a_checkpoint_of_views_holds_each_number_once():
+    model = Choosy()
+    before = saved(model.state_dict())
+    opened = iteration(oneshot(model), batches(1)[0])
+    after = saved(model.state_dict())
+    assert len(after) < len(before) + 4 * len(opened.update.groups[0].values)
+    torch.testing.assert_close(torch.load(io.BytesIO(after), weights_only=True), model.state_dict(), rtol=0, atol=0)
+
+
+def test_copies_and_extracted_networks_have_memory_of_their_own():
+    model = Choosy()
+    values = {"op": 0, "inner": 0, "depth": 1, "source": 0, "last": 0}
+    size, of_network = bytes_held(copy.deepcopy(model)), bytes_held(nas.extract(model, values))
+    before = len(saved(nas.extract(model, values)))
+    iteration(oneshot(model), batches(1)[0])
+    assert bytes_held(copy.deepcopy(model)) == size
+    assert bytes_held(nas.extract(model, values)) == of_network < size
+    assert len(saved(nas.extract(model, values))) == before
+
+
+def test_a_module_that_changes_views_is_named():
+    class Halves(Body):
+        def build_static(self):
+            next(self.blocks[1].parameters()).data.mul_(0.5)
+            return super().build_static()
+
+    model = nn.Sequential(Halves(), nn.Linear(4, 3))
+    WeightUpdate(torch.optim.SGD(model.parameters(), 0.1), math.inf, 2)
+    with pytest.raises(ValueError, match=r"of 0 \(Halves\) changed the numbers of 0\.blocks\.1 \(Linear\)"):
+        nas.extract(model, {"depth": 2})

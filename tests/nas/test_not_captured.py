@@ -1,0 +1,284 @@
+"""What cannot be captured is refused with the reason, or runs by plain steps after a warning."""
+
+# mypy: disable-error-code="attr-defined, index, union-attr"
+
+import copy
+import itertools
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from asng import Categorical, Integer, Real, nas
+from asng.nas import OneOf, Value, _capture
+from asng.nas._cases import Refused
+from asng.nas._switch import unavailable_reason
+from asng.nas._update import unsupported_reason
+from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
+from tests.helpers.searches import batches, cross_entropy, pairs
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
+
+
+class Reads(nn.Module):
+    def __init__(self, variable):
+        super().__init__()
+        self.decision = Value("x", variable)
+        self.linear = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.linear(x) * (1 + self.decision.value)
+
+
+def share_weights():
+    model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 4), nn.Identity()]), nn.Linear(4, 3))
+    model[1].options[0].weight = model[0].weight
+    return model
+
+
+class Remembers(nn.Module):
+    """Its option uses what it was not given."""
+
+    def __init__(self):
+        super().__init__()
+        self.stem, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+        self.op = OneOf("op", [Recalls(), nn.Identity()])
+
+    def forward(self, x):
+        self.op.options[0].seen = self.stem(x)
+        return self.head(self.op(x))
+
+
+class Recalls(nn.Module):
+    def forward(self, x):
+        return x + self.seen
+
+
+class Averages(nn.Module):
+    """Makes a new buffer in every pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(4, 3)
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x - self.mean)
+
+
+def test_a_buffer_that_is_replaced_is_put_back():
+    model = OneOf("op", [Averages(), nn.Linear(4, 3)])
+    averages: Any = model.options[0]
+    mean = averages.mean
+    with pytest.raises(Refused):
+        iteration(oneshot(model), batches(1)[0])
+    assert averages.mean is mean
+    assert mean.tolist() == [0.0] * 4
+
+
+@pytest.mark.parametrize("model", [Remembers, lambda: Reads(Categorical([1, 2]))], ids=["remembers", "reads"])
+def test_a_whole_model_of_few_cases_can_be_one_switch(model):
+    assert_same_steps(model())
+
+
+@pytest.mark.parametrize(
+    ("model", "reason"),
+    [
+        (
+            lambda: nn.Sequential(Reads(Integer(1, 99)), nn.Linear(4, 3)),
+            r"^0 has more than 64 cases, and decision 'x' \(0.decision\) is read in Python outside of a choice",
+        ),
+        (lambda: OneOf("op", [nn.Linear(4, 3), nn.Linear(4, 5)]), r"results of 'op' \(the model\) differ in shape"),
+        (lambda: OneOf("op", [Reads(Real(0, 1)), nn.Linear(4, 3)]), "'x' .*, without cases"),
+        (lambda: OneOf("op", [Reads(Integer(1, 99)), nn.Linear(4, 3)]), "'op' .* more than 64 cases"),
+        (share_weights, "parameter 0.weight is used inside and outside of a choice"),
+        (lambda: OneOf("op", [Averages(), nn.Linear(4, 3)]), r"^options.0 replaces its buffer 'mean'; write into it"),
+    ],
+)
+def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
+    search = oneshot(model())
+    with pytest.raises(Refused, match=reason):
+        iteration(search, batches(1)[0])
+
+
+def test_metrics_that_change_their_names_are_refused():
+    calls = itertools.count()
+    search = oneshot(Choosy(), loss_fn=None)
+
+    def loss(model, batch):
+        return cross_entropy(model, batch), {f"metric {next(calls)}": 1.0}
+
+    opened = iteration(search, batches(1)[0], loss_fn=loss)
+    with pytest.raises(Refused, match=r"the metrics change from \['metric 0'\] to \['metric 2'\]"):
+        step(search, opened, *batches(2))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "reason"),
+    [
+        (torch.optim.NAdam, "is NAdam, and only SGD, Adadelta, Adam"),
+        (torch.optim.Adam, "capturable=False; give Adam capturable=True"),
+        (lambda p: torch.optim.Adam(p, capturable=True), None),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1), "dampening=0.1"),
+        (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), None),
+    ],
+)
+def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
+    got = unsupported_reason(optimizer(nn.Linear(2, 2).parameters()))
+    assert got is reason if reason is None else reason in str(got)
+
+
+@pytest.mark.parametrize(
+    ("wrap", "amp_dtype", "reason"),
+    [
+        (nn.DataParallel, None, "the model is wrapped in DataParallel"),
+        (None, torch.float16, "gradients are scaled, as float16 needs it"),
+        (None, None, "is SimpleNamespace, and only SGD"),
+    ],
+)
+def test_what_is_against_a_capture_on_a_gpu_is_known_before(wrap, amp_dtype, reason):
+    model = nn.Linear(2, 2)
+    on_gpu: Any = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda:0"))]}])
+    assert reason in str(_capture.find_obstacle(model if wrap is None else wrap(model), on_gpu, amp_dtype))
+
+
+class Looks(nn.Module):
+    def forward(self, x):
+        return x * {0: 1.0, 1: 2.0}[self.decision.index]  # a tensor has another hash
+
+    def __init__(self):
+        super().__init__()
+        self.decision = Value("scale", Categorical([1, 2]))
+
+
+def weighted(model, batch):
+    return cross_entropy(model, batch) * (1 + nas.selected(model)["op"])
+
+
+def as_array(model, batch):
+    return cross_entropy(model, (batch[0], torch.from_numpy(batch[1])))
+
+
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.parametrize(
+    ("option", "loss_fn", "to_batch", "reason"),
+    [
+        (Looks, cross_entropy, tuple, r"\(in 1\.options\.0 \(Looks\)\)"),
+        (
+            lambda: nn.Sequential(nn.ReLU(inplace=True)),
+            cross_entropy,
+            tuple,
+            r"in-place.* \(in 1\.options\.0\.0 \(ReLU",
+        ),
+        (nn.Tanh, weighted, tuple, r"usual: decision 'op' \(1\) is read in Python outside of a choice$"),
+        (nn.Tanh, as_array, lambda b: (b[0], b[1].numpy()), "a batch holds ndarray, and only tensors, numbers"),
+    ],
+    ids=["key", "in place", "loss", "numpy"],
+)
+def test_a_model_that_cannot_be_captured_runs_as_usual(option, loss_fn, to_batch, reason):
+    model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [option(), nn.Identity()]), nn.Linear(4, 3))
+    plain, captured = (
+        oneshot(m, loss_fn=loss_fn, capture=c) for m, c in ((model, False), (copy.deepcopy(model), True))
+    )
+    data = [tuple(map(to_batch, pair)) for pair in pairs(2)]
+    with pytest.warns(UserWarning, match=reason) as caught:
+        got = [captured.step(*pair) for pair in data]
+    assert len(caught) == 1
+    assert got == [plain.step(*pair) for pair in data]
+
+
+@pytest.mark.usefixtures("graphless")
+def test_a_number_that_changes_from_batch_to_batch_ends_captures():
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    first, second, third = [[(*batch, number) for batch in pair] for number, pair in enumerate(pairs(3))]
+    assert captured.step(*first) == plain.step(*first)
+    with pytest.warns(UserWarning, match="a batch holds 1 instead of 0, and only tensors may change"):
+        assert captured.step(*second) == plain.step(*second)
+    assert captured.step(*third) == plain.step(*third)
+    torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("graphless")
+def test_a_loss_without_a_gradient_is_an_error_as_usual():
+    search = oneshot(Choosy(), loss_fn=lambda model, batch: cross_entropy(model, batch).detach(), capture=True)
+    with (
+        pytest.warns(UserWarning, match="the loss has no gradient"),
+        pytest.raises(ValueError, match="does not depend on the weights"),
+    ):
+        search.step(*batches(2))
+
+
+class Ignores(nn.Module):
+    def __init__(self, *names):
+        super().__init__()
+        self.inner = nn.ModuleList(Value(name, Categorical([1, 2])) for name in names)
+        self.net = Choosy()
+
+    def forward(self, x):
+        return self.net(x)
+
+
+@pytest.mark.usefixtures("graphless", "nothing_compiled")
+def test_decisions_that_a_captured_step_does_not_read_are_named():
+    search = oneshot(Ignores("a", "b"), capture=True)
+    first, second = pairs(2)
+    with pytest.warns(UserWarning, match="nothing has read the decisions 'a', 'b' in a captured step"):
+        search.step(*first)
+    search.step(*second)  # without a warning, which would be an error
+
+
+@pytest.mark.usefixtures("graphless")
+def test_a_search_records_what_the_capture_took_and_resumes(tmp_path):
+    def history(checkpoint, epochs=2, capture=True):
+        torch.manual_seed(0)
+        model = Choosy()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        options: Any = {"checkpoint": checkpoint, "progress": False, "capture": capture}
+        options |= {"weight_optimizer": optimizer, "lr_scheduler": scheduler, "epochs": epochs}
+        return nas.search(model, batches(3, 1), batches(3, 2), cross_entropy, **options).history
+
+    captured, plain = history(None), history(None, capture=False)
+    assert [sorted(set(record) - set(plain[0])) for record in captured] == [["capture_gb", "capture_seconds"], []]
+    history(tmp_path / "search.pt", epochs=1)
+    resumed = history(tmp_path / "search.pt")
+    for one, other, third in zip(plain, captured, resumed, strict=True):
+        assert one["valid_loss"] == other["valid_loss"] == third["valid_loss"]
+
+
+@pytest.mark.usefixtures("graphless")
+def test_settings_that_change_all_the_time_end_captures():
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+
+    def assert_same_step(number, train, valid):
+        for search in (plain, captured):
+            search.weight_optimizer.param_groups[0]["momentum"] = 0.9 - 0.1 * number
+        assert captured.step(train, valid) == plain.step(train, valid)
+
+    *first, fifth, sixth = enumerate(pairs(6))
+    for number, pair in first:
+        assert_same_step(number, *pair)
+    with pytest.warns(UserWarning, match="it was captured 4 times, as the optimizer's settings"):
+        assert_same_step(fifth[0], *fifth[1])
+    assert_same_step(sixth[0], *sixth[1])  # without a warning, which would be an error
+
+
+def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
+    model = Choosy()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    (first, second) = pairs(2)
+    with pytest.warns(UserWarning, match="not captured as a CUDA graph.*the weights are on cpu"):
+        step_one = captured.step(*first)
+    assert (step_one, captured.step(*second)) == (plain.step(*first), plain.step(*second))
+    assert captured.capture_cost == plain.capture_cost == {}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_without_a_cuda_device_the_reason_is_told():
+    assert unavailable_reason() == "torch sees no CUDA device"
