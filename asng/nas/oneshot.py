@@ -165,7 +165,8 @@ class OneShot:
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
         if capture:
-            from asng.nas._capture import CapturedStep, Iteration, find_obstacle
+            from asng.nas._capture import CapturedStep, find_obstacle
+            from asng.nas._iteration import Iteration
 
             options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype}
             make_iteration = partial(Iteration, self.supernet, weight_optimizer, loss_fn, **options)
