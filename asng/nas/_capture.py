@@ -1,5 +1,6 @@
 """Steps of one-shot search as a CUDA graph that is captured at the first one; what is against it is said once."""
 
+import gc
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -46,9 +47,9 @@ class CapturedStep:
     ) -> tuple[list[Numbers], list[Numbers]] | None:
         """The numbers of the candidates; None where the plain path has to run them.
 
-        `n` candidates were drawn for each half; those that are left of the second ones are judged.
+        `n` candidates were drawn for each half; those that are feasible are trained and judged.
         """
-        iteration = None if len(train) != n else self._ready(n, train_batch, valid_batch)
+        iteration = self._ready(n, train_batch, valid_batch) if train else None
         if iteration is None:
             self.store()
             self._is_current = False
@@ -56,9 +57,7 @@ class CapturedStep:
         if not self._is_current:
             iteration.update.load()
             self._is_current = True
-        padded = [*valid, *train[: n - len(valid)]]  # in place of those that are not judged
-        trained, judged = iteration.step(train, train_batch, padded, valid_batch)
-        return trained, judged[: len(valid)]
+        return iteration.step(train, train_batch, valid, valid_batch)
 
     def _ready(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         """The iteration for such batches, captured if need be."""
@@ -92,26 +91,37 @@ class CapturedStep:
 
     def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         if self._captures == MAX_CAPTURES:
-            reason = f"it was captured {MAX_CAPTURES} times, as the optimizer's settings or the weights' memory change"
+            what = "the optimizer's settings, the weights' memory or their requires_grad change"
+            reason = f"it was captured {MAX_CAPTURES} times, as {what}"
         else:
             reason = self._find_obstacle() or ""
         if not reason:
             self._captures += 1
-            start, reserved = time.perf_counter(), torch.cuda.memory_reserved()
             try:
-                iteration = self._make_iteration(n)
-                iteration.prepare(train_batch, valid_batch)
-                iteration.capture()
-                self._is_current = False
-                gigabytes = (torch.cuda.memory_reserved() - reserved) / 1e9
-                self.cost = {"capture_seconds": time.perf_counter() - start, "capture_gb": gigabytes}
-                return iteration
+                return self._try_capture(n, train_batch, valid_batch)
             except _switch.BrokenCapture:
                 raise
             except Exception as error:  # what is wrong with the model itself, the plain path raises again
                 reason = _explain(error, self._supernet)
+            gc.collect()  # plain steps may need what the capture took
+            torch.cuda.empty_cache()
         self._refuse(reason, stacklevel=7)
         return None
+
+    def _try_capture(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration:
+        start, reserved = time.perf_counter(), self._reserved_bytes()
+        iteration = self._make_iteration(n)
+        iteration.prepare(train_batch, valid_batch)
+        iteration.capture()
+        self._is_current = False
+        gigabytes = (self._reserved_bytes() - reserved) / 1e9
+        self.cost = {"capture_seconds": time.perf_counter() - start, "capture_gb": gigabytes}
+        return iteration
+
+    def _reserved_bytes(self) -> int:
+        """Of the device that the weights are on; 0 of a CPU."""
+        device = next(self._supernet.model.parameters()).device
+        return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
     def _refuse(self, reason: str, *, stacklevel: int) -> None:
         self._refused = True
@@ -139,4 +149,4 @@ def find_obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, amp_dtype:
         return "there are several processes"
     if amp_dtype is torch.float16:
         return "gradients are scaled, as float16 needs it"
-    return unsupported_reason(optimizer) or _switch.unavailable_reason()
+    return unsupported_reason(optimizer) or _switch.unavailable_reason(*devices)

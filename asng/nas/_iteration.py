@@ -44,6 +44,7 @@ class Iteration:
         n: Candidates in each half.
         max_grad_norm: Of the gradient of the weights.
         amp_dtype: Type of mixed precision.
+        limited: Whether there may be fewer candidates than `n`.
     """
 
     def __init__(
@@ -55,8 +56,10 @@ class Iteration:
         *,
         max_grad_norm: float,
         amp_dtype: torch.dtype | None,
+        limited: bool = False,
     ) -> None:
         self._supernet, self._loss_fn, self._n, self._amp_dtype = supernet, loss_fn, n, amp_dtype
+        self._limited = limited
         self.update = WeightUpdate(optimizer, max_grad_norm, n)
         self._device = self.update.groups[0].gradient.device
         self._metrics: dict[str, list[str]] = {"train": [], "valid": []}  # their names
@@ -88,9 +91,15 @@ class Iteration:
             if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
                 self._run(run_all, in_turn)
         if self._device.type == "cuda":
-            graph = _switch.BranchingGraph(self._device)
-            with self._preserve(), graph.dry_run():
-                self._run(graph.switch, graph.fork)
+            self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
+            if self._limited:
+                self._try_capture(with_passes=True)
+
+    def _try_capture(self, *, with_passes: bool) -> None:
+        """Capture the bodies of switches and drop them, of those around whole passes, too, or of those inside."""
+        graph = _switch.BranchingGraph(self._device)
+        with self._preserve(), graph.dry_run():
+            self._run(graph.switch, graph.fork, graph.switch if with_passes else run_all)
 
     def _discover(self) -> bool:
         """Find the switches of both passes; returns False where a module has to be a switch that was none."""
@@ -136,12 +145,14 @@ class Iteration:
         """The numbers that come in, with what they are sent from, and the losses and metrics that go out."""
         rows = 2 * self._n
         lrs = 2 * len(self.update.groups)  # float64, each in the place of two int32
-        self._inputs = torch.zeros(lrs + rows * columns, dtype=torch.int32, device=self._device)
+        sizes = [lrs, rows, 1, rows * columns]
+        self._inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=self._device)
         self._sent = torch.zeros_like(self._inputs, device="cpu")
         if self._device.type == "cuda":
             self._sent = self._sent.pin_memory()
-        self._lrs = self._inputs[:lrs].view(torch.float64)
-        self._rows = self._inputs[lrs:].view(rows, columns)
+        parts = torch.split(self._inputs, sizes)
+        self._lrs, self._rows = parts[0].view(torch.float64), parts[3].view(rows, columns)
+        self._is_missing, self._trained = parts[1], parts[2][0].fill_(self._n)  # flags of passes, a number of them
         metrics = max(map(len, self._metrics.values()))
         self._outputs = torch.zeros(rows, 1 + metrics, dtype=torch.float64, device=self._device)
 
@@ -165,7 +176,7 @@ class Iteration:
         """Make a graph of the iteration."""
         graph = _switch.BranchingGraph(self._device)
         with graph.capture():
-            self._run(graph.switch, graph.fork)
+            self._run(graph.switch, graph.fork, graph.switch if self._limited else run_all)
         self._graph = graph
 
     # A step.
@@ -180,36 +191,46 @@ class Iteration:
     def step(
         self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
     ) -> tuple[list[Numbers], list[Numbers]]:
-        """The numbers of the training and of the judging passes."""
+        """The numbers of the training and of the judging passes, of as many candidates as there are."""
         lrs = torch.tensor(self.update.lrs, dtype=torch.float64)
-        rows = torch.tensor([self._columns.encode(values) for values in (*train, *valid)], dtype=torch.int32)
-        torch.cat([lrs.view(torch.int32), rows.flatten()], out=self._sent)
+        numbers = [int(at >= len(half)) for half in (train, valid) for at in range(self._n)]
+        numbers.append(len(train))
+        for half in (train, valid):
+            numbers += [number for values in half for number in self._columns.encode(values)]
+            numbers += [0] * ((self._n - len(half)) * len(self._columns))
+        torch.cat([lrs.view(torch.int32), torch.tensor(numbers, dtype=torch.int32)], out=self._sent)
         self._inputs.copy_(self._sent, non_blocking=True)
         self._batches["train"].copy_(train_batch)
         self._batches["valid"].copy_(valid_batch)
         self.update.refresh()
         if self._graph is None:
-            self._run(run_one, in_turn)
+            self._run(run_one, in_turn, run_one)
         else:
             self._graph.replay()
         outputs = self._outputs.tolist()  # the only wait
-        return self._numbers("train", outputs[: self._n]), self._numbers("valid", outputs[self._n :])
+        judged = outputs[self._n : self._n + len(valid)]
+        return self._numbers("train", outputs[: len(train)]), self._numbers("valid", judged)
 
     def _numbers(self, kind: str, rows: list[list[float]]) -> list[Numbers]:
         return [Numbers(row[0], dict(zip(self._metrics[kind], row[1:], strict=False))) for row in rows]
 
-    def _run(self, switch: Switch, fork: Fork) -> None:
+    def _run(self, switch: Switch, fork: Fork, pass_switch: Switch = run_all) -> None:
+        """Run an iteration; `switch` runs one case of several, `pass_switch` a pass or nothing."""
         passes = range(1 if switch is run_all else self._n)  # they are alike
+
+        def unless_missing(row: int, run_pass: Callable[[], None]) -> Callable[[], None]:
+            return partial(pass_switch, self._is_missing[row], [run_pass])
+
         self.update.begin()
-        fork([partial(self._train_pass, number, switch) for number in passes])
+        fork([unless_missing(number, partial(self._train_pass, number, switch)) for number in passes])
         self.update.step(self.update.lrs if self._device.type == "cpu" else self._lrs.unbind())
-        fork([partial(self._judging_pass, number, switch) for number in passes])
+        fork([unless_missing(self._n + number, partial(self._judging_pass, number, switch)) for number in passes])
 
     def _train_pass(self, number: int, switch: Switch) -> None:
         trace, loss = self._run_pass("train", number, number, switch)
         if not loss.requires_grad:
             raise Refused("the loss has no gradient")  # the plain path says more
-        trace.backward(loss / self._n)
+        trace.backward(loss / (self._trained if self._limited else self._n))
 
     @torch.no_grad()
     def _judging_pass(self, number: int, switch: Switch) -> None:

@@ -168,7 +168,7 @@ class OneShot:
             from asng.nas._capture import CapturedStep, find_obstacle
             from asng.nas._iteration import Iteration
 
-            options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype}
+            options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype, "limited": bool(limits)}
             make_iteration = partial(Iteration, self.supernet, weight_optimizer, loss_fn, **options)
             obstacle = partial(find_obstacle, model, weight_optimizer, amp_dtype)
             self._captured = CapturedStep(self.supernet, make_iteration, obstacle)
