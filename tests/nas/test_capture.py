@@ -218,6 +218,22 @@ def test_captured_steps_give_way_to_plain_ones_and_go_on():
 
 
 @pytest.mark.usefixtures("graphless")
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16])
+def test_weights_that_are_frozen_for_a_while_are_captured_again(amp_dtype):
+    model = Choosy()
+    plain, captured = (
+        oneshot(m, amp_dtype=amp_dtype, capture=c) for m, c in ((model, False), (copy.deepcopy(model), True))
+    )
+    for number, (train, valid) in enumerate(pairs(12)):
+        for search in (plain, captured):
+            search.model.stem.requires_grad_(not 4 <= number < 8)
+        assert captured.step(train, valid) == plain.step(train, valid)
+    captured.state_dict()
+    assert with_gradient(captured.model) == with_gradient(plain.model)
+    torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("graphless")
 @pytest.mark.parametrize("settings", [{}, {"amp_dtype": torch.bfloat16}], ids=["float32", "bfloat16"])
 def test_passes_without_a_feasible_candidate_do_nothing(settings, monkeypatch):
     monkeypatch.setattr(oneshot_module, "MAX_DRAWS", 0)  # so that there are too few for the weights, too
