@@ -109,6 +109,7 @@ class CapturedStep:
         return None
 
     def _try_capture(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration:
+        torch.cuda.empty_cache()  # a capture does, too
         start, reserved = time.perf_counter(), self._reserved_bytes()
         iteration = self._make_iteration(n)
         iteration.prepare(train_batch, valid_batch)

@@ -352,9 +352,7 @@ def test_settings_that_change_all_the_time_end_captures():
     *first, fifth, sixth = enumerate(pairs(6))
     for number, pair in first:
         assert_same_step(number, *pair)
-    with pytest.warns(
-        UserWarning, match="it was captured 4 times, as the optimizer's settings, the weights' memory"
-    ):
+    with pytest.warns(UserWarning, match="it was captured 4 times, as the optimizer's settings, the weights' memory"):
         assert_same_step(fifth[0], *fifth[1])
     assert_same_step(sixth[0], *sixth[1])  # without a warning, which would be an error
 
