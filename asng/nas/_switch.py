@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +23,7 @@ from torch import Tensor
 
 MIN_TORCH, MIN_CUDA = (2, 11), 13  # with which it was tried, on Linux
 CAPACITY = 1 << 16  # switches of a graph
+MAX_BRANCHES = 6  # side by side, each with a stream for every switch inside another: torch has 32 streams in all
 NO_GENERATOR = "generator not in capture mode"  # torch says
 
 # Entry 0 of the table is the number of switches; then come pairs of a handle and the address of its integer.
@@ -262,16 +264,16 @@ class BranchingGraph:
             _check(ended)
 
     def fork(self, branches: Sequence[Callable[[], None]]) -> None:
-        """Capture branches that run side by side."""
+        """Capture branches that run side by side, as far as there are streams."""
         cuda = _cuda()
         outer = cuda.current_stream()
-        while len(self._branches) < len(branches):
+        while len(self._branches) < min(len(branches), MAX_BRANCHES):
             self._branches.append(cuda.Stream(self._device))
         streams = self._branches[: len(branches)]
         for stream in streams:
             stream.wait_stream(outer)
         try:
-            for branch, stream in zip(branches, streams, strict=True):
+            for branch, stream in zip(branches, cycle(streams), strict=False):
                 with cuda.stream(stream):
                     branch()
         except BaseException:

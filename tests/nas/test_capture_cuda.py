@@ -235,7 +235,7 @@ def test_passes_without_a_feasible_candidate_do_nothing(cases, monkeypatch):
     monkeypatch.setattr(oneshot_module, "MAX_DRAWS", 0)  # so that there are too few for the weights, too
     torch.manual_seed(0)
     model = Choosy().double().cuda()
-    settings = {"limits": [Limit(parameters, 220)], "population_size": 3}
+    settings: Any = {"limits": [Limit(parameters, 220)], "population_size": 3}
     plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
     numbers = set()
     for train, valid in gpu_pairs(30, torch.double):
@@ -248,6 +248,19 @@ def test_passes_without_a_feasible_candidate_do_nothing(cases, monkeypatch):
     captured.state_dict()
     assert captured.capture_cost["capture_gb"] > 0
     assert with_gradient(captured.model) == with_gradient(plain.model)
+    torch.testing.assert_close([*captured.model.parameters()], [*plain.model.parameters()], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=["unlimited", "limited"])
+def test_more_candidates_than_streams_are_captured(limits):
+    torch.manual_seed(0)
+    model = Choosy().double().cuda()
+    settings: Any = {"limits": limits, "population_size": 20}
+    plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
+    train, valid = gpu_pairs(1, torch.double)[0]
+    expected, got = plain.step(train, valid), captured.step(train, valid)
+    torch.testing.assert_close(got.train_losses, expected.train_losses, rtol=1e-6, atol=0)
+    torch.testing.assert_close(got.valid_losses, expected.valid_losses, rtol=1e-6, atol=0)
     torch.testing.assert_close([*captured.model.parameters()], [*plain.model.parameters()], rtol=1e-6, atol=1e-9)
 
 
