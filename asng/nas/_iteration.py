@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from asng.nas import _switch
 from asng.nas._batch import StaticBatch
-from asng.nas._branch import SplitGroups
+from asng.nas._branch import RefuseGenerators, SplitGroups
 from asng.nas._candidates import LossFn, Numbers, Outcome, to_outcome
 from asng.nas._cases import Case, Columns, Refused, Unswitchable, running_modules
 from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
@@ -248,7 +248,7 @@ class Iteration:
             self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
         )
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
-        with trace.run(), precision, groups:
+        with trace.run(), precision, groups, RefuseGenerators() if discovers else nullcontext():
             outcome = to_outcome(self._loss_fn(self._supernet.model, self._batches[kind].batch))
         self._write(kind, row, outcome.detach())
         return trace, outcome.loss

@@ -241,6 +241,15 @@ class Large(nn.Module):
         return x.tanh()
 
 
+class Noise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        return x + torch.empty_like(x).normal_(generator=self.generator)
+
+
 def weighted(model, batch):
     return cross_entropy(model, batch) * (1 + nas.selected(model)["op"])
 
@@ -262,10 +271,11 @@ def as_array(model, batch):
         ),
         (Scales, cross_entropy, tuple, r"usual: 'op' \(1\) has more than 64 cases$"),
         (Large, cross_entropy, tuple, r"usual: CUDA out of memory\. .* 9 GiB \(in 1\.options\.0 \(Large\)\)$"),
+        (Noise, cross_entropy, tuple, r"normal_ draws from a generator of its own.* \(in 1\.options\.0 \(Noise\)\)$"),
         (nn.Tanh, weighted, tuple, r"usual: decision 'op' \(1\) is read in Python outside of a choice$"),
         (nn.Tanh, as_array, lambda b: (b[0], b[1].numpy()), "a batch holds ndarray, and only tensors, numbers"),
     ],
-    ids=["key", "in place", "value", "memory", "loss", "numpy"],
+    ids=["key", "in place", "value", "memory", "generator", "loss", "numpy"],
 )
 def test_a_model_that_cannot_be_captured_runs_as_usual(option, loss_fn, to_batch, reason):
     model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [option(), nn.Identity()]), nn.Linear(4, 3))
