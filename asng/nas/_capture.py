@@ -103,14 +103,14 @@ class CapturedStep:
                 raise
             except Exception as error:  # what is wrong with the model itself, the plain path raises again
                 reason = _explain(error, self._supernet)
-            gc.collect()  # plain steps may need what the capture took
-            torch.cuda.empty_cache()
+            _free_memory()  # plain steps may need what the capture took
         self._refuse(reason, stacklevel=7)
         return None
 
     def _try_capture(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration:
-        torch.cuda.empty_cache()  # a capture does, too
-        start, reserved = time.perf_counter(), self._reserved_bytes()
+        start = time.perf_counter()
+        _free_memory()  # as a capture does: what it frees is not its own
+        reserved = self._reserved_bytes()
         iteration = self._make_iteration(n)
         iteration.prepare(train_batch, valid_batch)
         iteration.capture()
@@ -127,6 +127,11 @@ class CapturedStep:
     def _refuse(self, reason: str, *, stacklevel: int) -> None:
         self._refused = True
         warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=stacklevel)
+
+
+def _free_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
 
 
 def _explain(error: Exception, supernet: Supernet) -> str:

@@ -342,7 +342,7 @@ def test_a_capture_that_runs_out_of_memory_leaves_plain_steps(share):
     del fitting
     gc.collect()
     torch.cuda.empty_cache()
-    before, total = torch.cuda.memory_reserved(), torch.cuda.get_device_properties("cuda").total_memory
+    before, (_, total) = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
     torch.cuda.set_per_process_memory_fraction((before + share * needed) / total)
     try:
         with pytest.warns(UserWarning, match="not captured as a CUDA graph.*out of memory") as caught:
