@@ -130,6 +130,8 @@ class CapturedStep:
 
 
 def _free_memory() -> None:
+    # Autograd's queue of this thread keeps what is left of a backward pass that failed, until the next one.
+    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
     gc.collect()
     torch.cuda.empty_cache()
 
