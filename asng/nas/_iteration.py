@@ -81,16 +81,18 @@ class Iteration:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
-        with self._preserve(), synchronizes:
-            while not self._discover():
-                pass  # with one more module that is a switch
+        is_on_cuda = self._device.type == "cuda"
+        with self._preserve():
+            with _switch.refuse_synchronization() if is_on_cuda else nullcontext():
+                while not self._discover():
+                    pass  # with one more module that is a switch
             if self._amp_dtype is not None:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
-            if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
-                self._run(run_all, in_turn)
-        if self._device.type == "cuda":
+            if is_on_cuda:  # with these copies: libraries load kernels at their first use
+                with _switch.refuse_synchronization():
+                    self._run(run_all, in_turn)
+        if is_on_cuda:
             self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
             if self._limited:
                 self._try_capture(with_passes=True)

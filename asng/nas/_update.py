@@ -15,13 +15,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asng.fused._sgd import LINE, FlatSGD, is_supported
+from asng.fused._sgd import FlatSGD, is_supported
 from asng.nas._branch import Weights
 from asng.nas._flat import FlatGroup
 
 CHANGING = ("params", "lr", "initial_lr")  # settings that a graph does not hold
-# Their state begins with zeros, which is what `TorchRule` gives to weights that are touched for the first time.
-CAPTURABLE = ("Adadelta", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop")
+CAPTURABLE = ("ASGD", "Adadelta", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
+# What the state begins with where that is not zero; None: with the learning rate of the first step.
+INITIAL_STATES: dict[str, dict[str, float | None]] = {
+    "ASGD": {"eta": None, "mu": 1.0},
+    "NAdam": {"mu_product": 1.0},
+    "Rprop": {"step_size": None},
+}
 
 
 def unsupported_reason(optimizer: torch.optim.Optimizer) -> str | None:
@@ -59,6 +64,10 @@ class Rule(ABC):
     def state_of(self, index: int) -> dict[str, Tensor]:
         """The state of one parameter, by its names in torch's optimizer: views of the flat tensors."""
 
+    def has_state(self) -> Tensor:
+        """Which parameters have a state, by flags."""
+        return self.flat.touched
+
     def begin(self) -> None:
         """Before the passes: no gradients yet."""
         self.flat.rows.zero_()
@@ -79,7 +88,7 @@ class Rule(ABC):
         flat = self.flat
         flat.gradient.mul_(scale)
         moves = flat.touched & norm.isfinite()
-        numbers_move = moves.index_select(0, flat.owners)[:, None].expand(-1, LINE).reshape(-1)
+        numbers_move = flat.spread(moves)
         targets = [flat.values, *self.flat_state()]
         before = [target.clone() for target in targets]
         self.move(lr)
@@ -147,25 +156,38 @@ class TorchRule(Rule):
         for view, gradient in zip(flat.value_views, flat.gradient_views, strict=True):
             view.grad = gradient
         self._optimizer.step()  # makes the state
-        self._flat_state, state = [], self._optimizer.state
-        for name, first in state[flat.value_views[0]].items():
+        self._flat_state: dict[str, Tensor] = {}
+        state = self._optimizer.state
+        for name, first in state[max(flat.value_views, key=Tensor.dim)].items():
             if first.dim():
                 whole = torch.zeros_like(flat.values)
                 parts = flat.views(whole)
             else:  # a count
                 whole = first.new_zeros(len(flat.value_views))
                 parts = list(whole.unbind())
-            self._flat_state.append(whole)
+            self._flat_state[name] = whole
             for view, part in zip(flat.value_views, parts, strict=True):
                 state[view][name] = part
         self._states = [state[view] for view in flat.value_views]
+        self._initial = INITIAL_STATES.get(kind.__name__, {})
 
     def move(self, lr: float | Tensor) -> None:
+        for name, number in self._initial.items():
+            self._begin_state(self._flat_state[name], lr if number is None else number)
         self._optimizer.param_groups[0]["lr"] = lr.float() if isinstance(lr, Tensor) else lr
         self._optimizer.step()
 
+    def _begin_state(self, state: Tensor, initial: float | Tensor) -> None:
+        """Write a number into a state where there was no step yet."""
+        is_first = ~self.has_state()
+        number = initial.to(state.dtype) if isinstance(initial, Tensor) else state.new_full((), initial)
+        torch.where(is_first if len(state) == len(is_first) else self.flat.spread(is_first), number, state, out=state)
+
     def flat_state(self) -> list[Tensor]:
-        return self._flat_state
+        return list(self._flat_state.values())
+
+    def has_state(self) -> Tensor:
+        return self._flat_state["step"] != 0
 
     def state_of(self, index: int) -> dict[str, Tensor]:
         return dict(self._states[index])
@@ -266,9 +288,10 @@ class WeightUpdate:
     def store(self) -> None:
         """Leave gradients and states where torch's optimizer would."""
         for flat, rule in zip(self.groups, self._rules, strict=True):
-            for index, (parameter, is_touched) in enumerate(zip(flat.parameters, flat.touched.tolist(), strict=True)):
-                parameter.grad = flat.gradient_views[index].to(parameter) if is_touched else None
-                if is_touched:
+            touched, has_state = flat.touched.tolist(), rule.has_state().tolist()
+            for index, parameter in enumerate(flat.parameters):
+                parameter.grad = flat.gradient_views[index].to(parameter) if touched[index] else None
+                if has_state[index]:
                     self._optimizer.state[parameter].update(rule.state_of(index))
 
 

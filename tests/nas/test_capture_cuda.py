@@ -26,7 +26,7 @@ from asng.nas import _trace as trace
 from asng.nas import oneshot as oneshot_module
 from asng.nas._switch import BranchingGraph, unavailable_reason
 from tests.helpers.captures import Choosy, oneshot, with_gradient
-from tests.helpers.searches import batches, cross_entropy, pairs
+from tests.helpers.searches import Net, batches, cross_entropy, pairs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -404,7 +404,7 @@ def assert_same_losses(model, twin, data, **settings):
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "Adadelta"])
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "Adadelta", "ASGD", "NAdam"])
 def test_other_optimizers_are_captured(name):
     torch.manual_seed(0)
     model = Choosy().double().cuda()  # in which a bias before a batch norm has no gradient of rounding errors
@@ -412,6 +412,27 @@ def test_other_optimizers_are_captured(name):
     assert_same_losses(
         model, copy.deepcopy(model), gpu_pairs(12, torch.double), weight_optimizer=optimizer, loss_fn=cross_entropy
     )
+
+
+def test_rprop_is_captured():
+    torch.manual_seed(0)
+    model = Net(dropout=0).double().cuda()  # without batch norms: of rounding errors, too, the sign counts
+    optimizer = partial(torch.optim.Rprop, lr=0.01, capturable=True)
+    assert_same_losses(
+        model, copy.deepcopy(model), gpu_pairs(12, torch.double), weight_optimizer=optimizer, loss_fn=cross_entropy
+    )
+
+
+@pytest.mark.parametrize("name", ["ASGD", "NAdam", "Rprop"])
+@pytest.mark.filterwarnings("error")
+def test_states_that_begin_with_other_numbers_than_zero_are_captured(name):
+    torch.manual_seed(0)
+    model = Choosy().cuda()
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, capturable=True)
+    search = oneshot(model, weight_optimizer=optimizer, amp_dtype=torch.bfloat16, capture=True)
+    steps = [search.step(*pair) for pair in gpu_pairs(5)]
+    assert search.capture_cost
+    assert all(math.isfinite(loss) for step in steps for loss in step.train_losses)
 
 
 def test_blocks_with_widths_are_captured():
