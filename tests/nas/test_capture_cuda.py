@@ -21,10 +21,12 @@ from asng.experiments.cifar10.space import random_values
 from asng.experiments.inpainting.encoding import search_space
 from asng.experiments.inpainting.network import Net as Autoencoders
 from asng.experiments.inpainting.network import to_device_format
-from asng.nas import Limit, OneOf, Width, _update, parameters, select
+from asng.nas import Limit, OneOf, Width, _rules, parameters, select
 from asng.nas import _trace as trace
 from asng.nas import oneshot as oneshot_module
-from asng.nas._switch import BranchingGraph, unavailable_reason
+from asng.nas._setter import unavailable_reason
+from asng.nas._switch import BranchingGraph
+from asng.nas._update import WeightUpdate
 from tests.helpers.captures import Choosy, oneshot, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs
 
@@ -195,10 +197,10 @@ def test_the_update_by_kernels_equals_that_by_torchs_functions(low, monkeypatch)
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(size, device="cuda")) for size in ((3, 5, 7), (1000, 777), (1,), (64,))]
     made = []
-    for kind, own in ((_update.FusedSGDRule, parameters), (_update.SGDRule, copy.deepcopy(parameters))):
-        monkeypatch.setattr(_update, "is_supported", lambda values, kind=kind: kind is _update.FusedSGDRule)
+    for kind, own in ((_rules.FusedSGDRule, parameters), (_rules.SGDRule, copy.deepcopy(parameters))):
+        monkeypatch.setattr(_rules, "is_supported", lambda values, kind=kind: kind is _rules.FusedSGDRule)
         optimizer = torch.optim.SGD(own, 0.1, momentum=0.9, weight_decay=0.1, nesterov=True)
-        update = _update.WeightUpdate(optimizer, 5.0, 2)
+        update = WeightUpdate(optimizer, 5.0, 2)
         if low:
             update.keep_low(torch.bfloat16, {id(p) for p in own[:2]})
         assert {type(rule) for rule in update._rules} == {kind}
@@ -220,7 +222,7 @@ def test_the_update_by_kernels_equals_that_by_torchs_functions(low, monkeypatch)
 def test_kernels_reach_gradients_beyond_32_bits():
     pytest.importorskip("triton")
     parameter = nn.Parameter(torch.zeros(110_000_000, device="cuda"))
-    update = _update.WeightUpdate(torch.optim.SGD([parameter], 1.0), math.inf, 20)
+    update = WeightUpdate(torch.optim.SGD([parameter], 1.0), math.inf, 20)
     update.keep_low(torch.bfloat16, {id(parameter)})
     update.begin()
     update.weights[19].gradients[id(parameter)][-1] = 2.0
