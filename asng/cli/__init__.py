@@ -23,35 +23,25 @@ class Images(NamedTuple):
     searched: str
     tested: str
 
+    def verbs(self) -> dict[str, str]:
+        train, test = "an architecture trained from scratch", f"{self.tested} of a run"
+        return {"search": self.searched, "retrain": train, "evaluate": test}
 
-IMAGES = {
-    "cifar10": Images(
-        "asng.experiments.cifar10.task:Cifar10", "the cells of an image classifier, on CIFAR-10", "test accuracy"
-    ),
-    "inpainting": Images(
-        "asng.experiments.inpainting.task:Inpainting",
-        "an autoencoder that fills holes in faces",
-        "PSNR, SSIM and pictures",
-    ),
-}
-OTHERS = {
-    "digits search": "a search of a minute or two, on handwritten digits",
-    "toy sweep": "the paper's toy problem: robustness to the initial step size",
+
+CIFAR10, INPAINTING = "asng.experiments.cifar10.task:Cifar10", "asng.experiments.inpainting.task:Inpainting"
+# The others than those on images have verbs of their own.
+EXPERIMENTS: dict[str, Images | dict[str, str]] = {
+    "cifar10": Images(CIFAR10, "the cells of an image classifier, on CIFAR-10", "test accuracy"),
+    "digits": {"search": "a search of a minute or two, on handwritten digits"},
+    "inpainting": Images(INPAINTING, "an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
+    "toy": {"sweep": "the paper's toy problem: robustness to the initial step size"},
 }
 
 
 def commands() -> dict[str, str]:
     """Experiment and verb of each command, and what it is for."""
-    images = {
-        f"{name} {verb}": purpose
-        for name, experiment in IMAGES.items()
-        for verb, purpose in (
-            ("search", experiment.searched),
-            ("retrain", "an architecture trained from scratch"),
-            ("evaluate", f"{experiment.tested} of a run"),
-        )
-    }
-    return dict(sorted((images | OTHERS).items(), key=lambda command: command[0].split()[0]))
+    verbs = {name: each.verbs() if isinstance(each, Images) else each for name, each in EXPERIMENTS.items()}
+    return {f"{name} {verb}": purpose for name, each in verbs.items() for verb, purpose in each.items()}
 
 
 def function_of(command: str) -> Callable[[Sequence[str]], None]:
@@ -59,10 +49,11 @@ def function_of(command: str) -> Callable[[Sequence[str]], None]:
 
     Imported on demand, since torch takes seconds to import.
     """
-    experiment, verb = command.split()
-    module = import_module(f"asng.cli.{'images' if experiment in IMAGES else experiment}")
+    name, verb = command.split()
+    experiment = EXPERIMENTS[name]
+    module = import_module(f"asng.cli.{'images' if isinstance(experiment, Images) else name}")
     function: Callable[..., None] = getattr(module, f"run_{verb}")
-    return partial(function, resolve_name(IMAGES[experiment].task)) if experiment in IMAGES else function
+    return partial(function, resolve_name(experiment.task)) if isinstance(experiment, Images) else function
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -94,7 +94,7 @@ class Stripes(Task):
 @pytest.fixture(autouse=True)
 def table(monkeypatch, tmp_path):
     """The table of the command line with one more line, and an empty folder."""
-    monkeypatch.setitem(cli.IMAGES, "stripes", LINE)
+    monkeypatch.setitem(cli.EXPERIMENTS, "stripes", LINE)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -16,20 +16,9 @@ from asng._progress import Progress, no_progress
 from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import EpochSettings, SearchSettings, parse_device
 from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
-from asng.experiments.cifar10 import drawing
+from asng.experiments.cifar10 import drawing, space
 from asng.experiments.cifar10.data import augment_batches, load_cifar10, normalize, to_channels_last
 from asng.experiments.cifar10.network import Net, count_without_auxiliary, set_drop_path, use_fused_kernels
-from asng.experiments.cifar10.space import (
-    CELL_KINDS,
-    NODES,
-    SMALLEST,
-    SPACE,
-    cell_paths,
-    channels_for,
-    code_of,
-    num_parameters,
-    random_values,
-)
 from asng.space import Variable
 
 Kernels = Literal["fused", "torch"]
@@ -160,11 +149,11 @@ class Cifar10(Task):
 
     @classmethod
     def search_space(cls, searched: Mapping[str, Any]) -> Mapping[str, Variable]:
-        return SPACE
+        return space.SPACE
 
     @classmethod
     def baseline_values(cls, name: str, seed: int, searched: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
-        return random_values(seed)
+        return space.random_values(seed)
 
     def build_supernet(self, settings: Cifar10SearchSettings) -> nn.Module:
         net = Net(settings.channels, settings.cells).to(self.device)
@@ -176,10 +165,10 @@ class Cifar10(Task):
         return F.cross_entropy(scores, batch[1]), {"accuracy": (scores.argmax(1) == batch[1]).double().mean()}
 
     def size_of(self, settings: Cifar10SearchSettings) -> Callable[[nn.Module, Values], int]:
-        return lambda model, values: num_parameters(values, settings.channels, settings.cells, affine=False)
+        return lambda model, values: space.num_parameters(values, settings.channels, settings.cells, affine=False)
 
     def smallest_values(self, model: nn.Module) -> Values:
-        return SMALLEST
+        return space.SMALLEST
 
     def build_network(self, settings: Cifar10RetrainSettings, values: Values) -> nn.Module:
         net = Net(_channels(settings, values), settings.cells, affine=True, auxiliary=True)
@@ -203,17 +192,17 @@ class Cifar10(Task):
         return {"channels": _channels(settings, values), "parameters": count_without_auxiliary(model)}
 
     def record_of(self, values: Values) -> dict[str, Any]:
-        return {"architecture": code_of(values)}
+        return {"architecture": space.code_of(values)}
 
     def draw(self, values: Values, folder: Path, distribution: Mapping[str, Any] | None = None) -> None:
         drawing.draw_cells(values, folder, distribution)
 
     def describe_found(self, summary: Mapping[str, Any], folder: Path) -> list[str]:
-        sources = ["cell k-2", "cell k-1", *(f"node {node}" for node in range(NODES))]
+        sources = ["cell k-2", "cell k-1", *(f"node {node}" for node in range(space.NODES))]
         nodes = [
             f"{kind} node {node}: " + " + ".join(f"{operation} of {sources[source]}" for source, operation in pair)
-            for kind in CELL_KINDS
-            for node, pair in enumerate(cell_paths(summary["values"], kind))
+            for kind in space.CELL_KINDS
+            for node, pair in enumerate(space.cell_paths(summary["values"], kind))
         ]
         return ["Found:", *nodes, f"Cells: {folder / 'cells.png'}"]
 
@@ -228,7 +217,7 @@ class Cifar10(Task):
 
 
 def _channels(settings: Cifar10RetrainSettings, values: Values) -> int:
-    return settings.channels or channels_for(values, settings.cells, settings.max_params)
+    return settings.channels or space.channels_for(values, settings.cells, settings.max_params)
 
 
 def accuracy(

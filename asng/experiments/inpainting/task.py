@@ -181,13 +181,7 @@ class Inpainting(Task):
         return cls(data.train, data.test, data.split, data.damaged)
 
     @classmethod
-    def load_for_test(
-        cls,
-        where: FaceSettings,
-        config: Mapping[str, Any],
-        settings: InpaintingEvaluateSettings,
-        progress: Progress = no_progress,
-    ) -> "Inpainting":
+    def load_for_test(cls, where: Any, config: Mapping[str, Any], settings: Any, progress: Progress) -> "Inpainting":
         if settings.pictures is not None:
             faces, damaged = load_folder(settings.pictures, parse_device(where.device))
             return cls(faces, faces, damaged=damaged)
