@@ -127,7 +127,7 @@ def _print_lines(lines: Iterable[str]) -> None:
 def _choose_values(task: type[Task], flags: Any, searched: dict[str, Any]) -> dict[str, Any]:
     """The architecture of a search, of a file, or of a baseline."""
     if flags.architecture in task.baselines:
-        if flags.run is not None and searched["kind"] != "search":
+        if flags.run is not None and searched.get("kind") != "search":
             raise ValueError(f"{flags.run} is no search, beside which {flags.architecture} could be trained")
         return task.baseline_values(flags.architecture, flags.settings.seed, searched, flags.run)
     if (flags.run is None) == (flags.architecture is None):

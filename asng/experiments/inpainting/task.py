@@ -177,8 +177,7 @@ class Inpainting(Task):
         if (where.train_list is None) != (where.test_list is None):
             raise ValueError("give --train-list and --test-list together, or neither")
         lists = None if where.train_list is None or where.test_list is None else (where.train_list, where.test_list)
-        data = load_faces(where.data, parse_device(where.device), lists=lists, progress=progress)
-        return cls(data.train, data.test, data.split, data.damaged)
+        return cls(*load_faces(where.data, parse_device(where.device), lists=lists, progress=progress))
 
     @classmethod
     def load_for_test(cls, where: Any, config: Mapping[str, Any], settings: Any, progress: Progress) -> "Inpainting":
