@@ -111,6 +111,7 @@ class WeightUpdate:
                         tensor.zero_()
                     elif old is not tensor:
                         tensor.copy_(old)
+        self.store()  # which frees what was taken over
 
     def store(self) -> None:
         """Leave gradients and states where torch's optimizer would."""

@@ -2,6 +2,8 @@
 
 # mypy: disable-error-code="attr-defined, union-attr, var-annotated"
 
+import gc
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -141,6 +143,20 @@ def test_the_memory_of_a_capture_is_free_before_the_next_one():
     search.step(batch, batch)
     assert found
     assert set(found) == {None}
+
+
+@pytest.mark.parametrize("kind", [partial(torch.optim.SGD, momentum=0.9), torch.optim.AdamW], ids=["sgd", "adamw"])
+def test_gradients_and_states_of_another_capture_are_freed(kind):
+    model = Choosy()
+    search = oneshot(model, weight_optimizer=kind(model.parameters(), lr=0.01), capture=True)
+    batch = batches(1)[0]
+    tensors = Tensors()
+    with tensors:
+        search.step(batch, batch)
+    model.stem.requires_grad_(False)
+    search.step(batch, batch)
+    gc.collect()  # torch's optimizers are cycles
+    assert tensors.alive(except_for=model.buffers()) == []
 
 
 @pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16])
