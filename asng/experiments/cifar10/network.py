@@ -6,7 +6,7 @@ what is selected runs, and what two nodes have in common runs once.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from asng import fused, nas
 from asng.experiments.cifar10.space import CELL_KINDS, CLASSES, NODES, SPACE, Paths, loose_ends, reduction_indices
 from asng.nas import _trace
 
+STREAMS = int(__import__("os").environ.get("STREAMS", "4"))
 Model = TypeVar("Model", bound=nn.Module)
 Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a source and what it goes through
 
@@ -90,7 +91,14 @@ class PathSum(nn.Module):
         return (a if scale_a is None else a * scale_a) + (b if scale_b is None else b * scale_b)
 
 
-FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum}
+class Concat(nn.Module):
+    """The positive parts of maps along the second axis."""
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        return F.relu(concatenate(maps))
+
+
+FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum, Concat: fused.ConcatReLU}
 
 
 def use_fused_kernels(model: Model) -> Model:
@@ -156,16 +164,47 @@ def run_nodes(
     if isinstance(drop_path, Tensor) or drop_path:
         masks = inputs[0].new_empty(len(nodes), 2, len(inputs[0]), 1, 1, 1)
         masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
+    paths = dict.fromkeys(path for pair in nodes for path in pair)
     done: dict[tuple[int, nn.Module], Tensor] = {}
+    fork = Fork(inputs[0])
     for node, pair in enumerate(nodes):
-        for source, module in pair:
-            if (source, module) not in done:
-                done[source, module] = module(states[source])
+        for path in paths:  # as soon as its source is there
+            if path not in done and path[0] in states:
+                done[path] = fork.run(path[1], states[path[0]])
         scales: list[Tensor | None] = []
         if masks is not None:
             scales = [None if isinstance(module, nn.Identity) else masks[node, i] for i, (_, module) in enumerate(pair)]
-        states[2 + node] = add(*(done[path] for path in pair), *scales)
+        states[2 + node] = add(*(fork.join(done[path]) for path in pair), *scales)
     return states
+
+
+class Fork:
+    """Runs modules side by side on a GPU while a CUDA graph is captured, and elsewhere one after another."""
+
+    _streams: ClassVar[list[Any]] = []
+
+    def __init__(self, x: Tensor) -> None:
+        self._is_captured = STREAMS > 0 and x.is_cuda and torch.cuda.is_current_stream_capturing()
+        self._events: dict[int, Any] = {}  # by the id of a result
+        while self._is_captured and len(self._streams) < STREAMS:
+            self._streams.append(torch.cuda.Stream(x.device))
+
+    def run(self, module: nn.Module, x: Tensor) -> Tensor:
+        if not self._is_captured or isinstance(module, nn.Identity):
+            return module(x)  # type: ignore[no-any-return]
+        stream = self._streams[len(self._events) % STREAMS]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            result: Tensor = module(x)
+        x.record_stream(stream)
+        result.record_stream(torch.cuda.current_stream())
+        self._events[id(result)] = stream.record_event()
+        return result
+
+    def join(self, result: Tensor) -> Tensor:
+        if id(result) in self._events:
+            torch.cuda.current_stream().wait_event(self._events[id(result)])
+        return result
 
 
 def concatenate(tensors: Sequence[Tensor]) -> Tensor:
@@ -189,13 +228,13 @@ class Cell(nn.Module):
         self.entries, self.join, self.norm = entries, join, norm
         self.operations = nn.ModuleList(modules)
         self.paths = [[(source, modules.index(module)) for source, module in pair] for pair in nodes]
-        self.ends, self.sum = list(ends), PathSum()
+        self.ends, self.sum, self.concat = list(ends), PathSum(), Concat()
         self.register_buffer("drop_path", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def forward(self, before: Tensor, previous: Tensor) -> Tensor:
         nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
         states = run_nodes(self.entries, (before, previous), nodes, self._drop_path(), self.sum)
-        result: Tensor = self.norm(self.join(F.relu(concatenate([states[2 + end] for end in self.ends]))))
+        result: Tensor = self.norm(self.join(self.concat([states[2 + end] for end in self.ends])))
         return result
 
     def _drop_path(self) -> float | Tensor:
@@ -256,7 +295,7 @@ class SharedCell(nas.Searchable):
                     self.operations[f"{node}_{source}_sep_conv{kernel}"] = separable(channels, kernel, step, affine)
         # One parameter with the columns of all nodes: all of them decay from the first step on.
         self.join = nn.Conv2d(NODES * channels, channels, 1, bias=False)
-        self.norm = norm(channels, affine)
+        self.norm, self.concat = norm(channels, affine), Concat()
 
     def _nodes(self, paths: Paths) -> Modules:
         return [
@@ -272,7 +311,7 @@ class SharedCell(nas.Searchable):
         ends = loose_ends(paths)
         columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
         weight = concatenate([columns[end] for end in ends])
-        result: Tensor = self.norm(F.conv2d(F.relu(concatenate([states[2 + end] for end in ends])), weight))
+        result: Tensor = self.norm(F.conv2d(self.concat([states[2 + end] for end in ends]), weight))
         return result
 
     def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
@@ -284,7 +323,7 @@ class SharedCell(nas.Searchable):
         channels = self.join.out_channels
         loose = self.choices.loose().repeat_interleave(channels, output_size=NODES * channels)
         weight = self.join.weight * loose.view(1, -1, 1, 1)
-        result: Tensor = self.norm(F.conv2d(F.relu(torch.cat(states[2:], 1)), weight))
+        result: Tensor = self.norm(F.conv2d(self.concat(states[2:]), weight))
         return result
 
     def _path(self, node: int, index: int, *states: Tensor) -> Tensor:
