@@ -1,26 +1,28 @@
 """Do shared weights rank architectures as training them alone does? CIFAR-10, at the size of a search.
 
-    python benchmarks/shared_weights.py RUN --out FOLDER       RUN: the folder of a search with its checkpoint
-    python benchmarks/shared_weights.py --draw FOLDER          table and figure again, without data and checkpoint
+    python benchmarks/shared_weights.py RUN... --out FOLDER    RUN: folders of searches with their checkpoints
+    python benchmarks/shared_weights.py --draw FOLDER          tables and figures again, without data and checkpoints
 
-Protocol. Architectures are drawn uniformly (seeds 0, 1, ...). With the weights of the search each is tested on the
-10,000 test images in three ways: with the running batch statistics of the search, which average over the architectures
-that it sampled; with its own statistics, re-estimated on 25 training mini-batches; and with the statistics of each
-mini-batch of the validation half, on that half, as the search itself judges. Then it is trained from scratch, alone:
-channels and cells of the search, batch 80, all training images, no dropped paths, weight 0 for the auxiliary head, and
-tested after the last epoch. Rank correlations over the architectures have 95 % intervals from 1,000 bootstrap samples.
+Protocol. Architectures are drawn uniformly (seeds 0, 1, ...). Each is trained from scratch, alone: channels and cells
+of the paper's search, batch 80, all training images, no dropped paths, weight 0 for the auxiliary head; it is tested on
+the 10,000 test images after the last epoch. With the weights of a search it is tested in three ways: on the test images
+with the running batch statistics of the search, which average over the architectures that it sampled; there with its
+own statistics, re-estimated on 25 training mini-batches; and on the validation half with the statistics of each
+mini-batch, as the search itself judges. Rank correlations over the architectures have 95 % intervals from 1,000
+bootstrap samples.
 
-Finished architectures are appended to FOLDER/results.jsonl; after Ctrl-C the same command continues.
+Finished architectures are appended to FOLDER/alone/results.jsonl and FOLDER/NAME/results.jsonl, where NAME is that of
+RUN; after Ctrl-C the same command continues.
 """
 
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,6 +47,18 @@ WAYS = {
     "judged": "statistics of each mini-batch, as the search judges",
 }
 SAMPLES = 1000
+ALONE = "alone"
+
+
+class Size(NamedTuple):
+    """What is trained alone, on which data."""
+
+    data: Path | None
+    device: str
+    epochs: int
+    channels: int = 16
+    cells: int = 8
+    max_images: int | None = None
 
 
 @lru_cache(maxsize=1)
@@ -62,71 +76,62 @@ def load_search(folder: Path, data: Path | None, device: str) -> SearchJob:
     return job
 
 
-def accuracies_shared(
-    job: SearchJob, task: Cifar10, values: dict[str, Any], max_images: int | None
-) -> dict[str, float]:
-    """Accuracies of an architecture with the weights of a search, by the names in WAYS."""
-    running = accuracy(nas.extract(job.model, values), task.test, max_images)
-    recalibrated = accuracy(job.network(values), task.test, max_images)
-    job.oneshot.supernet.choose(values)
-    count = job.valid_batches.steps if max_images is None else max(1, max_images // job.valid_batches._size)
-    with torch.no_grad():
-        found = [task.search_loss(job.model, job.valid_batches(number))[1]["accuracy"] for number in range(count)]
-    return {"running": running, "recalibrated": recalibrated, "judged": torch.stack(found).mean().item()}
-
-
-def measure(
-    folder: Path, data: Path | None, device: str, epochs: int, max_images: int | None, seed: int
-) -> dict[str, Any]:
-    """The row of one architecture."""
-    task, job, values = load_task(data, device), load_search(folder, data, device), random_values(seed)
-    shared = accuracies_shared(job, task, values, max_images)
-    search: Any = job._search_settings
+def measure_alone(size: Size, seed: int) -> dict[str, Any]:
+    """The row of an architecture that is trained from scratch."""
+    task = load_task(size.data, size.device)
     settings = Cifar10RetrainSettings(
-        epochs=epochs,
-        channels=search.channels,
-        cells=search.cells,
+        epochs=size.epochs,
+        channels=size.channels,
+        cells=size.cells,
         drop_path=0.0,
         auxiliary=0.0,
-        num_train_images=max_images or Cifar10RetrainSettings.num_train_images,
+        num_train_images=size.max_images or Cifar10RetrainSettings.num_train_images,
     )
-    alone = TrainJob(task, settings, values)
-    records = run_job(alone, epochs=epochs, unit=settings.unit)
-    return {
-        "seed": seed,
-        **shared,
-        "alone": accuracy(alone.model, task.test, max_images),
-        "parameters": count_without_auxiliary(alone.model),
-        "train_loss": records[-1]["train_loss"],
-    }
+    job = TrainJob(task, settings, random_values(seed))
+    records = run_job(job, epochs=size.epochs, unit=settings.unit)
+    found = {"alone": accuracy(job.model, task.test, size.max_images), "train_loss": records[-1]["train_loss"]}
+    return {"seed": seed, **found, "parameters": count_without_auxiliary(job.model)}
+
+
+def measure_shared(folder: Path, size: Size, seed: int) -> dict[str, Any]:
+    """The row of an architecture with the weights of a search: accuracies by the names in WAYS."""
+    task, job, values = (
+        load_task(size.data, size.device),
+        load_search(folder, size.data, size.device),
+        random_values(seed),
+    )
+    running = accuracy(nas.extract(job.model, values), task.test, size.max_images)
+    recalibrated = accuracy(job.network(values), task.test, size.max_images)
+    job.oneshot.supernet.choose(values)
+    count = job.valid_batches.steps if size.max_images is None else 1
+    with torch.no_grad():
+        found = [task.search_loss(job.model, job.valid_batches(number))[1]["accuracy"] for number in range(count)]
+    judged = torch.stack(found).mean().item()
+    return {"seed": seed, "running": running, "recalibrated": recalibrated, "judged": judged}
 
 
 def run(
-    folder: Path,
-    out: Path,
-    *,
-    data: Path | None,
-    device: str = "auto",
-    architectures: int = 20,
-    epochs: int = 10,
-    workers: int = 1,
-    max_images: int | None = None,
-) -> list[dict[str, Any]]:
-    """Do what the folder of the results does not hold yet; returns its rows in the order of their seeds."""
-    searched = read_config(folder, "cifar10", needs=CHECKPOINT)
-    epoch = len((folder / METRICS).read_text(encoding="utf-8").splitlines())
-    config = {"benchmark": "shared weights", "epochs": epochs, "max_images": max_images}
-    config |= {"search": searched, "after_epoch": epoch}
-    with Run(out, config) as kept:
+    function: Callable[[int], dict[str, Any]], out: Path, config: dict[str, Any], architectures: int, workers: int
+) -> None:
+    """Do what a folder of results does not hold yet."""
+    with Run(out, {"benchmark": "shared weights", **config}) as kept:
         done = {row["seed"] for row in kept.results()}
         missing = [seed for seed in range(architectures) if seed not in done]
-        task = partial(measure, folder, data, device, epochs, max_images)
-        with closing(run_parallel(task, missing, workers)) as rows:
-            for count, (seed, row) in enumerate(rows, 1):
+        with closing(run_parallel(function, missing, workers)) as rows:
+            for count, (_, row) in enumerate(rows, 1):
                 kept.append(row)
-                shown = " ".join(f"{name} {row[name]:.3f}" for name in (*WAYS, "alone"))
-                print(f"{count} of {len(missing)}, architecture {seed}: {shown}", file=sys.stderr, flush=True)
-        return sorted(kept.results(), key=lambda row: int(row["seed"]))
+                shown = ", ".join(f"{name} {value:.4g}" for name, value in row.items())
+                print(f"{out.name}: {count} of {len(missing)}: {shown}", file=sys.stderr, flush=True)
+
+
+def run_all(runs: Sequence[Path], out: Path, size: Size, architectures: int, workers: int) -> None:
+    """All trainings alone, then all searches."""
+    trained = {name: value for name, value in size._asdict().items() if name not in ("data", "device")}
+    run(partial(measure_alone, size), out / ALONE, trained, architectures, workers)
+    for folder in runs:
+        config = {"search": read_config(folder, "cifar10", needs=CHECKPOINT), "max_images": size.max_images}
+        config["after_epoch"] = len((folder / METRICS).read_text(encoding="utf-8").splitlines())
+        run(partial(measure_shared, folder, size), out / folder.name, config, architectures, workers)
 
 
 def correlate(x: Sequence[float], y: Sequence[float]) -> dict[str, tuple[float, float, float]]:
@@ -166,7 +171,7 @@ def _spread(accuracies: Sequence[float]) -> str:
     return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
 
 
-def draw(rows: Sequence[dict[str, Any]], folder: Path, name: str) -> None:
+def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
     """Accuracies with shared weights against those of trainings alone."""
     figure = Figure(figsize=(9, 3), layout="constrained")
     for axes, (way, text) in zip(figure.subplots(1, len(WAYS), sharey=True), WAYS.items(), strict=True):
@@ -174,43 +179,53 @@ def draw(rows: Sequence[dict[str, Any]], folder: Path, name: str) -> None:
         axes.set_xlabel(text.replace(", ", ",\n"), fontsize=8)
         axes.grid(alpha=0.3)
     figure.axes[0].set_ylabel("test accuracy, trained alone, %", fontsize=8)
-    save_figure(figure, folder, name, dpi=150)
+    save_figure(figure, folder, "shared-weights", dpi=150)
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """The finished rows of a folder, without its lock."""
+def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
+    """The finished rows of a folder by their seeds, without its lock."""
     if not (folder / RESULTS).is_file():
         raise ValueError(f"{folder} holds no {RESULTS}")
-    rows = [json.loads(line) for line in (folder / RESULTS).read_text(encoding="utf-8").splitlines()]
-    return sorted(rows, key=lambda row: int(row["seed"]))
+    text = (folder / RESULTS).read_text(encoding="utf-8")
+    rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # without a torn line
+    return {row["seed"]: row for row in rows}
+
+
+def show(out: Path) -> None:
+    """Print the table of each search in a folder of results, and draw its figure there."""
+    alone = read_rows(out / ALONE)
+    for folder in sorted(path.parent for path in out.glob(f"*/{RESULTS}") if path.parent.name != ALONE):
+        shared = read_rows(folder)
+        rows = [{**alone[seed], **shared[seed]} for seed in sorted(alone.keys() & shared.keys())]
+        after = read_config(folder)["after_epoch"]
+        print(f"\n{folder.name}, after epoch {after}: {show_table(rows)}")
+        draw(rows, folder)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", nargs="?", type=Path, metavar="RUN", help="folder of a search on CIFAR-10")
+    parser.add_argument("run", nargs="*", type=Path, metavar="RUN", help="folder of a search on CIFAR-10")
     parser.add_argument("--out", type=Path, default=Path("runs/shared-weights"), help="folder of the results")
     parser.add_argument("--architectures", type=int, default=20, help="how many (default: 20)")
     parser.add_argument("--epochs", type=int, default=10, help="of training each alone (default: 10)")
+    parser.add_argument("--channels", type=int, default=16, help="of the first cell, trained alone (default: 16)")
+    parser.add_argument("--cells", type=int, default=8, help="of a network trained alone (default: 8)")
     parser.add_argument("--workers", type=int, default=1, help="processes side by side (default: 1)")
     parser.add_argument("--max-images", type=int, help="use the first ones only, for a quick look")
     parser.add_argument("--data", type=Path, help="folder of the data; default: ASNG_DATA, or the user's cache")
     parser.add_argument("--device", default="auto", help="cpu, cuda; auto is the GPU where there is one")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="show the results in a folder; runs nothing")
     given = parser.parse_args()
-    if (given.run is None) == (given.draw is None):
-        parser.error("give the folder of a search, or --draw with that of results")
     try:
         if given.draw is None:
-            names = ("data", "device", "architectures", "epochs", "workers", "max_images")
-            run(given.run, given.out, **{name: getattr(given, name) for name in names})
-        rows = read_rows(given.draw or given.out)
+            size = Size(*(getattr(given, name) for name in Size._fields))
+            run_all(given.run, given.out, size, given.architectures, given.workers)
+        show(given.draw or given.out)
     except ValueError as error:
         sys.exit(f"shared_weights: {error}")
     except KeyboardInterrupt:
         print(f"\nInterrupted. What is finished is in {given.out}; the same command continues.", file=sys.stderr)
         sys.exit(130)
-    print(show_table(rows))
-    draw(rows, given.draw or given.out, "shared-weights")
 
 
 if __name__ == "__main__":
