@@ -17,6 +17,7 @@ RUN; after Ctrl-C the same command continues.
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -135,12 +136,14 @@ def run_all(runs: Sequence[Path], out: Path, size: Size, architectures: int, wor
 
 
 def correlate(x: Sequence[float], y: Sequence[float]) -> dict[str, tuple[float, float, float]]:
-    """Spearman's and Kendall's rank correlation, each with a 95 % bootstrap interval.
+    """Spearman's and Kendall's rank correlation, each with a 95 % bootstrap interval; NaN where all numbers are equal.
 
     >>> correlate([1, 2, 3, 4, 5, 6], [10, 20, 30, 40, 50, 60])["Spearman"][0]
     1.0
     """
     pairs, result = np.column_stack([x, y]), {}
+    if not np.ptp(pairs, 0).all():
+        return dict.fromkeys(("Spearman", "Kendall"), (math.nan, math.nan, math.nan))
     for name, statistic in (("Spearman", spearmanr), ("Kendall", kendalltau)):
         rng = np.random.default_rng(0)
         drawn = (pairs[rng.integers(len(pairs), size=len(pairs))] for _ in range(SAMPLES))

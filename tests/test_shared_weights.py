@@ -1,5 +1,6 @@
 """The benchmark of shared weights, on a release of a few images of noise."""
 
+import numpy as np
 import pytest
 import shared_weights as bench
 import torch
@@ -55,6 +56,10 @@ def test_equal_orders_correlate_fully_and_opposite_ones_negatively():
         "Kendall": 1.0,
     }
     assert bench.correlate(values, [-v for v in values])["Kendall"] == pytest.approx((-1, -1, -1))
+
+
+def test_equal_accuracies_have_no_correlation():
+    assert all(np.isnan(r).all() for r in bench.correlate([0.1, 0.1, 0.1], [0.2, 0.3, 0.4]).values())
 
 
 def test_the_interval_of_unrelated_numbers_holds_zero():
