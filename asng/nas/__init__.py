@@ -9,7 +9,7 @@ from asng.nas import layers
 from asng.nas._candidates import LossFn
 from asng.nas._decision import Decision, Searchable, Size, SizeLike
 from asng.nas._measures import Flops, Latency, parameters
-from asng.nas._static import Constant, Item
+from asng.nas._static import Chain, Constant, Item
 from asng.nas.architecture import from_json, to_json
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
@@ -22,6 +22,7 @@ from asng.nas.supernet import Supernet, Values, extract, select, selected, space
 
 __all__ = [
     "Architecture",
+    "Chain",
     "Constant",
     "Costs",
     "Decision",
