@@ -7,8 +7,9 @@ except ImportError as error:
 
 from asng.nas import layers
 from asng.nas._candidates import LossFn
-from asng.nas._decision import Decision, Searchable, Size, SizeLike
+from asng.nas._decision import Decision, Searchable, SizeLike
 from asng.nas._measures import Flops, Latency, parameters
+from asng.nas._size import Size
 from asng.nas._static import Chain, Constant, Item
 from asng.nas.architecture import from_json, to_json
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width

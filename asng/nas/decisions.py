@@ -11,7 +11,8 @@ from typing import Any
 from torch import nn
 
 from asng._checks import check_int
-from asng.nas._decision import Decision, to_size
+from asng.nas._decision import Decision
+from asng.nas._size import to_size
 from asng.nas._static import Chain, Constant, Item
 from asng.space import Categorical, Integer
 
@@ -158,7 +159,7 @@ class Repeat(Decision):
 class Value(Decision):
     """Any variable, read as `.value` in a module's own code or given to a layer as a kernel size.
 
-    Arithmetic with integers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
+    Arithmetic gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
     a kernel of 1, 3 or 5.
 
     Args:
@@ -181,7 +182,7 @@ class Value(Decision):
 
 
 class Width(Value):
-    """A number of channels or units. Multiples of it (`width * 2`) are sizes, too.
+    """A number of channels or units. Arithmetic with it (`width * 2`, `heads * width`) gives sizes, too.
 
     Args:
         name: The decision's name.

@@ -11,7 +11,8 @@ from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
-from asng.nas._decision import Decision, Searchable, Size, SizeLike, require_int, to_size
+from asng.nas._decision import Decision, Searchable, SizeLike
+from asng.nas._size import Size, require_int, to_size
 
 
 class AnySize:
@@ -32,7 +33,7 @@ class AnySize:
     Linear(in_features=20, out_features=8, bias=True)
     """
 
-    decision = None
+    decisions: tuple[Decision, ...] = ()
 
     def __init__(self, max: int) -> None:
         self.max = require_int(max)
@@ -160,8 +161,8 @@ class ElasticLayer(Searchable):
             for axis, part in enumerate(size if isinstance(size, tuple) else (size,)):
                 if isinstance(part, AnySize):
                     self._any_size = part
-                elif part.decision is not None:
-                    self.add_module(f"{name}_decision{axis or ''}", part.decision)
+                for number, decision in enumerate(part.decisions):
+                    self.add_module(f"{name}_decision{axis or ''}{f'_{number}' if number else ''}", decision)
 
     @abstractmethod
     def active_tensors(self) -> dict[str, Tensor | None]:
@@ -283,7 +284,7 @@ class ElasticLayer(Searchable):
             if isinstance(size, AnySize):
                 size.last_seen = min(got, size.max)
             if got != size():
-                expected = size() if size.decision is None else f"{size} = {size()}"
+                expected = size() if not size.decisions else f"{size} = {size()}"
                 up_to = "up to " if isinstance(size, AnySize) else ""
                 raise RuntimeError(f"{path_of(self)} takes {up_to}{expected} {unit}, but got {got}")
 

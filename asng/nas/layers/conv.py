@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._decision import Size, SizeLike
+from asng.nas._decision import SizeLike
+from asng.nas._size import Size, remainder
 from asng.nas.layers._base import AnySize, ElasticLayer, InputSize
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
@@ -29,7 +30,7 @@ class _ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
 
     def __init__(self, in_channels: InputSize, out_channels: SizeLike, kernel_size: Any, *settings: Any) -> None:
         super().__init__(in_channels, out_channels, _to_tuple(kernel_size, self._axes), *settings)
-        self._elastic_kernel = any(side.decision is not None for side in self.sizes["kernel_size"])
+        self._elastic_kernel = any(side.is_elastic for side in self.sizes["kernel_size"])
 
     def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         for channels in (sizes["in_channels"], sizes["out_channels"]):
@@ -227,21 +228,18 @@ def _check_groups(channels: Size | AnySize, groups: Size) -> None:
     if isinstance(channels, AnySize):
         if groups.max > 1:
             raise ValueError(f"channels of any size, {channels}, cannot be split into groups={groups}")
-    elif groups.decision is None:
+    elif not groups.is_elastic:
         wrong = [size for size in channels.all() if size % groups()]
-        if wrong and channels.decision is not None:
+        if wrong and channels.is_elastic:
             raise ValueError(
                 f"every width must be divisible by groups={groups}, but {channels} can be {wrong[0]}; "
                 f"use a Width times {groups}, or a list of widths that are"
             )
-    else:
-        same = channels.decision is not None and channels.decision.name == groups.decision.name
-        per_group = {size / n for size, n in zip(channels.all(), groups.all(), strict=False)}
-        if not same or len(per_group) != 1 or not per_group.pop().is_integer():
-            raise ValueError(
-                f"groups follow {groups}, so channels must be a multiple of the same, got {channels}; "
-                "write groups=width with channels of width or width * 2"
-            )
+    elif remainder(channels, groups).max or (channels // groups).max > channels.max // groups.max:
+        raise ValueError(
+            f"groups follow {groups}, so channels must be a multiple of the same, got {channels}; "
+            "write groups=width with channels of width or width * 2"
+        )
 
 
 def _check_kernel(side: Size, padding: float, dilation: int, given: Any) -> None:
