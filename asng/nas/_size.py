@@ -4,10 +4,7 @@ import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import product
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from asng.nas._decision import Decision
+from typing import Any
 
 MAX_COMBINATIONS = 10**6
 
@@ -97,7 +94,7 @@ class Size(Arithmetic):
 
     @property
     @abstractmethod
-    def decisions(self) -> "tuple[Decision, ...]":
+    def decisions(self) -> tuple[Any, ...]:
         """The decisions that it follows, each once."""
 
     def __call__(self) -> int:
@@ -140,11 +137,11 @@ class Size(Arithmetic):
 class LinearSize(Size):
     """scale * value + shift of one decision, or a constant."""
 
-    def __init__(self, decision: "Decision | None", scale: float, shift: float) -> None:
+    def __init__(self, decision: Any, scale: float, shift: float) -> None:
         self.decision, self.scale, self.shift = decision, scale, shift
 
     @property
-    def decisions(self) -> "tuple[Decision, ...]":
+    def decisions(self) -> tuple[Any, ...]:
         return () if self.decision is None else (self.decision,)
 
     def __call__(self) -> int:
@@ -178,7 +175,7 @@ class CompoundSize(Size):
         self.symbol, self.left, self.right = symbol, left, right
 
     @property
-    def decisions(self) -> "tuple[Decision, ...]":
+    def decisions(self) -> tuple[Any, ...]:
         return tuple(dict.fromkeys(self.left.decisions + self.right.decisions))
 
     def _number(self) -> float:

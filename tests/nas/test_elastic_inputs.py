@@ -171,7 +171,7 @@ def test_inputs_of_any_size_have_a_maximum_and_are_told_when_frozen():
         (lambda: nas.Conv2d(3, 4, 3, stride=odd()), r"^stride cannot be a decision, got 2 \* 'k' - 1; .* OneOf\(name,"),
         (
             lambda: nas.Conv2d(3, 4, 3, stride=(1, width())),
-            r"^stride cannot be a decision, got Width\('a', .*; only ch",
+            r"^stride cannot be a decision, got Width\('a', .*; only in_channels, ",
         ),
         (lambda: nas.Conv2d(3, width(), 3, dilation=width()), "^dilation cannot be a decision"),
         (lambda: nas.Conv2d(3, 4, 3, padding=width()), "^padding cannot be a decision"),

@@ -7,7 +7,7 @@ from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, lru_cache
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
@@ -49,15 +49,22 @@ class AnySize:
 InputSize = SizeLike | AnySize
 
 
-def check_fixed(**settings: Any) -> None:
+def check_fixed(elastic: Sequence[str], **settings: Any) -> None:
     """Raise ValueError for settings, single or in pairs, that are decisions."""
     for name, setting in settings.items():
         for part in setting if isinstance(setting, (tuple, list)) else (setting,):
             if isinstance(part, (Decision, Size)):
                 raise ValueError(
-                    f"{name} cannot be a decision, got {part!r}; only channels, groups and kernels can. Choose among "
+                    f"{name} cannot be a decision, got {part!r}; only {', '.join(elastic)} can. Choose among "
                     f"layers instead: OneOf(name, [one layer for each {name}])"
                 )
+
+
+def refuse_any_size(sizes: Mapping[str, Any]) -> None:
+    """Raise ValueError for `AnySize` in layers whose size does not follow from one input."""
+    for name, size in sizes.items():
+        if isinstance(size, AnySize):
+            raise ValueError(f"{name} is an integer or follows a decision, got {size}")
 
 
 def first(tensor: Tensor | None, *sizes: int) -> Tensor | None:
@@ -65,13 +72,27 @@ def first(tensor: Tensor | None, *sizes: int) -> Tensor | None:
     return None if tensor is None else tensor[tuple(map(slice, sizes))]
 
 
+def first_of_groups(tensor: Tensor, all_groups: int, groups: int, channels: int) -> Tensor:
+    """The first channels of each of the first groups, on the first axis; a copy, unless there is one group."""
+    if all_groups == 1:
+        return tensor[:channels]
+    by_group: Tensor = tensor.unflatten(0, (all_groups, -1))  # type: ignore[no-untyped-call]
+    return by_group[:groups, :channels].flatten(0, 1)
+
+
 def on_meta(kind: Any, **settings: Any) -> nn.Module:
     """A torch layer on the device "meta"; the constructor runs once for equal settings, which are hashable."""
     attributes, containers = _prototype(kind, tuple(settings.items()))
+    return _copy_layer(kind, attributes, containers)
+
+
+def _copy_layer(kind: Any, attributes: dict[str, Any], containers: list[str]) -> nn.Module:
     layer: nn.Module = kind.__new__(kind)
     layer.__dict__.update(attributes)
     for name in containers:
         layer.__dict__[name] = attributes[name].copy()
+    for name, child in attributes["_modules"].items():
+        layer._modules[name] = _copy_layer(type(child), child.__dict__, _containers(child.__dict__))
     return layer
 
 
@@ -80,7 +101,11 @@ def _prototype(kind: Any, settings: tuple[tuple[str, Any], ...]) -> tuple[dict[s
     """The attributes of a layer without initialization, which takes most of the time; and which of them to copy."""
     bare = type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
     attributes = bare(**dict(settings), device="meta").__dict__
-    return attributes, [name for name, value in attributes.items() if isinstance(value, (dict, list, set))]
+    return attributes, _containers(attributes)
+
+
+def _containers(attributes: dict[str, Any]) -> list[str]:
+    return [name for name, value in attributes.items() if isinstance(value, (dict, list, set))]
 
 
 @cache
@@ -110,7 +135,8 @@ class ElasticLayer(Searchable):
     """Base class of elastic layers: a torch layer of the largest size that uses the slice of the selected sizes.
 
     A subclass also derives from the torch layer, and its constructor takes the same arguments. Sizes among them may
-    follow decisions, which become submodules. Its `forward` calls `check_input` and computes with `active_tensors()`.
+    follow decisions, which become submodules. It says in `active_tensors` which slices are used. `forward` runs torch's
+    own on them; one of its own, with `check_input` and a function of torch, is faster by some microseconds.
 
     Args:
         args, kwargs: The arguments of the torch layer's constructor; those in `elastic` may follow decisions.
@@ -125,20 +151,17 @@ class ElasticLayer(Searchable):
 
     >>> import torch
     >>> from asng import nas
-    >>> class GroupNorm(nas.ElasticLayer, nn.GroupNorm):
-    ...     torch_layer, elastic = nn.GroupNorm, ("num_channels",)
+    >>> class Bilinear(nas.ElasticLayer, nn.Bilinear):
+    ...     torch_layer, elastic = nn.Bilinear, ("in1_features", "in2_features", "out_features")
     ...     def active_tensors(self):
-    ...         channels = self.sizes["num_channels"]()
-    ...         return {"weight": self.weight[:channels], "bias": self.bias[:channels]}
-    ...     def forward(self, input):
-    ...         self.check_input(self.sizes["num_channels"], input, 1)
-    ...         return nn.functional.group_norm(input, self.num_groups, **self.active_tensors())
-    >>> norm = GroupNorm(4, nas.Width("channels", [16, 32]))
-    >>> nas.select(norm, {"channels": 16})
-    >>> norm(torch.ones(2, 16, 8)).shape
-    torch.Size([2, 16, 8])
-    >>> type(nas.extract(norm)), nas.extract(norm).num_channels
-    (<class 'torch.nn.modules.normalization.GroupNorm'>, 16)
+    ...         first, second, out = (self.sizes[name]() for name in self.elastic)
+    ...         return {"weight": self.weight[:out, :first, :second], "bias": self.bias[:out]}
+    >>> layer = Bilinear(3, nas.Width("inputs", [4, 8]), nas.Width("outputs", [16, 32]))
+    >>> nas.select(layer, {"inputs": 4, "outputs": 16})
+    >>> layer(torch.ones(2, 3), torch.ones(2, 4)).shape
+    torch.Size([2, 16])
+    >>> nas.extract(layer)
+    Bilinear(in1_features=3, in2_features=4, out_features=16, bias=True)
     """
 
     torch_layer: ClassVar[Any]
@@ -150,12 +173,11 @@ class ElasticLayer(Searchable):
         arguments = bound.arguments
         sizes = {name: _to_sizes(arguments[name], name, index == 0) for index, name in enumerate(self.elastic)}
         fixed = {name: argument for name, argument in arguments.items() if name not in sizes}
-        check_fixed(**fixed)
+        check_fixed(self.elastic, **fixed)
         self.check_sizes(sizes, arguments)
         maxima = {name: _map(lambda size: size.max, size) for name, size in sizes.items()}
         super().__init__(**{**arguments, **maxima})
         self.sizes: dict[str, Any] = sizes
-        self._settings = [name for name in fixed if name not in ("device", "dtype")]
         self._any_size: Any = None
         for name, size in sizes.items():
             for axis, part in enumerate(size if isinstance(size, tuple) else (size,)):
@@ -183,18 +205,93 @@ class ElasticLayer(Searchable):
             ValueError: They do not; the message says what to change.
         """
 
-    def static_settings(self) -> dict[str, Any]:
-        """Return the arguments of the torch layer's constructor under the selected values.
+    @classmethod
+    def settings_of(cls, layer: nn.Module) -> dict[str, Any]:
+        """Read the arguments of the torch layer's constructor that cannot be elastic.
 
-        torch's layers keep them as attributes of the same names, except for `bias`.
+        torch's layers keep them as attributes of the same names, or have a parameter `bias` in place of the argument; a
+        layer that does not needs a method of its own.
+
+        Args:
+            layer: A `torch_layer`, or this one.
 
         Returns:
             Hashable arguments by name, without device and dtype.
         """
-        settings = {name: getattr(self, name) for name in self._settings}
-        if "bias" in settings:
+        settings = {name: getattr(layer, name) for name in _fixed_names(cls)}
+        if not isinstance(settings.get("bias", True), bool):
             settings["bias"] = settings["bias"] is not None
-        return settings | {name: _map(lambda size: size(), size) for name, size in self.sizes.items()}
+        return settings
+
+    @classmethod
+    def from_torch(cls, layer: nn.Module, **sizes: Any) -> Self:
+        """Make an elastic layer from a layer of torch, with the same settings and the very same weights.
+
+        Args:
+            layer: A `torch_layer`, which is the largest one.
+            sizes: Decisions, or arithmetic with them, for arguments in `elastic`; their largest is that of the layer.
+
+        Returns:
+            The elastic layer. Its parameters and buffers are those of `layer`, so weights that are tied stay so.
+
+        Raises:
+            ValueError: The layer is of another class, has forward hooks, or is not of the largest size.
+
+        >>> from asng import nas
+        >>> conv = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        >>> elastic = nas.Conv2d.from_torch(conv, out_channels=nas.Width("channels", [16, 32, 64]))
+        >>> elastic.weight is conv.weight
+        True
+        """
+        expected = cls.torch_layer
+        if not isinstance(layer, expected) or type(layer).forward is not expected.forward:
+            raise ValueError(f"{cls.__name__}.from_torch() takes a torch.nn.{expected.__name__}, got {layer!r}")
+        old = {name: getattr(layer, name) for name in cls.elastic}
+        made = cls(**{**old, **cls.settings_of(layer), **sizes}, device="meta")
+        made.adopt_weights(layer)
+        return made
+
+    def adopt_weights(self, layer: nn.Module) -> None:
+        """Take the parameters, buffers and train/eval modes of a torch layer of the largest size.
+
+        Args:
+            layer: A `torch_layer`; they are shared with it from now on.
+
+        Raises:
+            ValueError: It has forward hooks, or is not of the largest size.
+        """
+        for name in self.elastic:
+            old, new = getattr(layer, name), getattr(self, name)
+            if old != new:
+                size = self.sizes[name]
+                raise ValueError(
+                    f"{layer!r} has {name}={old}, but the largest {name} of {size} is {new}; let the largest size be "
+                    "that of the layer whose weights it takes"
+                )
+        if any(map(own_hooks, (layer._forward_hooks, layer._forward_pre_hooks))):
+            raise ValueError(f"{layer!r} has a forward hook, which an elastic layer would not have; remove it first")
+        theirs = dict(layer.named_modules())
+        for path, module in self.named_modules():
+            if path in theirs:
+                module._parameters.update(theirs[path]._parameters)
+                module._buffers.update(theirs[path]._buffers)
+                module.training = theirs[path].training
+
+    def static_settings(self) -> dict[str, Any]:
+        """Return the arguments of the torch layer's constructor under the selected values.
+
+        Returns:
+            Hashable arguments by name, without device and dtype.
+        """
+        return self.settings_of(self) | {name: _map(lambda size: size(), size) for name, size in self.sizes.items()}
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call torch's layer of the selected sizes, made of the slices."""
+        static = on_meta(self.torch_layer, **self.static_settings())
+        for name, tensor in self.active_tensors().items():
+            owner, key = _owner(static, name)
+            (owner._buffers if key in owner._buffers else owner._parameters)[key] = tensor  # type: ignore[assignment]
+        return static.train(self.training)(*args, **kwargs)
 
     def build_static(self, in_channels: int | None = None) -> nn.Module:
         """Build the equivalent torch layer under the selected values, with copies of the weights.
@@ -215,16 +312,18 @@ class ElasticLayer(Searchable):
         build = current_build.get()
         copies = build is None or build.copies
         for name, used in tensors.items():
+            (mine, key), (owner, _) = _owner(self, name), _owner(static, name)
             tensor = used.detach().clone() if copies and used is not None else used
-            if name in self._buffers:
-                static._buffers[name] = tensor
+            if key in mine._buffers:
+                owner._buffers[key] = tensor
             elif used is None or tensor is None:
-                static._parameters[name] = None
+                owner._parameters[key] = None
             else:
                 tied = None if build is None else build.tied_slice(self, name, used)
-                own = nn.Parameter(tensor, self._requires_grad(name))
-                static._parameters[name] = own if tied is None else tied
-        static.__dict__["training"] = self.training
+                own = nn.Parameter(tensor, self._requires_grad(mine, key))
+                owner._parameters[key] = own if tied is None else tied
+        for module in static.modules() if static._modules else (static,):
+            module.__dict__["training"] = self.training
         return static
 
     @contextmanager
@@ -244,8 +343,8 @@ class ElasticLayer(Searchable):
             if self._any_size is not None:
                 self._any_size.last_seen = last_seen
 
-    def _requires_grad(self, name: str) -> bool:
-        parameter = self._parameters.get(name)  # none where a parametrization computes it
+    def _requires_grad(self, owner: nn.Module, name: str) -> bool:
+        parameter = owner._parameters.get(name)  # none where a parametrization computes it
         return any(p.requires_grad for p in ([parameter] if parameter is not None else self.parameters()))
 
     def _check_static(self, in_channels: int | None) -> None:
@@ -287,6 +386,19 @@ class ElasticLayer(Searchable):
                 expected = size() if not size.decisions else f"{size} = {size()}"
                 up_to = "up to " if isinstance(size, AnySize) else ""
                 raise RuntimeError(f"{path_of(self)} takes {up_to}{expected} {unit}, but got {got}")
+
+
+@cache
+def _fixed_names(kind: Any) -> list[str]:
+    """The arguments of a torch layer's constructor that cannot be elastic, and are kept as attributes."""
+    names = signature(kind.torch_layer).parameters
+    return [name for name in names if name not in (*kind.elastic, "device", "dtype")]
+
+
+def _owner(layer: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module that has a parameter or buffer, and its name there."""
+    inner, _, name = path.rpartition(".")
+    return (layer.get_submodule(inner) if inner else layer), name
 
 
 def _to_sizes(argument: Any, name: str, is_input: bool) -> Any:

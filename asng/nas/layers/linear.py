@@ -13,8 +13,8 @@ class Linear(ElasticLayer, nn.Linear):
     """`nn.Linear` whose features may follow decisions: (..., in) to (..., out).
 
     Args:
-        in_features: A number, a decision, a multiple of one, or `AnySize`.
-        out_features: A number, a decision or a multiple of one.
+        in_features: A number, a decision, arithmetic with decisions, or `AnySize`.
+        out_features: A number, a decision or arithmetic with decisions.
         bias, device, dtype: As in torch.
 
     Raises:

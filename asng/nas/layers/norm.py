@@ -1,19 +1,37 @@
 """Elastic normalization: torch's layers of the largest size, of which the first channels are used."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asng.nas._decision import SizeLike
-from asng.nas.layers._base import ElasticLayer, check_fixed, first
+from asng.nas._size import remainder
+from asng.nas.layers._base import AnySize, ElasticLayer, check_fixed, first
 
 
-class _ElasticBatchNorm(ElasticLayer, nn.modules.batchnorm._BatchNorm):
-    """What batch norms of all dimensions share."""
+class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
+    """What batch and instance norms of all dimensions share."""
 
     elastic = ("num_features",)
+
+    def __init__(self, num_features: SizeLike, *settings: Any, bias: bool) -> None:
+        super().__init__(num_features, *settings)
+        check_fixed(self.elastic, bias=bias)  # which older versions of torch do not have
+        if not bias:
+            self.register_parameter("bias", None)
+
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        # Views, so that updates of the running statistics reach the layer.
+        features = self.sizes["num_features"]()
+        names = ("weight", "bias", "running_mean", "running_var")
+        parts = {name: first(getattr(self, name), features) for name in names}
+        return {**parts, "num_batches_tracked": self.num_batches_tracked}
+
+
+class _ElasticBatchNorm(_ElasticNorm, nn.modules.batchnorm._BatchNorm):
+    """What batch norms of all dimensions share."""
 
     def __init__(
         self,
@@ -27,17 +45,7 @@ class _ElasticBatchNorm(ElasticLayer, nn.modules.batchnorm._BatchNorm):
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        check_fixed(bias=bias)  # which older versions of torch do not have
-        if not bias:
-            self.register_parameter("bias", None)
-
-    def active_tensors(self) -> dict[str, Tensor | None]:
-        # Views, so that updates of the running statistics reach the layer.
-        features = self.sizes["num_features"]()
-        names = ("weight", "bias", "running_mean", "running_var")
-        parts = {name: first(getattr(self, name), features) for name in names}
-        return {**parts, "num_batches_tracked": self.num_batches_tracked}
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """Batch norm with the first features; batch statistics in training mode, or without running ones."""
@@ -56,11 +64,42 @@ class _ElasticBatchNorm(ElasticLayer, nn.modules.batchnorm._BatchNorm):
         return F.batch_norm(input, mean, variance, part["weight"], part["bias"], from_batch, momentum or 0.0, self.eps)
 
 
+class _ElasticInstanceNorm(_ElasticNorm, nn.modules.instancenorm._InstanceNorm):
+    """What instance norms of all dimensions share."""
+
+    _axes: ClassVar[int]  # spatial ones
+
+    def __init__(
+        self,
+        num_features: SizeLike,
+        eps: float = 1e-5,
+        momentum: float = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype, bias=bias)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Instance norm with the first features; statistics of the input in training mode, or without running ones."""
+        self._check_input_dim(input)  # type: ignore[no-untyped-call]
+        self.check_input(self.sizes["num_features"], input, -1 - self._axes)
+        part = self.active_tensors()
+        mean, variance, weight, bias = (part[name] for name in ("running_mean", "running_var", "weight", "bias"))
+        from_input = self.training or not self.track_running_stats
+        batch = input if input.dim() > 1 + self._axes else input[None]
+        output = F.instance_norm(batch, mean, variance, weight, bias, from_input, self.momentum or 0.0, self.eps)
+        return output.view_as(input)
+
+
 class BatchNorm1d(_ElasticBatchNorm, nn.BatchNorm1d):
-    """`nn.BatchNorm1d` whose features may follow a decision: (n, features) or (n, features, length).
+    """`nn.BatchNorm1d` whose features may follow decisions: (n, features) or (n, features, length).
 
     Args:
-        num_features: A number, a decision or a multiple of one.
+        num_features: A number, a decision or arithmetic with decisions.
         eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
 
     Raises:
@@ -78,10 +117,10 @@ class BatchNorm1d(_ElasticBatchNorm, nn.BatchNorm1d):
 
 
 class BatchNorm2d(_ElasticBatchNorm, nn.BatchNorm2d):
-    """`nn.BatchNorm2d` whose channels may follow a decision: (n, channels, h, w).
+    """`nn.BatchNorm2d` whose channels may follow decisions: (n, channels, h, w).
 
     Args:
-        num_features: A number, a decision or a multiple of one.
+        num_features: A number, a decision or arithmetic with decisions.
         eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
 
     Raises:
@@ -98,11 +137,173 @@ class BatchNorm2d(_ElasticBatchNorm, nn.BatchNorm2d):
     torch_layer = nn.BatchNorm2d
 
 
-class LayerNorm(ElasticLayer, nn.LayerNorm):
+class BatchNorm3d(_ElasticBatchNorm, nn.BatchNorm3d):
+    """`nn.BatchNorm3d` whose channels may follow decisions: (n, channels, d, h, w).
+
+    Args:
+        num_features: A number, a decision or arithmetic with decisions.
+        eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> norm = BatchNorm3d(Width("channels", 8, 32))
+    >>> select(norm, {"channels": 10})
+    >>> norm(torch.ones(4, 10, 2, 2, 2)).shape
+    torch.Size([4, 10, 2, 2, 2])
+    """
+
+    torch_layer = nn.BatchNorm3d
+
+
+class InstanceNorm1d(_ElasticInstanceNorm, nn.InstanceNorm1d):
+    """`nn.InstanceNorm1d` whose channels may follow decisions: ([n, ]channels, length).
+
+    Args:
+        num_features: A number, a decision or arithmetic with decisions.
+        eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> norm = InstanceNorm1d(Width("channels", 8, 32), affine=True)
+    >>> select(norm, {"channels": 10})
+    >>> norm(torch.ones(4, 10, 2)).shape
+    torch.Size([4, 10, 2])
+    """
+
+    torch_layer, _axes = nn.InstanceNorm1d, 1
+
+
+class InstanceNorm2d(_ElasticInstanceNorm, nn.InstanceNorm2d):
+    """`nn.InstanceNorm2d` whose channels may follow decisions: ([n, ]channels, h, w).
+
+    Args:
+        num_features: A number, a decision or arithmetic with decisions.
+        eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> norm = InstanceNorm2d(Width("channels", 8, 32), affine=True)
+    >>> select(norm, {"channels": 10})
+    >>> norm(torch.ones(4, 10, 2, 2)).shape
+    torch.Size([4, 10, 2, 2])
+    """
+
+    torch_layer, _axes = nn.InstanceNorm2d, 2
+
+
+class InstanceNorm3d(_ElasticInstanceNorm, nn.InstanceNorm3d):
+    """`nn.InstanceNorm3d` whose channels may follow decisions: ([n, ]channels, d, h, w).
+
+    Args:
+        num_features: A number, a decision or arithmetic with decisions.
+        eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> norm = InstanceNorm3d(Width("channels", 8, 32), affine=True)
+    >>> select(norm, {"channels": 10})
+    >>> norm(torch.ones(4, 10, 2, 2, 2)).shape
+    torch.Size([4, 10, 2, 2, 2])
+    """
+
+    torch_layer, _axes = nn.InstanceNorm3d, 3
+
+
+class GroupNorm(ElasticLayer, nn.GroupNorm):
+    """`nn.GroupNorm` whose channels and groups may follow decisions: (n, channels, ...).
+
+    Args:
+        num_groups: A number, a decision or arithmetic with decisions; it divides every number of channels.
+        num_channels: A number, a decision or arithmetic with decisions.
+        eps, affine, device, dtype, bias: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, channels cannot be split into groups, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> norm = GroupNorm(4, Width("channels", [16, 32]))
+    >>> select(norm, {"channels": 16})
+    >>> norm(torch.ones(2, 16, 8)).shape
+    torch.Size([2, 16, 8])
+    """
+
+    torch_layer, elastic = nn.GroupNorm, ("num_channels", "num_groups")
+
+    def __init__(
+        self,
+        num_groups: SizeLike,
+        num_channels: SizeLike,
+        eps: float = 1e-5,
+        affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+        *,
+        bias: bool = True,
+    ) -> None:
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype)
+        check_fixed(self.elastic, bias=bias)  # which older versions of torch do not have
+        if not bias:
+            self.register_parameter("bias", None)
+
+    def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        channels, groups = sizes["num_channels"], sizes["num_groups"]
+        if isinstance(channels, AnySize):
+            raise ValueError(f"channels of any size, {channels}, cannot be split into num_groups={groups}")
+        if (channels.is_elastic or groups.is_elastic) and remainder(channels, groups).max:
+            raise ValueError(
+                f"num_channels must always be divisible by num_groups, but {channels} is not by {groups} for some "
+                "values; let the width be a multiple, such as groups * 4, or give a list of widths that are"
+            )
+
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        channels = self.sizes["num_channels"]()
+        return {"weight": first(self.weight, channels), "bias": first(self.bias, channels)}
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.check_input(self.sizes["num_channels"], input, 1)
+        return F.group_norm(input, self.sizes["num_groups"](), **self.active_tensors(), eps=self.eps)
+
+
+class _ElasticShapeNorm(ElasticLayer):
+    """What norms over one or several last axes share."""
+
+    elastic = ("normalized_shape",)
+
+    def __init__(self, normalized_shape: SizeLike | Sequence[SizeLike], *settings: Any) -> None:
+        shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+        super().__init__(shape, *settings)
+
+    def _shape(self) -> list[int]:
+        return [size() for size in self.sizes["normalized_shape"]]
+
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        shape = self._shape()
+        return {name: first(parameter, *shape) for name, parameter in self._parameters.items()}
+
+    def _check_shape(self, input: Tensor) -> None:
+        sizes = self.sizes["normalized_shape"]
+        for axis, size in enumerate(sizes, start=-len(sizes)):
+            self.check_input(size, input, axis, "features")
+
+
+class LayerNorm(_ElasticShapeNorm, nn.LayerNorm):
     """`nn.LayerNorm` over one or several last axes, whose sizes may follow decisions: (..., *normalized_shape).
 
     Args:
-        normalized_shape: One size or several: numbers, decisions or multiples of them.
+        normalized_shape: One size or several: numbers, decisions or arithmetic with decisions.
         eps, elementwise_affine, bias, device, dtype: As in torch.
 
     Raises:
@@ -116,7 +317,7 @@ class LayerNorm(ElasticLayer, nn.LayerNorm):
     torch.Size([4, 10])
     """
 
-    torch_layer, elastic = nn.LayerNorm, ("normalized_shape",)
+    torch_layer = nn.LayerNorm
 
     def __init__(
         self,
@@ -127,18 +328,43 @@ class LayerNorm(ElasticLayer, nn.LayerNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
-
-    def _shape(self) -> list[int]:
-        return [size() for size in self.sizes["normalized_shape"]]
-
-    def active_tensors(self) -> dict[str, Tensor | None]:
-        shape = self._shape()
-        return {"weight": first(self.weight, *shape), "bias": first(self.bias, *shape)}
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        sizes = self.sizes["normalized_shape"]
-        for axis, size in enumerate(sizes, start=-len(sizes)):
-            self.check_input(size, input, axis, "features")
+        self._check_shape(input)
         return F.layer_norm(input, self._shape(), **self.active_tensors(), eps=self.eps)
+
+
+class RMSNorm(_ElasticShapeNorm, nn.RMSNorm):
+    """`nn.RMSNorm` over one or several last axes, whose sizes may follow decisions: (..., *normalized_shape).
+
+    Args:
+        normalized_shape: One size or several: numbers, decisions or arithmetic with decisions.
+        eps, elementwise_affine, device, dtype: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> norm = RMSNorm(Width("units", 8, 32))
+    >>> select(norm, {"units": 10})
+    >>> norm(torch.ones(4, 10)).shape
+    torch.Size([4, 10])
+    """
+
+    torch_layer = nn.RMSNorm
+
+    def __init__(
+        self,
+        normalized_shape: SizeLike | Sequence[SizeLike],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_shape(input)
+        return F.rms_norm(input, self._shape(), **self.active_tensors(), eps=self.eps)
