@@ -12,6 +12,7 @@ from asng.nas._measures import Flops, Latency, parameters
 from asng.nas._size import Size
 from asng.nas._static import Chain, Constant, Item
 from asng.nas.architecture import from_json, to_json
+from asng.nas.conversion import convert
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
 from asng.nas.limits import Costs, Limit, Measure, Violation
@@ -47,6 +48,7 @@ __all__ = [
     "Values",
     "Violation",
     "Width",
+    "convert",
     "extract",
     "from_json",
     "parameters",

@@ -235,7 +235,7 @@ class ElasticLayer(Searchable):
             The elastic layer. Its parameters and buffers are those of `layer`, so weights that are tied stay so.
 
         Raises:
-            ValueError: The layer is of another class, has forward hooks, or is not of the largest size.
+            ValueError: The layer is of another class, has a forward method or hooks of its own, or another size.
 
         >>> from asng import nas
         >>> conv = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
@@ -243,9 +243,8 @@ class ElasticLayer(Searchable):
         >>> elastic.weight is conv.weight
         True
         """
-        expected = cls.torch_layer
-        if not isinstance(layer, expected) or type(layer).forward is not expected.forward:
-            raise ValueError(f"{cls.__name__}.from_torch() takes a torch.nn.{expected.__name__}, got {layer!r}")
+        if not isinstance(layer, cls.torch_layer):
+            raise ValueError(f"nas.{cls.__name__} is made from a torch.nn.{cls.torch_layer.__name__}, got {layer!r}")
         old = {name: getattr(layer, name) for name in cls.elastic}
         made = cls(**{**old, **cls.settings_of(layer), **sizes}, device="meta")
         made.adopt_weights(layer)
@@ -258,8 +257,16 @@ class ElasticLayer(Searchable):
             layer: A `torch_layer`; they are shared with it from now on.
 
         Raises:
-            ValueError: It has forward hooks, or is not of the largest size.
+            ValueError: It has a forward method or hooks of its own, or is not of the largest size.
         """
+        kind: Any = type(layer)
+        if kind.forward is not self.torch_layer.forward or any(
+            map(own_hooks, (layer._forward_hooks, layer._forward_pre_hooks))
+        ):
+            raise ValueError(
+                f"{layer!r} has a forward method or hook of its own, which nas.{type(self).__name__} would not have; "
+                "replace the module around it, or remove the hook first"
+            )
         for name in self.elastic:
             old, new = getattr(layer, name), getattr(self, name)
             if old != new:
@@ -268,8 +275,6 @@ class ElasticLayer(Searchable):
                     f"{layer!r} has {name}={old}, but the largest {name} of {size} is {new}; let the largest size be "
                     "that of the layer whose weights it takes"
                 )
-        if any(map(own_hooks, (layer._forward_hooks, layer._forward_pre_hooks))):
-            raise ValueError(f"{layer!r} has a forward hook, which an elastic layer would not have; remove it first")
         theirs = dict(layer.named_modules())
         for path, module in self.named_modules():
             if path in theirs:
