@@ -8,6 +8,7 @@ from torch import nn
 
 from asng import ASNG, nas
 from asng.nas import Repeat, Width, convert, extract, parameters, select, space_of
+from tests.test_examples import EXAMPLES, better_than_random, run
 
 transformers: Any = pytest.importorskip("transformers")
 
@@ -117,3 +118,8 @@ def test_a_bert_is_searched_under_a_limit():
     )
     assert result.feasible
     assert torch.isfinite(result.model(**IDS).logits).all()
+
+
+def test_the_example_finds_what_it_says(tmp_path):
+    path = next(path for path in EXAMPLES if path.stem == "hugging_face")
+    better_than_random(run(["-W", "error", str(path)], tmp_path))
