@@ -165,9 +165,10 @@ class OneShot:
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
         if capture:
-            from asng.nas._capture import CapturedStep, Iteration, find_obstacle
+            from asng.nas._capture import CapturedStep, find_obstacle
+            from asng.nas._iteration import Iteration
 
-            options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype}
+            options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype, "limited": bool(limits)}
             make_iteration = partial(Iteration, self.supernet, weight_optimizer, loss_fn, **options)
             obstacle = partial(find_obstacle, model, weight_optimizer, amp_dtype)
             self._captured = CapturedStep(self.supernet, make_iteration, obstacle)
