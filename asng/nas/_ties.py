@@ -103,5 +103,7 @@ def _numbered(module: Any) -> Any:
         key: None if parameter is None else torch.arange(parameter.numel()).view(parameter.shape)
         for key, parameter in module._parameters.items()
     }
-    twin.__dict__["_modules"] = {key: child and _numbered(child) for key, child in module._modules.items()}
+    twin.__dict__["_modules"] = {
+        key: None if child is None else _numbered(child) for key, child in module._modules.items()
+    }
     return twin

@@ -2,110 +2,19 @@
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache, lru_cache
+from functools import cache
 from inspect import signature
 from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from asng.nas._decision import Decision, Searchable, SizeLike
-from asng.nas._size import Size, require_int, to_size
-
-
-class AnySize:
-    """As many channels as the input has: for inputs whose size is itself searched.
-
-    The module that holds such a layer gives the number in its own `build_static()`:
-    `layer.build_static(in_channels=64)`.
-
-    Args:
-        max: The largest number of channels.
-
-    >>> import torch
-    >>> from asng.nas import Linear
-    >>> linear = Linear(AnySize(64), 8)
-    >>> linear(torch.zeros(1, 20)).shape
-    torch.Size([1, 8])
-    >>> linear.build_static(in_channels=20)
-    Linear(in_features=20, out_features=8, bias=True)
-    """
-
-    decisions: tuple[Decision, ...] = ()
-
-    def __init__(self, max: int) -> None:
-        self.max = require_int(max)
-        self.last_seen = self.max  # channels of the last input
-
-    def __call__(self) -> int:
-        return self.last_seen
-
-    def __repr__(self) -> str:
-        return f"AnySize({self.max})"
-
-
-InputSize = SizeLike | AnySize
-
-
-def check_fixed(elastic: Sequence[str], **settings: Any) -> None:
-    """Raise ValueError for settings, single or in pairs, that are decisions."""
-    for name, setting in settings.items():
-        for part in setting if isinstance(setting, (tuple, list)) else (setting,):
-            if isinstance(part, (Decision, Size)):
-                raise ValueError(
-                    f"{name} cannot be a decision, got {part!r}; only {', '.join(elastic)} can. Choose among "
-                    f"layers instead: OneOf(name, [one layer for each {name}])"
-                )
-
-
-def refuse_any_size(sizes: Mapping[str, Any]) -> None:
-    """Raise ValueError for `AnySize` in layers whose size does not follow from one input."""
-    for name, size in sizes.items():
-        if isinstance(size, AnySize):
-            raise ValueError(f"{name} is an integer or follows a decision, got {size}")
-
-
-def first(tensor: Tensor | None, *sizes: int) -> Tensor | None:
-    """A view of the first entries on each axis; None for a tensor that a layer does not have."""
-    return None if tensor is None else tensor[tuple(map(slice, sizes))]
-
-
-def first_of_groups(tensor: Tensor, all_groups: int, groups: int, channels: int) -> Tensor:
-    """The first channels of each of the first groups, on the first axis; a copy, unless there is one group."""
-    if all_groups == 1:
-        return tensor[:channels]
-    by_group: Tensor = tensor.unflatten(0, (all_groups, -1))  # type: ignore[no-untyped-call]
-    return by_group[:groups, :channels].flatten(0, 1)
-
-
-def on_meta(kind: Any, **settings: Any) -> nn.Module:
-    """A torch layer on the device "meta"; the constructor runs once for equal settings, which are hashable."""
-    attributes, containers = _prototype(kind, tuple(settings.items()))
-    return _copy_layer(kind, attributes, containers)
-
-
-def _copy_layer(kind: Any, attributes: dict[str, Any], containers: list[str]) -> nn.Module:
-    layer: nn.Module = kind.__new__(kind)
-    layer.__dict__.update(attributes)
-    for name in containers:
-        layer.__dict__[name] = attributes[name].copy()
-    for name, child in attributes["_modules"].items():
-        layer._modules[name] = _copy_layer(type(child), child.__dict__, _containers(child.__dict__))
-    return layer
-
-
-@lru_cache(maxsize=1024)
-def _prototype(kind: Any, settings: tuple[tuple[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
-    """The attributes of a layer without initialization, which takes most of the time; and which of them to copy."""
-    bare = type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
-    attributes = bare(**dict(settings), device="meta").__dict__
-    return attributes, _containers(attributes)
-
-
-def _containers(attributes: dict[str, Any]) -> list[str]:
-    return [name for name, value in attributes.items() if isinstance(value, (dict, list, set))]
+from asng.nas._decision import Searchable
+from asng.nas._size import Size
+from asng.nas.layers._meta import on_meta, owner_of
+from asng.nas.layers._sizes import AnySize, check_fixed, map_sizes, to_sizes
 
 
 @cache
@@ -171,11 +80,11 @@ class ElasticLayer(Searchable):
         bound = signature(self.torch_layer).bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
-        sizes = {name: _to_sizes(arguments[name], name, index == 0) for index, name in enumerate(self.elastic)}
+        sizes = {name: to_sizes(arguments[name], name, index == 0) for index, name in enumerate(self.elastic)}
         fixed = {name: argument for name, argument in arguments.items() if name not in sizes}
         check_fixed(self.elastic, **fixed)
         self.check_sizes(sizes, arguments)
-        maxima = {name: _map(lambda size: size.max, size) for name, size in sizes.items()}
+        maxima = {name: map_sizes(lambda size: size.max, size) for name, size in sizes.items()}
         super().__init__(**{**arguments, **maxima})
         self.sizes: dict[str, Any] = sizes
         self._any_size: Any = None
@@ -288,13 +197,15 @@ class ElasticLayer(Searchable):
         Returns:
             Hashable arguments by name, without device and dtype.
         """
-        return self.settings_of(self) | {name: _map(lambda size: size(), size) for name, size in self.sizes.items()}
+        return self.settings_of(self) | {
+            name: map_sizes(lambda size: size(), size) for name, size in self.sizes.items()
+        }
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call torch's layer of the selected sizes, made of the slices."""
         static = on_meta(self.torch_layer, **self.static_settings())
         for name, tensor in self.active_tensors().items():
-            owner, key = _owner(static, name)
+            owner, key = owner_of(static, name)
             (owner._buffers if key in owner._buffers else owner._parameters)[key] = tensor  # type: ignore[assignment]
         return static.train(self.training)(*args, **kwargs)
 
@@ -317,7 +228,7 @@ class ElasticLayer(Searchable):
         build = current_build.get()
         copies = build is None or build.copies
         for name, used in tensors.items():
-            (mine, key), (owner, _) = _owner(self, name), _owner(static, name)
+            (mine, key), (owner, _) = owner_of(self, name), owner_of(static, name)
             tensor = used.detach().clone() if copies and used is not None else used
             if key in mine._buffers:
                 owner._buffers[key] = tensor
@@ -398,24 +309,6 @@ def _fixed_names(kind: Any) -> list[str]:
     """The arguments of a torch layer's constructor that cannot be elastic, and are kept as attributes."""
     names = signature(kind.torch_layer).parameters
     return [name for name in names if name not in (*kind.elastic, "device", "dtype")]
-
-
-def _owner(layer: nn.Module, path: str) -> tuple[nn.Module, str]:
-    """The module that has a parameter or buffer, and its name there."""
-    inner, _, name = path.rpartition(".")
-    return (layer.get_submodule(inner) if inner else layer), name
-
-
-def _to_sizes(argument: Any, name: str, is_input: bool) -> Any:
-    """An argument as a size, or several as a tuple of sizes; that of an input may be `AnySize`."""
-    if isinstance(argument, AnySize) and is_input:
-        return AnySize(argument.max)
-    return _map(lambda size: to_size(size, name), tuple(argument) if isinstance(argument, Sequence) else argument)
-
-
-def _map(function: Callable[[Any], Any], sizes: Any) -> Any:
-    """Apply a function to a size, or to each of a tuple."""
-    return tuple(map(function, sizes)) if isinstance(sizes, tuple) else function(sizes)
 
 
 def path_of(layer: nn.Module) -> str:

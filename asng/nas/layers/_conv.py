@@ -14,7 +14,8 @@ from torch.nn import functional as F
 
 from asng.nas._decision import SizeLike
 from asng.nas._size import Size, remainder
-from asng.nas.layers._base import AnySize, ElasticLayer, InputSize, first_of_groups
+from asng.nas.layers._base import ElasticLayer
+from asng.nas.layers._sizes import AnySize, InputSize, first_of_groups
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 Sizes = int | Sequence[int]

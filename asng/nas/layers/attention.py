@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from asng.nas._decision import SizeLike
 from asng.nas._size import remainder
-from asng.nas.layers._base import ElasticLayer, first, first_of_groups, refuse_any_size
+from asng.nas.layers._base import ElasticLayer
+from asng.nas.layers._sizes import first, first_of_groups, refuse_any_size
 
 
 class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):

@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asng.nas._decision import SizeLike
-from asng.nas.layers._base import ElasticLayer, first, refuse_any_size
+from asng.nas.layers._base import ElasticLayer
+from asng.nas.layers._sizes import first, refuse_any_size
 
 
 class Embedding(ElasticLayer, nn.Embedding):

@@ -6,7 +6,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asng.nas._decision import SizeLike
-from asng.nas.layers._base import ElasticLayer, InputSize, first
+from asng.nas.layers._base import ElasticLayer
+from asng.nas.layers._sizes import InputSize, first
 
 
 class Linear(ElasticLayer, nn.Linear):
