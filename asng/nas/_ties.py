@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.nas._preserve import location_of
+from asng.nas.layers._meta import owner_of
 
 
 class Ties:
@@ -29,8 +30,8 @@ class Ties:
 
     def slice(self, layer: Any, name: str, view: Tensor) -> nn.Parameter | None:
         """The parameter for a view of a layer's shared parameter, which is one for equal views; None if not shared."""
-        path, _, key = name.rpartition(".")
-        whole = (layer.get_submodule(path) if path else layer)._parameters.get(key)
+        owner, key = owner_of(layer, name) if "." in name else (layer, name)
+        whole: Any = owner._parameters.get(key)
         if id(whole) not in self._shared:
             return None
         is_view = view.untyped_storage()._cdata == whole.untyped_storage()._cdata

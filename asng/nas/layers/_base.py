@@ -197,9 +197,10 @@ class ElasticLayer(Searchable):
         Returns:
             Hashable arguments by name, without device and dtype.
         """
-        return self.settings_of(self) | {
-            name: map_sizes(lambda size: size(), size) for name, size in self.sizes.items()
-        }
+        settings = self.settings_of(self)
+        for name, size in self.sizes.items():
+            settings[name] = tuple([part() for part in size]) if isinstance(size, tuple) else size()
+        return settings
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call torch's layer of the selected sizes, made of the slices."""
@@ -228,7 +229,10 @@ class ElasticLayer(Searchable):
         build = current_build.get()
         copies = build is None or build.copies
         for name, used in tensors.items():
-            (mine, key), (owner, _) = owner_of(self, name), owner_of(static, name)
+            mine: nn.Module = self
+            owner, key = static, name
+            if "." in name:
+                (mine, key), (owner, _) = owner_of(self, name), owner_of(static, name)
             tensor = used.detach().clone() if copies and used is not None else used
             if key in mine._buffers:
                 owner._buffers[key] = tensor
@@ -238,7 +242,8 @@ class ElasticLayer(Searchable):
                 tied = None if build is None else build.tied_slice(self, name, used)
                 own = nn.Parameter(tensor, self._requires_grad(mine, key))
                 owner._parameters[key] = own if tied is None else tied
-        for module in static.modules() if static._modules else (static,):
+        static.__dict__["training"] = self.training
+        for module in static.modules() if static._modules else ():
             module.__dict__["training"] = self.training
         return static
 

@@ -8,8 +8,7 @@ from torch import nn
 
 def on_meta(kind: Any, **settings: Any) -> nn.Module:
     """A torch layer on the device "meta"; the constructor runs once for equal settings, which are hashable."""
-    attributes, containers = _prototype(kind, tuple(settings.items()))
-    return _copy_layer(kind, attributes, containers)
+    return _copy_layer(kind, *_prototype(kind, tuple(settings.items())))
 
 
 def _copy_layer(kind: Any, attributes: dict[str, Any], containers: list[str]) -> nn.Module:
@@ -17,8 +16,9 @@ def _copy_layer(kind: Any, attributes: dict[str, Any], containers: list[str]) ->
     layer.__dict__.update(attributes)
     for name in containers:
         layer.__dict__[name] = attributes[name].copy()
-    for name, child in attributes["_modules"].items():
-        layer._modules[name] = _copy_layer(type(child), child.__dict__, _containers(child.__dict__))
+    if attributes["_modules"]:
+        for name, child in attributes["_modules"].items():
+            layer._modules[name] = _copy_layer(type(child), child.__dict__, _containers(child.__dict__))
     return layer
 
 
