@@ -1,5 +1,6 @@
 """Models of Hugging Face, with random weights and small: depth, heads and widths become decisions, weights are kept."""
 
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -7,7 +8,8 @@ import torch
 from torch import nn
 
 from asng import ASNG, nas
-from asng.nas import Repeat, Width, convert, extract, parameters, select, space_of
+from asng.nas import Repeat, Width, _capture, convert, extract, parameters, select, space_of
+from asng.nas._iteration import Iteration
 from tests.test_examples import EXAMPLES, better_than_random, run
 
 transformers: Any = pytest.importorskip("transformers")
@@ -18,7 +20,8 @@ HEAD_DIM = 8
 
 def bert() -> Any:
     sizes = {"vocab_size": 50, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-    return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, intermediate_size=64))
+    no_dropout = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return transformers.BertForMaskedLM(transformers.BertConfig(**sizes, **no_dropout, intermediate_size=64))
 
 
 def vit() -> Any:
@@ -118,6 +121,30 @@ def test_a_bert_is_searched_under_a_limit():
     )
     assert result.feasible
     assert torch.isfinite(result.model(**IDS).logits).all()
+
+
+@pytest.mark.parametrize(
+    ("replace", "reason"),
+    [
+        (lambda path, module: Repeat("depth", module) if path.endswith("encoder.layer") else None, None),
+        (search_bert, r"runs as usual: bert.encoder has more than 64 cases"),
+    ],
+    ids=["depth", "everything"],
+)
+def test_a_bert_is_captured_or_runs_as_usual_with_a_reason(replace, reason, monkeypatch):
+    monkeypatch.setattr(_capture, "find_obstacle", lambda *given: None)  # as on a GPU; only the graph is missing
+    monkeypatch.setattr(Iteration, "capture", lambda self: None)
+    batch = {**IDS, "labels": IDS["input_ids"]}
+    losses = []
+    for capture in (False, True):
+        torch.manual_seed(0)
+        model = convert(bert(), replace)
+        weight_optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        arch_optimizer = ASNG(space_of(model), seed=0)
+        oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, lambda m, b: m(**b).loss, capture=capture)
+        with pytest.warns(UserWarning, match=reason) if capture and reason else nullcontext():
+            losses.append([oneshot.step(batch, batch).train_losses for _ in range(4)])
+    assert losses[0] == losses[1]
 
 
 def test_the_example_finds_what_it_says(tmp_path):
