@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 from asng import ASNG, Integer, nas
 from asng.nas import Chain, OneOf, Repeat, Width, convert, extract, parameters, select, space_of
 from tests.helpers.captures import assert_same_steps
+from tests.helpers.elastic_sizes import odd
 from tests.helpers.foreign_models import BasicBlock, ResNet, VisionTransformer
 
 
@@ -187,6 +189,16 @@ def test_every_elastic_layer_can_be_made_from_torchs(kind, layer, sizes):
     assert not made.training
 
 
+def test_a_kernel_of_torchs_becomes_the_largest_one():
+    layer = nn.Conv3d(4, 8, 5, padding=2)
+    made = nas.Conv3d.from_torch(layer, kernel_size=odd())
+    x = torch.randn(1, 4, 6, 6, 6)
+    select(made, {"k": 3})
+    assert torch.equal(made(x), layer(x))
+    select(made, {"k": 1})
+    assert torch.equal(made.build_static().weight, layer.weight[..., 2:3, 2:3, 2:3])
+
+
 class Scaled(nn.Linear):
     def forward(self, input):
         return 2 * super().forward(input)
@@ -215,6 +227,14 @@ def hooked() -> nn.Linear:
         ),
         (lambda: nas.Linear.from_torch(hooked()), "a forward method or hook of its own"),
         (lambda: nas.MultiheadAttention.from_torch(nn.MultiheadAttention(8, 2, kdim=4)), "not kdim=4 and vdim=8"),
+        (
+            lambda: nas.Linear.from_torch(parametrizations.weight_norm(nn.Linear(4, 8))),
+            r"differ in their parameters \(parametrizations.weight.original0, .*weight\); .* remove parametrizations",
+        ),
+        (
+            lambda: convert(nn.Linear(4, 8), lambda path, module: nas.Linear(4, Width("w", [4, 8]), bias=False)),
+            r"nas.Linear differ in their parameters \(bias\); give both the same settings",
+        ),
         (
             lambda: convert(nn.ReLU(), lambda path, module: nn.ReLU),
             "must return a module for 'the model', or None, got",

@@ -166,7 +166,7 @@ class ElasticLayer(Searchable):
             layer: A `torch_layer`; they are shared with it from now on.
 
         Raises:
-            ValueError: It has a forward method or hooks of its own, or is not of the largest size.
+            ValueError: It has a forward method or hooks of its own, other parameters, or is not of the largest size.
         """
         kind: Any = type(layer)
         if kind.forward is not self.torch_layer.forward or any(
@@ -184,6 +184,13 @@ class ElasticLayer(Searchable):
                     f"{layer!r} has {name}={old}, but the largest {name} of {size} is {new}; let the largest size be "
                     "that of the layer whose weights it takes"
                 )
+        mine, given = ({name for name, _ in module.named_parameters()} for module in (self, layer))
+        if mine != given:
+            different = ", ".join(sorted(mine ^ given))
+            raise ValueError(
+                f"{layer!r} and nas.{type(self).__name__} differ in their parameters ({different}); give both the same "
+                "settings, and remove parametrizations first"
+            )
         theirs = dict(layer.named_modules())
         for path, module in self.named_modules():
             if path in theirs:
