@@ -14,7 +14,7 @@ from asng._checks import check_int
 from asng.nas._decision import Decision
 from asng.nas._size import to_size
 from asng.nas._static import Chain, Constant, Item
-from asng.space import Categorical, Integer
+from asng.space import Categorical, Integer, Variable
 
 
 class OneOf(Decision):
@@ -156,6 +156,17 @@ class Repeat(Decision):
         return Chain(*self.active_modules())
 
 
+class _FastPathBlock:
+    """A hook that is never called, since the module that has it is not.
+
+    In evaluation mode torch's transformer layers read the whole weights of the layers inside instead of calling these,
+    unless a module in them has a hook.
+    """
+
+    def __call__(self, *_: Any) -> None:
+        """Do nothing."""
+
+
 class Value(Decision):
     """Any variable, read as `.value` in a module's own code or given to a layer as a kernel size.
 
@@ -176,6 +187,10 @@ class Value(Decision):
     >>> rate.value
     0.25
     """
+
+    def __init__(self, name: str, variable: Variable) -> None:
+        super().__init__(name, variable)
+        self.register_forward_pre_hook(_FastPathBlock())
 
     def build_static(self) -> Constant:
         return Constant(self.value, None if self.variable.values() is None else self.index)

@@ -308,6 +308,33 @@ def test_attention_in_a_transformer_layer_of_torch():
         assert extracted.self_attn.num_heads == heads
         torch.testing.assert_close(extracted(x), model(x))
         torch.testing.assert_close(extracted.eval()(x), model.eval()(x))
+        with torch.no_grad():
+            torch.testing.assert_close(extracted(x), model(x))
+
+
+@pytest.mark.parametrize("searched", ["feed-forward", "attention"])
+def test_torchs_fast_path_does_not_run_past_elastic_layers(searched):
+    model = nn.TransformerEncoderLayer(8, 4, 16, batch_first=True)
+    if searched == "attention":
+        model.self_attn = nas.MultiheadAttention.from_torch(model.self_attn, num_heads=nas.Width("w", [2, 4]))
+    else:
+        hidden = nas.Width("w", [2, 16])
+        model.linear1 = nas.Linear.from_torch(model.linear1, out_features=hidden)
+        model.linear2 = nas.Linear.from_torch(model.linear2, in_features=hidden)
+    x = torch.randn(2, 3, 8)
+    select(model.eval(), {"w": 2})
+    with torch.no_grad():
+        torch.testing.assert_close(model(x), extract(model)(x))
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_compiled_attention_computes_the_same_in_one_graph():
+    attention = nas.MultiheadAttention(width("a", 2, 8) * 2, width("a", 2, 8), batch_first=True)
+    compiled: Any = torch.compile(attention, backend="eager", fullgraph=True)
+    for units in (2, 8):
+        select(attention, {"a": units})
+        x = torch.randn(2, 3, 2 * units)
+        torch.testing.assert_close(compiled(x, x, x)[0], attention(x, x, x)[0])
 
 
 # Layers of the user's.

@@ -25,8 +25,8 @@ def _has_own_forward(kind: Any) -> bool:
 
 
 def own_hooks(hooks: Mapping[int, Any]) -> list[Any]:
-    """The hooks that are not those by which torch's weight_norm, spectral_norm and pruning compute weights."""
-    return [hook for hook in hooks.values() if not type(hook).__module__.startswith("torch.nn.utils.")]
+    """The hooks of the user: not asng's, nor those by which torch's weight_norm and pruning compute weights."""
+    return [hook for hook in hooks.values() if not type(hook).__module__.startswith(("torch.nn.utils.", "asng."))]
 
 
 class Build(NamedTuple):

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from asng.nas._decision import SizeLike
 from asng.nas._size import remainder
@@ -92,7 +93,32 @@ class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):
         groups = self.num_heads if self._by_head else 1
         return first_of_groups(tensor, groups, heads, self.sizes["embed_dim"]() // heads)
 
-    def forward(self, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
         for tensor in (query, key, value):
             self.check_input(self.sizes["embed_dim"], tensor, -1, "features")
-        return super().forward(query, key, value, *args, **kwargs)
+        swaps = self.batch_first and query.dim() == 3
+        if swaps:  # torch's function looks whether they are the same
+            same_key, same_value = key is query, value is key
+            query = query.transpose(0, 1)
+            key = query if same_key else key.transpose(0, 1)
+            value = key if same_value else value.transpose(0, 1)
+        part: Any = self.active_tensors()
+        output, weights = F.multi_head_attention_forward(
+            *(query, key, value, self.sizes["embed_dim"](), self.sizes["num_heads"]()),
+            *(part["in_proj_weight"], part["in_proj_bias"], part["bias_k"], part["bias_v"], self.add_zero_attn),
+            *(self.dropout, part["out_proj.weight"], part["out_proj.bias"], self.training, key_padding_mask),
+            *(need_weights, attn_mask),
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
+        return output.transpose(0, 1) if swaps else output, weights
