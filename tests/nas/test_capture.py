@@ -417,8 +417,11 @@ def test_a_module_with_its_own_mask_reads_the_index_on_the_device():
 
 
 @pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1}, {"bias": False}])
-def test_grouped_convolutions_are_split_into_one_per_group(settings):
-    conv, x = nn.Conv2d(8, 12, 3, groups=4, **settings), torch.randn(2, 8, 6, 6)
+@pytest.mark.parametrize("transposed", ["", "Transpose"])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_grouped_convolutions_are_split_into_one_per_group(settings, transposed, axes):
+    conv = getattr(nn, f"Conv{transposed}{axes}d")(8, 12, 3, groups=4, **settings)
+    x = torch.randn(2, 8, *[6] * axes)
     names = []
 
     class Names(TorchFunctionMode):
@@ -429,4 +432,4 @@ def test_grouped_convolutions_are_split_into_one_per_group(settings):
     with Names(), SplitGroups():
         split = conv(x)
     torch.testing.assert_close(split, conv(x))
-    assert names.count(torch.conv2d) == 4
+    assert names.count(getattr(torch, f"conv{'_transpose' if transposed else ''}{axes}d")) == 4
