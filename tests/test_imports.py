@@ -171,7 +171,8 @@ import os, signal, sys, torch
 from asng import nas
 model = nas.OneOf("op", [torch.nn.Linear(2, 1), nas.Linear(2, 1)])
 batches = [torch.ones(4, 2)]
-nas.search(model, batches, batches, lambda model, x: model(x).square().mean(), epochs=1, checkpoint={str(checkpoint)!r})
+loss_fn = lambda model, x: model(x).square().mean()
+nas.search(model, batches, batches, loss_fn, epochs=1, checkpoint={str(checkpoint)!r}, progress=False)
 """
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 

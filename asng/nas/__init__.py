@@ -6,7 +6,7 @@ except ImportError as error:
     raise ImportError(f"asng.nas needs PyTorch ({error}): pip install '.[nas]'") from None
 
 from asng.nas import layers
-from asng.nas._candidates import LossFn
+from asng.nas._candidates import Judge, LossFn
 from asng.nas._decision import Decision, Searchable, Size, SizeLike
 from asng.nas._measures import Flops, Latency, parameters
 from asng.nas._static import Constant, Item
@@ -27,6 +27,7 @@ __all__ = [
     "Decision",
     "Flops",
     "Item",
+    "Judge",
     "Latency",
     "Limit",
     "LossFn",

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from asng.nas import _distributed, _switch
 from asng.nas._batch import StaticBatch
 from asng.nas._branch import SplitGroups
-from asng.nas._candidates import LossFn, Numbers, Outcome, to_outcome
+from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
 from asng.nas._cases import Case, Columns, Refused, Unswitchable, running_modules
 from asng.nas._checks import unwrap
 from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
@@ -45,6 +45,7 @@ class Iteration:
         optimizer: Of the weights, one that `unsupported_reason` has nothing against.
         loss_fn: As that of `OneShot`.
         n: Candidates in each half.
+        judge: As that of `OneShot`.
         max_grad_norm: Of the gradient of the weights.
         amp_dtype: Type of mixed precision.
     """
@@ -56,10 +57,12 @@ class Iteration:
         loss_fn: LossFn,
         n: int,
         *,
+        judge: Judge | None = None,
         max_grad_norm: float,
         amp_dtype: torch.dtype | None,
     ) -> None:
-        self._supernet, self._loss_fn, self._n, self._amp_dtype = supernet, loss_fn, n, amp_dtype
+        self._supernet, self._n, self._amp_dtype = supernet, n, amp_dtype
+        self._functions = {"train": loss_fn, "valid": judge or loss_fn}
         self.update = WeightUpdate(optimizer, max_grad_norm, n)
         self._device = self.update.groups[0].gradient.device
         self._metrics: dict[str, list[str]] = {"train": [], "valid": []}  # their names
@@ -231,7 +234,11 @@ class Iteration:
         )
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
         with trace.run(), precision, groups:
-            outcome = to_outcome(self._loss_fn(self._supernet.model, self._batches[kind].batch))
+            returned = self._functions[kind](self._supernet.model, self._batches[kind].batch)
+        if not isinstance(split_metrics(returned)[0], Tensor):
+            name = "the loss" if kind == "train" else "the judge"
+            raise Refused(f"{name} returns a number of Python, which a graph would not compute again; return a tensor")
+        outcome = to_outcome(returned)
         self._write(kind, row, outcome.detach())
         return trace, outcome.loss
 
@@ -263,7 +270,7 @@ class CapturedStep:
         self._supernet, self._make_iteration, self._find_obstacle = supernet, make_iteration, find_obstacle
         self._iteration: Iteration | None = None
         self._captures = 0
-        self._refused = False
+        self._refused = self._warned_of_plain = False
         self.cost: dict[str, float] = {}  # of the last capture
         self._is_current = False  # the iteration knows which weights are touched, and their momentum
 
@@ -276,8 +283,7 @@ class CapturedStep:
         """
         iteration = None if len(train) != n else self._ready(n, train_batch, valid_batch)
         if iteration is None:
-            self.store()
-            self._is_current = False
+            self.leave()
             return None
         if not self._is_current:
             iteration.update.load()
@@ -311,6 +317,18 @@ class CapturedStep:
         """Leave gradients and momentum where the plain path and checkpoints look for them."""
         if self._iteration is not None and self._is_current:
             self._iteration.update.store()
+
+    def leave(self) -> None:
+        """Let the plain path run a step."""
+        self.store()
+        self._is_current = False
+
+    def run_plain(self, reason: str) -> None:
+        """Let the plain path run a step that is never captured; warns once."""
+        self.leave()
+        if not self._refused and not self._warned_of_plain:
+            self._warned_of_plain = True
+            warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=5)
 
     def forget(self) -> None:
         """Take over gradients and momentum before the next step: they were loaded."""

@@ -74,6 +74,10 @@ class Job(Protocol):
         """Further fields of the record of an epoch; the time this takes is not counted."""
         return {}
 
+    def wants_stop(self, record: Mapping[str, Any] | None = None) -> bool:
+        """Whether to end after the last step, or, given its record, after an epoch."""
+        return False
+
     def status(self, epoch: Epoch) -> Mapping[str, float]:
         """Numbers to show beside the newest measurements."""
         return {}
@@ -175,7 +179,7 @@ def run_job(
     progress: Progress = no_progress,
     unit: str = "epoch",
 ) -> list[dict[str, Any]]:
-    """Run the rest of the epochs of a job; returns the records of all epochs.
+    """Run the rest of the epochs of a job, or until it wants to stop; returns the records of all whole epochs.
 
     In several processes all run the same job, and rank 0 reads and writes the checkpoint.
 
@@ -189,17 +193,24 @@ def run_job(
             loop.start(checkpoint, until_end)
         while len(loop.history) < epochs:
             try:
-                while loop.step(progress):
+                is_over = False
+                while not is_over and loop.step(progress):
                     # A Ctrl-C does not reach all processes in the same step.
-                    if any(_distributed.any_rank([interrupted()], job.device)):
+                    flags = [interrupted(), job.wants_stop()]
+                    is_interrupted, is_over = _distributed.any_rank(flags, job.device)
+                    if is_interrupted:
                         loop.save()
                         raise KeyboardInterrupt(loop.how_to_continue())
-                loop.finish_epoch(progress)
+                if not is_over:
+                    record = loop.finish_epoch(progress)
+                    (is_over,) = _distributed.any_rank([job.wants_stop(record)], job.device)
             except BaseException as error:
                 if isinstance(error, Exception) or not interrupted():  # a second Ctrl-C does not wait
                     loop.save_after(error)
                 raise
             loop.save()
+            if is_over:
+                break
     return loop.history
 
 
@@ -267,9 +278,12 @@ class _Loop:
         where = f"{self._unit} {epoch.number}/{self._epochs} step {epoch.steps}{f'/{steps}' if steps else ''}"
         return f"{where}, {format_record({**newest, **self._job.status(epoch)})}"
 
-    def finish_epoch(self, progress: Progress) -> None:
+    def finish_epoch(self, progress: Progress) -> dict[str, Any]:
+        """Record the epoch; returns the record."""
         epoch = self._epoch
         means = epoch.means()
+        if means.get("score", 0.0) is None:
+            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; see to the judge")
         losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
         if losses and all(mean is None for mean in losses):
             error = NoFiniteLoss(
@@ -289,6 +303,7 @@ class _Loop:
         self._steps_per_epoch = max(self._steps_per_epoch, epoch.steps)
         self._epoch, self._rng_before_step = Epoch(epoch.number + 1), {}
         progress(self._fraction(), format_record(record), line=True)
+        return record
 
     def save(self) -> None:
         if self._checkpoint is not None and _distributed.is_rank0():

@@ -249,20 +249,37 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("stream", "progress", "shown"), [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)]
-)
-def test_progress_is_shown_on_a_terminal_alone(stream, progress, shown, monkeypatch, capsys):
-    pytest.importorskip("rich")
+@pytest.fixture
+def plain_environment(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("plain_environment")
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+@pytest.mark.parametrize("progress", [True, False])
+def test_progress_is_shown_on_stderr_if_wanted(stream, progress, monkeypatch, capsys):
+    pytest.importorskip("rich")
     text = stream()
     monkeypatch.setattr(sys, "stderr", text)
     run_search(progress=progress)
-    assert ("epoch 2, train loss " in text.getvalue()) == shown
-    assert bool(text.getvalue()) == shown
+    assert ("epoch 2, train loss " in text.getvalue()) == progress
+    assert bool(text.getvalue()) == progress
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("plain_environment")
+@pytest.mark.parametrize("rich", [True, False])
+def test_without_a_terminal_there_is_a_line_after_every_epoch(rich, monkeypatch, capsys):
+    if rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    run_search(progress=True, epochs=3)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"search: epoch {epoch}" for epoch in (1, 2, 3)]
+    assert all("train loss" in line and "valid loss" in line for line in lines)
 
 
 def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):
@@ -282,9 +299,3 @@ def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):
     )
     assert shown == [("1", "3"), ("2", "1"), ("2", "4")]
     assert text.getvalue().count("\n") == len(shown)
-
-
-def test_without_rich_nothing_is_written_where_no_terminal_is(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    run_search(progress=True)
-    assert capsys.readouterr() == ("", "")
