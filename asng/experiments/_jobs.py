@@ -182,7 +182,7 @@ class SearchJob(_ImageJob):
             weight_optimizer,
             task.search_loss,
             max_grad_norm=5.0,
-            limits=[] if max_params is None else [nas.Limit(size, max_params, "parameters")],
+            limits=[] if max_params is None else [nas.Limit(size, max_params, name="parameters")],
             amp_dtype=AMP_DTYPES[settings.amp_dtype],
             capture=capture,
         )

@@ -13,6 +13,7 @@ from torch import nn
 from asng._asktell import Optimizer
 from asng._checks import check_int
 from asng.nas import _distributed
+from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
@@ -167,11 +168,11 @@ def _architecture(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
 
 def _violation_message(oneshot: OneShot, values: Values) -> str:
     pairs = zip(oneshot.costs.limits, oneshot.costs.measure(values), strict=False)  # up to the first that is violated
-    costs = ", ".join(f"{limit.name} {cost:.6g} of at most {limit.at_most:.6g}" for limit, cost in pairs)
-    return (
-        f"no architecture met all limits; the nearest has {costs}. "
-        "Raise the limits, or let the model's decisions go smaller"
-    )
+    costs = ", ".join(f"{limit.name} {cost:.6g} of {format_bounds(limit)}" for limit, cost in pairs)
+    limits = oneshot.costs.limits
+    is_upper = all(limit.at_least is None for limit in limits)
+    cure = "Raise the limits, or let the model's decisions go smaller" if is_upper else "Widen the limits"
+    return f"no architecture met all limits; the nearest has {costs}. {cure}"
 
 
 def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], values: Values) -> float:
