@@ -258,7 +258,7 @@ class SearchJob(_ImageJob):
         if self._search_settings.method == "uniform":
             values, probability, feasible = self._best_of_random(progress), None, True
         else:
-            values, probability, feasible = nas.top(self.oneshot)[0]
+            values, probability, feasible = nas.top(self.oneshot)[0][:3]
         distribution = {name: np.asarray(p).tolist() for name, p in self.arch_optimizer.distribution().items()}
         return {"values": values, "feasible": feasible, "probability": probability, "distribution": distribution}
 

@@ -15,6 +15,7 @@ from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
 from asng.nas.limits import Costs, Limit, Measure, Violation
 from asng.nas.oneshot import OneShot, Step
+from asng.nas.ranking import Front, front, rerank, score
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Architecture, SearchResult, result, top
 from asng.nas.search import search
@@ -26,6 +27,7 @@ __all__ = [
     "Costs",
     "Decision",
     "Flops",
+    "Front",
     "Item",
     "Judge",
     "Latency",
@@ -48,9 +50,12 @@ __all__ = [
     "Width",
     "extract",
     "from_json",
+    "front",
     "parameters",
     "recalibrate",
+    "rerank",
     "result",
+    "score",
     "search",
     "select",
     "selected",

@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from functools import cache, partial
 from typing import Any, NamedTuple, SupportsFloat
 
 from torch import nn
@@ -43,8 +44,8 @@ class Limit:
 
     >>> from asng.nas import parameters
     >>> limit = Limit(parameters, 100_000, at_least=50_000)
-    >>> limit.name, limit.violation(150_000), limit.violation(75_000), limit.violation(40_000)
-    ('parameters', 0.5, 0.0, 0.2)
+    >>> limit.name, limit.violation(150_000), limit.violation(75_000), limit.violation(25_000)
+    ('parameters', 0.5, 0.0, 0.5)
     """
 
     measure: Measure
@@ -215,26 +216,9 @@ class Costs:
 
     def _measure_missing(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
         """All costs of a network of which some are known, the violated limits' last."""
-        build: StaticBuild | None = None  # of which there is one for all measures
+        build = cache(partial(StaticBuild, self.supernet, values))  # of which there is one for all measures
         for limit in self.limits[len(costs) :]:
-            measure, supernet = limit.measure, self.supernet
-            try:
-                if isinstance(measure, StaticMeasure):
-                    build = build or StaticBuild(supernet, values)
-                    cost: Any = measure_static(measure, build, _decisive_bound(limit))
-                else:
-                    with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
-                        cost = measure(supernet.model, dict(values))  # its own
-            except FAILURES:
-                warnings.warn(
-                    f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible",
-                    stacklevel=2,
-                )
-                cost = math.inf
-            except Exception as error:
-                error.add_note(f"in {limit.name} of the architecture {dict(values)}")
-                raise
-            costs = (*costs, _as_cost(cost, limit, values))
+            costs = (*costs, _measure(limit, self.supernet, values, build, _decisive_bound(limit)))
             if limit.violation(costs[-1]):
                 break
         return costs
@@ -281,6 +265,35 @@ class Costs:
                 nearest = None
         known = {key: costs for key, costs in known.items() if costs}
         self.known, self._nearest = _distributed.broadcast_object((known, nearest))
+
+
+def measure_all(supernet: Supernet, limits: Sequence[Limit], values: Values) -> tuple[float, ...]:
+    """The exact costs of a network by the measures of all limits; rank 0 measures and broadcasts."""
+    network = supernet.canonical(values)
+    build = cache(partial(StaticBuild, supernet, network))
+    costs = [_measure(limit, supernet, network, build, math.nan) for limit in limits] if _distributed.is_rank0() else ()
+    return tuple(_distributed.broadcast_object(costs))
+
+
+def _measure(limit: Limit, supernet: Supernet, values: Values, build: Callable[[], StaticBuild], bound: float) -> float:
+    """The cost of a network, exact as far as it decides whether it is at most `bound`; infinite if out of memory."""
+    measure = limit.measure
+    try:
+        if isinstance(measure, StaticMeasure):
+            cost: Any = measure_static(measure, build(), bound)
+        else:
+            with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
+                cost = measure(supernet.model, dict(values))  # its own
+    except FAILURES:
+        warnings.warn(
+            f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible",
+            stacklevel=3,
+        )
+        cost = math.inf
+    except Exception as error:
+        error.add_note(f"in {limit.name} of the architecture {dict(values)}")
+        raise
+    return _as_cost(cost, limit, values)
 
 
 def _fingerprint(limit: Limit) -> str | None:

@@ -426,7 +426,7 @@ class OneShot:
         self.supernet.choose(values)
         try:
             with (
-                torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None),
+                self.autocast(),
                 nullcontext() if self._unread is None else self._unread.watch(values),
             ):
                 return function(self._wrapped_model, batch)
@@ -438,6 +438,14 @@ class OneShot:
                     "training mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
                 )
             raise
+
+    def autocast(self) -> torch.autocast:
+        """Make the context of mixed precision that candidates run in.
+
+        Returns:
+            `torch.autocast` of `amp_dtype`, switched off without one.
+        """
+        return torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None)
 
     def is_feasible(self, values: Mapping[str, Any]) -> bool:
         """Tell whether an architecture meets all limits.

@@ -22,13 +22,13 @@ from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, LossFn
 from asng.nas._checks import check_decisions
-from asng.nas._identity import describe_search
+from asng.nas._identity import describe_search, length_of
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas._schedules import Schedules
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot, Step
-from asng.nas.result import SearchResult, build_result
+from asng.nas.result import SearchResult, build_result, warn_if_short
 from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
 
@@ -117,7 +117,8 @@ def search(
             loaded, torch's global generator has an RNG state of their own.
 
     Returns:
-        The most likely feasible architecture, its extracted network, and the history.
+        The most likely feasible architecture, its extracted network, and the history. A warning says so if there were
+        too few steps to decide.
 
     Raises:
         ValueError: An argument does not fit, the model cannot be searched, or the checkpoint belongs to another search.
@@ -181,6 +182,9 @@ def search(
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
     outcome = build_result(oneshot, history)
     oneshot.supernet.choose(outcome.values)
+    steps = length_of(train_loader)
+    if steps is not None and len(history) == epochs and _distributed.is_rank0():  # it was not ended by the callback
+        warn_if_short(outcome, epochs * steps)
     return outcome
 
 

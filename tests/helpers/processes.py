@@ -24,8 +24,10 @@ from asng.nas import (
     OneOf,
     OneShot,
     extract,
+    front,
     parameters,
     recalibrate,
+    rerank,
     search,
     select,
     selected,
@@ -245,6 +247,8 @@ def step_halves(rank, folder):
         "train": [list(record.train_losses) for record in records[::2]],
         "scores": [list(record.scores) for record in records[1::2]],
         "metrics": [list(record.valid_metrics) for record in records[1::2]],
+        "ranked": [[str(a.values), a.score] for a in rerank(oneshot, batches(2, dtype=torch.double), judge, k=4)],
+        "front": repr(front(oneshot, [parameters], batches(2, dtype=torch.double), judge, k=6)),
     }
     torch.save(result, Path(folder, f"rank{rank}.pt"))
 

@@ -42,6 +42,7 @@ def test_halves_of_steps_in_two_processes_are_those_of_one(tmp_path):
     for result in theirs:
         assert (result["optimizer"]["state"], result["scores"]) == (mine["optimizer"]["state"], mine["scores"])
         assert result["metrics"] == mine["metrics"]
+        assert (result["ranked"], result["front"]) == (mine["ranked"], mine["front"])
         torch.testing.assert_close(result["train"], mine["train"], rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(result["weights"], mine["weights"], rtol=1e-9, atol=1e-9)
 
