@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import statistics
 import time
 import warnings
@@ -14,14 +15,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-COLUMNS = {
-    "ms a step": "step_ms",
-    "fastest": "fastest_ms",
-    "slowest": "slowest_ms",
-    "first, s": "first_step_s",
-    "kernels": "kernels",
-    "GPU busy, ms": "busy_ms",
-    "reserved, GB": "reserved_gb",
+COLUMNS = {  # head: key and format
+    "ms a step": ("step_ms", ",.1f"),
+    "fastest": ("fastest_ms", ",.1f"),
+    "slowest": ("slowest_ms", ",.1f"),
+    "first, s": ("first_step_s", ",.1f"),
+    "kernels": ("kernels", ",.0f"),
+    "GPU busy, ms": ("busy_ms", ",.1f"),
+    "busy share": ("busy_share", ".0%"),
+    "reserved, GB": ("reserved_gb", ",.1f"),
 }
 WARMUP, PROFILED = 3, 3  # steps
 
@@ -52,14 +54,14 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
         # In a process of its own: once torch's profiler has run in one, all that comes later is slower.
         with ProcessPoolExecutor(1, get_context("spawn")) as process:
             numbers = process.submit(measure, row).result()
-        cells = (f"{numbers[key]:>14,.{0 if key == 'kernels' else 1}f}" for key in COLUMNS.values())
+        cells = (f"{numbers[key]:>14{form}}" for key, form in COLUMNS.values())
         print(f"{row.name:<{width}}" + "".join(cells), flush=True)
         result["rows"].append({"name": row.name, **numbers})
         (settings.out / f"{name}.json").write_text(json.dumps(result, indent=2) + "\n")
 
 
 def measure(row: Row) -> dict[str, float]:
-    """Milliseconds of steps, seconds of the first one, kernels, milliseconds of the GPU at work, gigabytes."""
+    """Milliseconds of steps, seconds of the first one, kernels and how long they run, gigabytes."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     step, seconds = row.prepare(), []
     for _ in range(WARMUP + row.steps):
@@ -69,29 +71,43 @@ def measure(row: Row) -> dict[str, float]:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     times = seconds[WARMUP:]
-    kernels, busy = profile_kernels(step)
+    profile_steps(step, 1)  # the profiler takes long at first
+    kernels, seconds_profiled = profile_steps(step, PROFILED)
     return {
         "step_ms": 1e3 * statistics.median(times),
         "fastest_ms": 1e3 * min(times),
         "slowest_ms": 1e3 * max(times),
         "first_step_s": seconds[0],
-        "kernels": kernels,
-        "busy_ms": busy,
+        "kernels": len(kernels) / PROFILED,
+        "busy_ms": sum(end - start for start, end in kernels) / 1e3 / PROFILED,
+        "busy_share": covered(kernels) / 1e6 / seconds_profiled,
         "reserved_gb": torch.cuda.memory_reserved() / 1e9,
     }
 
 
-def profile_kernels(step: Callable[[], Any]) -> tuple[float, float]:
-    """Kernels and copies of a step, and the milliseconds that they take one after another."""
+def profile_steps(step: Callable[[], Any], n: int) -> tuple[list[tuple[float, float]], float]:
+    """When each kernel and copy of n steps starts and ends, in microseconds, and the seconds that the steps take."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            for _ in range(PROFILED):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            for _ in range(n):
                 step()
             torch.cuda.synchronize()
+            seconds = time.perf_counter() - start
         on_device: Any = torch.autograd.DeviceType.CUDA
-        events = [event for event in profiler.events() or () if event.device_type == on_device]
-    return len(events) / PROFILED, sum(event.device_time_total for event in events) / 1e3 / PROFILED
+        events = [e for e in profiler.events() or () if e.device_type == on_device and not e.is_user_annotation]
+    return [(event.time_range.start, event.time_range.end) for event in events], seconds
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """The length of the union of intervals: during which at least one kernel runs."""
+    total, until = 0.0, -math.inf
+    for start, end in sorted(intervals):
+        total += max(0.0, end - max(start, until))
+        until = max(until, end)
+    return total
 
 
 def describe_gpu() -> dict[str, Any]:

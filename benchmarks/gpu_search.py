@@ -8,7 +8,9 @@ momentum and clipping; float32 with TF32, and bfloat16, both channels last. The 
 authors_search.py, NCHW, as their program runs it. A step is timed from its call to its losses on the host: the median
 over steps with random candidates, the same for all rows of ours. The first captured step finds all switches, captures
 them and launches once; with fused kernels it compiles those that were not compiled before. Kernels are those of torch's
-profiler, on three more steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice.
+profiler, on three more steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice,
+and "busy share" is the part of these steps in which at least one runs. The profiler makes launches slower, so plain
+steps without it have a larger share.
 """
 
 from collections.abc import Callable, Iterator

@@ -128,3 +128,14 @@ def test_black_boxes_are_compared_by_medians_and_quartiles(tmp_path):
     table = (tmp_path / "black_box.md").read_text()
     assert table in done.stdout
     assert f"| onemax | 300 | **{sorted(results['onemax']['asng'])[1]:.3g}** [" in table
+
+
+@pytest.mark.parametrize(
+    ("kernels", "microseconds"),
+    [([], 0), ([(0, 2), (3, 5)], 4), ([(3, 5), (0, 2), (1, 2.5), (4, 4.5)], 4.5), ([(0, 9), (1, 2), (8, 10)], 10)],
+    ids=["none", "one after another", "side by side", "inside each other"],
+)
+def test_kernels_side_by_side_count_once_for_the_busy_share(kernels, microseconds):
+    from gpu_measure import covered
+
+    assert covered(kernels) == microseconds

@@ -234,4 +234,15 @@ class SplitGroups(TorchFunctionMode):
         return torch.cat([torch.conv2d(**{**named, "input": i, "weight": w, "bias": b}) for i, w, b in parts], -3)
 
 
+class RefuseGenerators(TorchFunctionMode):
+    """Raises RuntimeError where numbers are drawn from a generator that is given, which replays would not advance."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if kwargs and kwargs.get("generator") is not None:
+            raise RuntimeError(f"{function.__name__} draws from a generator of its own; leave out generator=")
+        return function(*args, **(kwargs or {}))
+
+
 _CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")

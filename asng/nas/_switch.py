@@ -14,14 +14,16 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from importlib import import_module
+from itertools import cycle
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 MIN_TORCH, MIN_CUDA = (2, 11), 13  # with which it was tried, on Linux
 CAPACITY = 1 << 16  # switches of a graph
+MAX_BRANCHES = 6  # side by side, each with a stream for every switch inside another: torch has 32 streams in all
 NO_GENERATOR = "generator not in capture mode"  # torch says
 
 # Entry 0 of the table is the number of switches; then come pairs of a handle and the address of its integer.
@@ -34,28 +36,52 @@ extern "C" __global__ void set_switches(const unsigned long long *table) {
 """
 
 
-def unavailable_reason() -> str | None:
-    """Return why graphs cannot branch on this machine, or None if they can."""
-    cuda = _cuda()
-    if not cuda.is_available():
-        return "torch sees no CUDA device"
-    if torch.version.hip is not None:
-        return "ROCm has no conditional graph nodes"
-    if tuple(map(int, torch.__version__.split(".")[:2])) < MIN_TORCH:
-        return f"torch {torch.__version__} is older than {'.'.join(map(str, MIN_TORCH))}"
+class Versions(NamedTuple):
+    """What graphs that branch depend on, as this machine has it."""
+
+    torch: str
+    hip: str | None  # of ROCm; None: torch is made for CUDA
+    bindings: str | None  # of cuda-bindings; None: not installed
+    driver: int  # the newest CUDA that it supports: 13000 is 13.0
+
+
+def installed_versions() -> Versions:
     try:
         bindings = str(import_module("cuda.bindings").__version__)
-        if int(bindings.split(".")[0]) < MIN_CUDA:
-            return f"cuda-bindings {bindings} is older than {MIN_CUDA}.0; pip install '.[gpu]'"
-        driver = _check(import_module("cuda.bindings.runtime").cudaDriverGetVersion())
-        if driver < 1000 * MIN_CUDA:
-            return f"the driver supports CUDA {driver // 1000}.{driver % 1000 // 10}, and {MIN_CUDA}.0 is needed"
-        _setter(cuda.current_device())
-    except ImportError as error:
-        return f"cuda-bindings is missing ({error}); pip install '.[gpu]'"
+        driver = int(_check(import_module("cuda.bindings.runtime").cudaDriverGetVersion()))
+    except ImportError:
+        bindings, driver = None, 0
+    return Versions(str(torch.__version__), torch.version.hip, bindings, driver)
+
+
+def outdated_reason(versions: Versions) -> str | None:
+    """Return what is missing or too old, or None if nothing is."""
+    if versions.hip is not None:
+        return f"ROCm {versions.hip} has no conditional graph nodes"
+    if tuple(map(int, versions.torch.split(".")[:2])) < MIN_TORCH:
+        return f"torch {versions.torch} is older than {'.'.join(map(str, MIN_TORCH))}"
+    if versions.bindings is None:
+        return "cuda-bindings is missing; pip install '.[gpu]'"
+    if int(versions.bindings.split(".")[0]) < MIN_CUDA:
+        return f"cuda-bindings {versions.bindings} is older than {MIN_CUDA}.0; pip install '.[gpu]'"
+    if versions.driver < 1000 * MIN_CUDA:
+        supported = f"{versions.driver // 1000}.{versions.driver % 1000 // 10}"
+        return f"the driver supports CUDA {supported}, and {MIN_CUDA}.0 is needed; install a newer one"
+    return None
+
+
+def unavailable_reason(device: torch.device | None = None) -> str | None:
+    """Return why graphs on a device, by default the current one, cannot branch, or None if they can."""
+    if not torch.cuda.is_available():
+        return "torch sees no CUDA device"
+    try:
+        reason = outdated_reason(installed_versions())
+        if reason is None:
+            index = None if device is None else device.index
+            _setter(torch.cuda.current_device() if index is None else index)
     except Exception as error:  # whatever the libraries of this machine lack
         return f"the setter kernel cannot be built ({error})"
-    return None
+    return reason
 
 
 def _cuda() -> Any:
@@ -74,7 +100,6 @@ def _check(result: tuple[Any, ...]) -> Any:
 def _setter(device: int) -> Any:
     """The kernel `set_switches`, compiled and linked for a device."""
     nvrtc, nvjitlink, driver = (import_module(f"cuda.bindings.{name}") for name in ("nvrtc", "nvjitlink", "driver"))
-    torch.zeros((), device=f"cuda:{device}")  # a current context
     major, minor = torch.cuda.get_device_capability(device)
     program = _check(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"set_switches.cu", 0, [], []))
     options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--relocatable-device-code=true"]
@@ -91,7 +116,9 @@ def _setter(device: int) -> Any:
     linked = bytearray(nvjitlink.get_linked_cubin_size(link))
     nvjitlink.get_linked_cubin(link, linked)
     nvjitlink.destroy(link)
-    module = _check(driver.cuModuleLoadData(bytes(linked)))
+    with torch.cuda.device(device):
+        torch.zeros((), device="cuda")  # makes its context the current one
+        module = _check(driver.cuModuleLoadData(bytes(linked)))
     return _check(driver.cuModuleGetFunction(module, b"set_switches"))
 
 
@@ -124,7 +151,8 @@ class BranchingGraph:
         cuda = _cuda()
         self._runtime = import_module("cuda.bindings.runtime")
         self._device = device
-        self._pool = cuda.MemPool()
+        with cuda.device(device):  # to which it belongs
+            self._pool = cuda.MemPool()
         self._graph = cuda.CUDAGraph(keep_graph=True)
         self._stream = cuda.Stream(device)
         self._side: dict[int, Any] = {}  # by the stream around a body: the one that the body is captured on
@@ -236,16 +264,16 @@ class BranchingGraph:
             _check(ended)
 
     def fork(self, branches: Sequence[Callable[[], None]]) -> None:
-        """Capture branches that run side by side."""
+        """Capture branches that run side by side, as far as there are streams."""
         cuda = _cuda()
         outer = cuda.current_stream()
-        while len(self._branches) < len(branches):
+        while len(self._branches) < min(len(branches), MAX_BRANCHES):
             self._branches.append(cuda.Stream(self._device))
         streams = self._branches[: len(branches)]
         for stream in streams:
             stream.wait_stream(outer)
         try:
-            for branch, stream in zip(branches, streams, strict=True):
+            for branch, stream in zip(branches, cycle(streams), strict=False):
                 with cuda.stream(stream):
                     branch()
         except BaseException:

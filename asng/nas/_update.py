@@ -9,6 +9,7 @@ kernels; `TorchRule` runs the step of torch's capturable optimizers.
 from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
 from itertools import chain
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -195,18 +196,19 @@ class WeightUpdate:
             self.groups += [FlatGroup(group, low, self._n, dtype)] if low else []
         self._rules = [_rule_for(flat, type(self._optimizer)) for flat in self.groups]
         self.weights = [self._weights_of(number) for number in range(self._n)]  # of each pass
-        self._settings, self._addresses = self._current_settings(), self._current_addresses()
+        self._settings, self._parameters = self._current_settings(), self._current_parameters()
 
     def _current_settings(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in flat.group.items() if k not in CHANGING} for flat in self.groups]
 
-    def _current_addresses(self) -> list[int]:
-        parameters = chain.from_iterable(group["params"] for group in self._optimizer.param_groups)
-        return list(map(Tensor.data_ptr, parameters))  # at every step: as fast as Python can
+    def _current_parameters(self) -> list[int]:
+        """Where the parameters are, and which of them get a gradient; at every step, so as fast as Python can."""
+        parameters = list(chain.from_iterable(group["params"] for group in self._optimizer.param_groups))
+        return [*map(Tensor.data_ptr, parameters), *map(attrgetter("requires_grad"), parameters)]
 
     def is_as_captured(self) -> bool:
-        """Whether the optimizer's settings and the memory of its parameters are those of a captured step."""
-        return self._addresses == self._current_addresses() and self._settings == self._current_settings()
+        """Whether the optimizer's settings, and memory and `requires_grad` of its parameters, are as captured."""
+        return self._parameters == self._current_parameters() and self._settings == self._current_settings()
 
     @property
     def lrs(self) -> list[float]:

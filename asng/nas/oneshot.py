@@ -179,11 +179,12 @@ class OneShot:
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
         if capture:
-            from asng.nas._capture import CapturedStep, Iteration, find_obstacle
+            from asng.nas._capture import CapturedStep, find_obstacle
+            from asng.nas._iteration import Iteration
 
             options: Any = {"judge": judge, "max_grad_norm": self._weights.max_grad_norm, "amp_dtype": amp_dtype}
             first = self._weights.optimizers[0]
-            make_iteration = partial(Iteration, self.supernet, first, loss_fn, **options)
+            make_iteration = partial(Iteration, self.supernet, first, loss_fn, limited=bool(limits), **options)
             obstacle: Callable[[], str | None] = partial(find_obstacle, model, first, amp_dtype)
             if not self._weights.is_single:
                 obstacle = lambda: "there are several weight optimizers"  # noqa: E731

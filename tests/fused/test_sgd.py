@@ -9,7 +9,7 @@ from torch import nn
 
 pytest.importorskip("triton")
 
-from asng.nas._capture import Iteration
+from asng.nas._iteration import Iteration
 from asng.nas._update import FusedSGDRule, SGDRule, WeightUpdate
 from tests.helpers import captures
 from tests.helpers.searches import cross_entropy, pairs

@@ -8,7 +8,7 @@ from torch import nn
 
 from asng import ASNG, Integer
 from asng.nas import OneOf, OneShot, Pick, Repeat, Searchable, Value, space_of
-from asng.nas._capture import Iteration
+from asng.nas._iteration import Iteration
 from tests.helpers.searches import cross_entropy, pairs
 
 
@@ -53,9 +53,10 @@ class Body(Searchable):
         return nn.Sequential(*self.blocks[: self.depth.value])
 
 
-def oneshot(model, *, loss_fn=cross_entropy, seed=3, weight_optimizer=None, **settings):
+def oneshot(model, *, loss_fn=cross_entropy, seed=3, population_size=2, weight_optimizer=None, **settings):
     weight_optimizer = weight_optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    return OneShot(model, ASNG(space_of(model), seed=seed), weight_optimizer, loss_fn, **settings)
+    arch_optimizer = ASNG(space_of(model), population_size=population_size, seed=seed)
+    return OneShot(model, arch_optimizer, weight_optimizer, loss_fn, **settings)
 
 
 def with_gradient(model):

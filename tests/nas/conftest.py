@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from asng.nas import _capture
-from asng.nas._capture import Iteration
+from asng.nas._iteration import Iteration
 from tests.helpers.searches import small_search
 
 

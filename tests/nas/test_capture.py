@@ -13,8 +13,9 @@ from torch.overrides import TorchFunctionMode
 
 from asng import Categorical, Integer, nas
 from asng.experiments.cifar10.network import Net as CifarNet
-from asng.nas import OneOf, Value, Width, select
+from asng.nas import Limit, OneOf, Value, Width, parameters, select
 from asng.nas import _trace as trace
+from asng.nas import oneshot as oneshot_module
 from asng.nas._branch import SplitGroups
 from asng.nas._cases import Columns
 from asng.nas._update import CAPTURABLE, WeightUpdate
@@ -214,6 +215,59 @@ def test_captured_steps_give_way_to_plain_ones_and_go_on():
     assert set(captured.capture_cost) == {"capture_seconds", "capture_gb"}
     assert with_gradient(captured.model) == with_gradient(plain.model)
     torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16])
+def test_weights_that_are_frozen_for_a_while_are_captured_again(amp_dtype):
+    model = Choosy()
+    plain, captured = (
+        oneshot(m, amp_dtype=amp_dtype, capture=c) for m, c in ((model, False), (copy.deepcopy(model), True))
+    )
+    for number, (train, valid) in enumerate(pairs(12)):
+        for search in (plain, captured):
+            search.model.stem.requires_grad_(not 4 <= number < 8)
+        assert captured.step(train, valid) == plain.step(train, valid)
+    captured.state_dict()
+    assert with_gradient(captured.model) == with_gradient(plain.model)
+    torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.parametrize("settings", [{}, {"amp_dtype": torch.bfloat16}], ids=["float32", "bfloat16"])
+def test_passes_without_a_feasible_candidate_do_nothing(settings, monkeypatch):
+    monkeypatch.setattr(oneshot_module, "MAX_DRAWS", 0)  # so that there are too few for the weights, too
+    model = Choosy()
+    settings |= {"limits": [Limit(parameters, 220)], "population_size": 3}
+    plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
+    numbers = set()
+    for train, valid in pairs(30):
+        expected = plain.step(train, valid)
+        assert captured.step(train, valid) == expected
+        numbers.add((len(expected.train_losses), sum(loss is not None for loss in expected.valid_losses)))
+    assert {trained for trained, _ in numbers} == {judged for _, judged in numbers} == {0, 1, 2, 3}
+    captured.state_dict()
+    assert with_gradient(captured.model) == with_gradient(plain.model)
+    torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
+    assert captured.capture_cost
+
+
+@pytest.mark.usefixtures("graphless")
+def test_infeasible_candidates_run_no_pass():
+    passes = []
+
+    def loss(model, batch):
+        passes.append(torch.is_grad_enabled())
+        return cross_entropy(model, batch)
+
+    search = oneshot(Choosy(), loss_fn=loss, limits=[Limit(parameters, 300)], capture=True)
+    first, *data = pairs(20)
+    search.step(*first)  # which captures
+    for train, valid in data:
+        passes.clear()
+        step = search.step(train, valid)
+        judged = sum(loss is not None for loss in step.valid_losses)
+        assert passes == [True] * len(step.train_losses) + [False] * judged
 
 
 # Parts ---------------------------------------------------------------------------------------------

@@ -3,10 +3,12 @@
 # mypy: disable-error-code="misc, var-annotated"
 
 import copy
+import gc
 import io
 import math
 import warnings
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -14,17 +16,21 @@ from torch import nn
 
 from asng import nas
 from asng.experiments.cifar10.network import Net as CifarNet
+from asng.experiments.cifar10.network import use_fused_kernels
 from asng.experiments.cifar10.space import random_values
 from asng.experiments.inpainting.encoding import search_space
 from asng.experiments.inpainting.network import Net as Autoencoders
 from asng.experiments.inpainting.network import to_device_format
 from asng.nas import Limit, OneOf, Width, _update, parameters, select
 from asng.nas import _trace as trace
+from asng.nas import oneshot as oneshot_module
 from asng.nas._switch import BranchingGraph, unavailable_reason
 from tests.helpers.captures import Choosy, oneshot, with_gradient
 from tests.helpers.searches import batches, cross_entropy, pairs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+LIMITS: list[list[Limit]] = [[], [Limit(parameters, 1e12)]]  # which all architectures meet
 
 
 def on_gpu(batch):
@@ -135,12 +141,12 @@ def test_a_batch_of_another_shape_runs_plain_and_then_goes_on():
         torch.testing.assert_close(got.valid_losses, expected.valid_losses)
 
 
-def test_replays_draw_new_dropout_masks_and_follow_the_seed():
+@pytest.mark.parametrize("limits", LIMITS, ids=["unlimited", "limited"])
+def test_replays_draw_new_dropout_masks_and_follow_the_seed(limits):
     def losses(seed):
         torch.manual_seed(0)
-        search = oneshot(
-            nn.Sequential(OneOf("op", [nn.Dropout(0.5), nn.Dropout(0.4)]), nn.Linear(4, 3)).cuda(), capture=True
-        )
+        model = nn.Sequential(OneOf("op", [nn.Dropout(0.5), nn.Dropout(0.4)]), nn.Linear(4, 3)).cuda()
+        search = oneshot(model, capture=True, limits=limits)
         search.weight_optimizer.param_groups[0].update(lr=0.0, momentum=0.0, weight_decay=0.0)
         batch = on_gpu(batches(1)[0])
         torch.manual_seed(seed)
@@ -166,6 +172,21 @@ def test_weights_that_are_moved_are_captured_again():
         expected, got = plain.step(train, valid), captured.step(train, valid)
         torch.testing.assert_close(got.valid_losses, expected.valid_losses)
     torch.testing.assert_close([*twin.parameters()], [*model.parameters()])
+
+
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16])
+def test_weights_that_are_frozen_for_a_while_are_captured_again(amp_dtype):
+    torch.manual_seed(0)
+    model = Choosy().cuda()
+    weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    search = oneshot(model, weight_optimizer=weight_optimizer, amp_dtype=amp_dtype, capture=True)
+    moved = []
+    for number, (train, valid) in enumerate(gpu_pairs(9)):
+        model.stem.requires_grad_(not 3 <= number < 6)
+        before = model.stem.weight.detach().clone()
+        search.step(train, valid)
+        moved.append(not torch.equal(before, model.stem.weight))
+    assert moved == [True] * 3 + [False] * 3 + [True] * 3
 
 
 @pytest.mark.parametrize("low", [False, True], ids=["float32", "bfloat16"])
@@ -208,19 +229,58 @@ def test_kernels_reach_gradients_beyond_32_bits():
     assert not update.groups[0].rows[19, -64:].any()
 
 
-def test_infeasible_candidates_are_not_judged():
+@pytest.mark.parametrize("cases", [64, 4], ids=["flat", "nested"])
+def test_passes_without_a_feasible_candidate_do_nothing(cases, monkeypatch):
+    monkeypatch.setattr(trace, "MAX_CASES", cases)
+    monkeypatch.setattr(oneshot_module, "MAX_DRAWS", 0)  # so that there are too few for the weights, too
     torch.manual_seed(0)
-    model = Choosy().cuda()
-    limits = [Limit(parameters, 300)]
-    plain, captured = oneshot(model, limits=limits), oneshot(copy.deepcopy(model), limits=limits, capture=True)
-    seen = set()
-    for train, valid in gpu_pairs(20):
+    model = Choosy().double().cuda()
+    settings: Any = {"limits": [Limit(parameters, 220)], "population_size": 3}
+    plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
+    numbers = set()
+    for train, valid in gpu_pairs(30, torch.double):
         expected, got = plain.step(train, valid), captured.step(train, valid)
         assert [loss is None for loss in got.valid_losses] == [loss is None for loss in expected.valid_losses]
-        seen.update(loss is None for loss in got.valid_losses)
-        for one, two in zip(got.valid_losses, expected.valid_losses, strict=True):
-            assert one is None or one == pytest.approx(two, rel=1e-4)
-    assert seen == {True, False}
+        torch.testing.assert_close(judged_losses(got), judged_losses(expected), rtol=1e-6, atol=0)
+        torch.testing.assert_close(got.train_losses, expected.train_losses, rtol=1e-6, atol=0)
+        numbers.add((len(got.train_losses), len(judged_losses(got))))
+    assert {trained for trained, _ in numbers} == {judged for _, judged in numbers} == {0, 1, 2, 3}
+    captured.state_dict()
+    assert captured.capture_cost["capture_gb"] > 0
+    assert with_gradient(captured.model) == with_gradient(plain.model)
+    torch.testing.assert_close([*captured.model.parameters()], [*plain.model.parameters()], rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=["unlimited", "limited"])
+def test_more_candidates_than_streams_are_captured(limits):
+    torch.manual_seed(0)
+    model = Choosy().double().cuda()
+    settings: Any = {"limits": limits, "population_size": 20}
+    plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
+    train, valid = gpu_pairs(1, torch.double)[0]
+    expected, got = plain.step(train, valid), captured.step(train, valid)
+    torch.testing.assert_close(got.train_losses, expected.train_losses, rtol=1e-6, atol=0)
+    torch.testing.assert_close(got.valid_losses, expected.valid_losses, rtol=1e-6, atol=0)
+    torch.testing.assert_close([*captured.model.parameters()], [*plain.model.parameters()], rtol=1e-6, atol=1e-9)
+
+
+def judged_losses(step):
+    return [loss for loss in step.valid_losses if loss is not None]
+
+
+def test_passes_without_a_candidate_leave_statistics_alone():
+    torch.manual_seed(0)
+    norm: Any = nn.BatchNorm1d(4)
+    model = nn.Sequential(OneOf("op", [norm, nn.Identity()]), nn.Linear(4, 3)).cuda()
+    search = oneshot(model, population_size=3, limits=[Limit(parameters, 1000)], capture=True)
+    batch = on_gpu(batches(1)[0])
+    search.step(batch, batch)  # which captures
+    captured = search._captured._iteration
+    for judged in (0, 1):
+        before = int(norm.num_batches_tracked)
+        numbers = captured.step([{"op": 0}], batch, [{"op": 0}] * judged, batch)
+        assert [len(half) for half in numbers] == [1, judged]
+        assert int(norm.num_batches_tracked) == before + 1 + judged
 
 
 def synchronizes(model, batch):
@@ -248,12 +308,71 @@ def test_what_cannot_be_captured_runs_as_usual_with_the_reason(settings, reason)
     search.step(*data[1])
 
 
+class Masks(nn.Module):
+    """Its shapes depend on the data."""
+
+    def forward(self, x):
+        return x * x[x > 0].sum()
+
+
+def test_shapes_that_depend_on_data_run_as_usual_with_the_module_named():
+    model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [nn.Identity(), Masks()]), nn.Linear(4, 3)).cuda()
+    search = oneshot(model, capture=True)
+    data = gpu_pairs(2)
+    with pytest.warns(UserWarning, match=r"not captured.*synchroniz.*\(in 1\.options\.1 \(Masks\)\)"):
+        search.step(*data[0])
+    search.step(*data[1])
+
+
+class Large(nn.Module):
+    """Keeps some 64 MiB for its gradient."""
+
+    def forward(self, x):
+        return x.repeat(1, 1 << 16).exp().view(len(x), -1, x.shape[1]).mean(1)
+
+
+@pytest.mark.parametrize("share", [0.3, 0.8], ids=["one pass", "all passes"])
+def test_a_capture_that_runs_out_of_memory_leaves_plain_steps(share):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [Large() for _ in range(12)]), nn.Linear(4, 3)).cuda()
+    batch = on_gpu(batches(1, size=64)[0])
+    fitting, captured = (oneshot(copy.deepcopy(model), capture=True) for _ in range(2))
+    expected = fitting.step(batch, batch)
+    needed = 1e9 * fitting.capture_cost["capture_gb"]
+    del fitting
+    gc.collect()
+    torch.cuda.empty_cache()
+    before, (_, total) = torch.cuda.memory_reserved(), torch.cuda.mem_get_info()
+    torch.cuda.set_per_process_memory_fraction((before + share * needed) / total)
+    try:
+        with pytest.warns(UserWarning, match="not captured as a CUDA graph.*out of memory") as caught:
+            got = [captured.step(batch, batch) for _ in range(3)]
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert len(caught) == 1
+    torch.testing.assert_close(got[0].train_losses, expected.train_losses)
+    assert all(math.isfinite(loss) for step in got for loss in step.train_losses)
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() < before + 0.3 * needed
+    test_a_switch_runs_the_body_that_the_device_names()
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_a_model_on_another_device_than_the_current_one_is_captured():
+    torch.manual_seed(0)
+    model = Choosy().to("cuda:1")
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    for pair in pairs(5):
+        train, valid = (tuple(tensor.to("cuda:1") for tensor in half) for half in pair)
+        torch.testing.assert_close(captured.step(train, valid).valid_losses, plain.step(train, valid).valid_losses)
+    assert captured.capture_cost["capture_gb"] > 0
+
+
 def assert_same_losses(model, twin, data, **settings):
     """The plain path and the captured one from the same weights, both told the same losses."""
+    weight_optimizer = settings.pop("weight_optimizer")
     plain, captured = (
-        oneshot(
-            m, weight_optimizer=settings["weight_optimizer"](m.parameters()), loss_fn=settings["loss_fn"], capture=c
-        )
+        oneshot(m, weight_optimizer=weight_optimizer(m.parameters()), capture=c, **settings)
         for m, c in ((model, False), (twin, True))
     )
     for train, valid in data:
@@ -288,9 +407,10 @@ def test_blocks_with_widths_are_captured():
     assert_same_losses(model, copy.deepcopy(model), gpu_pairs(12), weight_optimizer=optimizer, loss_fn=cross_entropy)
 
 
+@pytest.mark.parametrize("limits", LIMITS, ids=["unlimited", "limited"])
 @pytest.mark.parametrize("encoding", ["cat", "int"])
 @pytest.mark.parametrize("size", [(16, 16), (9, 14)], ids=["even", "odd"])
-def test_the_inpainting_search_is_captured(encoding, size, monkeypatch):
+def test_the_inpainting_search_is_captured(encoding, size, limits, monkeypatch):
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     widths = (8, 24) if encoding == "int" else (8, 16, 24)
@@ -303,14 +423,17 @@ def test_the_inpainting_search_is_captured(encoding, size, monkeypatch):
         data,
         weight_optimizer=optimizer,
         loss_fn=lambda model, batch: nn.functional.mse_loss(model(batch[1]), batch[0]),
+        limits=limits,
     )
 
 
 @pytest.mark.parametrize("settings", [{}, {"amp_dtype": torch.bfloat16}], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("limits", LIMITS, ids=["unlimited", "limited"])
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=["nchw", "channels_last"])
-def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, settings):
+def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, settings, limits):
     torch.manual_seed(0)
     model = CifarNet(8, 3).cuda()
+    settings = {"limits": limits, **settings}
     plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
     losses = []
     for _ in range(3):
@@ -319,6 +442,21 @@ def test_the_first_steps_of_a_small_cifar10_network_are_captured(layout, setting
         losses.append([search.step(train, valid).train_losses for search in (plain, captured)])
     torch.testing.assert_close(*losses[0], rtol=0.01, atol=0.01)  # later ones differ by what rounding has become
     assert all(math.isfinite(loss) for _, got in losses for loss in got)
+
+
+def test_fused_kernels_are_captured_under_limits_as_without():
+    pytest.importorskip("triton")
+    torch.manual_seed(0)
+    model: Any = CifarNet(8, 3).cuda().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    use_fused_kernels(model)
+    searches = [oneshot(copy.deepcopy(model), capture=True, limits=limits) for limits in LIMITS]
+    images = torch.randn(2, 16, 3, 32, 32, device="cuda")
+    train, valid = (
+        (half.contiguous(memory_format=torch.channels_last), torch.randint(10, (16,), device="cuda")) for half in images
+    )
+    steps = [search.step(train, valid) for search in searches]
+    torch.testing.assert_close(steps[0].train_losses, steps[1].train_losses, rtol=0.01, atol=0.01)
+    assert all(search.capture_cost for search in searches)
 
 
 def test_gradients_do_not_depend_on_the_memory_format(monkeypatch):

@@ -66,12 +66,20 @@ def test_weights_that_are_views_move_to_a_second_update():
     assert bytes_held(searches[0].model) == bytes_held(searches[1].model)
 
 
-@pytest.mark.parametrize("move", [lambda m: m.double(), lambda m: setattr(m.stem.bias, "data", torch.ones(8))])
-def test_weights_that_are_moved_are_noticed(move):
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m.double(),
+        lambda m: setattr(m.stem.bias, "data", torch.ones(8)),
+        lambda m: m.stem.bias.requires_grad_(False),
+    ],
+    ids=["dtype", "memory", "frozen"],
+)
+def test_weights_that_are_moved_or_frozen_are_noticed(change):
     model = Choosy()
     update = WeightUpdate(torch.optim.SGD(model.parameters(), 0.1), math.inf, 2)
     assert update.is_as_captured()
-    move(model)
+    change(model)
     assert not update.is_as_captured()
 
 

@@ -183,8 +183,10 @@ def test_halves_run_as_usual_between_captured_steps_after_one_warning():
     captured = oneshot(Choosy(), capture=True)
     first, second, third, fourth = pairs(4)
     assert captured.step(*first) == plain.step(*first)
-    with pytest.warns(UserWarning, match="runs as usual: train_step and judge_step are not captured, only step is"):
+    message = "runs as usual: train_step and judge_step are not captured, only step is"
+    with pytest.warns(UserWarning, match=message) as caught:
         assert captured.train_step(*second) == plain.train_step(*second)
+    assert caught[0].filename == __file__
     assert captured.judge_step(third[1]) == plain.judge_step(third[1])
     assert captured.step(*fourth) == plain.step(*fourth)
     assert captured.capture_cost

@@ -4,21 +4,27 @@
 
 import copy
 import itertools
+from importlib import metadata
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from asng import Categorical, Integer, Real, nas
 from asng.nas import OneOf, Value, _capture
+from asng.nas import _trace as trace
 from asng.nas._cases import Refused
-from asng.nas._switch import unavailable_reason
+from asng.nas._switch import MIN_CUDA, MIN_TORCH, Versions, installed_versions, outdated_reason, unavailable_reason
 from asng.nas._update import unsupported_reason
 from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
 from tests.helpers.searches import batches, cross_entropy, pairs
 
+ROOT = Path(__file__).parents[2]
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 
@@ -132,6 +138,12 @@ def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
     assert got is reason if reason is None else reason in str(got)
 
 
+def on_a_gpu():
+    """All that is looked at of an optimizer of weights on a GPU."""
+    found: Any = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda:0"))]}])
+    return found
+
+
 @pytest.mark.parametrize(
     ("wrap", "amp_dtype", "reason"),
     [
@@ -142,8 +154,62 @@ def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):
 )
 def test_what_is_against_a_capture_on_a_gpu_is_known_before(wrap, amp_dtype, reason):
     model = nn.Linear(2, 2)
-    on_gpu: Any = SimpleNamespace(param_groups=[{"params": [SimpleNamespace(device=torch.device("cuda:0"))]}])
-    assert reason in str(_capture.find_obstacle(model if wrap is None else wrap(model), on_gpu, amp_dtype))
+    assert reason in str(_capture.find_obstacle(model if wrap is None else wrap(model), on_a_gpu(), amp_dtype))
+
+
+@pytest.fixture
+def two_processes():
+    """As if another process were there, which takes part in nothing."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("two_processes")
+def test_several_processes_are_against_a_capture():
+    model = nn.Linear(2, 2)
+    assert _capture.find_obstacle(model, on_a_gpu(), None) == "there are several processes"
+
+
+RECENT = Versions(torch="2.11.0+cu130", hip=None, bindings="13.0.1", driver=13000)
+
+
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        (RECENT, None),
+        (RECENT._replace(torch="3.0.0a0+git1234", bindings="14.1", driver=14020), None),
+        (RECENT._replace(torch="2.10.2+cu130"), "torch 2.10.2+cu130 is older than 2.11"),
+        (RECENT._replace(hip="7.1.0", bindings=None, driver=0), "ROCm 7.1.0 has no conditional graph nodes"),
+        (RECENT._replace(bindings=None, driver=0), "cuda-bindings is missing; pip install '.[gpu]'"),
+        (RECENT._replace(bindings="12.9.4"), "cuda-bindings 12.9.4 is older than 13.0; pip install '.[gpu]'"),
+        (
+            RECENT._replace(driver=12090),
+            "the driver supports CUDA 12.9, and 13.0 is needed; install a newer one",
+        ),
+    ],
+    ids=["oldest", "newer", "torch", "rocm", "no bindings", "bindings", "driver"],
+)
+def test_what_is_missing_or_too_old_is_named_with_its_version(versions, reason):
+    assert outdated_reason(versions) == reason
+
+
+def test_the_versions_of_this_machine_are_read():
+    versions = installed_versions()
+    assert (versions.torch, versions.hip) == (torch.__version__, torch.version.hip)
+    try:
+        assert versions.bindings == metadata.version("cuda-bindings")
+        assert versions.driver >= 0
+    except metadata.PackageNotFoundError:
+        assert versions[2:] == (None, 0)
+
+
+def test_minimum_versions_are_in_the_guide_and_in_the_extra():
+    guide, project = ((ROOT / name).read_text() for name in ("docs/guide.md", "pyproject.toml"))
+    said = " ".join(guide.split())
+    assert f"torch {'.'.join(map(str, MIN_TORCH))} or later, a driver for CUDA {MIN_CUDA}.0 or later" in said
+    assert f"cuda-bindings {MIN_CUDA}.0 or later" in said
+    assert f'"cuda-bindings>={MIN_CUDA}.0"' in project
 
 
 class Looks(nn.Module):
@@ -153,6 +219,35 @@ class Looks(nn.Module):
     def __init__(self):
         super().__init__()
         self.decision = Value("scale", Categorical([1, 2]))
+
+
+class Scales(nn.Module):
+    """Reads in Python a decision with more values than a switch has cases."""
+
+    def __init__(self):
+        super().__init__()
+        self.decision = Value("scale", Integer(1, 99))
+
+    def forward(self, x):
+        return x * self.decision.value
+
+
+class Large(nn.Module):
+    """Alone it fits into memory, but not beside the other options, as a graph holds them."""
+
+    def forward(self, x):
+        if trace.is_open():
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB")
+        return x.tanh()
+
+
+class Noise(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(0)
+
+    def forward(self, x):
+        return x + torch.empty_like(x).normal_(generator=self.generator)
 
 
 def weighted(model, batch):
@@ -174,10 +269,13 @@ def as_array(model, batch):
             tuple,
             r"in-place.* \(in 1\.options\.0\.0 \(ReLU",
         ),
+        (Scales, cross_entropy, tuple, r"usual: 'op' \(1\) has more than 64 cases$"),
+        (Large, cross_entropy, tuple, r"usual: CUDA out of memory\. .* 9 GiB \(in 1\.options\.0 \(Large\)\)$"),
+        (Noise, cross_entropy, tuple, r"normal_ draws from a generator of its own.* \(in 1\.options\.0 \(Noise\)\)$"),
         (nn.Tanh, weighted, tuple, r"usual: decision 'op' \(1\) is read in Python outside of a choice$"),
         (nn.Tanh, as_array, lambda b: (b[0], b[1].numpy()), "a batch holds ndarray, and only tensors, numbers"),
     ],
-    ids=["key", "in place", "loss", "numpy"],
+    ids=["key", "in place", "value", "memory", "generator", "loss", "numpy"],
 )
 def test_a_model_that_cannot_be_captured_runs_as_usual(option, loss_fn, to_batch, reason):
     model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [option(), nn.Identity()]), nn.Linear(4, 3))
@@ -197,8 +295,9 @@ def test_a_number_that_changes_from_batch_to_batch_ends_captures():
     plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
     first, second, third = [[(*batch, number) for batch in pair] for number, pair in enumerate(pairs(3))]
     assert captured.step(*first) == plain.step(*first)
-    with pytest.warns(UserWarning, match="a batch holds 1 instead of 0, and only tensors may change"):
+    with pytest.warns(UserWarning, match="a batch holds 1 instead of 0, and only tensors may change") as caught:
         assert captured.step(*second) == plain.step(*second)
+    assert caught[0].filename == __file__
     assert captured.step(*third) == plain.step(*third)
     torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
 
@@ -264,7 +363,7 @@ def test_settings_that_change_all_the_time_end_captures():
     *first, fifth, sixth = enumerate(pairs(6))
     for number, pair in first:
         assert_same_step(number, *pair)
-    with pytest.warns(UserWarning, match="it was captured 4 times, as the optimizer's settings"):
+    with pytest.warns(UserWarning, match="it was captured 4 times, as the optimizer's settings, the weights' memory"):
         assert_same_step(fifth[0], *fifth[1])
     assert_same_step(sixth[0], *sixth[1])  # without a warning, which would be an error
 

@@ -124,6 +124,7 @@ def test_several_optimizers_run_as_usual_after_one_warning():
     plain = oneshot(model, weight_optimizer=split(model))
     captured = oneshot(other, weight_optimizer=split(other), capture=True)
     first, second = pairs(2)
-    with pytest.warns(UserWarning, match="runs as usual: there are several weight optimizers$"):
+    with pytest.warns(UserWarning, match="runs as usual: there are several weight optimizers$") as caught:
         assert captured.step(*first) == plain.step(*first)
+    assert caught[0].filename == __file__
     assert captured.step(*second) == plain.step(*second)

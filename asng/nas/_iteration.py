@@ -1,0 +1,280 @@
+"""An iteration of one-shot search with open architectures: what a CUDA graph holds.
+
+It has both training passes with their gradients, clipping, the weight update and both judging passes. A step sends the
+positions of the candidates' values and the learning rates, copies the batches, launches the graph, and reads the
+losses and the metrics. Under limits there may be fewer candidates than passes: a switch around each pass leaves out
+those that have none.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asng.nas import _switch
+from asng.nas._batch import StaticBatch
+from asng.nas._branch import RefuseGenerators, SplitGroups
+from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
+from asng.nas._cases import Case, Columns, Refused, Unswitchable, running_modules
+from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
+from asng.nas._update import WeightUpdate
+from asng.nas.supernet import Supernet, Values
+
+Fork = Callable[[Sequence[Callable[[], None]]], None]
+
+
+def in_turn(branches: Sequence[Callable[[], None]]) -> None:
+    """Run branches without a graph: one after another."""
+    for branch in branches:
+        branch()
+
+
+class Iteration:
+    """One iteration with open architectures: prepared once, then run as often as wanted.
+
+    On the CPU it runs eagerly and equals the plain path bit for bit; on CUDA `capture` makes a graph of it.
+
+    Args:
+        supernet: The model, in training mode.
+        optimizer: Of the weights, one that `unsupported_reason` has nothing against.
+        loss_fn: As that of `OneShot`.
+        n: Candidates in each half.
+        judge: As that of `OneShot`.
+        max_grad_norm: Of the gradient of the weights.
+        amp_dtype: Type of mixed precision.
+        limited: Whether there may be fewer candidates than `n`.
+    """
+
+    def __init__(
+        self,
+        supernet: Supernet,
+        optimizer: torch.optim.Optimizer,
+        loss_fn: LossFn,
+        n: int,
+        *,
+        judge: Judge | None = None,
+        max_grad_norm: float,
+        amp_dtype: torch.dtype | None,
+        limited: bool = False,
+    ) -> None:
+        self._supernet, self._n, self._amp_dtype = supernet, n, amp_dtype
+        self._functions = {"train": loss_fn, "valid": judge or loss_fn}
+        self._limited = limited
+        self.update = WeightUpdate(optimizer, max_grad_norm, n)
+        self._device = self.update.groups[0].gradient.device
+        self._metrics: dict[str, list[str]] = {"train": [], "valid": []}  # their names
+        self._surroundings: list[nn.Module] = []  # that are switches in place of modules inside them
+        self._discovers = False
+        self._graph: _switch.BranchingGraph | None = None
+
+    # Before the first step.
+
+    def prepare(self, train_batch: Any, valid_batch: Any) -> None:
+        """Find all switches by a dry run on batches of the shapes to come; leaves weights, statistics, RNG alone."""
+        self._batches = {
+            "train": StaticBatch(train_batch, self._device),
+            "valid": StaticBatch(valid_batch, self._device),
+        }
+        self._buffers = [
+            (module, name, buffer)
+            for module in self._supernet.paths
+            for name, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
+        with self._preserve(), synchronizes:
+            while not self._discover():
+                pass  # with one more module that is a switch
+            if self._amp_dtype is not None:
+                self.update.keep_low(self._amp_dtype, self._only_cast())
+            self._allocate(len(self._columns))
+            if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
+                self._run(run_all, in_turn)
+        if self._device.type == "cuda":
+            self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
+            if self._limited:
+                self._try_capture(with_passes=True)
+
+    def _try_capture(self, *, with_passes: bool) -> None:
+        """Capture the bodies of switches and drop them, of those around whole passes, too, or of those inside."""
+        graph = _switch.BranchingGraph(self._device)
+        with self._preserve(), graph.dry_run():
+            self._run(graph.switch, graph.fork, graph.switch if with_passes else run_all)
+
+    def _discover(self) -> bool:
+        """Find the switches of both passes; returns False where a module has to be a switch that was none."""
+        self._columns = Columns(self._supernet)
+        self._passes = {"train": Case(), "valid": Case()}
+        self._allocate(0)
+        self._discovers = True
+        try:
+            self._run(run_all, in_turn)
+            self._check_buffers()
+        except Unswitchable as error:
+            around = _module_around(error, self._supernet)
+            if around is None:
+                raise
+            if around in self._surroundings:
+                label = self._supernet.paths[around] or "the model"
+                raise Refused(f"{label} has more than {MAX_CASES} cases, and {error}") from None
+            self._surroundings.append(around)
+            return False
+        finally:
+            self._discovers = False
+        return True
+
+    @property
+    def unread(self) -> list[str]:
+        """The decisions that no pass reads."""
+        return sorted(self._columns.unread)
+
+    def _check_buffers(self) -> None:
+        """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones."""
+        for module, name, buffer in self._buffers:
+            if module._buffers[name] is not buffer:
+                path = self._supernet.paths[module] or "the model"
+                raise Refused(f"{path} replaces its buffer {name!r}; write into it, such as by {name}.copy_(...)")
+
+    def _only_cast(self) -> set[int]:
+        """The weights of which mixed precision uses nothing but copies in lower precision."""
+        layers = [m for m in self._supernet.paths if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear))]
+        held = {id(parameter) for layer in layers for parameter in layer._parameters.values()}
+        return {key for key, names in self._consumers.items() if key in held and names == {CAST}}
+
+    def _allocate(self, columns: int) -> None:
+        """The numbers that come in, with what they are sent from, and the losses and metrics that go out."""
+        rows = 2 * self._n
+        lrs = 2 * len(self.update.groups)  # float64, each in the place of two int32
+        sizes = [lrs, rows, 1, rows * columns]
+        self._inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=self._device)
+        self._sent = torch.zeros_like(self._inputs, device="cpu")
+        if self._device.type == "cuda":
+            self._sent = self._sent.pin_memory()
+        parts = torch.split(self._inputs, sizes)
+        self._lrs, self._rows = parts[0].view(torch.float64), parts[3].view(rows, columns)
+        self._is_missing, self._trained = parts[1], parts[2][0].fill_(self._n)  # flags of passes, a number of them
+        metrics = max(map(len, self._metrics.values()))
+        self._outputs = torch.zeros(rows, 1 + metrics, dtype=torch.float64, device=self._device)
+
+    @contextmanager
+    def _preserve(self) -> Iterator[None]:
+        """Restore parameters, buffers, momentum and RNG state on exit."""
+        model = self._supernet.model
+        kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *self.update.tensors())}
+        before = [tensor.detach().clone() for tensor in kept.values()]
+        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+            try:
+                yield
+            finally:
+                with torch.no_grad():
+                    for tensor, old in zip(kept.values(), before, strict=True):
+                        tensor.copy_(old)
+                for module, name, buffer in self._buffers:
+                    module._buffers[name] = buffer
+
+    def capture(self) -> None:
+        """Make a graph of the iteration."""
+        graph = _switch.BranchingGraph(self._device)
+        with graph.capture():
+            self._run(graph.switch, graph.fork, graph.switch if self._limited else run_all)
+        self._graph = graph
+
+    # A step.
+
+    def fits(self, train_batch: Any, valid_batch: Any) -> bool:
+        return self._batches["train"].fits(train_batch) and self._batches["valid"].fits(valid_batch)
+
+    def find_change(self, train_batch: Any, valid_batch: Any) -> str | None:
+        """Return what else than the numbers of tensors changed in batches of the same shapes."""
+        return self._batches["train"].find_change(train_batch) or self._batches["valid"].find_change(valid_batch)
+
+    def step(
+        self, train: Sequence[Values], train_batch: Any, valid: Sequence[Values], valid_batch: Any
+    ) -> tuple[list[Numbers], list[Numbers]]:
+        """The numbers of the training and of the judging passes, of as many candidates as there are."""
+        lrs = torch.tensor(self.update.lrs, dtype=torch.float64)
+        numbers = [int(at >= len(half)) for half in (train, valid) for at in range(self._n)]
+        numbers.append(len(train))
+        for half in (train, valid):
+            numbers += [number for values in half for number in self._columns.encode(values)]
+            numbers += [0] * ((self._n - len(half)) * len(self._columns))
+        torch.cat([lrs.view(torch.int32), torch.tensor(numbers, dtype=torch.int32)], out=self._sent)
+        self._inputs.copy_(self._sent, non_blocking=True)
+        self._batches["train"].copy_(train_batch)
+        self._batches["valid"].copy_(valid_batch)
+        self.update.refresh()
+        if self._graph is None:
+            self._run(run_one, in_turn, run_one)
+        else:
+            self._graph.replay()
+        outputs = self._outputs.tolist()  # the only wait
+        judged = outputs[self._n : self._n + len(valid)]
+        return self._numbers("train", outputs[: len(train)]), self._numbers("valid", judged)
+
+    def _numbers(self, kind: str, rows: list[list[float]]) -> list[Numbers]:
+        return [Numbers(row[0], dict(zip(self._metrics[kind], row[1:], strict=False))) for row in rows]
+
+    def _run(self, switch: Switch, fork: Fork, pass_switch: Switch = run_all) -> None:
+        """Run an iteration; `switch` runs one case of several, `pass_switch` a pass or nothing."""
+        passes = range(1 if switch is run_all else self._n)  # they are alike
+
+        def unless_missing(row: int, run_pass: Callable[[], None]) -> Callable[[], None]:
+            return partial(pass_switch, self._is_missing[row], [run_pass])
+
+        self.update.begin()
+        fork([unless_missing(number, partial(self._train_pass, number, switch)) for number in passes])
+        self.update.step(self.update.lrs if self._device.type == "cpu" else self._lrs.unbind())
+        fork([unless_missing(self._n + number, partial(self._judging_pass, number, switch)) for number in passes])
+
+    def _train_pass(self, number: int, switch: Switch) -> None:
+        trace, loss = self._run_pass("train", number, number, switch)
+        if not loss.requires_grad:
+            raise Refused("the loss has no gradient")  # the plain path says more
+        trace.backward(loss / (self._trained if self._limited else self._n))
+
+    @torch.no_grad()
+    def _judging_pass(self, number: int, switch: Switch) -> None:
+        self._run_pass("valid", self._n + number, number, switch)
+
+    def _run_pass(self, kind: str, row: int, number: int, switch: Switch) -> tuple[Trace, Tensor]:
+        """Run a pass and write its numbers; returns its loss, with an autograd graph."""
+        root, weights, discovers = self._passes[kind], self.update.weights[number], self._discovers
+        inputs = self._columns, switch, root, self._rows[row], weights
+        trace = Trace(self._supernet, *inputs, self._surroundings, discovers)
+        if discovers and kind == "train":
+            self._consumers = trace.consumers
+        # Casts of weights must not be shared: the one that made them may be in a case that does not run.
+        precision = torch.autocast(
+            self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
+        )
+        groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
+        with trace.run(), precision, groups, RefuseGenerators() if discovers else nullcontext():
+            returned = self._functions[kind](self._supernet.model, self._batches[kind].batch)
+        if not isinstance(split_metrics(returned)[0], Tensor):
+            name = "the loss" if kind == "train" else "the judge"
+            raise Refused(f"{name} returns a number of Python, which a graph would not compute again; return a tensor")
+        outcome = to_outcome(returned)
+        self._write(kind, row, outcome.detach())
+        return trace, outcome.loss
+
+    def _write(self, kind: str, row: int, outcome: Outcome) -> None:
+        if self._discovers:  # there is no room for metrics yet
+            self._metrics[kind] = list(outcome.metrics)
+            return
+        if list(outcome.metrics) != self._metrics[kind]:
+            raise Refused(f"the metrics change from {self._metrics[kind]} to {list(outcome.metrics)}")
+        for target, value in zip(self._outputs[row], (outcome.loss, *outcome.metrics.values()), strict=False):
+            target.copy_(value) if isinstance(value, Tensor) else target.fill_(value)
+
+
+def _module_around(error: Unswitchable, supernet: Supernet) -> nn.Module | None:
+    """The module that called the one that cannot be a switch, or that read a decision; None where the loss did."""
+    around = None
+    for module in running_modules(error, supernet):
+        if module is error.module:
+            break
+        around = module
+    return around
