@@ -185,8 +185,9 @@ class LoaderJob(Job):
         for rng in (self._rng_at_epoch_start, rng_at_pass_start)[: 2 if used else 1]:
             set_rng_states(self, rng)  # to raise here where they are damaged
         self._oneshot.load_state_dict(state["search"])
-        self._schedules.load_state_dict(state["lr_scheduler"])
         self._steps, self._losses = check_int(state["steps"], "steps", min=0), list(map(float, state["losses"]))
+        done = max(0, len(self._losses) - 1)  # before the means of the epochs there is the loss of the first step
+        self._schedules.load_state_dict(state["lr_scheduler"], done)
 
     # Random numbers.
 

@@ -109,12 +109,15 @@ class Records(Protocol):
 class Checkpoint:
     """The checkpoint file of a job, locked while the job runs."""
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], records: Records | None = None) -> None:
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], records: Records | None = None, *, may_extend: bool = False
+    ) -> None:
         """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe.
 
         `records`: a file that gets the record of each epoch before its state is saved.
+        `may_extend`: a finished job may be continued under an identity that differs by more `epochs`.
         """
-        self.path, self.identity, self.records = path, dict(identity), records
+        self.path, self.identity, self.records, self._may_extend = path, dict(identity), records, may_extend
         self._lock: Lock | None = None
 
     def lock(self) -> None:
@@ -134,7 +137,11 @@ class Checkpoint:
             return None
         state = _checkpoints.load(self.path)
         with self.explain_errors():
-            if another := differences(state["identity"], self.identity):
+            identity = dict(state["identity"])
+            there, here = identity.get("epochs"), self.identity.get("epochs")
+            if self._may_extend and there == len(state["history"]) and here is not None and there < here:
+                identity["epochs"] = here
+            if another := differences(identity, self.identity):
                 raise ValueError(another)
         return state
 

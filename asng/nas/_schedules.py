@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
 from asng.nas._identity import length_of
 from asng.nas._weight_optimizers import as_list
@@ -44,10 +44,11 @@ class Schedules:
                     "lr_scheduler belongs to another optimizer; pass the one it was made with as weight_optimizer"
                 )
         self._per_step = interval == "step"
-        self._optimizers, self._train_loader = as_list(weight_optimizer), train_loader
-        self._schedulers: list[LRScheduler] = self._cosines(epochs) if given is None else as_list(given)
+        self._optimizers, self._epochs, self._train_loader = as_list(weight_optimizer), epochs, train_loader
+        self._is_default = given is None
+        self._schedulers: list[Any] = self._cosines(epochs) if given is None else as_list(given)
 
-    def _cosines(self, epochs: int) -> list[LRScheduler]:
+    def _cosines(self, epochs: int) -> list[CosineAnnealingLR]:
         length = epochs
         if self._per_step:
             steps = length_of(self._train_loader)
@@ -83,7 +84,15 @@ class Schedules:
         states = [scheduler.state_dict() for scheduler in self._schedulers]
         return states[0] if len(states) == 1 else states
 
-    def load_state_dict(self, state: Any) -> None:
-        """Restore such a state; the optimizers have theirs already."""
+    def load_state_dict(self, state: Any, done: int) -> None:
+        """Restore such a state, after as many epochs as are done; the optimizers have theirs already.
+
+        Where the default schedule ended and there are more epochs to come, it starts over for these.
+        """
         for scheduler, saved in zip(self._schedulers, as_list(state), strict=True):
             scheduler.load_state_dict(saved)
+        if self._is_default and done < self._epochs and self._schedulers[0].last_epoch == self._schedulers[0].T_max:
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["initial_lr"]
+            self._schedulers = self._cosines(self._epochs - done)

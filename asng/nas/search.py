@@ -72,8 +72,10 @@ def search(
     of functions, interval) or epochs of the default one, limits (numbers, names of measures, example inputs), judge
     (its name), max_grad_norm, amp_dtype, mask_inactive, seed, or data (class, length and batch size of `train_loader`
     and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of its data set).
-    The loss, the layers without weights, what functions compute and what the data hold are not compared. With an
-    lr_scheduler of your own a search may be continued for more epochs.
+    The loss, the layers without weights, what functions compute and what the data hold are not compared.
+
+    A finished search is continued by the same call with more epochs: the default schedule then starts over, from the
+    initial learning rate to 0 in the epochs that are added; an lr_scheduler of your own goes on as it is.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
     complete step; a note on it says where. The same call repeats the step that failed, with the same
@@ -176,7 +178,7 @@ def search(
             **({} if interval == "epoch" else {"scheduler_interval": interval}),
         )
         check_checkpoint_path(Path(checkpoint), "search.pt")
-        saved = Checkpoint(Path(checkpoint), identity)
+        saved = Checkpoint(Path(checkpoint), identity, may_extend=True)
     with closing(job), _show_progress(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
