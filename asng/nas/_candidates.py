@@ -139,26 +139,30 @@ def gather_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> 
 class Failures:
     """Runs candidates; warns once per architecture that fails, and raises when nothing else is left."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, kinds: tuple[type[Exception], ...] = FAILURES) -> None:
+        self._device, self._kinds = device, kinds
+        self._what, self._is_memory = "", True  # what the last candidate that failed did
         self._warned: set[str] = set()
         self._in_a_row: dict[str, int] = {}  # by half: steps in which every candidate failed
 
     def attempt(self, run: Callable[..., T], values: Mapping[str, Any], *arguments: Any) -> T | None:
-        """Return `run(values, *arguments)` for a candidate with these values; None if it ran out of memory."""
+        """Return `run(values, *arguments)` for a candidate with these values; None if it failed."""
         try:
             return run(values, *arguments)
-        except FAILURES as error:
+        except self._kinds as error:
             reason = _checkpoints.short_reason(error)
+            self._is_memory = isinstance(error, FAILURES)
+            self._what = "ran out of memory" if self._is_memory else f"failed by {type(error).__name__}"
         # Only here is the traceback gone, whose frames hold the activations.
         del arguments
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if str(values) not in self._warned:
             self._warned.add(str(values))
+            cure = ". If many do, use smaller batches, or limit the size of the architectures"
             warnings.warn(
-                f"the architecture {dict(values)} ran out of memory ({reason}); it ranks last where it is judged, and "
-                "its gradient is dropped. If many do, use smaller batches, or limit the size of the architectures",
+                f"the architecture {dict(values)} {self._what} ({reason}); it ranks last where it is judged, and "
+                f"its gradient is dropped{cure if self._is_memory else ''}",
                 stacklevel=2,
             )
         return None
@@ -169,10 +173,8 @@ class Failures:
             self._in_a_row[half] = self._in_a_row.get(half, 0) + 1 if every_candidate else 0
         if self.steps >= MAX_FAILED_STEPS:
             self._in_a_row.clear()
-            raise RuntimeError(
-                f"every candidate of {MAX_FAILED_STEPS} steps in a row ran out of memory; "
-                "use smaller batches, or let the model's decisions go smaller"
-            )
+            cure = "; use smaller batches, or let the model's decisions go smaller" if self._is_memory else ""
+            raise RuntimeError(f"every candidate of {MAX_FAILED_STEPS} steps in a row {self._what}{cure}")
 
     @property
     def steps(self) -> int:

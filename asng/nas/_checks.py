@@ -173,8 +173,10 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
             )
 
 
-def check_step_options(max_grad_norm: float | None, amp_dtype: torch.dtype | None, judge: Any) -> None:
+def check_step_options(max_grad_norm: float | None, amp_dtype: torch.dtype | None, judge: Any, failures: Any) -> None:
     """Raise ValueError for options that a step cannot have."""
+    if not isinstance(failures, tuple) or not all(isinstance(f, type) and issubclass(f, Exception) for f in failures):
+        raise ValueError(f"failures must be a tuple of exception classes, such as (MemoryError,), got {failures!r}")
     if judge is not None and not callable(judge):
         raise ValueError(f"judge must be a function (model, batch) -> number, the lower the better, got {judge!r}")
     if max_grad_norm is not None and not max_grad_norm > 0:

@@ -19,6 +19,7 @@ from asng._asktell import Candidate, Optimizer
 from asng.nas import _checkpoints, _checks, _distributed
 from asng.nas._candidates import (
     FAILED,
+    FAILURES,
     Failures,
     Judge,
     LossFn,
@@ -124,6 +125,8 @@ class OneShot:
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
         mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
+        failures: The errors that a candidate may raise without ending the search: it then counts as one that ran out of
+            memory.
         capture: Run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual.
 
     Attributes:
@@ -155,6 +158,7 @@ class OneShot:
         limits: Sequence[Limit] = (),
         amp_dtype: torch.dtype | None = None,
         mask_inactive: bool = False,
+        failures: tuple[type[Exception], ...] = FAILURES,
         capture: bool = False,
     ) -> None:
         paths = {module: path for path, module in model.named_modules()}
@@ -166,10 +170,10 @@ class OneShot:
         self.supernet = Supernet(self.model)
         self.costs = Costs(self.supernet, limits)
         _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
-        _checks.check_step_options(max_grad_norm, amp_dtype, judge)
+        _checks.check_step_options(max_grad_norm, amp_dtype, judge, failures)
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
         self._parameters, self.device = self._weights.parameters, self._weights.device
-        self._failures = Failures(self.device)
+        self._failures = Failures(self.device, failures)
         self._rank, self._world_size = _distributed.rank_and_world_size()
         self._sync_from_rank0()
         watched = self._rank == 0 and not any(map(_checks.is_compiled, paths))

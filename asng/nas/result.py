@@ -64,8 +64,9 @@ class SearchResult:
             `Architecture`; not even a search that is sure of everything reaches a probability of 1.
         inactive: The decisions without effect on this network, whose values do not matter.
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
-        history: One record per epoch: `train_loss` and `valid_loss`, under limits the share of `feasible` candidates,
-            metrics as `train_<metric>` and `valid_<metric>` (means; not one called loss), certainty, seconds.
+        history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
+            `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
+            judge), the largest probabilities, seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
 
     >>> import torch
