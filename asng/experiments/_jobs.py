@@ -21,8 +21,8 @@ from asng.experiments._settings import AMP_DTYPES, METHODS, JobSettings, SearchS
 from asng.experiments._train_step import TrainStep
 from asng.nas._candidates import to_outcome
 from asng.nas._loop import Epoch, Job, Number
+from asng.nas._step import finite_mean
 from asng.nas.architecture import from_json
-from asng.nas.oneshot import finite_mean
 from asng.nas.result import certainty
 from asng.runs import ARCHITECTURE
 

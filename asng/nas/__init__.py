@@ -10,11 +10,12 @@ from asng.nas._candidates import Judge, LossFn
 from asng.nas._decision import Decision, Searchable, Size, SizeLike
 from asng.nas._measures import Flops, Latency, parameters
 from asng.nas._static import Constant, Item
+from asng.nas._step import Step
 from asng.nas.architecture import from_json, to_json
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
 from asng.nas.limits import Costs, Limit, Measure, Violation
-from asng.nas.oneshot import OneShot, Step
+from asng.nas.oneshot import OneShot
 from asng.nas.ranking import Front, front, rerank, score
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Architecture, SearchResult, result, top

@@ -15,7 +15,8 @@ from asng.nas._extract import StaticBuild
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
 from asng.nas._schedules import Schedules
-from asng.nas.oneshot import Batch, OneShot, Step, finite_mean
+from asng.nas._step import Step, finite_mean
+from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import certainty
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning

@@ -21,7 +21,7 @@ from asng._checks import check_int
 from asng._files import Lock, differences, lock_checkpoint, previous_path
 from asng._progress import Progress, no_progress
 from asng.nas import _checkpoints, _distributed
-from asng.nas.oneshot import finite_mean
+from asng.nas._step import finite_mean
 
 STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU
 

@@ -6,14 +6,13 @@ the same losses, so theta is equal everywhere without communication.
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from asng._asktell import Candidate, Optimizer
 from asng.nas import _checkpoints, _checks, _distributed
@@ -27,12 +26,13 @@ from asng.nas._candidates import (
     Outcome,
     UnreadDecisions,
     gather_numbers,
-    mean_outcome,
     to_outcome,
     to_score,
     warn_of_unread,
 )
 from asng.nas._preserve import set_training
+from asng.nas._step import Step
+from asng.nas._training import Training
 from asng.nas._weight_optimizers import WeightOptimizers
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
@@ -41,59 +41,6 @@ Batch = Any
 
 MAX_DRAWS = 16  # per candidate, in search of a feasible one
 WORST_LOSS = 1e300  # told for candidates that rank behind all finite losses
-
-
-@dataclass(frozen=True)
-class Step:
-    """The record of one iteration; that of a half, by `train_step` or `judge_step`, is empty for the other one.
-
-    Attributes:
-        train_losses: Of the candidates for the weights; inf: out of memory. Empty where none was feasible.
-        valid_losses: Of the candidates that moved the distribution; None: infeasible, not run. Empty with a judge.
-        train_metrics: One mapping per candidate; empty without metrics, and for those out of memory.
-        valid_metrics: The same, by the judge if there is one; also empty for infeasible candidates.
-        candidates: The values of the candidates that moved the distribution.
-        violations: How far each is beyond the first limit that it violates, relative to it; 0: feasible.
-        scores: The numbers that ranked the candidates: the judge's, or else the losses; None: infeasible, not run.
-
-    >>> numbers = {"train_losses": (0.5, 0.7), "valid_losses": (0.4, None), "violations": (0.0, 0.1)}
-    >>> step = Step(**numbers, scores=(0.4, None), candidates=({"act": 0}, {"act": 1}))
-    >>> step.train_loss, step.valid_loss, step.score
-    (0.6, 0.4, 0.4)
-    """
-
-    train_losses: tuple[float, ...] = ()
-    valid_losses: tuple[float | None, ...] = ()
-    train_metrics: tuple[dict[str, float], ...] = ()
-    valid_metrics: tuple[dict[str, float], ...] = ()
-    candidates: tuple[dict[str, Any], ...] = ()
-    violations: tuple[float, ...] = ()
-    scores: tuple[float | None, ...] = ()
-
-    @property
-    def train_loss(self) -> float:
-        """The mean of the finite losses that moved the weights; NaN if there are none."""
-        return finite_mean(self.train_losses)
-
-    @property
-    def valid_loss(self) -> float:
-        """The mean of the finite losses that moved the distribution; NaN if there are none."""
-        return finite_mean(self.valid_losses)
-
-    @property
-    def score(self) -> float:
-        """The mean of the finite scores; NaN if there are none."""
-        return finite_mean(self.scores)
-
-
-def finite_mean(numbers: Iterable[float | None]) -> float:
-    """The mean of the finite numbers; NaN if there are none.
-
-    >>> finite_mean([1.0, None, math.inf, 3.0])
-    2.0
-    """
-    finite = [number for number in numbers if number is not None and math.isfinite(number)]
-    return sum(finite) / len(finite) if finite else math.nan
 
 
 class OneShot:
@@ -174,6 +121,7 @@ class OneShot:
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
         self._parameters, self.device = self._weights.parameters, self._weights.device
         self._failures = Failures(self.device, failures)
+        self._training = Training(self.supernet, self._weights, self._failures)
         self._rank, self._world_size = _distributed.rank_and_world_size()
         self._sync_from_rank0()
         watched = self._rank == 0 and not any(map(_checks.is_compiled, paths))
@@ -323,7 +271,9 @@ class OneShot:
                     warn_of_unread(self._captured.unread, "a captured step")
                     self._unread = None
                 return done
-        outcomes = self._train(drawn, train_batches) if train_batches else []
+        outcomes: list[Outcome | None] = []
+        if train_batches:
+            outcomes += self._training.step(self._run, drawn, train_batches, self._shard(drawn))
         for batch in valid_batches:
             outcomes += self._judge(feasible, batch)
         numbers = gather_numbers(outcomes, self.device)
@@ -332,69 +282,6 @@ class OneShot:
         if self._unread is not None and self._unread.end_step():
             self._unread = None
         return halves["train"], halves["valid"]
-
-    def _train(self, candidates: Sequence[Values], batches: Sequence[Batch]) -> list[Outcome | None]:
-        """Update the weights by the mean gradient of the candidates; returns their outcomes."""
-        # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
-        # their gradient is then zero, not missing.
-        before = [parameter.grad for parameter in self._parameters]
-        self._weights.reset_gradients(before)
-        try:
-            outcomes = self._add_gradients(candidates, batches, before)
-        except BaseException:
-            self._weights.reset_gradients(before)  # after an error no weight is touched
-            raise
-        failed = _distributed.all_reduce_gradients(self._parameters, [outcome is FAILED for outcome in outcomes])
-        good = len(candidates) - sum(failed)
-        if good and any(parameter.grad is not None for parameter in self._parameters):
-            if good < len(candidates):  # the mean is over the others
-                gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-                torch._foreach_mul_(gradients, len(candidates) / good)
-            self._weights.step()
-        return outcomes
-
-    def _add_gradients(
-        self, candidates: Sequence[Values], batches: Sequence[Batch], before: list[Tensor | None]
-    ) -> list[Outcome | None]:
-        """Accumulate the gradients of this process's candidates; returns their outcomes."""
-        outcomes: list[Outcome | None] = [None] * len(candidates)
-        waiting, added = list(self._shard(candidates)), []
-        while waiting:
-            index = waiting.pop(0)
-            values, done = candidates[index], []
-            for batch in batches:
-                outcome = self._failures.attempt(self._run, values, batch)
-                shares = len(candidates) * len(batches)
-                if outcome is None or not self._failures.attempt(self._backward, values, outcome.loss, shares):
-                    break
-                done.append(outcome.detach())
-            if len(done) == len(batches):
-                outcomes[index] = mean_outcome(done)
-                added.append(index)
-                continue
-            outcomes[index] = FAILED
-            if done or outcome is not None:  # a part of its gradient was accumulated: accumulate the others again
-                outcome = None
-                self._weights.reset_gradients(before)
-                waiting, added = added + waiting, []
-        return outcomes
-
-    def _backward(self, values: Values, loss: Tensor, shares: int) -> bool:
-        """Add a candidate's share to the gradient; an architecture without weights has none."""
-        if loss.requires_grad:
-            self._weights.scaler.scale(loss / shares).backward()  # type: ignore[no-untyped-call]
-        elif any(
-            parameter.requires_grad
-            for module in self.supernet.active_modules()
-            for parameter in module.parameters(recurse=False)
-        ):
-            if not loss.is_floating_point():
-                raise ValueError(
-                    f"the loss to train on is a tensor of {loss.dtype}, which has no gradient; return floating point "
-                    "numbers, and counts as metrics beside them: return loss, {'errors': count}"
-                )
-            raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
-        return True
 
     def _judge(self, candidates: Sequence[Values], batch: Batch) -> list[Outcome | None]:
         """The outcomes of the candidates of this process."""

@@ -26,8 +26,9 @@ from asng.nas._identity import describe_search, length_of
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas._schedules import Schedules
+from asng.nas._step import Step
 from asng.nas.limits import Limit
-from asng.nas.oneshot import Batch, OneShot, Step
+from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import SearchResult, build_result, warn_if_short
 from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
