@@ -154,7 +154,9 @@ def _explain(error: Exception, supernet: Supernet) -> str:
     if isinstance(error, Refused):
         return reason
     modules = running_modules(error, supernet)
-    where = f"{supernet.paths[modules[-1]] or 'the model'} ({type(modules[-1]).__name__})" if modules else "the loss"
+    where = "the loss or the judge"
+    if modules:
+        where = f"{supernet.paths[modules[-1]] or 'the model'} ({type(modules[-1]).__name__})"
     return f"{reason} (in {where})"
 
 
