@@ -160,8 +160,13 @@ def _explain(error: Exception, supernet: Supernet) -> str:
     return f"{reason} (in {where})"
 
 
-def find_obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, amp_dtype: torch.dtype | None) -> str | None:
+def find_obstacle(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], amp_dtype: torch.dtype | None
+) -> str | None:
     """Return why the steps of a model, perhaps in a wrapper, cannot be captured; None if nothing is known."""
+    if len(optimizers) > 1:
+        return "there are several weight optimizers"
+    (optimizer,) = optimizers
     devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
     if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
         return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"

@@ -135,11 +135,9 @@ class OneShot:
             from asng.nas._iteration import Iteration
 
             options: Any = {"judge": judge, "max_grad_norm": self._weights.max_grad_norm, "amp_dtype": amp_dtype}
-            first = self._weights.optimizers[0]
-            make_iteration = partial(Iteration, self.supernet, first, loss_fn, limited=bool(limits), **options)
-            obstacle: Callable[[], str | None] = partial(find_obstacle, model, first, amp_dtype)
-            if not self._weights.is_single:
-                obstacle = lambda: "there are several weight optimizers"  # noqa: E731
+            optimizers = self._weights.optimizers
+            make_iteration = partial(Iteration, self.supernet, optimizers[0], loss_fn, limited=bool(limits), **options)
+            obstacle = partial(find_obstacle, model, optimizers, amp_dtype)
             self._captured = CapturedStep(self.supernet, make_iteration, obstacle)
 
     @property
@@ -278,7 +276,8 @@ class OneShot:
             outcomes += self._judge(feasible, batch)
         numbers = gather_numbers(outcomes, self.device)
         halves = {"train": numbers[: len(drawn)], "valid": numbers[len(drawn) :]}
-        self._failures.end_step({name: all(n.failed for n in half) for name, half in halves.items() if half})
+        ran = [name for name, batches in (("train", train_batches), ("valid", valid_batches)) if batches]
+        self._failures.end_step({name: bool(halves[name]) and all(n.failed for n in halves[name]) for name in ran})
         if self._unread is not None and self._unread.end_step():
             self._unread = None
         return halves["train"], halves["valid"]
@@ -318,7 +317,7 @@ class OneShot:
         self.supernet.choose(values)
         try:
             with (
-                self.autocast(),
+                self._autocast(),
                 nullcontext() if self._unread is None else self._unread.watch(values),
             ):
                 return function(self._wrapped_model, batch)
@@ -331,12 +330,8 @@ class OneShot:
                 )
             raise
 
-    def autocast(self) -> torch.autocast:
-        """Make the context of mixed precision that candidates run in.
-
-        Returns:
-            `torch.autocast` of `amp_dtype`, switched off without one.
-        """
+    def _autocast(self) -> torch.autocast:
+        """The context of mixed precision that candidates run in."""
         return torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None)
 
     def is_feasible(self, values: Mapping[str, Any]) -> bool:

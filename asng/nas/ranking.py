@@ -123,7 +123,7 @@ def _shared_score(oneshot: OneShot, values: Values, batches: Any, judge: Judge, 
     """A score that is the same in all processes."""
     number: float | None = None
     if _distributed.is_rank0():
-        with oneshot.autocast():
+        with oneshot._autocast():
             number = _score(oneshot.supernet, oneshot.model, values, batches, judge, recalibrate_on)
     shared: float = _distributed.broadcast_object(number)
     return shared

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from asng._files import previous_path
-from asng.nas import OneShot, Value, selected, space_of
+from asng.nas import Limit, OneShot, Value, selected, space_of
 from asng.nas import _checkpoints as checkpoints
 from asng.space import Categorical
 from tests.helpers.processes import crowd, exit_code_of, fail_together
@@ -402,3 +402,26 @@ def test_errors_that_are_not_named_are_raised():
 def test_failures_are_a_tuple_of_exception_classes(failures):
     with pytest.raises(ValueError, match="failures must be a tuple of exception classes, such as"):
         make_oneshot(failures=failures)
+
+
+def test_a_half_without_feasible_candidates_has_not_failed():
+    def loss(model, x):
+        raise torch.OutOfMemoryError
+
+    cost = [1]
+    oneshot = make_oneshot(Switch(), loss_fn=loss, limits=[Limit(lambda model, values: cost[0], 1, name="cost")])
+    oneshot.costs.known = Forgetful()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        oneshot.step(torch.ones(3), torch.ones(3))
+        assert oneshot.out_of_memory
+        cost[0] = 2
+        oneshot.step(torch.ones(3), torch.ones(3))
+        assert not oneshot.out_of_memory
+
+
+class Forgetful(dict):
+    """A cache that keeps nothing."""
+
+    def __setitem__(self, key, value):
+        pass

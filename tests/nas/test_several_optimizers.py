@@ -115,8 +115,6 @@ def test_a_checkpoint_of_other_optimizers_is_refused(tmp_path):
         run_search(Net(), checkpoint=tmp_path / "search.pt", epochs=4)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("graphless")
 def test_several_optimizers_run_as_usual_after_one_warning():
     torch.manual_seed(0)
     model = Choosy()
