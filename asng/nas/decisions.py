@@ -106,9 +106,6 @@ class Repeat(Decision):
     """
 
     def __init__(self, name: str, blocks: Iterable[nn.Module], low: int = 1) -> None:
-        if not isinstance(blocks, Iterable):
-            kind = type(blocks).__name__
-            raise ValueError(f"Repeat {name!r} needs a list of blocks, got one {kind}; give [block, another block]")
         blocks = list(blocks)
         if not 0 <= low < len(blocks):
             raise ValueError(

@@ -139,8 +139,3 @@ def test_top_of_a_model_is_refused_with_the_cure():
     for given in (Net(), None):
         with pytest.raises(ValueError, match=rf"that of a OneShot, got a {type(given).__name__}; pass the OneShot of"):
             top(given)  # type: ignore[arg-type]
-
-
-def test_a_repeat_of_one_module_is_refused_with_the_cure():
-    with pytest.raises(ValueError, match="Repeat 'd' needs a list of blocks, got one ReLU; give"):
-        Repeat("d", nn.ReLU())  # type: ignore[arg-type]
