@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, Integer, RandomSearch
+from asng import ASNG, Integer, RandomSearch, nas
 from asng.nas import (
     Architecture,
     Flops,
     Limit,
     OneShot,
     Value,
+    Width,
     extract,
     front,
     parameters,
@@ -55,6 +56,22 @@ def test_a_score_with_recalibration_is_that_of_the_extracted_network():
         expected = [cross_entropy(network, batch).item() for batch in batches(3, 2)]
     got = score(model, VALUES, batches(3, 2), cross_entropy, recalibrate_on=batches(5))
     assert got == pytest.approx(sum(expected) / 3)
+
+
+def test_elastic_norms_are_recalibrated_for_each_width():
+    width = Width("w", [2, 5, 8])
+    model = nn.Sequential(nas.Linear(4, width), nas.BatchNorm1d(width), nn.ReLU(), nas.Linear(width, 3))
+    search = make_oneshot(model)
+    for pair in pairs(5):
+        search.step(*pair)
+    for values in ({"w": 2}, {"w": 5}, {"w": 8}):
+        network = extract(model, values)
+        recalibrate(network, batches(3))
+        network.eval()
+        with torch.no_grad():
+            expected = cross_entropy(network, batches(1, 2)[0]).item()
+        got = score(model, values, batches(1, 2), cross_entropy, recalibrate_on=batches(3))
+        assert got == pytest.approx(expected)
 
 
 def test_a_score_without_recalibration_uses_batch_statistics_and_no_dropout():
