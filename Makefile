@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels format hooks bench clean
+.PHONY: demo quick test test-all test-integrations test-kernels format hooks bench results clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -42,6 +42,10 @@ hooks: .venv/installed  ## run the checks before each commit
 
 bench: .venv/installed-bench  ## cost of ask and tell beside other libraries
 	$(BIN)/python benchmarks/ask_tell.py
+
+results: .venv/installed  ## tables and figures of docs/results.md, from the files in results/
+	$(BIN)/python benchmarks/cifar10_searches.py
+	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201 --figure docs/nasbench201.png
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
