@@ -454,9 +454,6 @@ def check_names(names: Iterable[str], space: Mapping[str, Variable]) -> None:
 
 def check_values(values: Mapping[str, Any], space: Mapping[str, Variable]) -> None:
     """Raise ValueError unless these are values of a space, one for each name."""
-    if not isinstance(values, Mapping):
-        cure = "pass its values" if hasattr(values, "values") else "pass values by name"
-        raise ValueError(f"an architecture is a dict of names and values, got a {type(values).__name__}; {cure}")
     check_names(values, space)
     for name, variable in space.items():
         if not variable.contains(values[name]):

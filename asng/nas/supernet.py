@@ -37,7 +37,7 @@ class Supernet:
 
     Raises:
         ValueError: A name is declared twice, differently; a decision is where torch does not see it; the model is
-            sharded, or no module.
+            sharded.
 
     >>> from asng.nas import OneOf, Repeat
     >>> model = nn.Sequential(OneOf("act", [nn.ReLU(), nn.Tanh()]), Repeat("depth", [nn.ELU(), nn.ELU()]))
@@ -54,8 +54,6 @@ class Supernet:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        if not isinstance(model, nn.Module):
-            raise ValueError(f"the model must be a torch.nn.Module, got {type(model).__name__}")
         self.model = model
         self.paths = {module: path for path, module in model.named_modules()}
         check_not_sharded(self.paths)

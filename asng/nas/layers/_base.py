@@ -264,7 +264,7 @@ class ElasticLayer(Searchable):
         slots = {**static._parameters, **static._buffers}
         held = {name: tensor for name, tensor in slots.items() if tensor is not None}
         given = {name: tensor for name, tensor in tensors.items() if tensor is not None and "." not in name}
-        fits = all(name in given and given[name].shape == tensor.shape for name, tensor in held.items())
+        fits = all(name in tensors and given.get(name, whole).shape == whole.shape for name, whole in held.items())
         if not fits or any(name not in slots for name in given):
             expected, got = (
                 ", ".join(f"{name} {tuple(t.shape)}" for name, t in part.items()) for part in (held, given)
