@@ -16,7 +16,7 @@ from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas.limits import format_bounds
-from asng.nas.oneshot import OneShot
+from asng.nas.oneshot import OneShot, check_oneshot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
@@ -194,17 +194,6 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
             break
     nearest = oneshot.costs.nearest() or oneshot.arch_optimizer.mode()
     return [architecture_of(oneshot, values) for values in found.values() or [nearest]]
-
-
-def check_oneshot(oneshot: Any) -> None:
-    """Raise ValueError for what is no OneShot."""
-    if not isinstance(oneshot, OneShot):
-        cure = (
-            "OneShot(model, result.arch_optimizer, weight_optimizer, loss_fn) of the model that was searched"
-            if isinstance(oneshot, SearchResult)
-            else "the OneShot of the search"
-        )
-        raise ValueError(f"the distribution is that of a OneShot, got a {type(oneshot).__name__}; pass {cure}")
 
 
 def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
