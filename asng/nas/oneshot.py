@@ -433,6 +433,6 @@ def check_oneshot(oneshot: Any) -> None:
     """Raise ValueError for what is no OneShot, such as a result."""
     if not isinstance(oneshot, OneShot):
         raise ValueError(
-            f"the distribution is that of a OneShot, got a {type(oneshot).__name__}; pass the one of your loop, or after "
+            f"the distribution is that of a OneShot, got a {type(oneshot).__name__}; pass that of your loop, or after "
             "nas.search OneShot(model, result.arch_optimizer, weight_optimizer, loss_fn)"
         )
