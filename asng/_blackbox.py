@@ -4,7 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from asng._checks import as_float
 from asng._decoding import Space
 from asng._evaluation import Outcome
 from asng._ragged import Array
+from asng._untrusted import mismatch
 from asng.optimizer import ASNG
 from asng.space import Variable, describe
 
@@ -60,6 +61,19 @@ class Judged(NamedTuple):
     x: Array
     loss: float
     violation: Violation
+
+
+class SavedState(TypedDict):
+    """A minimization in a checkpoint."""
+
+    entropy: tuple[Any, list[int]]
+    optimizers: list[dict[str, Any]]
+    history: list[tuple[list[float], int, float | None, str]]
+    queue: list[list[float]]
+    judged: list[tuple[list[float], float | None, tuple[int, float | None]]]
+    elite: tuple[list[float], float, int] | None
+    counters: tuple[int, int, int]
+    before: tuple[int, int]
 
 
 class BlackBox:
@@ -300,11 +314,15 @@ class BlackBox:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same identity, before any evaluation."""
+        if fault := mismatch(state, SavedState):
+            raise ValueError(fault)
         self._entropy, self._spawn_key = state["entropy"][0], tuple(state["entropy"][1])
         self.optimizers += [self._make_optimizer(start) for start in range(1, len(state["optimizers"]))]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         for x, start, loss, error in state["history"]:
+            if not 0 <= start < len(self.optimizers):
+                raise ValueError(f"an evaluation of start {start}, of which there are {len(self.optimizers)}")
             candidate = self._candidate(x)
             self._remember(Evaluation(candidate.values, _from_json(loss), error), candidate.x, start)
         self._queue.extend(map(self._candidate, state["queue"]))

@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -16,6 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakSet
+
+from asng._untrusted import NON_BLOCKING, read_text
 
 try:
     import fcntl
@@ -67,7 +70,7 @@ class Lock:
     def _acquire(self) -> None:
         if fcntl is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder_for(self._path)
         try:
             file, locked = _open_locked(self._path, "ab")
         except OSError as error:
@@ -133,6 +136,14 @@ def check_checkpoint_path(path: Path, example: str) -> None:
         raise ValueError(
             f"{path} is kept by another search; rename it to {path.stem.removesuffix(PREVIOUS)}{path.suffix}"
         )
+
+
+def make_folder_for(path: Path) -> None:
+    """Make the folder of a file, and those above it; ValueError names a file that is in the way."""
+    blocking = next((parent for parent in path.parents if parent.exists()), path.parent)
+    if blocking.exists() and not blocking.is_dir():
+        raise ValueError(f"{blocking} is a file, not a folder; choose another path than {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def lock_checkpoint(path: Path) -> Lock:
@@ -223,7 +234,11 @@ def _open_locked(path: Path, mode: str) -> tuple[BinaryIO, bool | None]:
 
 
 def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | NO_FOLLOW, 0o666)
+    opened = os.open(path, flags | NO_FOLLOW | NON_BLOCKING, 0o666)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "it is no regular file; remove it", path)
+    return opened
 
 
 def _flock(file: BinaryIO) -> bool | None:
@@ -248,8 +263,8 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 def _holder(path: Path) -> str:
     """The process that holds a lock, as its file names it."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path, "")
+    except (OSError, ValueError):
         return "another process"
     return text if text.isprintable() and 0 < len(text) < 400 else "another process"
 

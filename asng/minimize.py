@@ -245,7 +245,8 @@ def _saved(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable
     try:
         state = file.load()
         if state is not None:
-            run.load_state_dict(state)
+            with file.explain_errors():
+                run.load_state_dict(state)
 
         def save() -> None:
             if file.is_due:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import tyro
 
+from asng._untrusted import read_text
 from asng.cli.terminal import Flat, parse_command, progress_bar
 from asng.experiments._image_runs import retrain, search
 from asng.experiments._jobs import Task
@@ -167,7 +168,7 @@ class Commands(ABC):
         if not path.is_file():
             raise ValueError(f"there is no file {path}; give one as {ARCHITECTURE}, or the word random")
         try:
-            return self.read_values(path.read_text(encoding="utf-8"))
+            return self.read_values(read_text(path, f"give one as {ARCHITECTURE}"))
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 

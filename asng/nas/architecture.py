@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asng._untrusted import parse_json
 from asng.nas.supernet import Values
 from asng.space import Variable, check_names, to_plain
 
@@ -72,8 +73,8 @@ def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[st
     {'kernel': (3, 5)}
     """
     try:
-        data = json.loads(text)
-    except ValueError as error:
+        data = parse_json(text)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"an architecture is JSON, got {_shorten(text)} ({error})") from None
     return from_dict(data, space)
 

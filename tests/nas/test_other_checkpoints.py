@@ -299,6 +299,8 @@ def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
     [
         *itertools.product(("index", "steps", "history", "measured", "seconds", "rng", "job"), ("a", [1, 2])),
         ("index", -1),
+        ("history", [{"epoch": 2}]),
+        ("history", [{}]),
         ("measured", {"train_loss": ["a"]}),
         *((f"job.{name}", "a") for name in ("steps", "losses", "search", "lr_scheduler", "rng_at_epoch_start")),
         ("rng.generators", "a"),

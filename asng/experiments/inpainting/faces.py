@@ -17,8 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-from zipfile import BadZipFile
+from typing import Any, NamedTuple
 
 import numpy as np
 import pooch  # type: ignore[import-untyped]
@@ -27,6 +26,7 @@ from PIL import Image, ImageOps
 
 from asng._files import atomic_write, remove_leftovers
 from asng._progress import Progress, no_progress
+from asng._untrusted import mismatch, open_regular, parse_json, read_text
 
 CACHE_VERSION = 2  # of the cache file; part of the fingerprint
 CHUNK = 128  # images between two reports of progress
@@ -89,7 +89,7 @@ def _walk(folder: Path) -> Iterator[File]:
 
 def read_boxes(path: Path) -> dict[str, Box]:
     """Where the faces are in CelebA's original images, by the name of the image file."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_text(path, "download it again").splitlines()
     boxes: dict[str, Box] = {}
     try:
         for line in lines[2:]:
@@ -169,11 +169,9 @@ def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -
     files, boxes = sources(folder)
     fingerprint, where = map(_digest, (json.dumps([CACHE_VERSION, files, boxes]), str(folder.resolve())))
     path = Path(pooch.os_cache("asng")) / "faces" / f"{where}-{size}.npz"
-    damage = (OSError, ValueError, KeyError, EOFError, BadZipFile)  # or there is no such file
-    with suppress(*damage), open(path, "rb") as kept, np.load(kept) as cached:  # a zip archive, with checksums
-        before, names, damaged = json.loads(str(cached["index"]))
-        if before == fingerprint:
-            return Faces(cached["images"], tuple(names), damaged)
+    with suppress(Exception):  # there is no such file, or it is damaged, which may raise anything
+        if (cached := _read_cache(path, fingerprint, [file.name for file in files], size)) is not None:
+            return cached
     made = _crop_all(folder, [file.name for file in files], boxes and read_boxes(folder / boxes.name), size, progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -186,6 +184,19 @@ def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -
         ) from None
     progress(1.0)
     return made
+
+
+def _read_cache(path: Path, fingerprint: str, names: list[str], size: int) -> Faces | None:
+    """The cached faces if they are those of the files with these names; a damaged cache may raise anything."""
+    with open_regular(path) as file, np.load(file, allow_pickle=False) as cached:  # a zip archive, with checksums
+        index: Any = parse_json(str(cached["index"]))
+        if mismatch(index, tuple[str, list[str], dict[str, str]]) or index[0] != fingerprint:
+            return None
+        kept, damaged = index[1:]
+        images = cached["images"]
+    if sorted([*kept, *damaged]) != names or images.dtype != np.uint8 or images.shape != (len(kept), 3, size, size):
+        return None
+    return Faces(images, tuple(kept), damaged)
 
 
 def _digest(text: str) -> str:

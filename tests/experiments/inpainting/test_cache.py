@@ -2,6 +2,7 @@
 # mypy: disable-error-code="arg-type, index, union-attr"
 
 import io
+import json
 import os
 import threading
 
@@ -124,13 +125,32 @@ def npz(**arrays):
     return file.getvalue()
 
 
+def with_index(change, images=None):
+    """An archive with a changed index of its images, and perhaps others."""
+
+    def harm(content):
+        with np.load(io.BytesIO(content)) as cached:
+            index = json.dumps(change(json.loads(str(cached["index"]))))
+            return npz(images=cached["images"] if images is None else images, index=index)
+
+    return harm
+
+
 HARM = {
     "cut off": lambda content: content[: len(content) // 2],
     "one bit": lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:],
     "empty": lambda content: b"",
     "no archive": lambda content: b"an image",
     "no names": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8)),
-    "other names": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8), index="{"),
+    "no JSON": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8), index="{"),
+    "nested without end": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8), index="[" * 10**5),
+    "no list": with_index(lambda index: 5),
+    "names of another type": with_index(lambda index: [index[0], 5, {}]),
+    "another name": with_index(lambda index: [index[0], ["b.png"], {}]),
+    "images and no names": with_index(lambda index: [index[0], [], {"a.png": "damaged"}]),
+    "another size": with_index(lambda index: index, np.zeros((1, 3, 8, 8), np.uint8)),
+    "another type": with_index(lambda index: index, np.zeros((1, 3, 64, 64))),
+    "a pickle": with_index(lambda index: index, np.array([os.getpid], dtype=object)),
 }
 
 
@@ -142,6 +162,16 @@ def test_a_damaged_cache_is_built_again(tmp_path, cache_files, harm):
     file.write_bytes(HARM[harm](file.read_bytes()))
     assert builds(tmp_path)
     assert np.array_equal(read_faces(tmp_path).images[0], pixels.transpose(2, 0, 1))
+
+
+def test_a_pipe_in_place_of_the_cache_is_replaced(tmp_path, cache_files):
+    save(tmp_path / "a.png")
+    read_faces(tmp_path)
+    (file,) = cache_files()
+    file.unlink()
+    os.mkfifo(file)
+    assert builds(tmp_path)
+    assert not builds(tmp_path)
 
 
 def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cache_files):
