@@ -27,6 +27,7 @@ except ImportError:  # on Windows, where nothing is locked
 
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.asng-[0-9]+-[0-9a-f]{8}")  # the file it is for, process, random digits
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link may lead to a file that is not asng's
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or what the user may have of it
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 PREVIOUS = ".asng-previous"
 MAX_SHOWN = 5  # differences in a message
@@ -168,21 +169,39 @@ def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
     under which the replaced file stays. A link at `path` is replaced, not followed.
     """
     temporary = _temporary(path)
-    file, _ = _open_locked(temporary, "xb")
+    with explain_full_disk(path):
+        file, _ = _open_locked(temporary, "xb")
+        try:
+            with file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                if keep is not None and path.exists():
+                    _link_or_copy(path, keep)
+                if os.name != "posix":  # Windows renames no open file; elsewhere its lock protects it to the end
+                    file.close()
+                os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+@contextmanager
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Let the error of a full disk name the file, the folder, the space that is left, and the cure."""
     try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            if keep is not None and path.exists():
-                _link_or_copy(path, keep)
-            if os.name != "posix":  # Windows renames no open file; elsewhere its lock protects it to the end
-                file.close()
-            os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        free = ""
+        with suppress(OSError):
+            free = f" ({shutil.disk_usage(path.parent).free:,} bytes are left)"
+        cure = "make room there; the same command, or call, continues from what was saved"
+        raise OSError(
+            error.errno, f"{error.strerror}: {path} cannot be written to the disk of {path.parent}{free}; {cure}"
+        ) from None
 
 
 def remove_leftovers(folder: Path, names: Collection[str] = ()) -> None:

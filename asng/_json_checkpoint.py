@@ -70,10 +70,12 @@ class JsonCheckpoint:
         return time.monotonic() >= self._next_save
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the file atomically."""
+        """Replace the file atomically; ValueError if another process took it over."""
         begin = time.monotonic()
         state = _normalize(state)
         content = {"format": self._format, "identity": self._identity, "checksum": _checksum(state), "state": state}
+        make_folder_for(self._path)  # it may have been removed
+        self._lock.renew()
         with atomic_write(self._path, keep=previous_path(self._path)) as file:
             file.write(json.dumps(content, allow_nan=False).encode())
         end = time.monotonic()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
 from asng import __version__
-from asng._files import Lock, atomic_write, differences, make_folder_for
+from asng._files import Lock, atomic_write, differences, explain_full_disk, make_folder_for
 from asng._untrusted import mismatch, read_bytes, read_json, read_json_lines
 
 CONFIG = "config.json"
@@ -81,7 +81,7 @@ class Run:
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a finished record; it is on the disk when this returns."""
         self.renew()
-        with open(self._lines, "ab") as file:
+        with explain_full_disk(self._lines), open(self._lines, "ab") as file:
             file.write(_to_line(record))
             file.flush()
             os.fsync(file.fileno())

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 
 from asng import __version__
+from asng._signals import sigterm_as_interrupt
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 WRONG_INPUT = 2
@@ -36,12 +37,13 @@ def function_of(command: str) -> Callable[[Sequence[str]], None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Exit codes: 0 done, 2 wrong input, 130 interrupted."""
+    """Run a command. Exit codes: 0 done, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     command = " ".join(arguments[:2])
     try:
         if command in COMMANDS:
-            function_of(command)(arguments[2:])
+            with sigterm_as_interrupt():
+                function_of(command)(arguments[2:])
         elif arguments[:1] == ["--version"]:
             print(f"asng {__version__}")
         else:

@@ -32,7 +32,13 @@ def save(path: Path, state: dict[str, Any]) -> None:
     content = {"format": FORMAT, "state": _to_loadable(state)}
     make_folder_for(path)
     with atomic_write(path, keep=previous_path(path)) as file:
-        torch.save(content, file)
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # torch's own, which hides that of the disk
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            file.flush()  # the first bytes, if they did not fit either
+            raise
 
 
 def _to_loadable(value: Any, where: str = "") -> Any:
