@@ -55,17 +55,12 @@ def rank_utilities(losses: Losses) -> Array:
         first, second = finite[..., :1], finite[..., 1:]
         lead = (first < second).astype(float) - (first > second)
         return np.concatenate((lead, -lead), -1)
-    order = finite.argsort(-1)
-    ranked = np.take_along_axis(finite, order, -1)
-    changes = ranked[..., 1:] != ranked[..., :-1]  # where the next loss is another one
-    edge = np.ones_like(changes[..., :1])
-    positions = np.arange(n)
-    first = np.maximum.accumulate(np.where(np.concatenate((edge, changes), -1), positions, 0), -1)
-    ends = np.where(np.concatenate((changes, edge), -1), positions + 1, n)
-    last = np.minimum.accumulate(ends[..., ::-1], -1)[..., ::-1]
+    if finite.ndim > 1:
+        return np.apply_along_axis(rank_utilities, -1, finite)
+    ranked = np.sort(finite)
+    first, last = ranked.searchsorted(finite, "left"), ranked.searchsorted(finite, "right")  # slots of equal losses
     sums = _slot_sums(n)
-    utilities = np.empty_like(finite)
-    np.put_along_axis(utilities, order, (sums.take(last) - sums.take(first)) / (last - first), -1)
+    utilities: Array = (sums[last] - sums[first]) / (last - first)
     return utilities
 
 

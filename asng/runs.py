@@ -143,11 +143,15 @@ def settings_from_config(kind: type[Settings], config: Mapping[str, Any]) -> Set
             f"the run was made by {made}, without the setting {error}, and this is asng {__version__}; "
             f"do this with {made}, or run it again"
         ) from None
-    hints = get_type_hints(kind)
-    for name, value in given.items():
-        if fault := mismatch(value, hints[name]):
-            raise ValueError(f"{CONFIG} of the run is damaged ({name} {fault}); run it again in another folder")
+    check_config(kind, given)
     return kind(**given)
+
+
+def check_config(kind: type, config: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings in a run's configuration that are not of their types."""
+    for name, hint in get_type_hints(kind).items():
+        if name in config and (fault := mismatch(config[name], hint)):
+            raise ValueError(f"{CONFIG} of the run is damaged ({name} {fault}); run it again in another folder")
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -87,7 +87,6 @@ class Variable(ABC):
         """
         return 0.0
 
-    @abstractmethod
     def to_json(self, value: Any) -> Any:
         """Convert a value to JSON-safe data.
 
@@ -100,6 +99,9 @@ class Variable(ABC):
         Raises:
             ValueError: The variable does not contain the value, or JSON cannot hold it.
         """
+        if not self.contains(value):
+            raise _outside(self, value)
+        return to_plain(value)
 
     def from_json(self, data: Any) -> Any:
         """Invert `to_json`.
@@ -217,9 +219,6 @@ class Categorical(Variable):
     def log_prob(self, parameters: Any, value: Any) -> float:
         return math.log(parameters[self.index(value)])
 
-    def to_json(self, value: Any) -> Any:
-        return to_plain(self.choices[self.index(value)])
-
     def from_json(self, data: Any) -> Any:
         written = json.dumps(data, sort_keys=True)
         fitting = [choice for choice in self.choices if _write(choice) == written]
@@ -294,11 +293,6 @@ class Integer(Variable):
         above = 1.0 if value == self.high else normal.cdf(value + 0.5)
         return math.log(max(above - below, 1e-300))
 
-    def to_json(self, value: Any) -> Any:
-        if not self.contains(value):
-            raise _outside(self, value)
-        return value
-
     def to_internal(self, prior: Any) -> Normal:
         return _normal(prior, self.low, self.high)
 
@@ -355,9 +349,7 @@ class Real(Variable):
         return number and self.low <= value <= self.high
 
     def to_json(self, value: Any) -> float:
-        if not self.contains(value):
-            raise _outside(self, value)
-        return float(value)
+        return float(super().to_json(value))
 
     def to_internal(self, prior: Any) -> Normal:
         mean, std = _normal(prior, self.low, self.high)
@@ -406,7 +398,7 @@ class Custom(Variable):
         return True  # only the user knows
 
     def to_json(self, value: Any) -> Any:
-        data = to_plain(value)
+        data = super().to_json(value)
         if not _equal(data, value):
             raise ValueError(f"{value!r} would be read from JSON as {data!r}")
         return data

@@ -5,7 +5,10 @@ Flags are the fields of each experiment's settings.
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
+from pkgutil import resolve_name
+from typing import NamedTuple
 
 from asng import __version__
 from asng._signals import sigterm_as_interrupt
@@ -13,27 +16,45 @@ from asng._signals import sigterm_as_interrupt
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 WRONG_INPUT = 2
 
-# Experiment and verb of each command, and what it is for.
-COMMANDS = {
-    "cifar10 search": "the cells of an image classifier, on CIFAR-10",
-    "cifar10 retrain": "an architecture trained from scratch",
-    "cifar10 evaluate": "test accuracy of a run",
-    "digits search": "a search of a minute or two, on handwritten digits",
-    "inpainting search": "an autoencoder that fills holes in faces",
-    "inpainting retrain": "an autoencoder trained from scratch",
-    "inpainting evaluate": "PSNR, SSIM and pictures of a run",
-    "toy sweep": "the paper's toy problem: robustness to the initial step size",
+
+class Images(NamedTuple):
+    """An image experiment: where its `Task` is, what is searched, and what a test tells."""
+
+    task: str
+    searched: str
+    tested: str
+
+    def verbs(self) -> dict[str, str]:
+        train, test = "an architecture trained from scratch", f"{self.tested} of a run"
+        return {"search": self.searched, "retrain": train, "evaluate": test}
+
+
+CIFAR10, INPAINTING = "asng.experiments.cifar10.task:Cifar10", "asng.experiments.inpainting.task:Inpainting"
+# The others than those on images have verbs of their own.
+EXPERIMENTS: dict[str, Images | dict[str, str]] = {
+    "cifar10": Images(CIFAR10, "the cells of an image classifier, on CIFAR-10", "test accuracy"),
+    "digits": {"search": "a search of a minute or two, on handwritten digits"},
+    "inpainting": Images(INPAINTING, "an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
+    "toy": {"sweep": "the paper's toy problem: robustness to the initial step size"},
 }
 
 
+def commands() -> dict[str, str]:
+    """Experiment and verb of each command, and what it is for."""
+    verbs = {name: each.verbs() if isinstance(each, Images) else each for name, each in EXPERIMENTS.items()}
+    return {f"{name} {verb}": purpose for name, each in verbs.items() for verb, purpose in each.items()}
+
+
 def function_of(command: str) -> Callable[[Sequence[str]], None]:
-    """The function of a command: for `asng cifar10 search`, `run_search` in asng/cli/cifar10.py.
+    """The function of a command: for `asng toy sweep`, `run_sweep` in asng/cli/toy.py.
 
     Imported on demand, since torch takes seconds to import.
     """
-    experiment, verb = command.split()
-    function: Callable[[Sequence[str]], None] = getattr(import_module(f"asng.cli.{experiment}"), f"run_{verb}")
-    return function
+    name, verb = command.split()
+    experiment = EXPERIMENTS[name]
+    module = import_module(f"asng.cli.{'images' if isinstance(experiment, Images) else name}")
+    function: Callable[..., None] = getattr(module, f"run_{verb}")
+    return partial(function, resolve_name(experiment.task)) if isinstance(experiment, Images) else function
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     command = " ".join(arguments[:2])
     try:
-        if command in COMMANDS:
+        if command in commands():
             with sigterm_as_interrupt():
                 function_of(command)(arguments[2:])
         elif arguments[:1] == ["--version"]:
@@ -59,9 +80,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def print_overview(arguments: Sequence[str]) -> None:
     """Print all commands, or those of an experiment; raises ValueError for an unknown command."""
-    listed = {name: purpose for name, purpose in COMMANDS.items() if name.split()[0] in arguments[:1]}
+    known_commands = commands()
+    listed = {name: purpose for name, purpose in known_commands.items() if name.split()[0] in arguments[:1]}
     depth = 1 if listed else 0  # how many words are those of a command
-    listed = listed or COMMANDS
+    listed = listed or known_commands
     if arguments[depth:] and arguments[depth] not in ("-h", "--help"):
         known = dict.fromkeys(name.split()[depth] for name in listed)
         where = arguments[0] if depth else "asng"

@@ -1,44 +1,25 @@
 """The commands of all image experiments: `search`, `retrain` and `evaluate`."""
 
 import shlex
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from asng._untrusted import read_text
 from asng.cli.terminal import Flat, parse_command, progress_bar
-from asng.experiments._image_runs import retrain, search
-from asng.experiments._jobs import Task
-from asng.runs import ARCHITECTURE, CHECKPOINT, read_config
+from asng.experiments._image_runs import evaluate, retrain, search
+from asng.experiments._task import DataSettings, Task
+from asng.runs import CHECKPOINT, check_config, read_config
 
 # A folder that is named without a flag.
 SomeRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
 RunOrNone = Annotated[
     Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]", help_behavior_hint="(optional)")
 ]
-
-
-@dataclass(frozen=True)
-class DataFlags:
-    """Flags that every command on images has."""
-
-    data: Path | None = None
-    """Folder of the data; by default that of the environment variable ASNG_DATA, or else the user's cache."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1; auto is the GPU where there is one."""
-
-    def flags(self) -> list[str]:
-        """The flags that give the same data to another command."""
-        given = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
-        return [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-
-
 Settings = TypeVar("Settings")
-Where = TypeVar("Where", bound=DataFlags)
+Where = TypeVar("Where", bound=DataSettings)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,131 +45,119 @@ class RetrainFlags(Generic[Settings, Where]):
     settings: Annotated[Settings, Flat]
     where: Annotated[Where, Flat] = tyro.MISSING_NONPROP
     architecture: str | None = None
-    """Instead of a search: a file as architecture.json, or the word random, which draws one from the seed."""
+    """Instead of what RUN found: a file as architecture.json, or a baseline, such as random, drawn from the seed."""
     small: bool = False
     """Other defaults, for two cores: a smaller network, fewer images and steps."""
     out: Path | None = None
-    """Folder of the run; RUN/retrain-seedS, or runs/EXPERIMENT-NAME-seedS."""
+    """Folder of the run; RUN/retrain-seedS, RUN/BASELINE-seedS, or runs/EXPERIMENT-NAME-seedS."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateFlags(Generic[Where]):
+class EvaluateFlags(Generic[Settings, Where]):
     """Flags of all tests."""
 
     run: SomeRun
     """Folder of a search or of a retraining."""
+    settings: Annotated[Settings, Flat] = tyro.MISSING_NONPROP
     where: Annotated[Where, Flat] = tyro.MISSING_NONPROP
 
 
-class Commands(ABC):
-    """The commands of an image experiment, and what they need to know of it."""
-
-    name: ClassVar[str]
-    search_flags: ClassVar[type[SearchFlags[Any, Any]]]
-    retrain_flags: ClassVar[type[RetrainFlags[Any, Any]]]
-    evaluate_flags: ClassVar[type[EvaluateFlags[Any]]]
-    baselines: ClassVar[tuple[str, ...]]  # words for --architecture
-    small_search: ClassVar[Any]  # settings
-    small_retrain: ClassVar[Any]
-
-    @abstractmethod
-    def load_task(self, flags: Any) -> Task:
-        """The task, on the data that the flags name."""
-
-    @abstractmethod
-    def label(self, settings: Any) -> str:
-        """The part of a search's folder name that says what is searched."""
-
-    @abstractmethod
-    def read_values(self, text: str) -> dict[str, Any]:
-        """An architecture from JSON."""
-
-    @abstractmethod
-    def baseline_values(self, flags: Any) -> dict[str, Any]:
-        """The architecture of a baseline."""
-
-    @abstractmethod
-    def print_architecture(self, summary: Mapping[str, Any], folder: Path) -> None:
-        """Print the architecture that a search found."""
-
-    @abstractmethod
-    def print_training(self, summary: Mapping[str, Any], test_command: str) -> None:
-        """Print the result of a training."""
-
-    @abstractmethod
-    def evaluate(self, flags: Any, config: Mapping[str, Any]) -> None:
-        """Test what a run has trained, and print the result."""
-
-    def run_search(self, arguments: Sequence[str]) -> None:
-        """`asng EXPERIMENT search`."""
-        title = f"{self.name} search"
-        flags: Any = parse_command(self.search_flags, title, arguments, small=self.small_search)
-        name = f"{self._prefix(flags.small)}-{self.label(flags.settings)}-seed{flags.settings.seed}"
-        folder = flags.out or Path("runs") / name
-        task = self.load_task(flags)
-        with progress_bar(title, folder) as progress:
-            summary = search(task, flags.settings, folder, progress, capture=flags.capture)
-        if not summary["feasible"]:
-            print("No architecture met the limit; this is the nearest one.")
-        self.print_architecture(summary, folder)
-        print("Train it from scratch:", next_command(self.name, "retrain", folder, flags.where, small=flags.small))
-
-    def run_retrain(self, arguments: Sequence[str]) -> None:
-        """`asng EXPERIMENT retrain`."""
-        title = f"{self.name} retrain"
-        flags: Any = parse_command(self.retrain_flags, title, arguments, small=self.small_retrain)
-        flags, values, folder = self.choose(flags)
-        task = self.load_task(flags)
-        with progress_bar(title, folder) as progress:
-            summary = retrain(task, flags.settings, values, folder, progress)
-        self.print_training(summary, next_command(self.name, "evaluate", folder, flags.where))
-
-    def run_evaluate(self, arguments: Sequence[str]) -> None:
-        """`asng EXPERIMENT evaluate`."""
-        flags: Any = parse_command(self.evaluate_flags, f"{self.name} evaluate", arguments)
-        config = read_config(flags.run, self.name, needs=CHECKPOINT)  # before anything slow
-        self.evaluate(flags, config)
-
-    def choose(self, flags: Any) -> tuple[Any, dict[str, Any], Path]:
-        """The flags of a training with all defaults filled in, its architecture and its folder."""
-        return flags, self.load_values(flags), self.retrain_folder(flags)
-
-    def load_values(self, flags: Any) -> dict[str, Any]:
-        """The architecture of a search, of a file, or of a baseline."""
-        if flags.architecture in self.baselines:
-            return self.baseline_values(flags)
-        if (flags.run is None) == (flags.architecture is None):
-            words = " or ".join(self.baselines)
-            raise ValueError(
-                f"give either the folder of a search, or --architecture with a JSON file or the word {words}"
-            )
-        if flags.run is not None:
-            read_config(flags.run, self.name, needs=ARCHITECTURE)
-        path = Path(flags.architecture) if flags.run is None else flags.run / ARCHITECTURE
-        if not path.is_file():
-            raise ValueError(f"there is no file {path}; give one as {ARCHITECTURE}, or the word random")
-        try:
-            return self.read_values(read_text(path, f"give one as {ARCHITECTURE}"))
-        except ValueError as error:
-            raise ValueError(f"{path}: {error}") from None
-
-    def retrain_folder(self, flags: Any, ending: str = "") -> Path:
-        """The folder of a training: in that of the search, or one of its own."""
-        end = f"{ending}-seed{flags.settings.seed}"
-        if flags.out is not None:
-            return Path(flags.out)
-        if flags.run is not None:
-            return Path(flags.run) / f"{flags.architecture or 'retrain'}{end}"
-        return Path("runs") / f"{self._prefix(flags.small)}-{Path(flags.architecture).stem}{end}"
-
-    def _prefix(self, small: bool) -> str:
-        return f"{self.name}{'-small' if small else ''}"
+def run_search(task: type[Task], arguments: Sequence[str]) -> None:
+    """`asng EXPERIMENT search`."""
+    title = f"{task.name} search"
+    flags = _parse(SearchFlags, title, task, task.search_settings, arguments, small=task.small_search)
+    name = f"{_prefix(task, flags)}-{task.label(flags.settings)}-seed{flags.settings.seed}"
+    folder = flags.out or Path("runs") / name
+    loaded = _load(task, flags)
+    with progress_bar(title, folder) as progress:
+        summary = search(loaded, flags.settings, folder, progress, capture=flags.capture)
+    if not summary["feasible"]:
+        print("No architecture met the limit; this is the nearest one.")
+    _print_lines(loaded.describe_found(summary, folder))
+    print("Train it from scratch:", next_command(task.name, "retrain", folder, flags.where, small=flags.small))
 
 
-def next_command(experiment: str, verb: str, folder: Path, where: DataFlags, *, small: bool = False) -> str:
+def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
+    """`asng EXPERIMENT retrain`."""
+    title = f"{task.name} retrain"
+    flags = _parse(RetrainFlags, title, task, task.train_settings, arguments, small=task.small_train)
+    config = {} if flags.run is None else read_config(flags.run, task.name)
+    if config.get("kind") == "search":
+        check_config(task.search_settings, config)
+    searched = {**vars(task.small_search if flags.small else task.search_settings()), **config}
+    inherited = {name: getattr(flags.settings, name) or searched[name] for name in task.inherited}
+    settings = replace(flags.settings, **inherited)
+    values = _choose_values(task, flags, searched)
+    differing = [f"-{value}" for name, value in inherited.items() if config.get(name, value) != value]
+    folder = _retrain_folder(task, flags, "".join(differing))
+    loaded = _load(task, replace(flags, settings=settings))
+    with progress_bar(title, folder) as progress:
+        summary = retrain(loaded, settings, values, folder, progress)
+    _print_lines(loaded.describe_trained(summary, folder))
+    print("Test it:", next_command(task.name, "evaluate", folder, flags.where))
+
+
+def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
+    """`asng EXPERIMENT evaluate`."""
+    flags = _parse(EvaluateFlags, f"{task.name} evaluate", task, task.evaluate_settings, arguments)
+    config = read_config(flags.run, task.name, needs=CHECKPOINT)  # before anything slow
+    with progress_bar(task.loading) as progress:
+        loaded = task.load_for_test(flags.where, config, flags.settings, progress)
+    _print_lines(loaded.describe_data())
+    with progress_bar(f"testing on {len(loaded.test):,} {task.noun}") as progress:
+        report = evaluate(loaded, flags.run, config, progress, flags.settings)
+    _print_lines(loaded.describe_test(report, flags.run))
+
+
+def _parse(flags: Any, title: str, task: type[Task], settings: type, arguments: Sequence[str], **presets: Any) -> Any:
+    """Parse the flags of a verb, with the settings of a task; their docstring is the help."""
+    return parse_command(flags[settings, task.data_settings], title, arguments, settings.__doc__, **presets)
+
+
+def _load(task: type[Task], flags: Any) -> Task:
+    with progress_bar(task.loading) as progress:
+        loaded = task.load(flags.where, progress)
+    _print_lines(loaded.describe_data(flags.settings))
+    return loaded
+
+
+def _print_lines(lines: Iterable[str]) -> None:
+    for line in lines:
+        print(line)
+
+
+def _choose_values(task: type[Task], flags: Any, searched: dict[str, Any]) -> dict[str, Any]:
+    """The architecture of a search, of a file, or of a baseline."""
+    if flags.architecture in task.baselines:
+        if flags.run is not None and searched.get("kind") != "search":
+            raise ValueError(f"{flags.run} is no search, beside which {flags.architecture} could be trained")
+        return task.baseline_values(flags.architecture, flags.settings.seed, searched, flags.run)
+    if (flags.run is None) == (flags.architecture is None):
+        words = " or ".join(task.baselines)
+        raise ValueError(f"give either the folder of a search, or --architecture with a JSON file or the word {words}")
+    return task.load_values(flags.run or Path(flags.architecture), searched)
+
+
+def _retrain_folder(task: type[Task], flags: Any, ending: str) -> Path:
+    """The folder of a training: in that of the search, or one of its own."""
+    ending += f"-seed{flags.settings.seed}"
+    if flags.out is not None:
+        return Path(flags.out)
+    if flags.run is not None:
+        return Path(flags.run) / f"{flags.architecture or 'retrain'}{ending}"
+    return Path("runs") / f"{_prefix(task, flags)}-{Path(flags.architecture).stem}{ending}"
+
+
+def _prefix(task: type[Task], flags: Any) -> str:
+    return f"{task.name}{'-small' if flags.small else ''}"
+
+
+def next_command(experiment: str, verb: str, folder: Path, where: DataSettings, *, small: bool = False) -> str:
     """The next command for a run, on the same data and at the same size, quoted for a shell.
 
-    >>> next_command("cifar10", "retrain", Path("runs/one"), DataFlags(data=Path("my images")), small=True)
+    >>> next_command("cifar10", "retrain", Path("runs/one"), DataSettings(data=Path("my images")), small=True)
     "asng cifar10 retrain runs/one --small --data 'my images'"
     """
-    return shlex.join(["asng", experiment, verb, str(folder), *(["--small"] if small else []), *where.flags()])
+    given = {f.name: getattr(where, f.name) for f in fields(where) if getattr(where, f.name) != f.default}
+    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    return shlex.join(["asng", experiment, verb, str(folder), *(["--small"] if small else []), *flags])

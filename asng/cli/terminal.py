@@ -17,8 +17,10 @@ Flat = tyro.conf.arg(name="")  # flags without a prefix
 console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
 
-def parse_command(flags: Any, name: str, arguments: Sequence[str], **presets: Any) -> Any:
-    """Parse a command's arguments; `--help` shows the docstring of `flags`.
+def parse_command(
+    flags: Any, name: str, arguments: Sequence[str], description: str | None = None, **presets: Any
+) -> Any:
+    """Parse a command's arguments; `--help` shows the description, by default the docstring of `flags`.
 
     `presets`: by the name of a flag without a value, the settings that it makes the defaults of the other flags.
     """
@@ -27,7 +29,7 @@ def parse_command(flags: Any, name: str, arguments: Sequence[str], **presets: An
     return tyro.cli(
         flags,
         prog=f"asng {name}",
-        description=cleandoc(flags.__doc__ or ""),
+        description=cleandoc(description or flags.__doc__),
         args=arguments,
         default=flags(settings=given[0]) if given else tyro.MISSING_NONPROP,
         config=(tyro.conf.DisallowNone,),

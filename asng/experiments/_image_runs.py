@@ -8,8 +8,9 @@ from torch import nn
 
 from asng._progress import Progress, no_progress
 from asng.experiments import curves
-from asng.experiments._jobs import SearchJob, Task, TrainJob
+from asng.experiments._jobs import SearchJob, TrainJob
 from asng.experiments._settings import JobSettings, SearchSettings, describe_machine
+from asng.experiments._task import EvaluateSettings, Task
 from asng.nas._loop import Checkpoint, Job, run_job
 from asng.nas.architecture import from_dict, to_dict
 from asng.runs import ARCHITECTURE, CHECKPOINT, METRICS, SUMMARY, Run, make_config, settings_from_config, write_json
@@ -61,7 +62,22 @@ def _finish(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], jo
     return summary
 
 
-def load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> tuple[nn.Module, int]:
+def evaluate(
+    task: Task,
+    folder: Path,
+    config: Mapping[str, Any],
+    progress: Progress = no_progress,
+    settings: EvaluateSettings | None = None,
+) -> dict[str, Any]:
+    """Test what a run has trained so far, a network from scratch or the architecture found; leaves evaluation.json."""
+    settings = settings or task.evaluate_settings()
+    network, steps = _load_trained(task, folder, config)
+    report = {"kind": config["kind"], "steps": steps, **task.evaluate(network, config, folder, settings, progress)}
+    write_json(folder / f"evaluation{settings.ending}.json", report)
+    return report
+
+
+def _load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> tuple[nn.Module, int]:
     """The network that a run has trained so far, or found, and after how many steps."""
     checkpoint = Checkpoint(folder / CHECKPOINT, config)
     if config.get("kind") == "search":

@@ -69,33 +69,45 @@ class ImageSet:
 Transform = Callable[[ImageSet, Tensor, Sequence[torch.Generator]], tuple[Tensor, ...]]
 
 
-class BatchOrder:
-    """Which images make up a mini-batch, and the random numbers for it.
+class Batches:
+    """Mini-batches of some images: which images, and the random numbers for them.
 
-    Both depend on the seeds and the number of the mini-batch alone, so that a run continues from any
-    step without a state of the data.
+    Both follow from seed, stream and the number of the mini-batch alone, so that a run continues from any step without
+    a state of the data.
 
-    >>> order = BatchOrder(torch.arange(100, 106), 2, 7)
-    >>> [order(number)[0].tolist() for number in range(order.steps)]
+    >>> images = ImageSet(torch.zeros(106, 3, 1, 1))
+    >>> batches = Batches(images, torch.arange(100, 106), 2, lambda images, chosen, generators: (chosen,), 7, 0)
+    >>> [batches(number)[0].tolist() for number in range(batches.steps)]
     [[102, 101], [105, 104], [103, 100]]
     """
 
-    def __init__(self, indices: Tensor, size: int, *seeds: int) -> None:
-        """Mini-batches of `size` from `indices` (n,); several seeds, such as (seed, stream), are mixed."""
+    def __init__(
+        self, images: ImageSet, indices: Tensor, size: int, transform: Transform, seed: int, stream: int
+    ) -> None:
+        """Mini-batches of `size` from the images that `indices` (n,) name; streams of a seed are independent."""
         if size > len(indices):
             raise ValueError(f"mini-batches of {size} cannot be made of {len(indices)} images; choose a smaller batch")
+        if int(indices.max()) >= len(images):
+            raise ValueError(f"image {int(indices.max()) + 1:,} was asked for, but there are only {len(images):,}")
         self.steps = len(indices) // size  # what does not fill a mini-batch is left out of that epoch
-        self._indices = indices.cpu()
-        self._size = size
-        self._seeds = seeds
+        self._images, self._transform, self._size, self._seeds = images, transform, size, (seed, stream)
+        self._indices = self._shuffled = indices.cpu()
         self._epoch = -1
-        self._shuffled = self._indices
+        self._ahead = AHEAD if images.device.type == "cuda" else 1
+        self._ready: dict[int, tuple[Tensor, ...]] = {}
 
-    def __call__(self, number: int) -> tuple[Tensor, torch.Generator]:
-        """The indices (size,) of a mini-batch and a generator of its own; `number` counts over all epochs, from 0.
+    def __call__(self, number: int) -> tuple[Tensor, ...]:
+        """A mini-batch on the device of the images; `number` counts over all epochs, from 0."""
+        if number not in self._ready:
+            numbers = range(number, number + self._ahead)
+            indices, generators = zip(*map(self._draw, numbers), strict=True)
+            tensors = self._transform(self._images, torch.cat(indices), generators)
+            parts = (torch.split(tensor, self._size) for tensor in tensors)
+            self._ready = dict(zip(numbers, zip(*parts, strict=True), strict=True))
+        return self._ready.pop(number)
 
-        Random numbers are drawn on the CPU so that every device sees the same ones.
-        """
+    def _draw(self, number: int) -> tuple[Tensor, torch.Generator]:
+        """The indices (size,) of a mini-batch and a generator of its own, on the CPU: the same for every device."""
         epoch, step = divmod(number, self.steps)
         if epoch != self._epoch:
             order = np.random.default_rng(_stream(self._seeds, SHUFFLE, epoch)).permutation(len(self._indices))
@@ -103,32 +115,6 @@ class BatchOrder:
         state = _stream(self._seeds, NUMBERS, number).generate_state(1, np.uint64)
         generator = torch.Generator().manual_seed(int(state[0] >> 1))  # torch takes 63 bits everywhere
         return self._shuffled[step * self._size : (step + 1) * self._size], generator
-
-
-class Batches:
-    """Mini-batches of some images; each follows from seed, stream and its number alone."""
-
-    def __init__(
-        self, images: ImageSet, indices: Tensor, size: int, transform: Transform, seed: int, stream: int
-    ) -> None:
-        """Mini-batches of `size` from the images that `indices` (n,) name; streams of a seed are independent."""
-        self._order = BatchOrder(indices, size, seed, stream)
-        if int(indices.max()) >= len(images):
-            raise ValueError(f"image {int(indices.max()) + 1:,} was asked for, but there are only {len(images):,}")
-        self._images, self._transform, self._size = images, transform, size
-        self._ahead = AHEAD if images.device.type == "cuda" else 1
-        self._ready: dict[int, tuple[Tensor, ...]] = {}
-        self.steps = self._order.steps
-
-    def __call__(self, number: int) -> tuple[Tensor, ...]:
-        """A mini-batch on the device of the images; `number` counts over all epochs, from 0."""
-        if number not in self._ready:
-            numbers = range(number, number + self._ahead)
-            indices, generators = zip(*map(self._order, numbers), strict=True)
-            tensors = self._transform(self._images, torch.cat(indices), generators)
-            parts = (torch.split(tensor, self._size) for tensor in tensors)
-            self._ready = dict(zip(numbers, zip(*parts, strict=True), strict=True))
-        return self._ready.pop(number)
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:

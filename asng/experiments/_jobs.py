@@ -4,11 +4,10 @@ An experiment is a `Task`; all else is the same for all of them.
 """
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,8 +16,9 @@ from torch import Tensor, nn
 from asng import RandomSearch, nas
 from asng._progress import Progress, no_progress
 from asng._untrusted import read_text
-from asng.experiments._images import Batches, ImageSet, Transform, halves
+from asng.experiments._images import Batches, halves
 from asng.experiments._settings import AMP_DTYPES, METHODS, JobSettings, SearchSettings, set_lr
+from asng.experiments._task import Task, Values
 from asng.experiments._train_step import TrainStep
 from asng.nas._candidates import to_outcome
 from asng.nas._loop import Epoch, Job, Number
@@ -30,92 +30,6 @@ from asng.runs import ARCHITECTURE
 TRAIN, VALID = 0, 1  # streams of random numbers for mini-batches
 TOP_K = 10  # of random search, judged on all mini-batches
 MIN_SECONDS = 1e-9  # clocks may stand still for a while
-
-Values = Mapping[str, Any]
-
-
-class Task(ABC):
-    """An image experiment: its data, networks, losses and tests.
-
-    Args:
-        train: Images to train with; trainings and searches alone need them.
-        test: Images to test with.
-    """
-
-    name: ClassVar[str]
-    search_settings: ClassVar[type[SearchSettings]]
-    train_settings: ClassVar[type[JobSettings]]
-    search_weight_decay: ClassVar[float]
-    calibration_batches: ClassVar[int] = 0  # from which batch statistics of a network that was found are re-estimated
-
-    def __init__(self, train: ImageSet, test: ImageSet) -> None:
-        self.train, self.test, self.device = train, test, test.device
-
-    # Data.
-
-    @abstractmethod
-    def train_indices(self, settings: Any) -> Tensor:
-        """Which training images are used."""
-
-    @abstractmethod
-    def transform(self, settings: Any) -> Transform:
-        """How mini-batches are made of images."""
-
-    def identity(self) -> dict[str, Any]:
-        """What a run's configuration says about the data."""
-        return {}
-
-    # Searches.
-
-    @abstractmethod
-    def build_supernet(self, settings: Any) -> nn.Module:
-        """The network with decisions, on the device."""
-
-    @abstractmethod
-    def search_loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Any:
-        """Of a mini-batch: a scalar, or a pair of one and metrics."""
-
-    @abstractmethod
-    def size_of(self, settings: Any) -> Callable[[nn.Module, Values], int]:
-        """A function that counts the parameters of an architecture."""
-
-    @abstractmethod
-    def smallest_values(self, model: nn.Module) -> Values:
-        """The architecture with the fewest parameters."""
-
-    # Trainings.
-
-    @abstractmethod
-    def build_network(self, settings: Any, values: Values) -> nn.Module:
-        """The static network of an architecture, with its initial weights, on the device."""
-
-    @abstractmethod
-    def build_optimizer(self, settings: Any, model: nn.Module) -> torch.optim.Optimizer:
-        """The optimizer of a static network."""
-
-    def train_loss(self, settings: Any, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-        """Of a mini-batch; by default that of searches."""
-        return to_outcome(self.search_loss(model, batch)).loss
-
-    def set_phase(self, settings: Any, model: nn.Module, fraction: float) -> None:  # noqa: B027
-        """Change buffers of the network after a fraction of the training."""
-
-    # Results.
-
-    @abstractmethod
-    def measure(self, model: nn.Module, settings: Any) -> dict[str, Any]:
-        """Test a network after an epoch; names begin with `test_`."""
-
-    def summarize(self, settings: Any, values: Values, model: nn.Module | None = None) -> dict[str, Any]:
-        """Fields of a summary about an architecture, and the network that was trained from scratch."""
-        return {} if model is None else {"parameters": sum(parameter.numel() for parameter in model.parameters())}
-
-    def record_of(self, values: Values) -> dict[str, Any]:
-        """Fields of a search's records about its most likely architecture."""
-        return {}
-
-    def draw(self, values: Values, folder: Path, distribution: Mapping[str, Any] | None = None) -> None:  # noqa: B027
-        """Leave pictures of an architecture in a folder."""
 
 
 class _ImageJob(Job):
@@ -162,8 +76,8 @@ class SearchJob(_ImageJob):
         super().__init__(task, settings)
         self._search_settings = settings
         self.model = task.build_supernet(settings)
-        size, max_params = task.size_of(settings), settings.max_params
-        if max_params is not None and max_params < (least := size(self.model, task.smallest_values(self.model))):
+        size, max_params, smallest = task.size_of(settings), settings.max_params, task.smallest_values(self.model)
+        if max_params is not None and smallest is not None and max_params < (least := size(self.model, smallest)):
             raise ValueError(f"the smallest architecture has {least:,} parameters, more than max_params={max_params:,}")
         streams = np.random.SeedSequence(settings.seed).spawn(2)
         self.arch_optimizer = METHODS[settings.method](
@@ -172,7 +86,7 @@ class SearchJob(_ImageJob):
         self._eval_seed = streams[1]
         # Not fused: there torch refuses weights that are touched for the first time beside others that were before.
         weight_optimizer = torch.optim.SGD(
-            self.model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=task.search_weight_decay
+            self.model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=task.weight_decay
         )
         capture = capture and self.device.type == "cuda"
         # Plain steps are faster as the images lie, captured ones with channels last.

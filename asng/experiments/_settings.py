@@ -39,13 +39,13 @@ class JobSettings(ABC):
     def epochs(self) -> int:
         """Epochs, or checkpoints."""
 
-    @abstractmethod
     def steps_per_epoch(self, batches: int) -> int:
         """Steps in an epoch; `batches` is the number of mini-batches in a pass over the images."""
+        return batches
 
-    @abstractmethod
     def fraction_done(self, index: int, steps_per_epoch: int) -> float:
         """The fraction of the run before step `index`, as the learning rate follows it."""
+        return index / (self.epochs * steps_per_epoch)
 
     def lr_at(self, fraction: float) -> float:
         """The learning rate after a fraction of the run."""
@@ -60,9 +60,6 @@ class EpochSettings(JobSettings):
 
     epochs: int = 100
     """Passes over the training images."""
-
-    def steps_per_epoch(self, batches: int) -> int:
-        return batches
 
     def fraction_done(self, index: int, steps_per_epoch: int) -> float:
         return index // steps_per_epoch / self.epochs
@@ -93,9 +90,6 @@ class IterationSettings(JobSettings):
 
     def steps_per_epoch(self, batches: int) -> int:
         return self.checkpoint_every
-
-    def fraction_done(self, index: int, steps_per_epoch: int) -> float:
-        return index / self.iterations
 
 
 @dataclass(frozen=True, kw_only=True)

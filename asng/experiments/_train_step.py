@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asng.nas._preserve import snapshot
+
 
 class TrainStep:
     """Training steps of a static model; on a GPU captured once as a CUDA graph, the weight update included.
@@ -127,7 +129,7 @@ class TrainStep:
 
 @contextmanager
 def preserve_buffers_and_rng(model: nn.Module) -> Iterator[None]:
-    """Restore a model's buffers, such as batch statistics, and torch's RNG state on exit; gradients are not restored.
+    """Restore a model but for its weights, such as batch statistics, and torch's RNG state on exit.
 
     >>> norm = nn.BatchNorm1d(2)
     >>> with preserve_buffers_and_rng(norm):
@@ -135,13 +137,6 @@ def preserve_buffers_and_rng(model: nn.Module) -> Iterator[None]:
     >>> norm.running_mean, norm.num_batches_tracked
     (tensor([0., 0.]), tensor(0))
     """
-    holders = [module._buffers for module in model.modules()]  # a pass may also replace them
-    before = [(buffers, name, b, b.clone()) for buffers in holders for name, b in buffers.items() if b is not None]
     devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
-    try:
-        with torch.random.fork_rng(devices, device_type="cuda"):
-            yield
-    finally:
-        with torch.no_grad():
-            for buffers, name, buffer, value in before:
-                buffers[name] = buffer.copy_(value)
+    with torch.random.fork_rng(devices, device_type="cuda"), snapshot(model.modules()):
+        yield

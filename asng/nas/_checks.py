@@ -46,19 +46,24 @@ def objects_in(value: Any, kind: Any, depth: int = MAX_DEPTH) -> Iterator[Any]:
     if isinstance(value, kind):
         yield value
     elif depth and not isinstance(value, nn.Module):
-        items: Iterable[Any] = ()
-        if isinstance(value, (list, tuple, set, frozenset)):
-            items = value
-        elif isinstance(value, Mapping):
-            items = value.values()
-        elif isinstance(value, partial):
-            items = (value.func, *value.args, *value.keywords.values())
-        elif not isinstance(value, ModuleType):
-            attributes = getattr(value, "__dict__", None)
-            items = attributes.values() if isinstance(attributes, dict) else ()
-        for item in islice(items, MAX_ITEMS):
+        for item in islice(_items(value), MAX_ITEMS):
             if type(item) not in SCALAR_TYPES:
                 yield from objects_in(item, kind, depth - 1)
+
+
+def _items(value: Any) -> Iterable[Any]:
+    """What a container holds, or an object in its attributes."""
+    match value:
+        case list() | tuple() | set() | frozenset():
+            return value
+        case Mapping():
+            return value.values()
+        case partial():
+            return (value.func, *value.args, *value.keywords.values())
+        case ModuleType():
+            return ()
+    attributes = getattr(value, "__dict__", None)
+    return attributes.values() if isinstance(attributes, dict) else ()
 
 
 def captured_modules(value: Any, depth: int = MAX_DEPTH) -> Iterator[nn.Module]:
@@ -76,10 +81,8 @@ def captured_modules(value: Any, depth: int = MAX_DEPTH) -> Iterator[nn.Module]:
             items = [value()]
         case MethodType():
             items = [value.__self__, value.__func__]
-        case list() | tuple():
-            items = value[:MAX_ITEMS]  # type: ignore[assignment]
-        case dict():
-            items = list(islice(value.values(), MAX_ITEMS))
+        case list() | tuple() | dict():
+            items = list(islice(_items(value), MAX_ITEMS))
     for item in items if depth else ():
         yield from captured_modules(item, depth - 1)
 

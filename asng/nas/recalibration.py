@@ -1,7 +1,6 @@
 """Re-estimation of a network's batch-norm statistics."""
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -9,7 +8,7 @@ from torch import Tensor, nn
 
 from asng.nas._checks import unwrap
 from asng.nas._devices import find_device, to_device
-from asng.nas._preserve import set_training
+from asng.nas._preserve import set_training, snapshot
 
 
 def recalibrate(
@@ -45,9 +44,7 @@ def recalibrate(
     norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]
     if not norms:
         raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
-    flags = [(parameter, parameter.requires_grad) for parameter in model.parameters()]  # a train() may set them
-    modes = [(module, module.training) for module in model.modules()]
-    try:
+    with snapshot(model.modules()), torch.no_grad():  # restored also after an error
         set_training(model)
         trained = [norm for norm in norms if norm.training]
         if not trained:
@@ -55,42 +52,27 @@ def recalibrate(
                 "all batch norms stay in evaluation mode while the model trains: there is none to recalibrate"
             )
         model.eval()
-        with _averaging(trained), torch.no_grad():
-            is_empty = True
-            for batch in batches:
-                (forward or _forward)(model, batch)
-                is_empty = False
-            if is_empty:
-                raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")
-    finally:
-        for module, training in modes:
-            module.training = training
-        for parameter, requires_grad in flags:
-            parameter.requires_grad = requires_grad
-
-
-@contextmanager
-def _averaging(norms: list[nn.modules.batchnorm._BatchNorm]) -> Iterator[None]:
-    """Let batch norms average over batches in buffers of their own, which are copied unless there is an error."""
-    before = [(norm, norm.momentum, dict(norm._buffers)) for norm in norms]
-    try:
-        for norm, _, buffers in before:
-            norm._buffers.update({name: None if old is None else old.clone() for name, old in buffers.items()})
+        for norm in trained:
             assert isinstance(norm.running_mean, Tensor)
             # Some have set it to None to save a kernel, but an average has to count.
             norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative average
             norm.train()
-        yield
-        for norm, _, buffers in before:
-            for name, old in buffers.items():
-                if old is not None and norm.num_batches_tracked:  # it is 0 where the layer did not run
-                    old.copy_(getattr(norm, name))
-    finally:
-        for norm, momentum, buffers in before:
-            norm.momentum = momentum
-            norm._buffers.update(buffers)
+        is_empty = True
+        for batch in batches:
+            (forward or _forward)(model, batch)
+            is_empty = False
+        if is_empty:
+            raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")
+        averages = [
+            (norm, {name: buffer.clone() for name, buffer in norm.named_buffers()})
+            for norm in trained
+            if norm.num_batches_tracked  # it is 0 where the layer did not run
+        ]
+    for norm, buffers in averages:
+        for name, buffer in norm.named_buffers():
+            buffer.copy_(buffers[name])
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:

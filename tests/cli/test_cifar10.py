@@ -125,7 +125,7 @@ def test_what_a_search_found_is_retrained_inside_of_its_folder(search_run, plain
     summary = summary_of(inside)
     accuracy = 100 * summary["last"]["test_accuracy"]
     last = f"Test accuracy {accuracy:.2f} %, {summary['parameters']:,} parameters, 2 channels"
-    assert done.out.splitlines()[-1] == last
+    assert done.out.splitlines()[-2:] == [last, f"Test it: asng cifar10 evaluate {inside}"]
     tested = run("cifar10", "evaluate", inside)
     result = f"Test accuracy {accuracy:.2f} % after 6 steps (trained from scratch)"
     testing = [f"testing on 8 images: {done} %" for done in (0, 100)]

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from asng.cli.images import DataFlags, next_command
+from asng.cli.images import next_command
 from asng.experiments import curves
+from asng.experiments._task import DataSettings
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10 import task as cifar10
 from asng.experiments.inpainting import task as inpainting
@@ -117,8 +118,8 @@ def search(experiment, folder, *words):
 
 
 def test_how_to_go_on_repeats_what_matters():
-    folder, where = Path("a"), DataFlags(Path("d"), "cpu")
-    assert next_command("cifar10", "retrain", folder, DataFlags()) == "asng cifar10 retrain a"
+    folder, where = Path("a"), DataSettings(Path("d"), "cpu")
+    assert next_command("cifar10", "retrain", folder, DataSettings()) == "asng cifar10 retrain a"
     again = next_command("cifar10", "retrain", folder, where, small=True)
     assert again == "asng cifar10 retrain a --small --data d --device cpu"
 

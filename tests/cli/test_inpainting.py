@@ -134,12 +134,12 @@ def test_what_a_search_found_is_retrained_behind_its_mask_and_evaluated(search_r
     found = json.loads((folder / "architecture.json").read_text())
     assert json.loads((inside / "architecture.json").read_text()) == found
     summary = summary_of(inside)
-    evaluate = f"{summary['parameters']:,} parameters. Test it: asng inpainting evaluate {inside}"
-    assert done.out.splitlines()[-len(summary["chain"]) - 1 :] == [*summary["chain"], evaluate]
+    ends = [f"{summary['parameters']:,} parameters", f"Test it: asng inpainting evaluate {inside}"]
+    assert done.out.splitlines()[-len(summary["chain"]) - 2 :] == [*summary["chain"], *ends]
     tested = run("inpainting", "evaluate", inside)
     assert (tested.code, tested.err) == (0, "")
     report = json.loads((inside / "evaluation.json").read_text())
-    assert (report["kind"], report["iterations"], report["images"]) == ("retrain", 2, 1)
+    assert (report["kind"], report["steps"], report["images"]) == ("retrain", 2, 1)
     shown = f"PSNR {report['psnr']:.2f} dB, SSIM {report['ssim']:.4f} on 1 faces"
     assert tested.out.splitlines()[1:] == [
         "testing on 1 faces: 0 %",
@@ -269,7 +269,10 @@ def test_baselines_need_a_search_that_has_finished(tmp_path):
     (tmp_path / "config.json").write_text('{"experiment": "cifar10", "kind": "search"}')
     words = ["inpainting", "retrain", tmp_path, "--architecture"]
     for word in ("base", "random"):
-        assert refusal(*words, word).startswith(f"{tmp_path} is no search of inpainting")
+        assert refusal(*words, word).startswith(f"{tmp_path} is no run of inpainting: its config.json says 'cifar10'")
+    (tmp_path / "config.json").write_text('{"experiment": "inpainting", "kind": "retrain"}')
+    for word in ("base", "random"):
+        assert refusal(*words, word) == f"{tmp_path} is no search, beside which {word} could be trained"
     settings = {"experiment": "inpainting", "kind": "search", "encoding": "cat", "layers": 3, "widths": [2, 4]}
     (tmp_path / "config.json").write_text(json.dumps(settings))
     assert refusal(*words, "base").startswith(f"there is no {tmp_path / 'architecture.json'} yet; let the run get that")
@@ -350,7 +353,7 @@ def test_the_next_command_is_told_the_same_data(plain, faces, tmp_path):
     assert done.out.splitlines()[-1] == f"Train it from scratch: {retrain}"
     done = run(*shlex.split(retrain)[1:], *STEPS, "--batch", "1")
     evaluate = f"asng inpainting evaluate '{tmp_path / 'a run' / 'retrain-seed0'}' {flags}"
-    assert done.out.splitlines()[-1].endswith(f" parameters. Test it: {evaluate}")
+    assert done.out.splitlines()[-1] == f"Test it: {evaluate}"
     assert "on 3 faces" in run(*shlex.split(evaluate)[1:]).out
 
 

@@ -33,7 +33,7 @@ def test_without_a_command_all_of_them_are_listed():
     for words in ([], ["-h"], ["--help"]):
         done = run(*words)
         assert (done.code, done.err) == (0, "")
-        for command, purpose in cli.COMMANDS.items():
+        for command, purpose in cli.commands().items():
             assert re.search(rf"asng {command} +{purpose}", done.out)
 
 
@@ -67,7 +67,7 @@ def test_a_command_that_is_none_is_wrong_input_and_the_others_are_named(words, m
 
 
 def test_every_command_in_the_overview_can_be_run():
-    assert all(callable(cli.function_of(command)) for command in cli.COMMANDS)
+    assert all(callable(cli.function_of(command)) for command in cli.commands())
 
 
 def test_the_overview_does_not_wait_for_torch():

@@ -13,8 +13,9 @@ from torch import nn
 from asng import ASNG, SNG, Categorical, Integer, RandomSearch, nas
 from asng._checks import check_settings
 from asng.experiments._images import ImageSet
-from asng.experiments._jobs import TOP_K, SearchJob, Task
+from asng.experiments._jobs import TOP_K, SearchJob
 from asng.experiments._settings import EpochSettings, SearchSettings
+from asng.experiments._task import Task
 from asng.nas._loop import Epoch
 from asng.nas.architecture import to_json
 
@@ -44,16 +45,13 @@ class Settings(SearchSettings, EpochSettings):
 class Shift(Task):
     """Nothing to lose at a shift of 0; architectures have 40, 20, 10 and 60 parameters."""
 
-    name, search_settings, search_weight_decay = "shift", Settings, 0.1
-    build_network = build_optimizer = train_loss = measure = None
+    name, search_settings, weight_decay = "shift", Settings, 0.1
+    build_network = measure = load = search_space = None
 
     def __init__(self, model):
         images = ImageSet(torch.zeros(8, 3, 1, 1, dtype=torch.uint8))
         super().__init__(images, images)
         self.model = model
-
-    def train_indices(self, settings):
-        return torch.arange(8)
 
     def transform(self, settings):
         return lambda images, chosen, generators: (torch.zeros(2),)

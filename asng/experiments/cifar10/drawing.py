@@ -5,7 +5,6 @@ is also written in words.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,84 +28,32 @@ END, OUTPUT = 0.26, 0.92  # heights: of an input; of all that follows the layers
 LEGEND = 0.6
 
 
-@dataclass(frozen=True)
 class DrawnCell:
-    """One kind of cell, and how likely its choices were."""
+    """One kind of cell, its layout, and how likely its choices were."""
 
-    kind: str
-    paths: Paths
-    likely: Mapping[str, float] | None  # per decision, the probability of its value
+    axes: Axes
+    left: float  # is added to every x
+
+    def __init__(self, kind: str, paths: Paths, likely: Mapping[str, float] | None) -> None:
+        self.kind, self.paths, self.likely = kind, paths, likely  # per decision, the probability of its value
+        self.layout = arrange(paths)
+        self.tops = _tops(self.layout)  # the y of its layers and of its output
+        left, right = self.layout.extent()
+        self.width, self._middle = max(right - left, 3.0), (left + right) / 2
 
     def twice(self, node: int) -> bool:
         """Whether both paths of a node are the same: one module, with one set of weights, counted twice."""
         first, second = self.paths[node]
         return first == second
 
-
-def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabilities | None = None) -> list[Path]:
-    """Write `cells.svg` and `cells.png`, both cells of an architecture; returns what was written.
-
-    With the probabilities of all choices, as `ASNG.distribution()` gives them, lines and boxes show how
-    likely they were, and `probabilities.svg` and `.png` show what was not chosen as well.
-    """
-    figures = {"cells": cells_figure(cells_of(values, probabilities))}
-    if probabilities is not None:
-        figures["probabilities"] = probabilities_figure(values, probabilities)
-    return [path for name, figure in figures.items() for path in save_figure(figure, folder, name, dpi=200)]
-
-
-def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[DrawnCell]:
-    """The two cells of an architecture."""
-    likely = None
-    if probabilities is not None:
-        likely = {name: float(probabilities[name][SPACE[name].index(value)]) for name, value in values.items()}
-    return [DrawnCell(kind, cell_paths(values, kind), likely) for kind in CELL_KINDS]
-
-
-def cells_figure(cells: Sequence[DrawnCell]) -> Figure:
-    """The cells beside each other, a legend beneath them."""
-    layouts = [arrange(cell.paths) for cell in cells]
-    spans = [layout.extent() for layout in layouts]
-    widths = [max(right - left, 3.0) for left, right in spans]
-    tops = [_tops(layout) for layout in layouts]
-    lowest = min(levels[-1] for levels in tops) - OUTPUT
-    figure, axes = canvas(sum(widths) + MARGIN * (len(cells) + 1), TITLE - lowest + LEGEND)
-    start = MARGIN
-    for cell, layout, levels, (left, right), width in zip(cells, layouts, tops, spans, widths, strict=True):
-        middle = start + width / 2
-        axes.text(middle, -0.2, f"{cell.kind.capitalize()} cell", size=10, weight="bold", ha="center", va="center")
-        if cell.kind == "reduction":
+    def draw(self, axes: Axes, start: float) -> None:
+        """Draw the cell with its title, to the right of `start`."""
+        middle = start + self.width / 2
+        self.axes, self.left = axes, middle - self._middle
+        axes.text(middle, -0.2, f"{self.kind.capitalize()} cell", size=10, weight="bold", ha="center", va="center")
+        if self.kind == "reduction":
             axes.text(middle, -0.4, "stride 2 on its two inputs", size=7, color=GRAY, ha="center", va="center")
-        _Sketch(axes, cell, layout, middle - (left + right) / 2, [y - TITLE for y in levels]).draw()
-        start += width + MARGIN
-    _legend(figure, cells)
-    return figure
-
-
-def _tops(layout: CellLayout) -> list[float]:
-    """The y of each layer and of the output; bends get more height where lines go far sideways."""
-    y = 0.0
-    tops = [y]
-    for layer in range(1, len(layout.layers)):
-        y -= END if layer == 1 else LAYER
-        far = max(abs(start - end) for start, end in layout.bends(layer))
-        y -= min(0.25 + 0.13 * far, 0.8)
-        tops.append(y)
-    return [*tops, y - LAYER - 0.05]
-
-
-@dataclass(frozen=True)
-class _Sketch:
-    """One cell on the canvas: `left` is added to every x; `tops` are the y of its layers and of its output."""
-
-    axes: Axes
-    cell: DrawnCell
-    layout: CellLayout
-    left: float
-    tops: list[float]
-
-    def draw(self) -> None:
-        used = {state for pair in self.cell.paths for state, _ in pair}
+        used = {state for pair in self.paths for state, _ in pair}
         for state in (0, 1):
             self._input(state, state in used)
         slots = [(node, slot) for node in range(NODES) for slot in (0, 1)]
@@ -117,12 +64,12 @@ class _Sketch:
         self._output()
 
     def _likely(self, node: int, part: str) -> float | None:
-        return None if self.cell.likely is None else self.cell.likely[f"{self.cell.kind}{node}.{part}"]
+        return None if self.likely is None else self.likely[f"{self.kind}{node}.{part}"]
 
     def _input(self, state: int, used: bool) -> None:
         x, y = self._x(0, state), self.tops[0]
         style: dict[str, Any] = {"ec": "black"} if used else {"ec": GRAY, "ls": (0, (3, 2))}
-        self._box(x, y, 0.8, END, fc="white", gid=f"{self.cell.kind}.state{state}", **style)
+        self._box(x, y, 0.8, END, fc="white", gid=f"{self.kind}.state{state}", **style)
         self._text(x, y - END / 2, STATES[state], color="black" if used else GRAY)
         if not used:
             self._text(x, y + 0.08, "not used", size=6, color=GRAY)
@@ -131,8 +78,8 @@ class _Sketch:
         """From a state to the operation that takes it."""
         likely = self._likely(node, f"in{slot + 1}")
         layer, x = self.layout.depths[2 + node], self.left + self.layout.entry(node, slot)
-        way = self._way(self.cell.paths[node][slot][0], layer, x, self.tops[layer] - HEAD)
-        self._arrow(way, likely, gid=f"{self.cell.kind}{node}.in{slot + 1}")
+        way = self._way(self.paths[node][slot][0], layer, x, self.tops[layer] - HEAD)
+        self._arrow(way, likely, gid=f"{self.kind}{node}.in{slot + 1}")
         if likely is not None:
             self._text(x + 0.06, self.tops[layer] - HEAD / 2 + 0.02, f"{likely:.2f}", size=6, ha="left")
 
@@ -141,7 +88,7 @@ class _Sketch:
         layer = self.layout.depths[2 + node]
         x, y = self._x(layer, 2 + node), self.tops[layer] - HEAD
         low = y - BOX - JOIN - RADIUS
-        for slot, (_, operation) in enumerate(self.cell.paths[node]):
+        for slot, (_, operation) in enumerate(self.paths[node]):
             likely = self._likely(node, f"op{slot + 1}")
             middle = self.left + self.layout.entry(node, slot)
             side = np.sign(middle - x)
@@ -149,14 +96,14 @@ class _Sketch:
             turn = Outline(corner, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3])
             self.axes.add_patch(PathPatch(turn, fc="none", ec="black", lw=0.8))
             name, color = LOOKS[operation]
-            gid = f"{self.cell.kind}{node}.op{slot + 1}"
+            gid = f"{self.kind}{node}.op{slot + 1}"
             self._box(
                 middle, y, WIDTH, BOX, fc=tint(color, _strength(likely)), ec="black", lw=_thickness(likely) / 2, gid=gid
             )
             self._text(middle, y - BOX / 2, name if likely is None else f"{name}\n{likely:.2f}")
-        if self.cell.twice(node):
+        if self.twice(node):
             self._text(x, y - BOX / 2, "=", weight="bold")
-        gid = f"{self.cell.kind}{node}"
+        gid = f"{self.kind}{node}"
         self.axes.add_patch(Circle((x, low), RADIUS, fc="white", ec="black", lw=0.8, zorder=3, gid=gid))
         self._text(x, low, str(node))
 
@@ -166,9 +113,9 @@ class _Sketch:
         ends = [self._x(last, state) for state in self.layout.loose]
         for state, x in zip(self.layout.loose, ends, strict=True):
             way = self._way(state, last + 1, x, y)
-            self._arrow(way, None, ls=(0, (4, 1.5)), gid=f"{self.cell.kind}{state - 2}.out")
+            self._arrow(way, None, ls=(0, (4, 1.5)), gid=f"{self.kind}{state - 2}.out")
         middle, width = (min(ends) + max(ends)) / 2, max(max(ends) - min(ends) + 0.4, 1.0)
-        self._box(middle, y, width, 0.24, fc="0.93", ec="black", gid=f"{self.cell.kind}.concatenation")
+        self._box(middle, y, width, 0.24, fc="0.93", ec="black", gid=f"{self.kind}.concatenation")
         self._text(middle, y - 0.12, "concatenate")
         self._arrow(Outline([(middle, y - 0.24), (middle, y - 0.5)]), None)
         self._text(middle, y - 0.6, "cell k")
@@ -201,6 +148,50 @@ class _Sketch:
 
     def _text(self, x: float, y: float, text: str, **style: Any) -> None:
         self.axes.text(x, y, text, **{"size": 7, "ha": "center", "va": "center", "zorder": 4, **style})
+
+
+def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabilities | None = None) -> list[Path]:
+    """Write `cells.svg` and `cells.png`, both cells of an architecture; returns what was written.
+
+    With the probabilities of all choices, as `ASNG.distribution()` gives them, lines and boxes show how
+    likely they were, and `probabilities.svg` and `.png` show what was not chosen as well.
+    """
+    figures = {"cells": cells_figure(cells_of(values, probabilities))}
+    if probabilities is not None:
+        figures["probabilities"] = probabilities_figure(values, probabilities)
+    return [path for name, figure in figures.items() for path in save_figure(figure, folder, name, dpi=200)]
+
+
+def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[DrawnCell]:
+    """The two cells of an architecture."""
+    likely = None
+    if probabilities is not None:
+        likely = {name: float(probabilities[name][SPACE[name].index(value)]) for name, value in values.items()}
+    return [DrawnCell(kind, cell_paths(values, kind), likely) for kind in CELL_KINDS]
+
+
+def cells_figure(cells: Sequence[DrawnCell]) -> Figure:
+    """The cells beside each other, a legend beneath them."""
+    lowest = min(cell.tops[-1] for cell in cells) - OUTPUT
+    figure, axes = canvas(sum(cell.width for cell in cells) + MARGIN * (len(cells) + 1), LEGEND - lowest)
+    start = MARGIN
+    for cell in cells:
+        cell.draw(axes, start)
+        start += cell.width + MARGIN
+    _legend(figure, cells)
+    return figure
+
+
+def _tops(layout: CellLayout) -> list[float]:
+    """The y of each layer and of the output; bends get more height where lines go far sideways."""
+    y = -TITLE
+    tops = [y]
+    for layer in range(1, len(layout.layers)):
+        y -= END if layer == 1 else LAYER
+        far = max(abs(start - end) for start, end in layout.bends(layer))
+        y -= min(0.25 + 0.13 * far, 0.8)
+        tops.append(y)
+    return [*tops, y - LAYER - 0.05]
 
 
 def _thickness(likely: float | None) -> float:

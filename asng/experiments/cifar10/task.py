@@ -13,21 +13,40 @@ from torch import Tensor, nn
 from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
-from asng.experiments._image_runs import load_trained
 from asng.experiments._images import ImageSet, Transform
-from asng.experiments._jobs import Task, Values
-from asng.experiments._settings import EpochSettings, SearchSettings
-from asng.experiments.cifar10 import drawing
-from asng.experiments.cifar10.data import augment_batches, normalize, to_channels_last
+from asng.experiments._settings import EpochSettings, SearchSettings, parse_device
+from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
+from asng.experiments.cifar10 import drawing, space
+from asng.experiments.cifar10.data import augment_batches, load_cifar10, normalize, to_channels_last
 from asng.experiments.cifar10.network import Net, count_without_auxiliary, set_drop_path, use_fused_kernels
-from asng.experiments.cifar10.space import SMALLEST, channels_for, code_of, num_parameters
+from asng.space import Variable
 
 Kernels = Literal["fused", "torch"]
 
 
+@dataclass(frozen=True)
+class Cifar10DataSettings(DataSettings):
+    """Where the images are, and what computes with them."""
+
+    kernels: Kernels = "fused"
+    """On a GPU: fused, Triton kernels for pools, batch norms and separable convolutions; torch, its own."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cifar10SearchSettings(SearchSettings, EpochSettings):
-    """The search; the paper's values are the defaults."""
+    """Search the two cells of an image classifier on CIFAR-10: section 3.2 of the paper.
+
+    One half of the training images moves the weights, the other the distribution of architectures.
+    After every epoch a line of metrics.jsonl and a checkpoint; at the end architecture.json, summary.json
+    and pictures of the cells. Ctrl-C saves; the same command continues. The data is downloaded where it
+    is missing.
+
+    Examples:
+      asng cifar10 search                          as in the paper: 100 epochs, for a GPU
+      asng cifar10 search --small                  a look, about five minutes on two cores
+      asng cifar10 search --method sng --out runs/sng
+      asng cifar10 search --max-params 200000 --epochs 50
+    """
 
     epochs: int = 100
     """Over one half of the training images; the other half judges architectures."""
@@ -46,7 +65,17 @@ class Cifar10SearchSettings(SearchSettings, EpochSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar10RetrainSettings(EpochSettings):
-    """Training an architecture from scratch; the paper's values are the defaults."""
+    """Train an architecture from scratch on all of CIFAR-10's training images, and test it.
+
+    The number of channels is the largest with at most --max-params. Ctrl-C saves; the same command
+    continues.
+
+    Examples:
+      asng cifar10 retrain runs/cifar10-asng-seed0               what a search found, 600 epochs
+      asng cifar10 retrain runs/cifar10-small-asng-seed0 --small
+      asng cifar10 retrain --architecture cell.json --epochs 100
+      asng cifar10 retrain --architecture random --seed 3        a baseline
+    """
 
     epochs: int = 600
     """Over all training images."""
@@ -73,6 +102,17 @@ class Cifar10RetrainSettings(EpochSettings):
             raise ValueError(f"auxiliary must be at least 0, got {self.auxiliary}")
 
 
+class Cifar10EvaluateSettings(EvaluateSettings):
+    """Test what a run has trained: a network from scratch, or the most likely one of a search with its shared weights.
+
+    Leaves evaluation.json.
+
+    Examples:
+      asng cifar10 evaluate runs/cifar10-asng-seed0/retrain-seed0
+      asng cifar10 evaluate runs/cifar10-asng-seed0
+    """
+
+
 # Small enough for two cores: it learns something visible in about five minutes.
 SMALL = Cifar10SearchSettings(epochs=10, channels=8, cells=3, num_train_images=10_000, num_test_images=2000)
 SMALL_RETRAIN = Cifar10RetrainSettings(epochs=10, channels=8, cells=5, num_train_images=10_000)
@@ -86,9 +126,10 @@ class Cifar10(Task):
         kernels: On a GPU, those of torch or fused ones; the latter run channels last.
     """
 
-    name = "cifar10"
+    name, loading = "cifar10", "download"
     search_settings, train_settings = Cifar10SearchSettings, Cifar10RetrainSettings
-    search_weight_decay = 3e-4
+    evaluate_settings, data_settings = Cifar10EvaluateSettings, Cifar10DataSettings
+    small_search, small_train = SMALL, SMALL_RETRAIN
     calibration_batches = 25
 
     def __init__(self, train: ImageSet, test: ImageSet, *, kernels: Kernels = "fused") -> None:
@@ -96,11 +137,23 @@ class Cifar10(Task):
         self.kernels = kernels
         self._is_fused = kernels == "fused" and self.device.type == "cuda"
 
+    @classmethod
+    def load(cls, where: Cifar10DataSettings, progress: Progress = no_progress) -> "Cifar10":
+        return cls(*load_cifar10(where.data, parse_device(where.device), progress), kernels=where.kernels)
+
     def train_indices(self, settings: Cifar10SearchSettings | Cifar10RetrainSettings) -> Tensor:
         return torch.arange(settings.num_train_images)
 
     def transform(self, settings: Any) -> Transform:
         return augment_batches
+
+    @classmethod
+    def search_space(cls, searched: Mapping[str, Any]) -> Mapping[str, Variable]:
+        return space.SPACE
+
+    @classmethod
+    def baseline_values(cls, name: str, seed: int, searched: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
+        return space.random_values(seed)
 
     def build_supernet(self, settings: Cifar10SearchSettings) -> nn.Module:
         net = Net(settings.channels, settings.cells).to(self.device)
@@ -112,19 +165,15 @@ class Cifar10(Task):
         return F.cross_entropy(scores, batch[1]), {"accuracy": (scores.argmax(1) == batch[1]).double().mean()}
 
     def size_of(self, settings: Cifar10SearchSettings) -> Callable[[nn.Module, Values], int]:
-        return lambda model, values: num_parameters(values, settings.channels, settings.cells, affine=False)
+        return lambda model, values: space.num_parameters(values, settings.channels, settings.cells, affine=False)
 
     def smallest_values(self, model: nn.Module) -> Values:
-        return SMALLEST
+        return space.SMALLEST
 
     def build_network(self, settings: Cifar10RetrainSettings, values: Values) -> nn.Module:
         net = Net(_channels(settings, values), settings.cells, affine=True, auxiliary=True)
         network = nas.extract(net, values).to(self.device)
         return use_fused_kernels(network) if self._is_fused else network
-
-    def build_optimizer(self, settings: Cifar10RetrainSettings, model: nn.Module) -> torch.optim.Optimizer:
-        fused = self.device.type == "cuda"
-        return torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4, fused=fused)
 
     def train_loss(self, settings: Cifar10RetrainSettings, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         images = batch[0].contiguous(memory_format=torch.channels_last) if self._is_fused else batch[0]
@@ -134,8 +183,8 @@ class Cifar10(Task):
     def set_phase(self, settings: Cifar10RetrainSettings, model: nn.Module, fraction: float) -> None:
         set_drop_path(model, settings.drop_path * fraction)
 
-    def measure(self, model: nn.Module, settings: Any) -> dict[str, float]:
-        return {"test_accuracy": accuracy(model, self.test, getattr(settings, "num_test_images", None))}
+    def measure(self, model: nn.Module, settings: Any = None, progress: Progress = no_progress) -> dict[str, float]:
+        return {"test_accuracy": accuracy(model, self.test, getattr(settings, "num_test_images", None), progress)}
 
     def summarize(self, settings: Any, values: Values, model: nn.Module | None = None) -> dict[str, Any]:
         if model is None:
@@ -143,22 +192,32 @@ class Cifar10(Task):
         return {"channels": _channels(settings, values), "parameters": count_without_auxiliary(model)}
 
     def record_of(self, values: Values) -> dict[str, Any]:
-        return {"architecture": code_of(values)}
+        return {"architecture": space.code_of(values)}
 
     def draw(self, values: Values, folder: Path, distribution: Mapping[str, Any] | None = None) -> None:
         drawing.draw_cells(values, folder, distribution)
 
+    def describe_found(self, summary: Mapping[str, Any], folder: Path) -> list[str]:
+        sources = ["cell k-2", "cell k-1", *(f"node {node}" for node in range(space.NODES))]
+        nodes = [
+            f"{kind} node {node}: " + " + ".join(f"{operation} of {sources[source]}" for source, operation in pair)
+            for kind in space.CELL_KINDS
+            for node, pair in enumerate(space.cell_paths(summary["values"], kind))
+        ]
+        return ["Found:", *nodes, f"Cells: {folder / 'cells.png'}"]
+
+    def describe_trained(self, summary: Mapping[str, Any], folder: Path) -> list[str]:
+        accuracy, size = 100 * summary["last"]["test_accuracy"], f"{summary['parameters']:,} parameters"
+        return [f"Test accuracy {accuracy:.2f} %, {size}, {summary['channels']} channels"]
+
+    def describe_test(self, report: Mapping[str, Any], folder: Path) -> list[str]:
+        found = report["kind"] == "search"
+        what = "the architecture found so far, with shared weights" if found else "trained from scratch"
+        return [f"Test accuracy {100 * report['test_accuracy']:.2f} % after {report['steps']:,} steps ({what})"]
+
 
 def _channels(settings: Cifar10RetrainSettings, values: Values) -> int:
-    return settings.channels or channels_for(values, settings.cells, settings.max_params)
-
-
-def evaluate(
-    task: Cifar10, folder: Path, config: Mapping[str, Any], progress: Progress = no_progress
-) -> dict[str, Any]:
-    """Test accuracy of what a run has trained so far: a network from scratch, or the architecture found by a search."""
-    network, steps = load_trained(task, folder, config)
-    return {"kind": config["kind"], "steps": steps, "test_accuracy": accuracy(network, task.test, progress=progress)}
+    return settings.channels or space.channels_for(values, settings.cells, settings.max_params)
 
 
 def accuracy(

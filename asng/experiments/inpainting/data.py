@@ -4,9 +4,8 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,8 +24,7 @@ Lists = tuple[Path, Path]  # two text files with the names of training and test 
 Indices = NDArray[np.int64]
 
 
-@dataclass(frozen=True, eq=False)
-class Data:
+class Data(NamedTuple):
     """Faces to train and to test with, how they were told apart, and what was wrong with images that were left out."""
 
     train: ImageSet
@@ -51,7 +49,9 @@ def load_faces(
     """
     folder = faces_folder(given)
     cached = read_faces(folder, size, progress)
-    rows: Sequence[Any] = [_in_subfolder(cached.names, part) for part in ("train", "test")]
+    rows: Sequence[Any] = [
+        [row for row, name in enumerate(cached.names) if name.startswith(f"{part}/")] for part in ("train", "test")
+    ]
     if lists is not None:
         rows, split = _listed_split(cached, lists), f"listed in {lists[0]} and {lists[1]}"
     elif all(rows):
@@ -126,10 +126,6 @@ def _file(name: str) -> str:
 
 def _join_names(names: list[str], max_shown: int = 10) -> str:
     return ", ".join(names[:max_shown]) + (f" and {len(names) - max_shown} more" if len(names) > max_shown else "")
-
-
-def _in_subfolder(names: Sequence[str], part: str) -> list[int]:
-    return [row for row, name in enumerate(names) if name.startswith(f"{part}/")]
 
 
 def _faces(cached: Faces, rows: Indices | Sequence[int], device: torch.device | str) -> ImageSet:

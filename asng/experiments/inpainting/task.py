@@ -1,6 +1,6 @@
 """Inpainting (section 3.3 of the paper): autoencoders that fill holes in faces, in both encodings."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,27 +14,48 @@ from asng import nas
 from asng._checks import check_settings
 from asng._files import atomic_write
 from asng._progress import Progress, no_progress
-from asng.experiments._image_runs import load_trained
 from asng.experiments._images import ImageSet, Transform
-from asng.experiments._jobs import Task, Values
-from asng.experiments._settings import IterationSettings, SearchSettings
-from asng.experiments.inpainting import measures
-from asng.experiments.inpainting.data import describe_faces, mask_batches
-from asng.experiments.inpainting.encoding import Encoding, describe_chain, search_space, smallest_values
+from asng.experiments._settings import IterationSettings, SearchSettings, parse_device
+from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
+from asng.experiments.inpainting import encoding, measures
+from asng.experiments.inpainting.data import describe_faces, load_faces, load_folder, mask_batches
+from asng.experiments.inpainting.encoding import Encoding
 from asng.experiments.inpainting.masks import Mask, fixed_masks
 from asng.experiments.inpainting.network import Net, new_autoencoder, to_device_format
 from asng.experiments.inpainting.pictures import picture
-from asng.runs import write_json
+from asng.space import Variable
 
 NUM_TEST_FACES = 200  # faces tested at each checkpoint; `evaluate` uses the whole test set
 DEFAULT_MASK: Mask = "center"
 MASK_SEED = 0  # seed of the masks of test faces, the same for all runs
+MAX_SHOWN = 5  # images that could not be read
 DROPS = (0.4, 0.8)  # shares of the training after which the learning rate is a tenth of what it was
+
+
+@dataclass(frozen=True)
+class FaceSettings(DataSettings):
+    """Which faces there are, and which of them are for what, where their folders do not say it."""
+
+    train_list: Path | None = None
+    """A text file with the names of the training images, one in each line."""
+    test_list: Path | None = None
+    """The same for the test images."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InpaintingSearchSettings(SearchSettings, IterationSettings):
-    """The search; the paper's values are the defaults."""
+    """Search an autoencoder that fills holes in faces: section 3.3 of the paper.
+
+    --data, or the environment variable ASNG_DATA, names a folder of face images, or CelebA as its authors
+    distribute it. Every --checkpoint-every iterations a line of metrics.jsonl and a checkpoint; at the end
+    architecture.json and summary.json. Ctrl-C saves; the same command continues. With --small also the learning
+    rate and the mask are others.
+
+    Examples:
+      asng inpainting search                                   as in the paper, for a GPU
+      asng inpainting search --encoding int --mask pixel
+      asng inpainting search --small                           a look, minutes on two cores
+    """
 
     encoding: Encoding = "cat"
     """cat: choices alone; int: integers for kernels and channels."""
@@ -56,7 +77,20 @@ class InpaintingSearchSettings(SearchSettings, IterationSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class InpaintingRetrainSettings(IterationSettings):
-    """Training an architecture from scratch; the paper's values are the defaults."""
+    """Train an autoencoder from scratch on faces with holes, and test it.
+
+    The mask is that of the search, unless another one is given, which is then part of the folder's name. The baseline
+    random is drawn from the space of RUN, or of the paper. The baseline base is as deep as what RUN found, with layers
+    of 3x3 with skip and 64 channels, or the nearest number that the search allowed. Ctrl-C saves; the same command
+    continues.
+
+    Examples:
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0                          what a search found
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture base      baselines
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture random --seed 3
+      asng inpainting retrain --architecture random --seed 3 --mask pixel
+      asng inpainting retrain --architecture network.json --iterations 20000
+    """
 
     mask: Mask | None = None
     """What is missing: the central square, 80 % of the pixels, or a half of the image; by default as in RUN."""
@@ -78,6 +112,26 @@ class InpaintingRetrainSettings(IterationSettings):
         return self.lr * 0.1 ** sum(fraction >= drop for drop in DROPS)
 
 
+@dataclass(frozen=True)
+class InpaintingEvaluateSettings(EvaluateSettings):
+    """PSNR and SSIM of what a run has trained, on all test faces; leaves evaluation.json and restored.png.
+
+    The masks of the test faces are the same for all runs.
+
+    Examples:
+      asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0
+      asng inpainting evaluate runs/inpainting-cat-center-asng-seed0
+      asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0 --pictures family
+    """
+
+    pictures: Path | None = None
+    """A folder of any faces to test on instead, without other data; leaves evaluation-NAME.json, restored-NAME.png."""
+
+    @property
+    def ending(self) -> str:
+        return "" if self.pictures is None else f"-{self.pictures.resolve().name}"
+
+
 # Small enough for two cores; at the learning rate of the paper, so few iterations would teach single layers only.
 SMALL = InpaintingSearchSettings(
     mask="pixel", iterations=600, checkpoint_every=100, layers=6, widths=(8, 32), num_train_images=4000, lr=0.1
@@ -96,11 +150,47 @@ def evenly_spaced(n: int, max: int) -> Tensor:
 
 
 class Inpainting(Task):
-    """Search and training on faces, which `load_faces` gives."""
+    """Search and training on faces, which `load_faces` gives.
 
-    name = "inpainting"
+    Args:
+        train, test: Faces.
+        split: How they were told apart.
+        damaged: What was wrong with images that were left out.
+    """
+
+    name, noun, loading = "inpainting", "faces", "reading faces"
     search_settings, train_settings = InpaintingSearchSettings, InpaintingRetrainSettings
-    search_weight_decay = 0.0
+    evaluate_settings, data_settings = InpaintingEvaluateSettings, FaceSettings
+    small_search, small_train = SMALL, SMALL_RETRAIN
+    inherited = ("mask",)
+    baselines = ("random", "base")
+    weight_decay = 0.0
+
+    def __init__(
+        self, train: ImageSet, test: ImageSet, split: str = "", damaged: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(train, test)
+        self._split, self._damaged = split, dict(damaged or {})
+
+    @classmethod
+    def load(cls, where: FaceSettings, progress: Progress = no_progress) -> "Inpainting":
+        if (where.train_list is None) != (where.test_list is None):
+            raise ValueError("give --train-list and --test-list together, or neither")
+        lists = None if where.train_list is None or where.test_list is None else (where.train_list, where.test_list)
+        return cls(*load_faces(where.data, parse_device(where.device), lists=lists, progress=progress))
+
+    @classmethod
+    def load_for_test(cls, where: Any, config: Mapping[str, Any], settings: Any, progress: Progress) -> "Inpainting":
+        if settings.pictures is not None:
+            faces, damaged = load_folder(settings.pictures, parse_device(where.device))
+            return cls(faces, faces, damaged=damaged)
+        task = cls.load(where, progress)
+        if (these := task.identity()["faces"]) != config.get("faces"):
+            raise ValueError(
+                f"the run was made with other faces ({config.get('faces')}) than these ({these}); give the same --data "
+                "and lists, or name a folder to test on by --pictures"
+            )
+        return task
 
     def train_indices(self, settings: InpaintingSearchSettings | InpaintingRetrainSettings) -> Tensor:
         return evenly_spaced(len(self.train), settings.num_train_images or len(self.train))
@@ -111,19 +201,33 @@ class Inpainting(Task):
     def identity(self) -> dict[str, Any]:
         return {"faces": describe_faces(self.train, self.test)}
 
+    @classmethod
+    def search_space(cls, searched: Mapping[str, Any]) -> Mapping[str, Variable]:
+        return encoding.search_space(searched["encoding"], searched["layers"], widths=searched["widths"])
+
+    @classmethod
+    def read_values(cls, text: str, searched: Mapping[str, Any]) -> dict[str, Any]:
+        return encoding.read_values(text)
+
+    @classmethod
+    def baseline_values(cls, name: str, seed: int, searched: Mapping[str, Any], run: Path | None) -> dict[str, Any]:
+        space = cls.search_space(searched)
+        if name == "random":
+            return encoding.random_values(space, seed)
+        if run is None:
+            raise ValueError("base has as many layers as what a search found; give the folder of the search, too")
+        channels = min(encoding.widths_of(space), key=lambda width: abs(width - 64))
+        return encoding.base_values(space, encoding.depth(cls.load_values(run, searched)), channels)
+
     def build_supernet(self, settings: InpaintingSearchSettings) -> nn.Module:
-        space = search_space(settings.encoding, settings.layers, widths=settings.widths)
-        return to_device_format(Net(space, self.test.size), self.device)
+        return to_device_format(Net(self.search_space(vars(settings)), self.test.size), self.device)
 
     def search_loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
         """Mean squared error over whole images, from a mini-batch of originals and their corrupted twins."""
         return F.mse_loss(model(batch[1]), batch[0])
 
-    def size_of(self, settings: InpaintingSearchSettings) -> Callable[[nn.Module, Values], int]:
-        return nas.parameters
-
     def smallest_values(self, model: nn.Module) -> Values:
-        return smallest_values(nas.space_of(model))
+        return encoding.smallest_values(nas.space_of(model))
 
     def build_network(self, settings: InpaintingRetrainSettings, values: Values) -> nn.Module:
         return to_device_format(new_autoencoder(values, self.test.size), self.device)
@@ -132,37 +236,52 @@ class Inpainting(Task):
         on_gpu = self.device.type == "cuda"
         return torch.optim.Adam(model.parameters(), lr=settings.lr, fused=on_gpu, capturable=on_gpu)
 
-    def measure(self, model: nn.Module, settings: Any) -> dict[str, Any]:
+    def measure(self, model: nn.Module, settings: Any = None, progress: Progress = no_progress) -> dict[str, Any]:
         faces, masks = masked_faces(self.test, settings.mask or DEFAULT_MASK, NUM_TEST_FACES)
         report = measures.evaluate(model, faces.images, masks).report()
         return {"test_psnr": report["psnr"], "test_ssim": report["ssim"]}
 
     def summarize(self, settings: Any, values: Values, model: nn.Module | None = None) -> dict[str, Any]:
-        chain = describe_chain(values, self.test.size).splitlines()
+        chain = encoding.describe_chain(values, self.test.size).splitlines()
         return {"chain": chain, **super().summarize(settings, values, model)}
+
+    def evaluate(
+        self, model: nn.Module, config: Mapping[str, Any], folder: Path, settings: Any, progress: Progress
+    ) -> dict[str, Any]:
+        faces, masks = masked_faces(self.test, config["mask"] or DEFAULT_MASK)
+        scores = measures.evaluate(model, faces.images, masks, progress=progress)
+        grid, shown = picture(model, faces.images, masks, scores)
+        name = f"restored{settings.ending}.png"
+        with atomic_write(folder / name) as file:
+            grid.save(file, "PNG")
+        return {**scores.report(faces.names), "picture": name, "shown": shown}
+
+    @classmethod
+    def label(cls, settings: InpaintingSearchSettings) -> str:
+        return f"{settings.encoding}-{settings.mask}-{settings.method}"
+
+    def describe_data(self, settings: Any = None) -> list[str]:
+        n, reasons = len(self.train), list(self._damaged.items())
+        used = n if settings is None else min(n, settings.num_train_images or n)
+        train = f"{n:,}" if used == n else f"{used:,} of {n:,}"
+        split = f"{train} faces to train with, {len(self.test):,} to test with ({self._split})"
+        left_out = [f"Left out: {name} ({reason})" for name, reason in reasons[:MAX_SHOWN]]
+        more = [f"... and {len(reasons) - MAX_SHOWN} more"] if len(reasons) > MAX_SHOWN else []
+        return [*([split] if self._split else []), *left_out, *more]
+
+    def describe_found(self, summary: Mapping[str, Any], folder: Path) -> list[str]:
+        return ["Found (the other layers are inactive):", *summary["chain"]]
+
+    def describe_trained(self, summary: Mapping[str, Any], folder: Path) -> list[str]:
+        return [*summary["chain"], f"{summary['parameters']:,} parameters"]
+
+    def describe_test(self, report: Mapping[str, Any], folder: Path) -> list[str]:
+        psnr = "infinite" if report["psnr"] is None else f"{report['psnr']:.2f} dB"
+        measured = f"PSNR {psnr}, SSIM {report['ssim']:.4f} on {report['images']:,} faces"
+        return [measured, f"Picture: {folder / report['picture']}"]
 
 
 def masked_faces(faces: ImageSet, mask: Mask, max: int | None = None) -> tuple[ImageSet, Tensor]:
     """At most `max` faces, from all over their order, and their masks, which are the same for all runs."""
     chosen = evenly_spaced(len(faces), max or len(faces))
     return faces.subset(chosen), fixed_masks(mask, len(faces), faces.size, MASK_SEED)[chosen]
-
-
-def evaluate(
-    task: Inpainting, folder: Path, config: Mapping[str, Any], progress: Progress = no_progress, name: str = ""
-) -> dict[str, Any]:
-    """PSNR and SSIM on test faces of what a run has trained so far; leaves evaluation.json and restored.png.
-
-    With a name of the test faces the files are evaluation-NAME.json and restored-NAME.png.
-    """
-    model, iterations = load_trained(task, folder, config)
-    faces, masks = masked_faces(task.test, config["mask"] or DEFAULT_MASK)
-    scores = measures.evaluate(model, faces.images, masks, progress=progress)
-    report = {"kind": config["kind"], "iterations": iterations, **scores.report(faces.names)}
-    ending = f"-{name}" if name else ""
-    report["picture"] = f"restored{ending}.png"
-    grid, report["shown"] = picture(model, faces.images, masks, scores)
-    with atomic_write(folder / report["picture"]) as file:
-        grid.save(file, "PNG")
-    write_json(folder / f"evaluation{ending}.json", report)
-    return report

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from asng import nas
-from asng.experiments._image_runs import retrain, search
+from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import Batches, ImageSet
 from asng.experiments._jobs import TRAIN, SearchJob, TrainJob
 from asng.experiments.cifar10.data import augment_batches
@@ -20,7 +20,6 @@ from asng.experiments.cifar10.task import (
     Cifar10RetrainSettings,
     Cifar10SearchSettings,
     accuracy,
-    evaluate,
 )
 from asng.nas import _checkpoints as checkpoints
 from asng.runs import CHECKPOINT, METRICS, read_config

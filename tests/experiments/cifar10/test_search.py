@@ -266,7 +266,9 @@ def test_the_extracted_network_is_tested_after_recalibration(images):
 
 def test_only_as_many_images_are_tested_as_asked_for(images, monkeypatch):
     job = make_job(settings_with(num_test_images=5), images)
-    monkeypatch.setattr("asng.experiments.cifar10.task.accuracy", lambda network, images, max_images: max_images)
+    monkeypatch.setattr(
+        "asng.experiments.cifar10.task.accuracy", lambda network, images, max_images, progress: max_images
+    )
     assert job.finish_epoch(Epoch())["test_accuracy"] == 5
     few = ImageSet(images[1].images[:5], images[1].labels[:5])
     network = job.network(random_values(0))

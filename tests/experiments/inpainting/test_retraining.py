@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from PIL import Image
 
 from asng import ASNG, nas
-from asng.experiments._image_runs import retrain, search
+from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import Batches, ImageSet
 from asng.experiments._jobs import TRAIN, SearchJob, TrainJob
 from asng.experiments.inpainting import measures
@@ -24,7 +24,6 @@ from asng.experiments.inpainting.task import (
     Inpainting,
     InpaintingRetrainSettings,
     InpaintingSearchSettings,
-    evaluate,
 )
 from asng.nas import _checkpoints as checkpoints
 from asng.nas._loop import Epoch
@@ -117,7 +116,7 @@ def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
     assert report["ssim"] == pytest.approx(float(scores.ssim.mean()))
     assert summary["last"]["test_psnr"] == pytest.approx(report["psnr"])
     assert summary["last"]["images_per_second"] * summary["last"]["seconds"] == pytest.approx(5 * 2)
-    assert (report["kind"], report["iterations"], report["images"]) == ("retrain", 10, 4)
+    assert (report["kind"], report["steps"], report["images"]) == ("retrain", 10, 4)
     assert json.loads((folder / "evaluation.json").read_text()) == report
     assert [one["image"] for one in report["per_image"]] == list("abcd")
     with Image.open(folder / "restored.png") as picture:

@@ -1,0 +1,151 @@
+"""An image experiment of one's own: a network, a task and a line in the table of the command line."""
+# mypy: disable-error-code="override"
+
+import json
+from dataclasses import dataclass
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from asng import cli, nas
+from asng.experiments._images import ImageSet
+from asng.experiments._settings import EpochSettings, SearchSettings, parse_device
+from asng.experiments._task import Task
+from tests.helpers.commands import records_of, refusal, run, summary_of, unexplained_flags
+
+pytestmark = pytest.mark.slow
+
+LINE = cli.Images(f"{__name__}:Stripes", "which way stripes run", "test accuracy")
+TINY = ["--epochs", "2", "--batch", "8", "--device", "cpu"]
+
+
+class Net(nn.Module):
+    """Images (n, 3, 8, 8) to two scores."""
+
+    def __init__(self):
+        super().__init__()
+        width = nas.Width("width", 2, 6)
+        pool = nas.OneOf("pool", {"max": nn.AdaptiveMaxPool2d(1), "mean": nn.AdaptiveAvgPool2d(1)})
+        self.layers = nn.Sequential(nas.Conv2d(3, width, 3), nn.ReLU(), pool, nn.Flatten(), nas.Linear(width, 2))
+
+    def forward(self, images):
+        return self.layers(images)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StripesSearchSettings(SearchSettings, EpochSettings):
+    """Search a network that tells which way stripes run.
+
+    Examples:
+      asng stripes search
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class StripesRetrainSettings(EpochSettings):
+    """Train a network that tells which way stripes run.
+
+    Examples:
+      asng stripes retrain runs/stripes-asng-seed0
+    """
+
+
+class Stripes(Task):
+    """Noise that is the same along rows or along columns."""
+
+    name = "stripes"
+    search_settings, train_settings = StripesSearchSettings, StripesRetrainSettings
+    small_search, small_train = StripesSearchSettings(batch=8), StripesRetrainSettings(batch=8)
+
+    @classmethod
+    def load(cls, where, progress=lambda fraction: None):
+        generator, sets = torch.Generator().manual_seed(0), []
+        for n in (32, 10):
+            labels = torch.arange(n) % 2
+            rows = torch.randint(256, (n, 3, 8, 1), generator=generator).expand(n, 3, 8, 8)
+            images = torch.where(labels[:, None, None, None] == 1, rows, rows.transpose(2, 3)).byte()
+            sets.append(ImageSet(images, labels).subset(torch.arange(n, device=parse_device(where.device))))
+        return cls(*sets)
+
+    def transform(self, settings):
+        return lambda images, chosen, generators: (images.images[chosen] / 255, images.labels[chosen])
+
+    @classmethod
+    def search_space(cls, searched):
+        return nas.space_of(Net())
+
+    def build_supernet(self, settings):
+        return Net().to(self.device)
+
+    def search_loss(self, model, batch):
+        return F.cross_entropy(model(batch[0]), batch[1])
+
+    def build_network(self, settings, values):
+        return nas.extract(Net(), values).to(self.device)
+
+    def measure(self, model, settings=None, progress=lambda fraction: None):
+        with torch.no_grad():
+            right = model(self.test.images / 255).argmax(1) == self.test.labels
+        return {"test_accuracy": right.double().mean().item()}
+
+
+@pytest.fixture(autouse=True)
+def table(monkeypatch, tmp_path):
+    """The table of the command line with one more line, and an empty folder."""
+    monkeypatch.setitem(cli.EXPERIMENTS, "stripes", LINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_search_retrain_and_evaluate_run_one_after_another(table):
+    folder = table / "runs" / "stripes-asng-seed0"
+    searched = run("stripes", "search", *TINY)
+    assert (searched.code, searched.err) == (0, "")
+    assert [record["step"] for record in records_of(folder)] == [2, 4]  # 16 images, 8 at a time
+    values = summary_of(folder)["values"]
+    assert searched.out.splitlines()[-2:] == [
+        f"Found: width={values['width']}, pool={values['pool']}",
+        "Train it from scratch: asng stripes retrain runs/stripes-asng-seed0 --device cpu",
+    ]
+    trained = run("stripes", "retrain", folder, *TINY)
+    assert (trained.code, trained.err) == (0, "")
+    inside, summary = folder / "retrain-seed0", summary_of(folder / "retrain-seed0")
+    parameters = 3 * values["width"] * 9 + values["width"] + values["width"] * 2 + 2
+    assert trained.out.splitlines()[-3:] == [
+        f"{parameters} parameters",
+        f"Test accuracy {summary['last']['test_accuracy']:.4g}",
+        f"Test it: asng stripes evaluate {inside} --device cpu",
+    ]
+    tested = run("stripes", "evaluate", inside, "--device", "cpu")
+    assert (tested.code, tested.err) == (0, "")
+    report = json.loads((inside / "evaluation.json").read_text())
+    assert report == {"kind": "retrain", "steps": 8, "test_accuracy": summary["last"]["test_accuracy"]}
+    assert tested.out.splitlines()[-1] == f"Test accuracy {report['test_accuracy']:.4g}"
+    assert run("stripes", "evaluate", folder, "--device", "cpu").code == 0
+
+
+def test_limits_methods_and_baselines_are_those_of_all_experiments(table):
+    words = [*TINY, "--epochs", "1", "--max-params", "100", "--method", "uniform", "--num-random", "5"]
+    assert run("stripes", "search", *words, "--out", table / "limited").code == 0
+    assert summary_of(table / "limited")["values"]["width"] < 4
+    random = ["retrain", table / "limited", "--architecture", "random", "--small", "--epochs", "1"]
+    assert run("stripes", *random).code == 0
+    assert (table / "limited" / "random-seed0" / "checkpoint.pt").exists()
+    (table / "other.json").write_text('{"version": 1, "values": {"depth": 3}}')
+    message = "other.json: the space has no 'depth'; it has width, pool"
+    assert refusal("stripes", "retrain", "--architecture", "other.json") == message
+
+
+def test_its_commands_are_listed_and_explained(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    listed = run("stripes").out
+    for verb, purpose in (
+        ("search", "which way stripes run"),
+        ("retrain", "an architecture trained from scratch"),
+        ("evaluate", "test accuracy of a run"),
+    ):
+        assert f"asng stripes {verb:<12} {purpose}" in listed
+        assert unexplained_flags(run("stripes", verb, "--help").out) == []
+    assert "Search a network that tells which way stripes run." in run("stripes", "search", "--help").out
