@@ -114,6 +114,15 @@ def mismatch(value: Any, shape: Any) -> str:
     return ""
 
 
+def printable(text: str) -> str:
+    """Text as one line that is harmless to any terminal: control characters and other bytes become escapes.
+
+    >>> print(printable("a\\x1b[2Jb\\nc\\udcffd"))
+    a\\x1b[2Jb\\nc\\udcffd
+    """
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
+
+
 def _fits(value: Any, shape: Any, origin: Any, arguments: tuple[Any, ...]) -> bool:
     if shape is Any:
         return True

@@ -11,6 +11,7 @@ taken. Where several of these folders lie together, only the first is used, for 
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +30,7 @@ from asng._progress import Progress, no_progress
 from asng._untrusted import mismatch, open_regular, parse_json, read_text
 
 CACHE_VERSION = 2  # of the cache file; part of the fingerprint
+MAX_PIXELS = 50_000_000  # of an image: each of the threads that decode them may hold one
 CHUNK = 128  # images between two reports of progress
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 BOXES = "list_bbox_celeba.txt"
@@ -128,7 +130,9 @@ def crop(width: int, height: int, box: Box | None) -> tuple[int, int, int, int]:
 
 def face(path: Path, size: int, box: Box | None) -> Bytes:
     """One image, cropped and resized: (3, size, size)."""
-    with Image.open(path) as image:
+    with Image.open(path) as image:  # reads the header alone
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"{image.width}x{image.height} pixels are more than {MAX_PIXELS:,}; make it smaller")
         if box is None:  # cameras may store images sideways and say so; boxes count the pixels as they are stored
             ImageOps.exif_transpose(image, in_place=True)
         square = image.crop(crop(image.width, image.height, box))
@@ -208,10 +212,12 @@ def _crop_all(folder: Path, names: list[str], boxes: dict[str, Box] | None, size
     results: dict[str, Bytes | str] = {}
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        for name, result in zip(names, pool.map(partial(face_or_fault, folder, boxes, size), names), strict=True):
-            if len(results) % CHUNK == 0:
-                progress(len(results) / len(names))
-            results[name] = result
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, of damaged metadata and the like, a line for each image
+            for name, result in zip(names, pool.map(partial(face_or_fault, folder, boxes, size), names), strict=True):
+                if len(results) % CHUNK == 0:
+                    progress(len(results) / len(names))
+                results[name] = result
     finally:
         pool.shutdown(cancel_futures=True)  # an interruption does not wait for the rest
     damaged = {name: result for name, result in results.items() if isinstance(result, str)}

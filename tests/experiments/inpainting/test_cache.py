@@ -4,10 +4,13 @@
 import io
 import json
 import os
+import struct
 import threading
+import zlib
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from asng.experiments.inpainting import faces
 from asng.experiments.inpainting.faces import read_faces
@@ -62,6 +65,24 @@ def test_damaged_images_are_listed_and_left_out(tmp_path):
     assert "truncated" in kept.damaged["cut.jpg"]
     assert all(str(tmp_path) not in reason for reason in kept.damaged.values())
     assert read_faces(tmp_path).damaged == kept.damaged  # from the cache too
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path):
+    save(tmp_path / "good.png")
+    content = bytearray((tmp_path / "good.png").read_bytes())
+    content[16:24] = struct.pack(">II", 8000, 7000)  # the header alone: there are no such pixels to decode
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    (tmp_path / "huge.png").write_bytes(content)
+    kept = read_faces(tmp_path)
+    assert kept.names == ("good.png",)
+    assert kept.damaged == {"huge.png": "8000x7000 pixels are more than 50,000,000; make it smaller"}
+
+
+def test_warnings_of_pillow_are_not_heard(tmp_path):
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01")
+    with pytest.warns(UserWarning, match="orrupt EXIF"):
+        faces.face(tmp_path / "a.jpg", 64, None)
+    assert read_faces(tmp_path).names == ("a.jpg",)
 
 
 def test_a_folder_without_good_images_is_an_error_with_the_cure(tmp_path, cache_files):
