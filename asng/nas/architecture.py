@@ -33,6 +33,8 @@ def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[st
     values = dict(data["values"])
     if space is None:
         return values
+    if not isinstance(space, Mapping):
+        raise ValueError(f"space must be a dict of names and variables, as space_of returns, got {_shorten(space)}")
     check_names(values, space)
     return {name: _convert(variable.from_json, values[name], name) for name, variable in space.items()}
 
