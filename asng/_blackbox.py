@@ -10,7 +10,7 @@ import numpy as np
 
 from asng._asktell import Candidate, Seed
 from asng._capped import CappedASNG, default_population_size
-from asng._checks import as_float
+from asng._checks import as_float, as_int, check_int
 from asng._decoding import Space
 from asng._evaluation import Outcome
 from asng._ragged import Array
@@ -95,10 +95,15 @@ class BlackBox:
     ) -> None:
         self._space = Space(space)
         self._variables, self._initial = dict(space), initial
-        self._seed, self._noisy, self._limits, self._restarts = seed, noisy, limits, restarts
-        self.population_size = default_population_size(space) if population_size is None else population_size
+        self._seed: Seed = seed if (number := as_int(seed)) is None else number
+        self._noisy, self._limits, self._restarts = noisy, limits, restarts
+        self.population_size = default_population_size(space)
+        if population_size is not None:
+            self.population_size = check_int(population_size, "population_size", min=2)
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
-        sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        sequence = self._seed
+        if not isinstance(sequence, np.random.SeedSequence):
+            sequence = np.random.SeedSequence(sequence)
         self._entropy, self._spawn_key = _plain(sequence.entropy), tuple(sequence.spawn_key)
         self.history: list[Evaluation] = []
         self._origins: list[tuple[Array, int]] = []  # of each evaluation: the raw draw, the optimizer that drew it

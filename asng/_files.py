@@ -129,14 +129,19 @@ def previous_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}{PREVIOUS}{path.suffix}")
 
 
-def check_checkpoint_path(path: Path, example: str) -> None:
-    """Raise ValueError for a folder and for the checkpoint before the newest one."""
+def as_checkpoint_path(given: Any, example: str) -> Path:
+    """The path of a checkpoint; ValueError for a folder, the checkpoint before the newest one, and what is no path."""
+    try:
+        path = Path(given)
+    except TypeError:
+        raise ValueError(f"checkpoint must be the path of a file, such as {example!r}, got {given!r}") from None
     if path.is_dir():
         raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / example}")
     if path.stem.endswith(PREVIOUS):
         raise ValueError(
             f"{path} is kept by another search; rename it to {path.stem.removesuffix(PREVIOUS)}{path.suffix}"
         )
+    return path
 
 
 def make_folder_for(path: Path) -> None:

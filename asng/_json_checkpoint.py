@@ -5,12 +5,12 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 from asng._files import (
+    as_checkpoint_path,
     atomic_write,
-    check_checkpoint_path,
     differences,
     lock_checkpoint,
     make_folder_for,
@@ -26,9 +26,9 @@ MAX_SHARE = 0.05  # of the time, spent on saving
 class JsonCheckpoint:
     """The file of a run with this identity, locked until it is released."""
 
-    def __init__(self, path: Path, format: str, identity: Mapping[str, Any]) -> None:
+    def __init__(self, given: str | PathLike[str], format: str, identity: Mapping[str, Any]) -> None:
+        path = as_checkpoint_path(given, "search.json")
         self._path, self._format, self._identity = path, format, _normalize(identity)
-        check_checkpoint_path(path, "search.json")
         make_folder_for(path)
         self._lock = lock_checkpoint(path)
         self._next_save = time.monotonic() + MIN_INTERVAL

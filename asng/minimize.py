@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -242,7 +241,7 @@ def _saved(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable
         return
     from asng._json_checkpoint import JsonCheckpoint  # loads files and compressors
 
-    file = JsonCheckpoint(Path(path), FORMAT, run.identity())
+    file = JsonCheckpoint(path, FORMAT, run.identity())
     try:
         state = file.load()
         if state is not None:

@@ -17,6 +17,8 @@ def to_dict(values: Values) -> dict[str, Any]:
     >>> to_dict({"op": "conv", "kernel": (3, 5)})
     {'version': 1, 'values': {'op': 'conv', 'kernel': [3, 5]}}
     """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"an architecture is a dict of values by their names, got {_shorten(values)}")
     plain = {_name(name): _convert(to_plain, value, name) for name, value in values.items()}
     return {"version": VERSION, "values": plain}
 

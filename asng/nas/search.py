@@ -16,7 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from asng._asktell import Optimizer
 from asng._checks import check_int
-from asng._files import check_checkpoint_path
+from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import LossFn
@@ -157,8 +157,7 @@ def search(
             weight_optimizer=weight_optimizer,
             **options,
         )
-        check_checkpoint_path(Path(checkpoint), "search.pt")
-        saved = Checkpoint(Path(checkpoint), identity)
+        saved = Checkpoint(as_checkpoint_path(checkpoint, "search.pt"), identity)
     with closing(job), _bar(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
