@@ -37,7 +37,7 @@ def test_a_checkpoint_that_is_no_path_is_refused(path):
 def test_scalars_of_numpy_are_numbers(tmp_path):
     settings: dict[str, Any] = {"evaluations": 40, "seed": 3, "population_size": 4, "restarts": 1, "target": 1}
     expected = minimize(loss, SPACE, **settings, progress=False)
-    numpys = {name: np.int64(value) for name, value in settings.items()}
+    numpys: dict[str, Any] = {name: np.int64(value) for name, value in settings.items()}
     for checkpoint in (None, tmp_path / "search.json"):
         assert minimize(loss, SPACE, **numpys, checkpoint=checkpoint, progress=False).history == expected.history
     assert minimize(loss, SPACE, **settings, checkpoint=checkpoint, progress=False).history == expected.history
