@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels format hooks fuzz crash bench clean
+.PHONY: demo quick test test-all test-integrations test-kernels format hooks fuzz crash bench results clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -27,7 +27,7 @@ test-all: test  ## and those that are: whole searches and trainings, examples, b
 	$(PYTEST) -m long
 	$(MAKE) test-integrations test-kernels
 
-test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna
+test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's transformers
 	$(PYTEST) tests/integrations
 
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
@@ -49,6 +49,10 @@ crash: .venv/installed  ## searches killed at any moment, for minutes; SECONDS=3
 bench: .venv/installed-bench  ## cost of ask and tell beside other libraries
 	$(BIN)/python benchmarks/ask_tell.py
 
+results: .venv/installed  ## tables and figures of docs/results.md, from the files in results/
+	$(BIN)/python benchmarks/cifar10_searches.py
+	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201 --figure docs/nasbench201.png
+
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
@@ -65,7 +69,7 @@ clean:
 	touch $@
 
 .venv/installed-integrations: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]'
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers
 	touch $@
 
 .venv/installed-kernels: .venv/installed

@@ -55,10 +55,8 @@ def rank_utilities(losses: Losses) -> Array:
         first, second = finite[..., :1], finite[..., 1:]
         lead = (first < second).astype(float) - (first > second)
         return np.concatenate((lead, -lead), -1)
-    if finite.ndim > 1:
-        return np.apply_along_axis(rank_utilities, -1, finite)
-    ranked = np.sort(finite)
-    first, last = ranked.searchsorted(finite, "left"), ranked.searchsorted(finite, "right")  # slots of equal losses
+    one, all_ = finite[..., None], finite[..., None, :]
+    first, last = (all_ < one).sum(-1), (all_ <= one).sum(-1)  # slots of equal losses
     sums = _slot_sums(n)
     utilities: Array = (sums[last] - sums[first]) / (last - first)
     return utilities

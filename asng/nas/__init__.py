@@ -7,10 +7,12 @@ except ImportError as error:
 
 from asng.nas import layers
 from asng.nas._candidates import LossFn
-from asng.nas._decision import Decision, Searchable, Size, SizeLike
+from asng.nas._decision import Decision, Searchable, SizeLike
 from asng.nas._measures import Flops, Latency, parameters
-from asng.nas._static import Constant, Item
+from asng.nas._size import Size
+from asng.nas._static import Chain, Constant, Item
 from asng.nas.architecture import from_json, to_json
+from asng.nas.conversion import convert
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
 from asng.nas.limits import Costs, Limit, Measure, Violation
@@ -22,6 +24,7 @@ from asng.nas.supernet import Supernet, Values, extract, select, selected, space
 
 __all__ = [
     "Architecture",
+    "Chain",
     "Constant",
     "Costs",
     "Decision",
@@ -45,6 +48,7 @@ __all__ = [
     "Values",
     "Violation",
     "Width",
+    "convert",
     "extract",
     "from_json",
     "parameters",

@@ -223,15 +223,17 @@ class SplitGroups(TorchFunctionMode):
     def __torch_function__(
         self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        named = dict(zip(_CONV_ARGUMENTS, args, strict=False)) | dict(kwargs or {}) if function is torch.conv2d else {}
+        names, axis = _CONVOLUTIONS.get(function, ((), 0))
+        named = dict(zip(names, args, strict=False)) | dict(kwargs or {}) if names else {}
         groups = named.get("groups", 1)
-        if groups == 1 or groups == named["input"].shape[-3]:  # depthwise ones have kernels of their own
+        # Depthwise ones have kernels of their own.
+        if groups == 1 or ("output_padding" not in names and groups == named["input"].shape[axis]):
             return function(*args, **(kwargs or {}))
         bias = named.pop("bias", None)
         biases = [None] * groups if bias is None else bias.chunk(groups)
-        parts = zip(named["input"].chunk(groups, -3), named["weight"].chunk(groups), biases, strict=True)
+        parts = zip(named["input"].chunk(groups, axis), named["weight"].chunk(groups), biases, strict=True)
         named["groups"] = 1
-        return torch.cat([torch.conv2d(**{**named, "input": i, "weight": w, "bias": b}) for i, w, b in parts], -3)
+        return torch.cat([function(**{**named, "input": i, "weight": w, "bias": b}) for i, w, b in parts], axis)
 
 
 class RefuseGenerators(TorchFunctionMode):
@@ -245,4 +247,13 @@ class RefuseGenerators(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-_CONV_ARGUMENTS = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_FORWARD = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+_TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
+_CONVOLUTIONS: dict[Any, tuple[tuple[str, ...], int]] = {  # names of arguments, axis of channels
+    torch.conv1d: (_FORWARD, -2),
+    torch.conv2d: (_FORWARD, -3),
+    torch.conv3d: (_FORWARD, -4),
+    torch.conv_transpose1d: (_TRANSPOSED, -2),
+    torch.conv_transpose2d: (_TRANSPOSED, -3),
+    torch.conv_transpose3d: (_TRANSPOSED, -4),
+}

@@ -14,7 +14,8 @@ from asng.nas._candidates import Numbers
 from asng.nas._cases import Refused, running_modules
 from asng.nas._checks import unwrap
 from asng.nas._iteration import Iteration
-from asng.nas._update import unsupported_reason
+from asng.nas._rules import unsupported_reason
+from asng.nas._setter import unavailable_reason
 from asng.nas.supernet import Supernet, Values
 
 MAX_CAPTURES = 4  # of one search; each takes as long as many steps
@@ -130,6 +131,8 @@ class CapturedStep:
 
 
 def _free_memory() -> None:
+    # Autograd's queue of this thread keeps what is left of a backward pass that failed, until the next one.
+    torch.zeros((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -155,4 +158,4 @@ def find_obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, amp_dtype:
         return "there are several processes"
     if amp_dtype is torch.float16:
         return "gradients are scaled, as float16 needs it"
-    return unsupported_reason(optimizer) or _switch.unavailable_reason(*devices)
+    return unsupported_reason(optimizer) or unavailable_reason(*devices)

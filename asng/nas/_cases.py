@@ -29,8 +29,11 @@ class Unswitchable(Refused):
 
 
 def running_modules(error: BaseException, supernet: Supernet) -> list[nn.Module]:
-    """The modules that were running when an error was raised, the innermost last."""
-    found = [frame.f_locals.get("self") for frame, _ in walk_tb(error.__traceback__)]
+    """The modules that were running when an error was raised and later caught, the innermost last."""
+    # Without the frame that caught it: Python keeps the locals that are read of a running frame, and so the error with
+    # all tensors of its traceback.
+    called = error.__traceback__.tb_next if error.__traceback__ is not None else None
+    found = [frame.f_locals.get("self") for frame, _ in walk_tb(called)]
     return [module for module in found if isinstance(module, nn.Module) and module in supernet.paths]
 
 

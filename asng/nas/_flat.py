@@ -56,6 +56,10 @@ class FlatGroup:
         parts = torch.split(flat, self._sizes)
         return [_view_as(part, p) for part, p in zip(parts, self.parameters, strict=True)]
 
+    def spread(self, flags: Tensor) -> Tensor:
+        """One flag for each number of flat tensors, of one for each parameter."""
+        return flags.index_select(0, self.owners)[:, None].expand(-1, LINE).reshape(-1)
+
     def weights(self, number: int) -> Weights:
         """The weights of a pass, with leaves of its own where they are in lower precision."""
         keys = [id(parameter) for parameter in self.parameters]

@@ -81,16 +81,18 @@ class Iteration:
             for name, buffer in module._buffers.items()
             if buffer is not None
         ]
-        synchronizes = _switch.refuse_synchronization() if self._device.type == "cuda" else nullcontext()
-        with self._preserve(), synchronizes:
-            while not self._discover():
-                pass  # with one more module that is a switch
+        is_on_cuda = self._device.type == "cuda"
+        with self._preserve():
+            with _switch.refuse_synchronization() if is_on_cuda else nullcontext():
+                while not self._discover():
+                    pass  # with one more module that is a switch
             if self._amp_dtype is not None:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
-            if self._device.type == "cuda":  # with these copies: libraries load kernels at their first use
-                self._run(run_all, in_turn)
-        if self._device.type == "cuda":
+            if is_on_cuda:  # with these copies: libraries load kernels at their first use
+                with _switch.refuse_synchronization():
+                    self._run(run_all, in_turn)
+        if is_on_cuda:
             self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
             if self._limited:
                 self._try_capture(with_passes=True)
@@ -227,31 +229,38 @@ class Iteration:
         fork([unless_missing(self._n + number, partial(self._judging_pass, number, switch)) for number in passes])
 
     def _train_pass(self, number: int, switch: Switch) -> None:
-        trace, loss = self._run_pass("train", number, number, switch)
-        if not loss.requires_grad:
-            raise Refused("the loss has no gradient")  # the plain path says more
-        trace.backward(loss / (self._trained if self._limited else self._n))
+        trace = self._trace("train", number, number, switch)
+        try:
+            loss = self._run_pass("train", number, trace)
+            if not loss.requires_grad:
+                raise Refused("the loss has no gradient")  # the plain path says more
+            trace.backward(loss / (self._trained if self._limited else self._n))
+        finally:
+            trace.scope.forget()  # also where it failed: nothing else would free it
 
     @torch.no_grad()
     def _judging_pass(self, number: int, switch: Switch) -> None:
-        self._run_pass("valid", self._n + number, number, switch)
+        row = self._n + number
+        self._run_pass("valid", row, self._trace("valid", row, number, switch))
 
-    def _run_pass(self, kind: str, row: int, number: int, switch: Switch) -> tuple[Trace, Tensor]:
-        """Run a pass and write its numbers; returns its loss, with an autograd graph."""
-        root, weights, discovers = self._passes[kind], self.update.weights[number], self._discovers
+    def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
+        root, weights = self._passes[kind], self.update.weights[number]
         inputs = self._columns, switch, root, self._rows[row], weights
-        trace = Trace(self._supernet, *inputs, self._surroundings, discovers)
-        if discovers and kind == "train":
+        return Trace(self._supernet, *inputs, self._surroundings, self._discovers)
+
+    def _run_pass(self, kind: str, row: int, trace: Trace) -> Tensor:
+        """Run a pass and write its numbers; returns its loss, with an autograd graph."""
+        if trace.discovers and kind == "train":
             self._consumers = trace.consumers
         # Casts of weights must not be shared: the one that made them may be in a case that does not run.
         precision = torch.autocast(
             self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
         )
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
-        with trace.run(), precision, groups, RefuseGenerators() if discovers else nullcontext():
+        with trace.run(), precision, groups, RefuseGenerators() if trace.discovers else nullcontext():
             outcome = to_outcome(self._loss_fn(self._supernet.model, self._batches[kind].batch))
         self._write(kind, row, outcome.detach())
-        return trace, outcome.loss
+        return outcome.loss
 
     def _write(self, kind: str, row: int, outcome: Outcome) -> None:
         if self._discovers:  # there is no room for metrics yet

@@ -10,7 +10,8 @@ import platform
 import statistics
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -91,19 +92,27 @@ parameters = _Parameters()
 class ForwardMeasure(StaticMeasure):
     """A measure of one forward on example inputs."""
 
-    def __init__(self, *inputs: Any) -> None:
-        if not inputs:
+    def __init__(self, *args: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+        if not args and not kwargs:
             raise ValueError(
-                "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32)"
+                "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32) or "
+                'kwargs={"input_ids": ids}'
             )
-        if len(inputs) == 1 and isinstance(inputs[0], (tuple, list)) and all(isinstance(n, int) for n in inputs[0]):
-            shape = tuple(inputs[0])
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise ValueError(f"kwargs are inputs by name, such as {{'input_ids': ids}}, got {kwargs!r}")
+        if len(args) == 1 and isinstance(args[0], (tuple, list)) and all(isinstance(n, int) for n in args[0]):
+            shape = tuple(args[0])
             raise ValueError(f"an example input is a tensor, not its shape {shape}; give torch.zeros{shape}")
-        self.inputs = inputs
+        self.args, self.kwargs = args, dict(kwargs or {})
+
+    def _inputs_on(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        inputs: tuple[tuple[Any, ...], dict[str, Any]] = to_device((self.args, self.kwargs), device)
+        return inputs
 
     def __repr__(self) -> str:
         where = "" if self.device is None else f", device={self.device.type}"
-        return f"{type(self).__name__}({_describe(self.inputs)}{where})"
+        named = f", {_describe(self.kwargs)}" if self.kwargs else ""
+        return f"{type(self).__name__}({_describe(self.args)}{named}{where})"
 
 
 class Flops(ForwardMeasure):
@@ -113,10 +122,11 @@ class Flops(ForwardMeasure):
     and none for anything else.
 
     Args:
-        inputs: Example inputs, with which the model is called; the whole batch counts.
+        args: Example inputs, with which the model is called; the whole batch counts.
+        kwargs: Example inputs by keyword, such as a batch of a Hugging Face model.
 
     Raises:
-        ValueError: There are no example inputs, or a shape in the place of one.
+        ValueError: There are no example inputs, a shape in the place of one, or `kwargs` that are no mapping.
 
     >>> from asng import nas
     >>> Flops(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4})
@@ -134,9 +144,10 @@ class Flops(ForwardMeasure):
         fused = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         network.eval()  # which returns None where a train() of the user's does
+        args, kwargs = self._inputs_on(device)
         try:
             with counter:
-                network(*to_device(self.inputs, device))
+                network(*args, **kwargs)
         finally:
             mha.set_fastpath_enabled(fused)
         return counter.total
@@ -178,7 +189,8 @@ class Latency(ForwardMeasure):
     it is set to (`torch.set_num_threads`).
 
     Args:
-        inputs: Example inputs, with which the model is called.
+        args: Example inputs, with which the model is called.
+        kwargs: Example inputs by keyword, such as a batch of a Hugging Face model.
         device: Where the network will run; by default where it is trained.
         repeats: Largest number of runs, at least 1.
         warmup: Runs before them.
@@ -194,9 +206,14 @@ class Latency(ForwardMeasure):
     is_exact = False
 
     def __init__(
-        self, *inputs: Any, device: torch.device | str | None = None, repeats: int = 11, warmup: int = 3
+        self,
+        *args: Any,
+        kwargs: Mapping[str, Any] | None = None,
+        device: torch.device | str | None = None,
+        repeats: int = 11,
+        warmup: int = 3,
     ) -> None:
-        super().__init__(*inputs)
+        super().__init__(*args, kwargs=kwargs)
         self.device = None if device is None else torch.device(device)
         if repeats < 1 or warmup < 0:
             raise ValueError(f"repeats must be at least 1 and warmup 0, got {repeats} and {warmup}")
@@ -207,10 +224,11 @@ class Latency(ForwardMeasure):
         device = self.device or device
         network = build.copy().to(device)  # a copy: what runs may write into its weights
         network.eval()
-        inputs = to_device(self.inputs, device)
+        args, kwargs = self._inputs_on(device)
+        run = partial(network, *args, **kwargs)
         seconds: list[float] = []
         while len(seconds) < self.warmup + self.repeats and not _agree(seconds[self.warmup :]):
-            seconds.append(_seconds(network, inputs, device))
+            seconds.append(_seconds(run, device))
             if _is_decided(seconds, self.warmup, at_most):
                 return _median_of_fastest(seconds)
         return _median_of_fastest(seconds[self.warmup :])
@@ -241,14 +259,14 @@ def _is_decided(seconds: Sequence[float], warmup: int, at_most: float) -> bool:
     return len(seconds) >= warmup + FASTEST and min(seconds) > FAR_ABOVE * at_most
 
 
-def _seconds(network: nn.Module, inputs: Sequence[Any], device: torch.device) -> float:
+def _seconds(run: Callable[[], Any], device: torch.device) -> float:
     """Seconds of one forward, until the device has finished."""
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"latency is measured on cpu or cuda, not on {device.type}; give a measure of your own")
     synchronize = torch.cuda.synchronize if device.type == "cuda" else lambda device: None
     synchronize(device)
     start = time.perf_counter()
-    network(*inputs)
+    run()
     synchronize(device)
     return time.perf_counter() - start
 

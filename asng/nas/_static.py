@@ -6,6 +6,24 @@ from typing import Any
 from torch import nn
 
 
+class Chain(nn.Sequential):
+    """What a `Repeat` becomes: an `nn.Sequential` that passes further arguments on to each of its modules.
+
+    Args:
+        modules: The modules, each of which takes what the one before returns.
+
+    >>> import torch
+    >>> Chain(nn.Bilinear(2, 3, 2), nn.Bilinear(2, 3, 2))(torch.zeros(4, 2), torch.zeros(4, 3)).shape
+    torch.Size([4, 2])
+    """
+
+    def forward(self, input: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the modules, each with what the one before returned and with all further arguments."""
+        for module in self:
+            input = module(input, *args, **kwargs)
+        return input
+
+
 class Item(nn.Module):
     """What a `Pick` becomes: called with a sequence, it returns the item at a fixed position.
 

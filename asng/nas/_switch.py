@@ -1,10 +1,7 @@
 """CUDA graphs that branch on numbers in device memory: SWITCH conditional nodes.
 
 Torch captures the graph; the nodes come from `cuda.bindings`. A switch holds one body graph per case, captured on a
-side stream. One kernel at the start of the graph hands every switch the integer that it reads. That kernel needs
-CUDA's device runtime, so NVRTC compiles it and nvJitLink links it, both from torch's own wheels: no compiler is needed.
-
-`cuda.bindings` is imported by the first use: `unavailable_reason` tells why a machine cannot do this.
+side stream. One kernel at the start of the graph hands every switch the integer that it reads.
 """
 
 import ctypes
@@ -12,125 +9,22 @@ import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from functools import cache
 from importlib import import_module
 from itertools import cycle
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-MIN_TORCH, MIN_CUDA = (2, 11), 13  # with which it was tried, on Linux
+from asng.nas._setter import check, setter_kernel
+
 CAPACITY = 1 << 16  # switches of a graph
 MAX_BRANCHES = 6  # side by side, each with a stream for every switch inside another: torch has 32 streams in all
 NO_GENERATOR = "generator not in capture mode"  # torch says
 
-# Entry 0 of the table is the number of switches; then come pairs of a handle and the address of its integer.
-SOURCE = r"""
-extern "C" __device__ __cudart_builtin__ void cudaGraphSetConditional(unsigned long long handle, unsigned int value);
-extern "C" __global__ void set_switches(const unsigned long long *table) {
-    for (unsigned long long i = blockIdx.x * blockDim.x + threadIdx.x; i < table[0]; i += gridDim.x * blockDim.x)
-        cudaGraphSetConditional(table[1 + 2 * i], *(const unsigned int *)table[2 + 2 * i]);
-}
-"""
-
-
-class Versions(NamedTuple):
-    """What graphs that branch depend on, as this machine has it."""
-
-    torch: str
-    hip: str | None  # of ROCm; None: torch is made for CUDA
-    bindings: str | None  # of cuda-bindings; None: not installed
-    driver: int  # the newest CUDA that it supports: 13000 is 13.0
-
-
-def installed_versions() -> Versions:
-    try:
-        bindings = str(import_module("cuda.bindings").__version__)
-        driver = int(_check(import_module("cuda.bindings.runtime").cudaDriverGetVersion()))
-    except ImportError:
-        bindings, driver = None, 0
-    return Versions(str(torch.__version__), torch.version.hip, bindings, driver)
-
-
-def outdated_reason(versions: Versions) -> str | None:
-    """Return what is missing or too old, or None if nothing is."""
-    if versions.hip is not None:
-        return f"ROCm {versions.hip} has no conditional graph nodes"
-    if tuple(map(int, versions.torch.split(".")[:2])) < MIN_TORCH:
-        return f"torch {versions.torch} is older than {'.'.join(map(str, MIN_TORCH))}"
-    if versions.bindings is None:
-        return "cuda-bindings is missing; pip install '.[gpu]'"
-    if int(versions.bindings.split(".")[0]) < MIN_CUDA:
-        return f"cuda-bindings {versions.bindings} is older than {MIN_CUDA}.0; pip install '.[gpu]'"
-    if versions.driver < 1000 * MIN_CUDA:
-        supported = f"{versions.driver // 1000}.{versions.driver % 1000 // 10}"
-        return f"the driver supports CUDA {supported}, and {MIN_CUDA}.0 is needed; install a newer one"
-    return None
-
-
-def unavailable_reason(device: torch.device | None = None) -> str | None:
-    """Return why graphs on a device, by default the current one, cannot branch, or None if they can."""
-    if not torch.cuda.is_available():
-        return "torch sees no CUDA device"
-    try:
-        reason = outdated_reason(installed_versions())
-        if reason is None:
-            index = None if device is None else device.index
-            _setter(torch.cuda.current_device() if index is None else index)
-    except Exception as error:  # whatever the libraries of this machine lack
-        return f"the setter kernel cannot be built ({error})"
-    return reason
-
 
 def _cuda() -> Any:
     return torch.cuda  # much of it has no types
-
-
-def _check(result: tuple[Any, ...]) -> Any:
-    """Return what a function of cuda.bindings gave; raise RuntimeError if it failed."""
-    error, *values = result
-    if int(error) != 0:
-        raise RuntimeError(f"CUDA error {error.name if hasattr(error, 'name') else error}")
-    return values[0] if len(values) == 1 else tuple(values)
-
-
-@cache
-def _setter(device: int) -> Any:
-    """The kernel `set_switches`, compiled and linked for a device."""
-    nvrtc, nvjitlink, driver = (import_module(f"cuda.bindings.{name}") for name in ("nvrtc", "nvjitlink", "driver"))
-    major, minor = torch.cuda.get_device_capability(device)
-    program = _check(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"set_switches.cu", 0, [], []))
-    options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--relocatable-device-code=true"]
-    if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]) != 0:
-        log = b" " * _check(nvrtc.nvrtcGetProgramLogSize(program))
-        nvrtc.nvrtcGetProgramLog(program, log)
-        raise RuntimeError(log.decode(errors="replace").strip())
-    cubin = b" " * _check(nvrtc.nvrtcGetCUBINSize(program))
-    _check(nvrtc.nvrtcGetCUBIN(program, cubin))
-    link = nvjitlink.create(1, [f"-arch=sm_{major}{minor}"])
-    nvjitlink.add_data(link, nvjitlink.InputType.CUBIN, cubin, len(cubin), "set_switches")
-    nvjitlink.add_file(link, nvjitlink.InputType.LIBRARY, str(_device_runtime()))
-    nvjitlink.complete(link)
-    linked = bytearray(nvjitlink.get_linked_cubin_size(link))
-    nvjitlink.get_linked_cubin(link, linked)
-    nvjitlink.destroy(link)
-    with torch.cuda.device(device):
-        torch.zeros((), device="cuda")  # makes its context the current one
-        module = _check(driver.cuModuleLoadData(bytes(linked)))
-    return _check(driver.cuModuleGetFunction(module, b"set_switches"))
-
-
-def _device_runtime() -> Path:
-    """Where libcudadevrt.a is: beside torch's own CUDA libraries, or in a CUDA toolkit."""
-    beside = Path(torch.__file__).parents[1] / "nvidia"
-    found = sorted(beside.glob("**/libcudadevrt.a")) or sorted(Path("/usr/local").glob("cuda*/**/libcudadevrt.a"))
-    if not found:
-        raise RuntimeError(
-            f"libcudadevrt.a is neither in {beside} nor in /usr/local/cuda; it is in nvidia-cuda-runtime"
-        )
-    return found[0]
 
 
 class BrokenCapture(Exception):
@@ -194,7 +88,7 @@ class BranchingGraph:
     def _abort(self, error: BaseException) -> None:
         """End the capture; raise BrokenCapture where CUDA cannot."""
         runtime = self._runtime
-        status = _check(runtime.cudaStreamIsCapturing(self._stream.cuda_stream))
+        status = check(runtime.cudaStreamIsCapturing(self._stream.cuda_stream))
         if status != runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive:
             _BROKEN.append(self)  # to end it, or to delete it, would end the process
             raise BrokenCapture(
@@ -207,7 +101,9 @@ class BranchingGraph:
         driver = import_module("cuda.bindings.driver")
         arguments = ((self._table.data_ptr(),), (ctypes.c_void_p,))
         stream = torch.cuda.current_stream().cuda_stream
-        _check(driver.cuLaunchKernel(_setter(self._table.get_device()), 4, 1, 1, 256, 1, 1, 0, stream, arguments, 0))
+        check(
+            driver.cuLaunchKernel(setter_kernel(self._table.get_device()), 4, 1, 1, 256, 1, 1, 0, stream, arguments, 0)
+        )
 
     def _fill_table(self) -> None:
         if len(self._switches) > CAPACITY:
@@ -224,22 +120,22 @@ class BranchingGraph:
         """
         runtime = self._runtime
         outer: Any = torch.cuda.current_stream()
-        status, _, graph, dependencies, edges, count = _check(runtime.cudaStreamGetCaptureInfo(outer.cuda_stream))
+        status, _, graph, dependencies, edges, count = check(runtime.cudaStreamGetCaptureInfo(outer.cuda_stream))
         is_active = status == runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive
         if not is_active:
-            graph, dependencies, edges, count = _check(runtime.cudaGraphCreate(0)), None, None, 0
-        handle = _check(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0))
+            graph, dependencies, edges, count = check(runtime.cudaGraphCreate(0)), None, None, 0
+        handle = check(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0))
         parameters = runtime.cudaGraphNodeParams()
         parameters.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
         parameters.conditional.handle = handle
         parameters.conditional.type = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeSwitch
         parameters.conditional.size = len(bodies)
-        node = _check(runtime.cudaGraphAddNode(graph, dependencies, edges or None, count, parameters))
+        node = check(runtime.cudaGraphAddNode(graph, dependencies, edges or None, count, parameters))
         graphs = list(parameters.conditional.phGraph_out)
         if is_active:
             self._switches.append((int(handle), index))
             replace = runtime.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
-            _check(runtime.cudaStreamUpdateCaptureDependencies(outer.cuda_stream, [node], None, 1, int(replace)))
+            check(runtime.cudaStreamUpdateCaptureDependencies(outer.cuda_stream, [node], None, 1, int(replace)))
         for body, inner in zip(bodies, graphs, strict=True):
             try:
                 self._capture_body(outer, body, inner)
@@ -247,7 +143,7 @@ class BranchingGraph:
                 if is_active or NO_GENERATOR not in str(error):  # random numbers need a capture of torch's
                     raise
         if not is_active:  # after a failure it stays: what is left of it cannot be destroyed safely
-            _check(runtime.cudaGraphDestroy(graph))
+            check(runtime.cudaGraphDestroy(graph))
 
     def _capture_body(self, outer: Any, body: Callable[[], None], graph: Any) -> None:
         runtime, cuda = self._runtime, _cuda()
@@ -256,12 +152,12 @@ class BranchingGraph:
         side = self._side[outer.cuda_stream]
         relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
         with cuda.stream(side):
-            _check(runtime.cudaStreamBeginCaptureToGraph(side.cuda_stream, graph, None, None, 0, relaxed))
+            check(runtime.cudaStreamBeginCaptureToGraph(side.cuda_stream, graph, None, None, 0, relaxed))
             try:
                 body()
             finally:
                 ended = runtime.cudaStreamEndCapture(side.cuda_stream)
-            _check(ended)
+            check(ended)
 
     def fork(self, branches: Sequence[Callable[[], None]]) -> None:
         """Capture branches that run side by side, as far as there are streams."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.nas._preserve import location_of
+from asng.nas.layers._meta import owner_of
 
 
 class Ties:
@@ -29,12 +30,13 @@ class Ties:
 
     def slice(self, layer: Any, name: str, view: Tensor) -> nn.Parameter | None:
         """The parameter for a view of a layer's shared parameter, which is one for equal views; None if not shared."""
-        whole = layer._parameters.get(name)
+        owner, key = owner_of(layer, name) if "." in name else (layer, name)
+        whole: Any = owner._parameters.get(key)
         if id(whole) not in self._shared:
             return None
         is_view = view.untyped_storage()._cdata == whole.untyped_storage()._cdata
         # The first channels of several groups are a copy.
-        location = location_of(view) if is_view else _entries(copy.copy(layer), name).numpy().tobytes()
+        location = location_of(view) if is_view else _numbered(layer).active_tensors()[name].numpy().tobytes()
         part: nn.Parameter = whole
         if location != location_of(whole):
             part = self._slices.setdefault((id(whole), location), nn.Parameter(view, whole.requires_grad))
@@ -95,11 +97,14 @@ def _are_copies(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other) and bool((one != one.flatten()[:1]).any())
 
 
-def _entries(layer: Any, name: str) -> Tensor:
-    """The numbers of the entries of a parameter that a layer uses."""
-    layer.__dict__["_parameters"] = {
+def _numbered(module: Any) -> Any:
+    """A copy of a module, with the numbers of its entries in the place of each parameter."""
+    twin = copy.copy(module)
+    twin.__dict__["_parameters"] = {
         key: None if parameter is None else torch.arange(parameter.numel()).view(parameter.shape)
-        for key, parameter in layer._parameters.items()
+        for key, parameter in module._parameters.items()
     }
-    entries: Tensor = layer.active_tensors()[name]
-    return entries
+    twin.__dict__["_modules"] = {
+        key: None if child is None else _numbered(child) for key, child in module._modules.items()
+    }
+    return twin

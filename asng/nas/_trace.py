@@ -145,14 +145,11 @@ class Trace:
             _current = self
             try:
                 yield
-            except BaseException as error:
-                self.scope.forget()
-                if isinstance(error, _Undecided):
-                    what = f"decision {self._label(error.decision)}"
-                    refused = Unswitchable(f"{what} is read in Python outside of a choice")
-                    refused.module = error.decision
-                    raise refused.with_traceback(error.__traceback__) from None  # which tells what reads it
-                raise
+            except _Undecided as error:
+                what = f"decision {self._label(error.decision)}"
+                refused = Unswitchable(f"{what} is read in Python outside of a choice")
+                refused.module = error.decision
+                raise refused.with_traceback(error.__traceback__) from None  # which tells what reads it
             finally:
                 _current = None
                 for module in self._switches:
@@ -165,11 +162,8 @@ class Trace:
             root = self.scope.case
             if self.discovers:
                 root.parameters = self.parameters_of([loss], "the loss")
-            try:
-                found = self.grad([loss], [None], self.leaves_of(root), self.scope)
-                add_all(self.gradients_of(root), found)
-            finally:
-                self.scope.forget()
+            found = self.grad([loss], [None], self.leaves_of(root), self.scope)
+            add_all(self.gradients_of(root), found)
 
     def index(self, column: int) -> Tensor:
         return self.row.new_zeros(()) if self.discovers else self.row[column]

@@ -2,11 +2,9 @@
 
 The parameters of a group, and their gradients, lie in flat tensors. A weight counts as touched from the first gradient
 on that is not all zero; until then it keeps its value, without decay and without a state. A gradient that is not finite
-moves nothing. `SGDRule` computes what torch's SGD computes, on the flat tensors, and `FusedSGDRule` the same by
-kernels; `TorchRule` runs the step of torch's capturable optimizers.
+moves nothing.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Container, Sequence
 from itertools import chain
 from operator import attrgetter
@@ -15,160 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asng.fused._sgd import LINE, FlatSGD, is_supported
 from asng.nas._branch import Weights
 from asng.nas._flat import FlatGroup
+from asng.nas._rules import rule_for
 
 CHANGING = ("params", "lr", "initial_lr")  # settings that a graph does not hold
-# Their state begins with zeros, which is what `TorchRule` gives to weights that are touched for the first time.
-CAPTURABLE = ("Adadelta", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop")
-
-
-def unsupported_reason(optimizer: torch.optim.Optimizer) -> str | None:
-    """Return why an optimizer's step cannot be captured, or None if it can."""
-    name = type(optimizer).__name__
-    is_sgd = type(optimizer) is torch.optim.SGD
-    if not is_sgd and (name not in CAPTURABLE or type(optimizer) is not getattr(torch.optim, name)):
-        return f"the weight optimizer is {name}, and only SGD, {', '.join(CAPTURABLE)} are captured"
-    for group in optimizer.param_groups:
-        for setting in ("dampening", "maximize", "differentiable") if is_sgd else ("differentiable",):
-            if group[setting]:
-                return f"the weight optimizer has {setting}={group[setting]}"
-        if not is_sgd and not group["capturable"]:
-            return f"the weight optimizer has capturable=False; give {name} capturable=True"
-        if len({(p.dtype, p.device) for p in group["params"]}) > 1:
-            return "the parameters of the weight optimizer differ in type or device"
-    return None
-
-
-class Rule(ABC):
-    """How the values of a group move along its gradient, and the state that this needs, in flat tensors."""
-
-    def __init__(self, flat: FlatGroup) -> None:
-        self.flat = flat
-
-    @abstractmethod
-    def move(self, lr: float | Tensor) -> None:
-        """Move the values; those of parameters that are not touched move, too, and are put back by the caller."""
-
-    @abstractmethod
-    def flat_state(self) -> list[Tensor]:
-        """All tensors of the state: of as many numbers as the group has, or as it has parameters."""
-
-    @abstractmethod
-    def state_of(self, index: int) -> dict[str, Tensor]:
-        """The state of one parameter, by its names in torch's optimizer: views of the flat tensors."""
-
-    def begin(self) -> None:
-        """Before the passes: no gradients yet."""
-        self.flat.rows.zero_()
-
-    def add_up(self) -> Tensor:
-        """Add up the gradients of the passes and find what they touch; returns norms of parts of the sum."""
-        flat = self.flat
-        if flat.low is not None:
-            flat.gradient.copy_(flat.rows[0])
-        for other in flat.rows[1:]:
-            flat.gradient.add_(other)
-        norms = torch.stack(torch._foreach_norm(flat.gradient_views))
-        flat.touched.logical_or_(norms != 0)
-        return norms
-
-    def step(self, norm: Tensor, scale: Tensor, lr: float | Tensor) -> None:
-        """Clip the gradient and move what is touched, unless the norm is not finite."""
-        flat = self.flat
-        flat.gradient.mul_(scale)
-        moves = flat.touched & norm.isfinite()
-        numbers_move = moves.index_select(0, flat.owners)[:, None].expand(-1, LINE).reshape(-1)
-        targets = [flat.values, *self.flat_state()]
-        before = [target.clone() for target in targets]
-        self.move(lr)
-        for target, old in zip(targets, before, strict=True):
-            torch.where(moves if len(target) == len(moves) else numbers_move, target, old, out=target)
-        if flat.low is not None:
-            flat.low.copy_(flat.values)
-
-
-class SGDRule(Rule):
-    """Torch's SGD, on flat tensors alone."""
-
-    def __init__(self, flat: FlatGroup) -> None:
-        super().__init__(flat)
-        self._momentum = torch.zeros_like(flat.values) if flat.group["momentum"] else None
-        self._views = [] if self._momentum is None else flat.views(self._momentum)
-
-    def move(self, lr: float | Tensor) -> None:
-        settings, values, step = self.flat.group, self.flat.values, self.flat.gradient
-        if settings["weight_decay"]:
-            step = torch.add(step, values, alpha=settings["weight_decay"])
-        if self._momentum is not None:
-            moving = self._momentum.mul_(settings["momentum"]).add_(step)
-            step = torch.add(step, moving, alpha=settings["momentum"]) if settings["nesterov"] else moving
-        if isinstance(lr, Tensor):  # rounded once, as torch rounds a number
-            values.addcmul_(step, lr.neg().to(values.dtype))
-        else:
-            values.add_(step, alpha=-lr)
-
-    def flat_state(self) -> list[Tensor]:
-        return [] if self._momentum is None else [self._momentum]
-
-    def state_of(self, index: int) -> dict[str, Tensor]:
-        return {"momentum_buffer": self._views[index]} if self._views else {}
-
-
-class FusedSGDRule(SGDRule):
-    """The same by kernels, in two passes over memory; they clear the gradients of the passes, too."""
-
-    def __init__(self, flat: FlatGroup) -> None:
-        super().__init__(flat)
-        self._kernels = FlatSGD(
-            flat.rows, flat.gradient, flat.values, flat.low, self._momentum, flat.owners, flat.touched
-        )
-
-    def begin(self) -> None:
-        if self.flat.low is None:  # the first pass adds to what was the sum
-            self.flat.gradient.zero_()
-
-    def add_up(self) -> Tensor:
-        return self._kernels.add_up()
-
-    def step(self, norm: Tensor, scale: Tensor, lr: float | Tensor) -> None:
-        names = ("weight_decay", "momentum", "nesterov")
-        self._kernels.step(norm, scale, lr, **{name: self.flat.group[name] for name in names})
-
-
-class TorchRule(Rule):
-    """The step of another of torch's optimizers, on the views of the flat tensors."""
-
-    def __init__(self, flat: FlatGroup, kind: type[torch.optim.Optimizer]) -> None:
-        super().__init__(flat)
-        settings: dict[str, Any] = {**flat.group, "params": flat.value_views, "lr": 0.0}
-        self._optimizer: Any = kind([settings])  # type: ignore[call-arg]
-        for view, gradient in zip(flat.value_views, flat.gradient_views, strict=True):
-            view.grad = gradient
-        self._optimizer.step()  # makes the state
-        self._flat_state, state = [], self._optimizer.state
-        for name, first in state[flat.value_views[0]].items():
-            if first.dim():
-                whole = torch.zeros_like(flat.values)
-                parts = flat.views(whole)
-            else:  # a count
-                whole = first.new_zeros(len(flat.value_views))
-                parts = list(whole.unbind())
-            self._flat_state.append(whole)
-            for view, part in zip(flat.value_views, parts, strict=True):
-                state[view][name] = part
-        self._states = [state[view] for view in flat.value_views]
-
-    def move(self, lr: float | Tensor) -> None:
-        self._optimizer.param_groups[0]["lr"] = lr.float() if isinstance(lr, Tensor) else lr
-        self._optimizer.step()
-
-    def flat_state(self) -> list[Tensor]:
-        return self._flat_state
-
-    def state_of(self, index: int) -> dict[str, Tensor]:
-        return dict(self._states[index])
 
 
 class WeightUpdate:
@@ -194,7 +43,7 @@ class WeightUpdate:
             low = [parameter for parameter in group["params"] if id(parameter) in ids]
             self.groups += [FlatGroup(group, high, self._n)] if high else []
             self.groups += [FlatGroup(group, low, self._n, dtype)] if low else []
-        self._rules = [_rule_for(flat, type(self._optimizer)) for flat in self.groups]
+        self._rules = [rule_for(flat, type(self._optimizer)) for flat in self.groups]
         self.weights = [self._weights_of(number) for number in range(self._n)]  # of each pass
         self._settings, self._parameters = self._current_settings(), self._current_parameters()
 
@@ -262,17 +111,13 @@ class WeightUpdate:
                         tensor.zero_()
                     elif old is not tensor:
                         tensor.copy_(old)
+        self.store()  # which frees what was taken over
 
     def store(self) -> None:
         """Leave gradients and states where torch's optimizer would."""
         for flat, rule in zip(self.groups, self._rules, strict=True):
-            for index, (parameter, is_touched) in enumerate(zip(flat.parameters, flat.touched.tolist(), strict=True)):
-                parameter.grad = flat.gradient_views[index].to(parameter) if is_touched else None
-                if is_touched:
+            touched, has_state = flat.touched.tolist(), rule.has_state().tolist()
+            for index, parameter in enumerate(flat.parameters):
+                parameter.grad = flat.gradient_views[index].to(parameter) if touched[index] else None
+                if has_state[index]:
                     self._optimizer.state[parameter].update(rule.state_of(index))
-
-
-def _rule_for(flat: FlatGroup, kind: type[torch.optim.Optimizer]) -> Rule:
-    if kind is not torch.optim.SGD:
-        return TorchRule(flat, kind)
-    return FusedSGDRule(flat) if is_supported(flat.values) else SGDRule(flat)

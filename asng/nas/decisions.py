@@ -11,9 +11,10 @@ from typing import Any
 from torch import nn
 
 from asng._checks import check_int
-from asng.nas._decision import Decision, to_size
-from asng.nas._static import Constant, Item
-from asng.space import Categorical, Integer
+from asng.nas._decision import Decision
+from asng.nas._size import to_size
+from asng.nas._static import Chain, Constant, Item
+from asng.space import Categorical, Integer, Variable
 
 
 class OneOf(Decision):
@@ -93,20 +94,35 @@ class Pick(Decision):
 class Repeat(Decision):
     """The first few of a list of blocks, one after another.
 
+    It is also the sequence of the blocks that are selected, so that code which runs them one by one, as that of Hugging
+    Face's models does, needs no change: `for block in repeat`, `repeat[0]`, `len(repeat)`. So is the `Chain` that it
+    becomes.
+
     Args:
         name: The decision's name.
-        blocks: Modules of one argument, each of which takes what the one before returns.
+        blocks: Modules, each of which takes what the one before returns. Further arguments are passed on to each.
         low: The smallest number of them; 0 passes the input on.
 
     Raises:
-        ValueError: `low` is not from 0 to one less than there are.
+        ValueError: The blocks are no list of modules, or `low` is not from 0 to one less than there are.
 
-    >>> Repeat("depth", [nn.ReLU(), nn.ReLU(), nn.ReLU()]).variable
+    >>> import torch
+    >>> from asng.nas.supernet import select
+    >>> layers = Repeat("depth", [nn.Bilinear(2, 3, 2), nn.Bilinear(2, 3, 2), nn.Bilinear(2, 3, 2)])
+    >>> layers.variable
     Integer(low=1, high=3)
+    >>> select(layers, {"depth": 2})
+    >>> layers(torch.zeros(4, 2), torch.zeros(4, 3)).shape, len(layers)
+    (torch.Size([4, 2]), 2)
     """
 
     def __init__(self, name: str, blocks: Iterable[nn.Module], low: int = 1) -> None:
+        if not isinstance(blocks, Iterable):
+            raise ValueError(f"Repeat {name!r} takes a list of blocks, got {blocks!r}; give one for each repetition")
         blocks = list(blocks)
+        for index, block in enumerate(blocks):
+            if not isinstance(block, nn.Module):
+                raise ValueError(f"Repeat {name!r} runs modules, got {block!r} for block {index}; give instances")
         if not 0 <= low < len(blocks):
             raise ValueError(
                 f"Repeat {name!r} runs from low to all of its blocks, got low={low} and {len(blocks)} of them; "
@@ -115,23 +131,46 @@ class Repeat(Decision):
         super().__init__(name, Integer(low, len(blocks)))
         self.blocks = nn.ModuleList(blocks)
 
-    def forward(self, x: Any) -> Any:
-        """Call the selected blocks, each with what the one before returned."""
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Call the selected blocks, each with what the one before returned and with all further arguments."""
         for block in self.active_modules():
-            x = block(x)
+            x = block(x, *args, **kwargs)
         return x
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return self.active_modules()
+
+    def __len__(self) -> int:
+        return int(self.value)
+
+    def __getitem__(self, index: Any) -> Any:
+        return list(self)[index]
+
+    def __bool__(self) -> bool:
+        return True  # as other modules; also where no length is selected yet
 
     def active_modules(self) -> Iterator[nn.Module]:
         return islice(self.blocks, self.value)
 
-    def build_static(self) -> nn.Sequential:
-        return nn.Sequential(*self.active_modules())
+    def build_static(self) -> Chain:
+        return Chain(*self.active_modules())
+
+
+class _FastPathBlock:
+    """A hook that is never called, since the module that has it is not.
+
+    In evaluation mode torch's transformer layers read the whole weights of the layers inside instead of calling these,
+    unless a module in them has a hook.
+    """
+
+    def __call__(self, *_: Any) -> None:
+        """Do nothing."""
 
 
 class Value(Decision):
     """Any variable, read as `.value` in a module's own code or given to a layer as a kernel size.
 
-    Arithmetic with integers gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
+    Arithmetic gives sizes that follow it: `Value("k", Integer(1, 3)) * 2 - 1` is
     a kernel of 1, 3 or 5.
 
     Args:
@@ -149,12 +188,16 @@ class Value(Decision):
     0.25
     """
 
+    def __init__(self, name: str, variable: Variable) -> None:
+        super().__init__(name, variable)
+        self.register_forward_pre_hook(_FastPathBlock())
+
     def build_static(self) -> Constant:
         return Constant(self.value, None if self.variable.values() is None else self.index)
 
 
 class Width(Value):
-    """A number of channels or units. Multiples of it (`width * 2`) are sizes, too.
+    """A number of channels or units. Arithmetic with it (`width * 2`, `heads * width`) gives sizes, too.
 
     Args:
         name: The decision's name.

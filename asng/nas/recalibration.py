@@ -1,6 +1,7 @@
 """Re-estimation of a network's batch-norm statistics."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from inspect import signature
 from typing import Any
 
 import torch
@@ -26,7 +27,8 @@ def recalibrate(
     Args:
         model: Any network with batch norms; wrappers of torch.compile and DataParallel are looked through. Train/eval
             modes are restored on exit.
-        batches: Inputs, or tuples or lists that start with them; they are moved to the device of the model.
+        batches: Inputs, or tuples or lists that start with them. A dict whose keys are arguments of `model.forward` is
+            given by keyword, `model(**batch)`. They are moved to the device of the model.
         forward: (model, batch) -> anything; replaces `model(inputs)` for batches of another structure, and moves them
             itself.
 
@@ -76,5 +78,16 @@ def recalibrate(
 
 
 def _forward(model: nn.Module, batch: Any) -> Any:
-    inputs = batch[0] if isinstance(batch, (tuple, list)) else batch
-    return model(to_device(inputs, find_device(model)))
+    inputs = to_device(batch[0] if isinstance(batch, (tuple, list)) else batch, find_device(model))
+    return model(**inputs) if _are_keywords(model, inputs) else model(inputs)
+
+
+def _are_keywords(model: nn.Module, inputs: Any) -> bool:
+    """True for a mapping whose keys are arguments of a model's forward."""
+    if not isinstance(inputs, Mapping):
+        return False
+    try:
+        signature(model.forward).bind(**inputs)
+    except TypeError:
+        return False
+    return True

@@ -47,7 +47,7 @@ class Supernet:
     >>> supernet.extract({"act": 1, "depth": 1})
     Sequential(
       (0): Tanh()
-      (1): Sequential(
+      (1): Chain(
         (0): ELU(alpha=1.0)
       )
     )
@@ -171,7 +171,8 @@ class Supernet:
         if not isinstance(module, Searchable) or module not in self.searchable:
             return children
         returned: Any = module.active_modules()
-        active = list(returned) if isinstance(returned, Iterable) else [returned]
+        is_list = isinstance(returned, Iterable) and not isinstance(returned, Decision)
+        active = list(returned) if is_list else [returned]
         for inner in active:
             if not isinstance(inner, nn.Module):
                 name = type(module).__name__
@@ -335,8 +336,8 @@ def extract(model: nn.Module, values: Values | None = None) -> nn.Module:
         values: One value for each decision, by name; by default the selected ones.
 
     Returns:
-        A network of torch's own modules, also for layers of `asng.fused`; the user's; and `Item` and `Constant`, for
-        which torch has no equivalent.
+        A network of torch's own modules, also for layers of `asng.fused`; the user's; and `Chain`, `Item` and
+        `Constant`, for which torch has no equivalent.
 
     Raises:
         ValueError: The values do not fit, or a `build_static()` does not return what it has to.

@@ -115,6 +115,24 @@ def test_on_a_gpu_a_captured_step_follows_the_drop_path_rate():
 
 
 @GPU
+@pytest.mark.parametrize("seed", [0, 1])
+def test_on_a_gpu_paths_side_by_side_compute_what_they_do_in_turn(seed):
+    model = nas.extract(Net(8, 8, affine=True, auxiliary=True), random_values(seed)).cuda().double()
+    models = [model, copy.deepcopy(model)]
+    batch = (torch.randn(16, 3, 32, 32, device="cuda", dtype=torch.float64),)
+
+    def loss_fn(model, batch):
+        scores, second = model(batch[0])
+        return scores.logsumexp(1).mean() + second.logsumexp(1).mean()
+
+    steps = [TrainStep(m, OPTIMIZERS["sgd"](m.parameters(), True), loss_fn, max_grad_norm=5.0) for m in models]
+    for _ in range(5):
+        torch.testing.assert_close(steps[0](batch), steps[1]._step(batch), rtol=1e-9, atol=1e-12)
+    for captured, plain in zip(models[0].parameters(), models[1].parameters(), strict=True):
+        torch.testing.assert_close(captured, plain, rtol=1e-7, atol=1e-10)
+
+
+@GPU
 def test_on_a_gpu_an_optimizer_that_is_not_fused_is_refused():
     model = nn.Linear(3, 1).cuda()
     with pytest.raises(ValueError, match="SGD must be fused to be captured; give fused=True"):

@@ -10,7 +10,8 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng.nas._iteration import Iteration
-from asng.nas._update import FusedSGDRule, SGDRule, WeightUpdate
+from asng.nas._rules import FusedSGDRule, SGDRule
+from asng.nas._update import WeightUpdate
 from tests.helpers import captures
 from tests.helpers.searches import cross_entropy, pairs
 

@@ -27,9 +27,9 @@ def size_of(model: nn.Module) -> int:
 
 
 def is_static(model: nn.Module) -> bool:
-    """Whether a module is made of torch's, the test's and the two plain ones."""
+    """Whether a module is made of torch's, the test's and asng's static ones."""
     homes = {type(module).__module__.split(".")[0] for module in model.modules()}
     kept = {type(module) for module in model.modules() if type(module).__module__.startswith("asng")}
     return not any(isinstance(module, Decision) for module in model.modules()) and (
-        kept <= {static_modules.Item, static_modules.Constant} or "asng" not in homes
+        kept <= {static_modules.Chain, static_modules.Item, static_modules.Constant} or "asng" not in homes
     )

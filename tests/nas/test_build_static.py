@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from asng import nas
-from asng.nas import OneOf, Pick, Repeat, Value, Width, extract, parameters, select
+from asng.nas import Chain, OneOf, Pick, Repeat, Value, Width, extract, parameters, select
 from asng.nas.supernet import Supernet
 from asng.space import Integer
 from tests.helpers.decisions import ONE, Counted
@@ -22,7 +22,7 @@ def test_choices_inside_choices_are_extracted():
     select(model, values)
     extracted = extract(model, values)
     assert extracted(ONE) == model(ONE) == 13
-    assert [type(module) for module in extracted.modules()] == [nn.Sequential, Counted, Counted]
+    assert [type(module) for module in extracted.modules()] == [Chain, Counted, Counted]
 
 
 def test_build_static_must_return_a_module():

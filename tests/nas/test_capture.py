@@ -3,6 +3,7 @@
 # mypy: disable-error-code="attr-defined, index, union-attr"
 
 import copy
+import inspect
 import math
 from functools import partial
 
@@ -18,7 +19,8 @@ from asng.nas import _trace as trace
 from asng.nas import oneshot as oneshot_module
 from asng.nas._branch import SplitGroups
 from asng.nas._cases import Columns
-from asng.nas._update import CAPTURABLE, WeightUpdate
+from asng.nas._rules import CAPTURABLE
+from asng.nas._update import WeightUpdate
 from asng.nas.supernet import Supernet
 from tests.helpers.captures import Body, Choosy, assert_same_steps, iteration, oneshot, step, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs
@@ -165,10 +167,17 @@ def test_a_dry_run_leaves_weights_buffers_selection_and_rng_alone():
     assert model.first.forward.__self__ is model.first
 
 
-OPTIMIZERS = [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.AdamW, lr=0.01)]
+OPTIMIZERS = [
+    partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    partial(torch.optim.AdamW, lr=0.01),
+    partial(torch.optim.ASGD, lr=0.1, t0=3),
+    partial(torch.optim.NAdam, lr=0.01),
+    partial(torch.optim.Rprop, lr=0.01),
+]
+OPTIMIZER_NAMES = [optimizer.func.__name__ for optimizer in OPTIMIZERS]
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=OPTIMIZER_NAMES)
 def test_a_gradient_that_is_not_finite_leaves_weights_and_state(optimizer):
     model = Choosy()
     search = oneshot(model, weight_optimizer=optimizer(model.parameters()))
@@ -182,7 +191,22 @@ def test_a_gradient_that_is_not_finite_leaves_weights_and_state(optimizer):
     torch.testing.assert_close(after, before, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=["sgd", "adamw"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=OPTIMIZER_NAMES)
+def test_a_first_gradient_that_is_not_finite_begins_no_state(optimizer):
+    model = Choosy()
+    plain, other = (oneshot(m, weight_optimizer=optimizer(m.parameters())) for m in (model, copy.deepcopy(model)))
+    x, y = batches(1)[0]
+    opened = iteration(other, (x, y))
+    plain.step((x * math.nan, y), (x, y))
+    step(other, opened, (x * math.nan, y), (x, y))
+    opened.update.store()
+    for search in (plain, other):
+        search.weight_optimizer.param_groups[0]["lr"] /= 2  # from which states begin
+    for train, valid in pairs(3):
+        assert other.step(train, valid) == plain.step(train, valid)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=OPTIMIZER_NAMES)
 def test_plain_steps_go_on_where_an_open_iteration_stopped(optimizer):
     model = Choosy()
     twin = copy.deepcopy(model)
@@ -282,19 +306,23 @@ def test_infeasible_candidates_run_no_pass():
         *(getattr(torch.optim, name) for name in CAPTURABLE),
         partial(torch.optim.Adam, amsgrad=True),
         partial(torch.optim.RMSprop, momentum=0.9, centered=True),
+        partial(torch.optim.ASGD, t0=2),
+        partial(torch.optim.NAdam, decoupled_weight_decay=True),
     ],
 )
 @pytest.mark.parametrize("weight_decay", [0.0, 0.1])
 def test_flat_gradients_move_weights_as_torch_does(optimizer, weight_decay):
+    settings = {"lr": 0.1} | ({} if optimizer is torch.optim.Rprop else {"weight_decay": weight_decay})
     ours = [
+        nn.Parameter(torch.randn(())),
         nn.Parameter(torch.randn(3, 5)),
         nn.Parameter(torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last)),
         nn.Parameter(torch.randn(4, 70)[:, ::2]),
     ]
     theirs = copy.deepcopy(ours)
-    made = [optimizer(p, lr=0.1, weight_decay=weight_decay) for p in (ours, theirs)]
+    made = [optimizer(p, **settings) for p in (ours, theirs)]
     flat = WeightUpdate(made[0], math.inf, 1)
-    for number in range(5):
+    for number in range(8):
         flat.begin()
         for index, (one, two) in enumerate(zip(ours, theirs, strict=True)):
             if number >= index:  # the others are touched later
@@ -304,6 +332,13 @@ def test_flat_gradients_move_weights_as_torch_does(optimizer, weight_decay):
         flat.step(flat.lrs)
         made[1].step()
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+        for one in made:
+            one.param_groups[0]["lr"] *= 0.7  # with which the state of some begins
+
+
+def test_all_of_torchs_capturable_optimizers_are_captured():
+    kinds = [kind for kind in vars(torch.optim).values() if inspect.isclass(kind)]
+    assert sorted(k.__name__ for k in kinds if "capturable" in inspect.signature(k).parameters) == sorted(CAPTURABLE)
 
 
 def test_the_index_of_a_decision_is_the_position_of_its_value():
@@ -382,8 +417,11 @@ def test_a_module_with_its_own_mask_reads_the_index_on_the_device():
 
 
 @pytest.mark.parametrize("settings", [{}, {"stride": 2, "padding": 1}, {"bias": False}])
-def test_grouped_convolutions_are_split_into_one_per_group(settings):
-    conv, x = nn.Conv2d(8, 12, 3, groups=4, **settings), torch.randn(2, 8, 6, 6)
+@pytest.mark.parametrize("transposed", ["", "Transpose"])
+@pytest.mark.parametrize("axes", [1, 2, 3])
+def test_grouped_convolutions_are_split_into_one_per_group(settings, transposed, axes):
+    conv = getattr(nn, f"Conv{transposed}{axes}d")(8, 12, 3, groups=4, **settings)
+    x = torch.randn(2, 8, *[6] * axes)
     names = []
 
     class Names(TorchFunctionMode):
@@ -394,4 +432,4 @@ def test_grouped_convolutions_are_split_into_one_per_group(settings):
     with Names(), SplitGroups():
         split = conv(x)
     torch.testing.assert_close(split, conv(x))
-    assert names.count(torch.conv2d) == 4
+    assert names.count(getattr(torch, f"conv{'_transpose' if transposed else ''}{axes}d")) == 4

@@ -11,7 +11,7 @@ from torch import nn
 
 import asng
 from asng import nas
-from asng.nas import Decision, OneOf, Pick, Repeat, Value, Width, extract, select, space_of
+from asng.nas import Chain, Decision, OneOf, Pick, Repeat, Value, Width, extract, select, space_of
 from asng.nas.supernet import Supernet
 from asng.space import Categorical, Integer, Real
 from tests.helpers.decisions import ONE, Counted, is_static, size_of
@@ -60,7 +60,7 @@ def test_repeat_runs_the_first_blocks(depth):
     assert model(ONE) == expected
     assert [block.runs for block in model.blocks] == [int(place < depth) for place in range(3)]
     extracted = extract(model, {"depth": depth})
-    assert type(extracted) is nn.Sequential
+    assert type(extracted) is Chain
     assert size_of(extracted) == depth
     assert extracted(ONE) == expected
 

@@ -1,6 +1,7 @@
 """Costs of architectures: counted by hand, and measured without a trace in the model."""
 
 import time
+from collections import UserDict
 from typing import Any, ClassVar
 
 import pytest
@@ -158,6 +159,44 @@ def test_a_device_that_cannot_be_timed_is_an_error_with_the_cure():
 def test_an_example_is_needed(measure):
     with pytest.raises(ValueError, match="example inputs are missing"):
         measure()
+
+
+class ByKeyword(nn.Module):
+    """Takes its inputs by keyword alone, as models of Hugging Face may."""
+
+    seen: ClassVar[list[Any]] = []
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nas.Linear(4, Width("w", [2, 8]))
+
+    def forward(self, scale=1.0, *, states, mask=None):
+        self.seen.append((scale, None if mask is None else mask["rows"].device.type))
+        return self.linear(states) * scale
+
+
+@pytest.mark.parametrize("measure", [Flops, Latency])
+def test_inputs_may_be_given_by_keyword(measure):
+    ByKeyword.seen.clear()
+    states = torch.zeros(3, 4)
+    inputs = {"states": states, "mask": {"rows": torch.ones(3)}}
+    cost = measure(2.0, kwargs=inputs)(ByKeyword(), {"w": 8})
+    assert cost == 3 * 4 * 8 * 2 or measure is Latency
+    assert set(ByKeyword.seen) == {(2.0, "cpu")}
+    measure(kwargs=UserDict(states=states))(ByKeyword(), {"w": 2})  # as tokenizers give
+    assert ByKeyword.seen[-1] == (1.0, None)
+
+
+def test_keywords_are_a_part_of_what_a_cost_depends_on():
+    short, long, other = (Flops(kwargs={name: torch.zeros(n)}) for name, n in [("x", 1), ("x", 2), ("y", 2)])
+    assert len({measure.fingerprint for measure in (short, long, other, Flops(torch.zeros(2)))}) == 4
+    assert repr(long) == "Flops([], {x: (2,) torch.float32})"
+
+
+@pytest.mark.parametrize("measure", [Flops, Latency])
+def test_keywords_that_are_no_mapping_are_refused(measure):
+    with pytest.raises(ValueError, match=r"kwargs are inputs by name, such as \{'input_ids': ids\}, got \[1\]"):
+        measure(kwargs=[1])
 
 
 @pytest.mark.parametrize("measure", [Flops, Latency])

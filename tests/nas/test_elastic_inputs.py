@@ -151,22 +151,27 @@ def test_inputs_of_any_size_have_a_maximum_and_are_told_when_frozen():
         (lambda: nas.ConvTranspose2d(3, 4, odd(), padding=1), "padding=1 is too small"),
         (lambda: nas.Conv2d(3, width() - 1, 3), "out_channels must be at least 1, but 'a' - 1 can be 0"),
         (lambda: nas.Conv2d(3, 4, Value("k", Integer(1, 3)) * 2 - 3, padding=2), "kernel_size must be at least 1"),
-        (lambda: nas.Linear(3, Value("v", Real(1, 2))), r"a size follows integers, but 'v' is Real"),
-        (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "a size follows integers, but 'v'"),
-        (lambda: nas.Linear(width() * 0.5, 3), r"integer multiple of a decision, not 'a' \* 0.5; .* the smaller size"),  # type: ignore[operator]
-        (lambda: nas.Linear((width() * 4) // 3, 3), r"integer multiple of a decision, not 4 \* 'a' / 3; "),
-        (lambda: nas.Linear(width() / 2, 3), "integer multiple of a decision, not 'a' / 2; "),
+        (lambda: nas.Linear(3, Value("v", Real(1, 2))), r"a size follows choices among numbers, but 'v' is Real"),
+        (lambda: nas.Linear(3, Value("v", Categorical(["x"]))), "choices among numbers, but 'v'"),
+        (lambda: nas.Linear(3, Value("v", Categorical([1.5]))), r"an integer, but 'v' can be 1.5; .* width \* ratio"),
+        (lambda: nas.Linear(16 - width("a", 8, 16), 3), "in_features must be at least 1, but 16 - 'a' can be 0"),
+        (lambda: nas.Linear(width() * 0.5, 3), r"at least 1, but 0.5 \* 'a' can be 0"),
+        (lambda: nas.Linear(8 // (width() - 1), 3), r"8 // \('a' - 1\) divides by 0 .*; give divisors"),
         (
-            lambda: nas.Linear(width() * odd(), 3),
-            r"a product of two decisions \('a' and 2 \* 'k' - 1\) is not supported",
+            lambda: width() % 2,
+            "'a' is no number .* remainder .*; use an elastic one, such as nas.Conv2d, or read .value",
         ),
-        (lambda: nas.Linear(width() + width(), 3), r"a sum of two decisions .* make one decision of it, such as Width"),  # type: ignore[operator]
-        (lambda: nas.Linear(width() - odd(), 3), r"a difference of two decisions"),
-        (lambda: nas.Linear((width() + 1) // width(), 3), r"a quotient of two decisions \('a' \+ 1 and 'a'\)"),  # type: ignore[operator]
+        (lambda: width().round_to(0), "a multiple of at least 1, got 0"),
+        (lambda: width().round_to(0.5), "a size is an integer or follows a decision, got 0.5"),
+        (lambda: width() * "2", "a size is an integer or follows a decision, got '2'"),
+        (
+            lambda: nas.Linear(Width("a", 1, 1001) * Width("b", 1, 1001), 3),
+            r"'a' \* 'b' has more than 1,000,000 combinations; let its decisions choose among fewer numbers",
+        ),
         (lambda: nas.Conv2d(3, 4, 3, stride=odd()), r"^stride cannot be a decision, got 2 \* 'k' - 1; .* OneOf\(name,"),
         (
             lambda: nas.Conv2d(3, 4, 3, stride=(1, width())),
-            r"^stride cannot be a decision, got Width\('a', .*; only ch",
+            r"^stride cannot be a decision, got Width\('a', .*; only in_channels, ",
         ),
         (lambda: nas.Conv2d(3, width(), 3, dilation=width()), "^dilation cannot be a decision"),
         (lambda: nas.Conv2d(3, 4, 3, padding=width()), "^padding cannot be a decision"),

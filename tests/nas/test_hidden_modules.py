@@ -41,7 +41,7 @@ def op() -> OneOf:
         (lambda: [nas.Linear(3, 4)], "body.kept, a plain list, holds Linear"),
         (lambda: [nas.Linear(3, Width("w", 3, 4))], "body.kept, a plain list, holds Linear"),
         (lambda: Box(op()), "body.kept, a plain Box, holds OneOf 'op'"),
-        (lambda: Width("w", 3, 4) * 2, "body.kept, a plain Size, holds Width 'w'"),
+        (lambda: Width("w", 3, 4) * 2, "body.kept, a plain LinearSize, holds Width 'w'"),
     ],
 )
 def test_decisions_where_torch_does_not_see_them_are_named_with_the_cure(kept, message):

@@ -19,8 +19,8 @@ from asng import Categorical, Integer, Real, nas
 from asng.nas import OneOf, Value, _capture
 from asng.nas import _trace as trace
 from asng.nas._cases import Refused
-from asng.nas._switch import MIN_CUDA, MIN_TORCH, Versions, installed_versions, outdated_reason, unavailable_reason
-from asng.nas._update import unsupported_reason
+from asng.nas._rules import unsupported_reason
+from asng.nas._setter import MIN_CUDA, MIN_TORCH, Versions, installed_versions, outdated_reason, unavailable_reason
 from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
 from tests.helpers.searches import batches, cross_entropy, pairs
 
@@ -126,7 +126,7 @@ def test_metrics_that_change_their_names_are_refused():
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
-        (torch.optim.NAdam, "is NAdam, and only SGD, Adadelta, Adam"),
+        (torch.optim.Adagrad, "is Adagrad, and only SGD, ASGD, Adadelta, Adam"),
         (torch.optim.Adam, "capturable=False; give Adam capturable=True"),
         (lambda p: torch.optim.Adam(p, capturable=True), None),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1), "dampening=0.1"),

@@ -1,6 +1,7 @@
 """Statistics of batch norms estimated anew: averaged over the batches, with nothing else changed."""
 
 import copy
+from collections import UserDict
 from typing import Any
 
 import pytest
@@ -102,6 +103,37 @@ def test_batches_are_inputs_pairs_or_what_forward_takes():
         recalibrate(net, given, forward)
         results.append((net[0].running_mean.item(), net[0].running_var.item()))
     assert len(set(results)) == 1
+
+
+class ByKeyword(nn.Module):
+    """Takes its inputs by keyword, as models of Hugging Face do."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm2d(1)
+
+    def forward(self, *, image, labels=None):
+        return self.norm(image)
+
+
+class OfDicts(ByKeyword):
+    def forward(self, batch):  # type: ignore[override]
+        return self.norm(batch["image"])
+
+
+def test_dicts_are_given_by_keyword_where_forward_has_their_names():
+    data = batches(2)
+    plain: Any = nn.Sequential(nn.BatchNorm2d(1))
+    recalibrate(plain, data)
+    named: list[Any] = [{"image": batch, "labels": torch.zeros(len(batch))} for batch in data]
+    for net, given in [
+        (ByKeyword(), named),
+        (ByKeyword(), [(batch, "more") for batch in named]),
+        (ByKeyword(), [UserDict(batch) for batch in named]),
+        (OfDicts(), named),
+    ]:
+        recalibrate(net, given)
+        torch.testing.assert_close(net.norm.running_mean, plain[0].running_mean, rtol=0, atol=0)
 
 
 def fail(model, batch):

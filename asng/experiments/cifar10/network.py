@@ -6,16 +6,26 @@ what is selected runs, and what two nodes have in common runs once.
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import fused, nas
-from asng.experiments.cifar10.space import CELL_KINDS, CLASSES, NODES, SPACE, Paths, loose_ends, reduction_indices
+from asng.experiments.cifar10.space import (
+    CELL_KINDS,
+    CLASSES,
+    NODES,
+    SPACE,
+    Paths,
+    influential_cells,
+    loose_ends,
+    reduction_indices,
+)
 from asng.nas import _trace
 
+STREAMS = 8  # on which paths of a cell run side by side
 Model = TypeVar("Model", bound=nn.Module)
 Modules = Sequence[Sequence[tuple[int, nn.Module]]]  # of each node two paths: a source and what it goes through
 
@@ -90,7 +100,14 @@ class PathSum(nn.Module):
         return (a if scale_a is None else a * scale_a) + (b if scale_b is None else b * scale_b)
 
 
-FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum}
+class Concat(nn.Module):
+    """The positive parts of maps along the second axis."""
+
+    def forward(self, maps: Sequence[Tensor]) -> Tensor:
+        return F.relu(concatenate(maps))
+
+
+FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum, Concat: fused.ConcatReLU}
 
 
 def use_fused_kernels(model: Model) -> Model:
@@ -140,7 +157,7 @@ def auxiliary_head(inputs: int, affine: bool) -> nn.Sequential:
 
 def run_nodes(
     entries: nn.ModuleList,
-    inputs: Sequence[Tensor],
+    inputs: Sequence[Tensor | None],
     nodes: Modules,
     drop_path: float | Tensor = 0.0,
     add: Callable[..., Tensor] = torch.add,
@@ -151,21 +168,55 @@ def run_nodes(
     identity is dropped with a probability, for each image apart, and makes up for it when it is not.
     """
     used = {source for pair in nodes for source, _ in pair}
-    states = {source: entries[source](x) for source, x in enumerate(inputs) if source in used}
+    states: dict[int, Tensor] = {source: entries[source](x) for source, x in enumerate(inputs) if source in used}
     masks = None
     if isinstance(drop_path, Tensor) or drop_path:
-        masks = inputs[0].new_empty(len(nodes), 2, len(inputs[0]), 1, 1, 1)
+        like = next(iter(states.values()))
+        masks = like.new_empty(len(nodes), 2, len(like), 1, 1, 1)
         masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
+    paths = dict.fromkeys(path for pair in nodes for path in pair)
     done: dict[tuple[int, nn.Module], Tensor] = {}
+    fork = Fork(next(iter(states.values())).device)
     for node, pair in enumerate(nodes):
-        for source, module in pair:
-            if (source, module) not in done:
-                done[source, module] = module(states[source])
+        for path in paths if fork.is_open else pair:  # side by side each begins as soon as its source is there
+            if path not in done and path[0] in states:
+                done[path] = fork.run(path[1], states[path[0]])
         scales: list[Tensor | None] = []
         if masks is not None:
             scales = [None if isinstance(module, nn.Identity) else masks[node, i] for i, (_, module) in enumerate(pair)]
-        states[2 + node] = add(*(done[path] for path in pair), *scales)
+        states[2 + node] = add(*(fork.join(done[path]) for path in pair), *scales)
     return states
+
+
+class Fork:
+    """Runs modules side by side on a GPU while a CUDA graph is captured, and elsewhere one after another."""
+
+    _streams: ClassVar[dict[torch.device, list[Any]]] = {}
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda: Any = torch.cuda
+        self.is_open = device.type == "cuda" and self._cuda.is_current_stream_capturing()
+        if self.is_open and device not in self._streams:
+            self._streams[device] = [self._cuda.Stream(device) for _ in range(STREAMS)]
+        self._events: dict[int, Any] = {}  # by the id of a result
+
+    def run(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Start a module; `join` waits for its result."""
+        if not self.is_open or isinstance(module, nn.Identity):
+            return module(x)  # type: ignore[no-any-return]
+        stream, outer = self._streams[x.device][len(self._events) % STREAMS], self._cuda.current_stream()
+        stream.wait_stream(outer)
+        with self._cuda.stream(stream):
+            result: Tensor = module(x)
+        x.record_stream(stream)  # so that no memory is used again before both streams are done with it
+        result.record_stream(outer)
+        self._events[id(result)] = stream.record_event()
+        return result
+
+    def join(self, result: Tensor) -> Tensor:
+        if id(result) in self._events:
+            self._cuda.current_stream().wait_event(self._events[id(result)])
+        return result
 
 
 def concatenate(tensors: Sequence[Tensor]) -> Tensor:
@@ -176,7 +227,7 @@ def concatenate(tensors: Sequence[Tensor]) -> Tensor:
 class Cell(nn.Module):
     """The cell of one architecture: two rectified inputs, (n, in, h, w), to (n, C, h', w').
 
-    The buffer `drop_path` is the probability to drop a path in training.
+    The buffer `drop_path` is the probability to drop a path in training. An input that no node looks at may be None.
     """
 
     drop_path: Tensor
@@ -189,13 +240,14 @@ class Cell(nn.Module):
         self.entries, self.join, self.norm = entries, join, norm
         self.operations = nn.ModuleList(modules)
         self.paths = [[(source, modules.index(module)) for source, module in pair] for pair in nodes]
-        self.ends, self.sum = list(ends), PathSum()
+        self.inputs = sorted({source for pair in nodes for source, _ in pair if source < 2})
+        self.ends, self.sum, self.concat = list(ends), PathSum(), Concat()
         self.register_buffer("drop_path", torch.zeros((), dtype=torch.float64), persistent=False)
 
-    def forward(self, before: Tensor, previous: Tensor) -> Tensor:
+    def forward(self, before: Tensor | None, previous: Tensor | None) -> Tensor:
         nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
         states = run_nodes(self.entries, (before, previous), nodes, self._drop_path(), self.sum)
-        result: Tensor = self.norm(self.join(F.relu(concatenate([states[2 + end] for end in self.ends]))))
+        result: Tensor = self.norm(self.join(self.concat([states[2 + end] for end in self.ends])))
         return result
 
     def _drop_path(self) -> float | Tensor:
@@ -242,6 +294,7 @@ class SharedCell(nas.Searchable):
     ) -> None:
         super().__init__()
         self.choices = choices
+        self.inputs = (0, 1)  # those of all architectures
         older = FactorizedReduce(before, channels, affine) if reduced else pointwise(before, channels, affine)
         self.entries = nn.ModuleList([older, pointwise(previous, channels, affine)])
         self.operations = nn.ModuleDict()
@@ -256,7 +309,7 @@ class SharedCell(nas.Searchable):
                     self.operations[f"{node}_{source}_sep_conv{kernel}"] = separable(channels, kernel, step, affine)
         # One parameter with the columns of all nodes: all of them decay from the first step on.
         self.join = nn.Conv2d(NODES * channels, channels, 1, bias=False)
-        self.norm = norm(channels, affine)
+        self.norm, self.concat = norm(channels, affine), Concat()
 
     def _nodes(self, paths: Paths) -> Modules:
         return [
@@ -272,7 +325,7 @@ class SharedCell(nas.Searchable):
         ends = loose_ends(paths)
         columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
         weight = concatenate([columns[end] for end in ends])
-        result: Tensor = self.norm(F.conv2d(F.relu(concatenate([states[2 + end] for end in ends])), weight))
+        result: Tensor = self.norm(F.conv2d(self.concat([states[2 + end] for end in ends]), weight))
         return result
 
     def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
@@ -284,7 +337,7 @@ class SharedCell(nas.Searchable):
         channels = self.join.out_channels
         loose = self.choices.loose().repeat_interleave(channels, output_size=NODES * channels)
         weight = self.join.weight * loose.view(1, -1, 1, 1)
-        result: Tensor = self.norm(F.conv2d(F.relu(torch.cat(states[2:], 1)), weight))
+        result: Tensor = self.norm(F.conv2d(self.concat(states[2:]), weight))
         return result
 
     def _path(self, node: int, index: int, *states: Tensor) -> Tensor:
@@ -317,6 +370,8 @@ def _identity(channels: int, stride: int, affine: bool) -> nn.Module:
 class Net(nn.Module):
     """Images (n, 3, 32, 32) to scores (n, classes), through cells that double the channels twice; 40 decisions.
 
+    Of a static network, cells without an influence on the scores do not run.
+
     `affine`: batch norms scale and shift, as in retraining; that of the stem always does. With the
     auxiliary head the result is a pair in training mode, its scores second.
 
@@ -346,13 +401,20 @@ class Net(nn.Module):
         self.classifier = nn.Linear(channels, CLASSES)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-        output, previous, second = self.stem(images), None, None
-        for index, cell in enumerate(self.cells):
-            rectified = F.relu(output)  # once for both cells that take it
-            output = cell(rectified if previous is None else previous, rectified)
-            previous = rectified
-            if index == self.reduction_indices[1] and self.auxiliary is not None and self.training:
-                second = self.auxiliary(output)
+        last, middle = len(self.cells) - 1, self.reduction_indices[1]
+        with_second = self.auxiliary is not None and self.training
+        cells: Any = self.cells
+        needed = influential_cells([cell.inputs for cell in cells], [last, middle] if with_second else [last])
+        output, second = self.stem(images), None
+        inputs: tuple[Tensor | None, Tensor | None] = (F.relu(output),) * 2  # once for both cells that take it
+        for index, cell in enumerate(cells):
+            if index not in needed:
+                inputs = inputs[1], None
+                continue
+            output = cell(*inputs)
+            if with_second and index == middle:
+                second = self.auxiliary(output)  # type: ignore[misc]
+            inputs = inputs[1], F.relu(output) if index < last else None
         scores: Tensor = self.classifier(output.mean((2, 3)))
         return scores if second is None else (scores, second)
 

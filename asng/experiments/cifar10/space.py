@@ -5,7 +5,7 @@ before the previous one, 1, the previous cell, and 2 + i, node i. Nodes that lea
 the loose ends that make up a cell's output.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -85,12 +85,41 @@ def random_values(seed: int) -> dict[str, Any]:
     return values_of([int(random.integers(len(variable.choices))) for variable in SPACE.values()])
 
 
-def num_parameters(values: Mapping[str, Any], channels: int, cells: int, *, affine: bool = True) -> int:
+def cell_inputs(paths: Paths) -> list[int]:
+    """Which of its two inputs a cell looks at: 0, the output of cell k-2, and 1, that of cell k-1."""
+    return sorted({source for pair in paths for source, _ in pair if source < 2})
+
+
+def influential_cells(inputs: Sequence[Sequence[int]], outputs: Iterable[int]) -> set[int]:
+    """The cells that some of them depend on, themselves included; inputs are those that each cell looks at.
+
+    >>> influential_cells([[0, 1], [0], [0], [0]], outputs=[3])
+    {1, 3}
+    """
+    found = set(outputs)
+    for index in reversed(range(len(inputs))):
+        if index in found:
+            found.update(index - 2 + source for source in inputs[index])
+    return found - {-2, -1}  # the stem
+
+
+def effective_cells(values: Mapping[str, Any], cells: int) -> set[int]:
+    """The cells of a network that have an influence on its output."""
+    inputs = {kind: cell_inputs(cell_paths(values, kind)) for kind in CELL_KINDS}
+    reductions = reduction_indices(cells)
+    return influential_cells([inputs[CELL_KINDS[index in reductions]] for index in range(cells)], [cells - 1])
+
+
+def num_parameters(
+    values: Mapping[str, Any], channels: int, cells: int, *, affine: bool = True, effective: bool = False
+) -> int:
     """The parameters of an extracted network without its auxiliary head, counted without making it.
 
     What is used twice counts once. The way in from a cell that no node looks at counts, though it is
-    never computed, as it does in the paper's numbers.
+    never computed, as it does in the paper's numbers; so does a cell that no other one looks at. Neither is
+    effective.
     """
+    counted = effective_cells(values, cells) if effective else range(cells)
     width, before, previous = channels, 3 * channels, 3 * channels
     total = 27 * previous + 2 * previous  # the stem, always affine
     for index in range(cells):
@@ -103,11 +132,13 @@ def num_parameters(values: Mapping[str, Any], channels: int, cells: int, *, affi
             "sep_conv3": 2 * (9 * width + width**2 + norm),
             "sep_conv5": 2 * (25 * width + width**2 + norm),
         }
-        total += (before + previous) * width + 2 * norm
-        for source, operation in (path for pair in paths for path in set(pair)):
-            if operation != "identity" or (reduces and source < 2):
-                total += weights.get(operation, 0)
-        total += len(loose_ends(paths)) * width**2 + norm
+        if index in counted:
+            entries = cell_inputs(paths) if effective else (0, 1)
+            total += sum((before, previous)[source] * width + norm for source in entries)
+            for source, operation in (path for pair in paths for path in set(pair)):
+                if operation != "identity" or (reduces and source < 2):
+                    total += weights.get(operation, 0)
+            total += len(loose_ends(paths)) * width**2 + norm
         before, previous = previous, width
     return total + (width + 1) * CLASSES
 

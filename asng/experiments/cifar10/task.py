@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -188,8 +189,14 @@ class Cifar10(Task):
 
     def summarize(self, settings: Any, values: Values, model: nn.Module | None = None) -> dict[str, Any]:
         if model is None:
-            return {}
-        return {"channels": _channels(settings, values), "parameters": count_without_auxiliary(model)}
+            count = partial(space.num_parameters, values, settings.channels, settings.cells, affine=False)
+            dead = sorted(set(range(settings.cells)) - space.effective_cells(values, settings.cells))
+            sizes = {"parameters": count(), "effective_parameters": count(effective=True)}
+            return {**sizes, "cells_without_influence": dead}
+        channels = _channels(settings, values)
+        effective = space.num_parameters(values, channels, settings.cells, effective=True)
+        found = {"channels": channels, "parameters": count_without_auxiliary(model)}
+        return {**found, "effective_parameters": effective}
 
     def record_of(self, values: Values) -> dict[str, Any]:
         return {"architecture": space.code_of(values)}
@@ -204,10 +211,15 @@ class Cifar10(Task):
             for kind in space.CELL_KINDS
             for node, pair in enumerate(space.cell_paths(summary["values"], kind))
         ]
-        return ["Found:", *nodes, f"Cells: {folder / 'cells.png'}"]
+        dead = ", ".join(map(str, summary["cells_without_influence"]))
+        note = [f"Without influence on the output (counted from 0): cells {dead}"] if dead else []
+        return ["Found:", *nodes, *note, f"Cells: {folder / 'cells.png'}"]
 
     def describe_trained(self, summary: Mapping[str, Any], folder: Path) -> list[str]:
-        accuracy, size = 100 * summary["last"]["test_accuracy"], f"{summary['parameters']:,} parameters"
+        accuracy, parameters = 100 * summary["last"]["test_accuracy"], summary["parameters"]
+        size = f"{parameters:,} parameters"
+        if (effective := summary["effective_parameters"]) < parameters:
+            size += f" ({effective:,} with an influence on the output)"
         return [f"Test accuracy {accuracy:.2f} %, {size}, {summary['channels']} channels"]
 
     def describe_test(self, report: Mapping[str, Any], folder: Path) -> list[str]:

@@ -2,84 +2,19 @@
 
 import sys
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache, lru_cache
+from functools import cache
 from inspect import signature
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from asng.nas._decision import Decision, Searchable, Size, SizeLike, require_int, to_size
-
-
-class AnySize:
-    """As many channels as the input has: for inputs whose size is itself searched.
-
-    The module that holds such a layer gives the number in its own `build_static()`:
-    `layer.build_static(in_channels=64)`.
-
-    Args:
-        max: The largest number of channels.
-
-    >>> import torch
-    >>> from asng.nas import Linear
-    >>> linear = Linear(AnySize(64), 8)
-    >>> linear(torch.zeros(1, 20)).shape
-    torch.Size([1, 8])
-    >>> linear.build_static(in_channels=20)
-    Linear(in_features=20, out_features=8, bias=True)
-    """
-
-    decision = None
-
-    def __init__(self, max: int) -> None:
-        self.max = require_int(max)
-        self.last_seen = self.max  # channels of the last input
-
-    def __call__(self) -> int:
-        return self.last_seen
-
-    def __repr__(self) -> str:
-        return f"AnySize({self.max})"
-
-
-InputSize = SizeLike | AnySize
-
-
-def check_fixed(**settings: Any) -> None:
-    """Raise ValueError for settings, single or in pairs, that are decisions."""
-    for name, setting in settings.items():
-        for part in setting if isinstance(setting, (tuple, list)) else (setting,):
-            if isinstance(part, (Decision, Size)):
-                raise ValueError(
-                    f"{name} cannot be a decision, got {part!r}; only channels, groups and kernels can. Choose among "
-                    f"layers instead: OneOf(name, [one layer for each {name}])"
-                )
-
-
-def first(tensor: Tensor | None, *sizes: int) -> Tensor | None:
-    """A view of the first entries on each axis; None for a tensor that a layer does not have."""
-    return None if tensor is None else tensor[tuple(map(slice, sizes))]
-
-
-def on_meta(kind: Any, **settings: Any) -> nn.Module:
-    """A torch layer on the device "meta"; the constructor runs once for equal settings, which are hashable."""
-    attributes, containers = _prototype(kind, tuple(settings.items()))
-    layer: nn.Module = kind.__new__(kind)
-    layer.__dict__.update(attributes)
-    for name in containers:
-        layer.__dict__[name] = attributes[name].copy()
-    return layer
-
-
-@lru_cache(maxsize=1024)
-def _prototype(kind: Any, settings: tuple[tuple[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
-    """The attributes of a layer without initialization, which takes most of the time; and which of them to copy."""
-    bare = type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
-    attributes = bare(**dict(settings), device="meta").__dict__
-    return attributes, [name for name, value in attributes.items() if isinstance(value, (dict, list, set))]
+from asng.nas._decision import Searchable
+from asng.nas._size import Size
+from asng.nas.layers._meta import on_meta, owner_of
+from asng.nas.layers._sizes import AnySize, check_fixed, map_sizes, to_sizes
 
 
 @cache
@@ -90,8 +25,8 @@ def _has_own_forward(kind: Any) -> bool:
 
 
 def own_hooks(hooks: Mapping[int, Any]) -> list[Any]:
-    """The hooks that are not those by which torch's weight_norm, spectral_norm and pruning compute weights."""
-    return [hook for hook in hooks.values() if not type(hook).__module__.startswith("torch.nn.utils.")]
+    """The hooks of the user: not asng's, nor those by which torch's weight_norm and pruning compute weights."""
+    return [hook for hook in hooks.values() if not type(hook).__module__.startswith(("torch.nn.utils.", "asng."))]
 
 
 class Build(NamedTuple):
@@ -109,7 +44,8 @@ class ElasticLayer(Searchable):
     """Base class of elastic layers: a torch layer of the largest size that uses the slice of the selected sizes.
 
     A subclass also derives from the torch layer, and its constructor takes the same arguments. Sizes among them may
-    follow decisions, which become submodules. Its `forward` calls `check_input` and computes with `active_tensors()`.
+    follow decisions, which become submodules. It says in `active_tensors` which slices are used. `forward` runs torch's
+    own on them; one of its own, with `check_input` and a function of torch, is faster by some microseconds.
 
     Args:
         args, kwargs: The arguments of the torch layer's constructor; those in `elastic` may follow decisions.
@@ -124,20 +60,17 @@ class ElasticLayer(Searchable):
 
     >>> import torch
     >>> from asng import nas
-    >>> class GroupNorm(nas.ElasticLayer, nn.GroupNorm):
-    ...     torch_layer, elastic = nn.GroupNorm, ("num_channels",)
+    >>> class Bilinear(nas.ElasticLayer, nn.Bilinear):
+    ...     torch_layer, elastic = nn.Bilinear, ("in1_features", "in2_features", "out_features")
     ...     def active_tensors(self):
-    ...         channels = self.sizes["num_channels"]()
-    ...         return {"weight": self.weight[:channels], "bias": self.bias[:channels]}
-    ...     def forward(self, input):
-    ...         self.check_input(self.sizes["num_channels"], input, 1)
-    ...         return nn.functional.group_norm(input, self.num_groups, **self.active_tensors())
-    >>> norm = GroupNorm(4, nas.Width("channels", [16, 32]))
-    >>> nas.select(norm, {"channels": 16})
-    >>> norm(torch.ones(2, 16, 8)).shape
-    torch.Size([2, 16, 8])
-    >>> type(nas.extract(norm)), nas.extract(norm).num_channels
-    (<class 'torch.nn.modules.normalization.GroupNorm'>, 16)
+    ...         first, second, out = (self.sizes[name]() for name in self.elastic)
+    ...         return {"weight": self.weight[:out, :first, :second], "bias": self.bias[:out]}
+    >>> layer = Bilinear(3, nas.Width("inputs", [4, 8]), nas.Width("outputs", [16, 32]))
+    >>> nas.select(layer, {"inputs": 4, "outputs": 16})
+    >>> layer(torch.ones(2, 3), torch.ones(2, 4)).shape
+    torch.Size([2, 16])
+    >>> nas.extract(layer)
+    Bilinear(in1_features=3, in2_features=4, out_features=16, bias=True)
     """
 
     torch_layer: ClassVar[Any]
@@ -147,21 +80,20 @@ class ElasticLayer(Searchable):
         bound = signature(self.torch_layer).bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
-        sizes = {name: _to_sizes(arguments[name], name, index == 0) for index, name in enumerate(self.elastic)}
+        sizes = {name: to_sizes(arguments[name], name, index == 0) for index, name in enumerate(self.elastic)}
         fixed = {name: argument for name, argument in arguments.items() if name not in sizes}
-        check_fixed(**fixed)
+        check_fixed(self.elastic, **fixed)
         self.check_sizes(sizes, arguments)
-        maxima = {name: _map(lambda size: size.max, size) for name, size in sizes.items()}
+        maxima = {name: map_sizes(lambda size: size.max, size) for name, size in sizes.items()}
         super().__init__(**{**arguments, **maxima})
         self.sizes: dict[str, Any] = sizes
-        self._settings = [name for name in fixed if name not in ("device", "dtype")]
         self._any_size: Any = None
         for name, size in sizes.items():
             for axis, part in enumerate(size if isinstance(size, tuple) else (size,)):
                 if isinstance(part, AnySize):
                     self._any_size = part
-                elif part.decision is not None:
-                    self.add_module(f"{name}_decision{axis or ''}", part.decision)
+                for number, decision in enumerate(part.decisions):
+                    self.add_module(f"{name}_decision{axis or ''}{f'_{number}' if number else ''}", decision)
 
     @abstractmethod
     def active_tensors(self) -> dict[str, Tensor | None]:
@@ -182,18 +114,108 @@ class ElasticLayer(Searchable):
             ValueError: They do not; the message says what to change.
         """
 
-    def static_settings(self) -> dict[str, Any]:
-        """Return the arguments of the torch layer's constructor under the selected values.
+    @classmethod
+    def settings_of(cls, layer: nn.Module) -> dict[str, Any]:
+        """Read the arguments of the torch layer's constructor that cannot be elastic.
 
-        torch's layers keep them as attributes of the same names, except for `bias`.
+        torch's layers keep them as attributes of the same names, or have a parameter `bias` in place of the argument; a
+        layer that does not needs a method of its own.
+
+        Args:
+            layer: A `torch_layer`, or this one.
 
         Returns:
             Hashable arguments by name, without device and dtype.
         """
-        settings = {name: getattr(self, name) for name in self._settings}
-        if "bias" in settings:
+        settings = {name: getattr(layer, name) for name in _fixed_names(cls)}
+        if not isinstance(settings.get("bias", True), bool):
             settings["bias"] = settings["bias"] is not None
-        return settings | {name: _map(lambda size: size(), size) for name, size in self.sizes.items()}
+        return settings
+
+    @classmethod
+    def from_torch(cls, layer: nn.Module, **sizes: Any) -> Self:
+        """Make an elastic layer from a layer of torch, with the same settings and the very same weights.
+
+        Args:
+            layer: A `torch_layer`, which is the largest one.
+            sizes: Decisions, or arithmetic with them, for arguments in `elastic`; their largest is that of the layer.
+
+        Returns:
+            The elastic layer. Its parameters and buffers are those of `layer`, so weights that are tied stay so.
+
+        Raises:
+            ValueError: The layer is of another class, has a forward method or hooks of its own, or another size.
+
+        >>> from asng import nas
+        >>> conv = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
+        >>> elastic = nas.Conv2d.from_torch(conv, out_channels=nas.Width("channels", [16, 32, 64]))
+        >>> elastic.weight is conv.weight
+        True
+        """
+        if not isinstance(layer, cls.torch_layer):
+            raise ValueError(f"nas.{cls.__name__} is made from a torch.nn.{cls.torch_layer.__name__}, got {layer!r}")
+        old = {name: getattr(layer, name) for name in cls.elastic}
+        made = cls(**{**old, **cls.settings_of(layer), **sizes}, device="meta")
+        made.adopt_weights(layer)
+        return made
+
+    def adopt_weights(self, layer: nn.Module) -> None:
+        """Take the parameters, buffers and train/eval modes of a torch layer of the largest size.
+
+        Args:
+            layer: A `torch_layer`; they are shared with it from now on.
+
+        Raises:
+            ValueError: It has a forward method or hooks of its own, other parameters, or is not of the largest size.
+        """
+        kind: Any = type(layer)
+        if kind.forward is not self.torch_layer.forward or any(
+            map(own_hooks, (layer._forward_hooks, layer._forward_pre_hooks))
+        ):
+            raise ValueError(
+                f"{layer!r} has a forward method or hook of its own, which nas.{type(self).__name__} would not have; "
+                "replace the module around it, or remove the hook first"
+            )
+        for name in self.elastic:
+            old, new = getattr(layer, name), getattr(self, name)
+            if old != new:
+                size = self.sizes[name]
+                raise ValueError(
+                    f"{layer!r} has {name}={old}, but the largest {name} of {size} is {new}; let the largest size be "
+                    "that of the layer whose weights it takes"
+                )
+        mine, given = ({name for name, _ in module.named_parameters()} for module in (self, layer))
+        if mine != given:
+            different = ", ".join(sorted(mine ^ given))
+            raise ValueError(
+                f"{layer!r} and nas.{type(self).__name__} differ in their parameters ({different}); give both the same "
+                "settings, and remove parametrizations first"
+            )
+        theirs = dict(layer.named_modules())
+        for path, module in self.named_modules():
+            if path in theirs:
+                module._parameters.update(theirs[path]._parameters)
+                module._buffers.update(theirs[path]._buffers)
+                module.training = theirs[path].training
+
+    def static_settings(self) -> dict[str, Any]:
+        """Return the arguments of the torch layer's constructor under the selected values.
+
+        Returns:
+            Hashable arguments by name, without device and dtype.
+        """
+        settings = self.settings_of(self)
+        for name, size in self.sizes.items():
+            settings[name] = tuple([part() for part in size]) if isinstance(size, tuple) else size()
+        return settings
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call torch's layer of the selected sizes, made of the slices."""
+        static = on_meta(self.torch_layer, **self.static_settings())
+        for name, tensor in self.active_tensors().items():
+            owner, key = owner_of(static, name)
+            (owner._buffers if key in owner._buffers else owner._parameters)[key] = tensor  # type: ignore[assignment]
+        return static.train(self.training)(*args, **kwargs)
 
     def build_static(self, in_channels: int | None = None) -> nn.Module:
         """Build the equivalent torch layer under the selected values, with copies of the weights.
@@ -214,16 +236,22 @@ class ElasticLayer(Searchable):
         build = current_build.get()
         copies = build is None or build.copies
         for name, used in tensors.items():
+            mine: nn.Module = self
+            owner, key = static, name
+            if "." in name:
+                (mine, key), (owner, _) = owner_of(self, name), owner_of(static, name)
             tensor = used.detach().clone() if copies and used is not None else used
-            if name in self._buffers:
-                static._buffers[name] = tensor
+            if key in mine._buffers:
+                owner._buffers[key] = tensor
             elif used is None or tensor is None:
-                static._parameters[name] = None
+                owner._parameters[key] = None
             else:
                 tied = None if build is None else build.tied_slice(self, name, used)
-                own = nn.Parameter(tensor, self._requires_grad(name))
-                static._parameters[name] = own if tied is None else tied
+                own = nn.Parameter(tensor, self._requires_grad(mine, key))
+                owner._parameters[key] = own if tied is None else tied
         static.__dict__["training"] = self.training
+        for module in static.modules() if static._modules else ():
+            module.__dict__["training"] = self.training
         return static
 
     @contextmanager
@@ -243,8 +271,8 @@ class ElasticLayer(Searchable):
             if self._any_size is not None:
                 self._any_size.last_seen = last_seen
 
-    def _requires_grad(self, name: str) -> bool:
-        parameter = self._parameters.get(name)  # none where a parametrization computes it
+    def _requires_grad(self, owner: nn.Module, name: str) -> bool:
+        parameter = owner._parameters.get(name)  # none where a parametrization computes it
         return any(p.requires_grad for p in ([parameter] if parameter is not None else self.parameters()))
 
     def _check_static(self, in_channels: int | None) -> None:
@@ -283,21 +311,16 @@ class ElasticLayer(Searchable):
             if isinstance(size, AnySize):
                 size.last_seen = min(got, size.max)
             if got != size():
-                expected = size() if size.decision is None else f"{size} = {size()}"
+                expected = size() if not size.decisions else f"{size} = {size()}"
                 up_to = "up to " if isinstance(size, AnySize) else ""
                 raise RuntimeError(f"{path_of(self)} takes {up_to}{expected} {unit}, but got {got}")
 
 
-def _to_sizes(argument: Any, name: str, is_input: bool) -> Any:
-    """An argument as a size, or several as a tuple of sizes; that of an input may be `AnySize`."""
-    if isinstance(argument, AnySize) and is_input:
-        return AnySize(argument.max)
-    return _map(lambda size: to_size(size, name), tuple(argument) if isinstance(argument, Sequence) else argument)
-
-
-def _map(function: Callable[[Any], Any], sizes: Any) -> Any:
-    """Apply a function to a size, or to each of a tuple."""
-    return tuple(map(function, sizes)) if isinstance(sizes, tuple) else function(sizes)
+@cache
+def _fixed_names(kind: Any) -> list[str]:
+    """The arguments of a torch layer's constructor that cannot be elastic, and are kept as attributes."""
+    names = signature(kind.torch_layer).parameters
+    return [name for name in names if name not in (*kind.elastic, "device", "dtype")]
 
 
 def path_of(layer: nn.Module) -> str:

@@ -1,114 +1,39 @@
-"""Elastic convolutions: channels, groups and kernels may follow decisions.
+"""Elastic convolutions, and transposed ones, in one, two and three dimensions."""
 
-The first channels are used; on a GPU a few more are computed and cropped. Smaller kernels are cropped from the center.
-"""
+from torch import nn
 
-import math
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
-from typing import Any, ClassVar, Literal
-
-import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
-
-from asng.nas._decision import Size, SizeLike
-from asng.nas.layers._base import AnySize, ElasticLayer, InputSize
-
-PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
-Sizes = int | Sequence[int]
-
-CHANNEL_MULTIPLE = 32  # channels
+from asng.nas.layers._conv import Conv, ConvTranspose
 
 
-class _ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
-    """What convolutions of (..., channels, *spatial) share: the slice of the weight that the selected sizes use."""
+class Conv1d(Conv, nn.Conv1d):
+    """`nn.Conv1d` whose channels, groups and kernel may follow decisions: (n, in, l) to (n, out, l').
 
-    elastic = ("in_channels", "out_channels", "groups", "kernel_size")
-    _axes: ClassVar[int]  # spatial ones
+    Args:
+        in_channels, out_channels, kernel_size, padding, groups: As in `Conv2d`.
+        stride, dilation, bias, padding_mode, device, dtype: As in torch.
 
-    def __init__(self, in_channels: InputSize, out_channels: SizeLike, kernel_size: Any, *settings: Any) -> None:
-        super().__init__(in_channels, out_channels, _to_tuple(kernel_size, self._axes), *settings)
-        self._elastic_kernel = any(side.decision is not None for side in self.sizes["kernel_size"])
+    Raises:
+        ValueError: Sizes do not fit together, or another argument is a decision.
 
-    def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-        for channels in (sizes["in_channels"], sizes["out_channels"]):
-            _check_groups(channels, sizes["groups"])
-        given = arguments["padding"]
-        padding = {"valid": 0, "same": math.inf}.get(given, given) if isinstance(given, str) else given
-        paddings, dilations = (_to_tuple(setting, self._axes) for setting in (padding, arguments["dilation"]))
-        for side, pad, step in zip(sizes["kernel_size"], paddings, dilations, strict=True):
-            _check_kernel(side, pad, step, given)
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> conv = Conv1d(3, Width("channels", 16, 64), kernel_size=3, padding=1)
+    >>> select(conv, {"channels": 20})
+    >>> conv(torch.zeros(1, 3, 8)).shape
+    torch.Size([1, 20, 8])
+    """
 
-    def active_tensors(self) -> dict[str, Tensor | None]:
-        return self._first_channels(self.sizes["in_channels"](), self.sizes["out_channels"]())
-
-    def _first_channels(self, in_channels: int, out_channels: int) -> dict[str, Tensor | None]:
-        """Weight and bias of the selected kernel and groups for these numbers of channels."""
-        groups = self.sizes["groups"]()
-        inputs, outputs = in_channels // groups, out_channels // groups
-        rows, columns = (inputs, outputs) if self.transposed else (outputs, inputs)
-        weight = self._slice_groups(self._crop_kernel()[:, :columns], groups, rows)
-        return {"weight": weight, "bias": None if self.bias is None else self._slice_groups(self.bias, groups, outputs)}
-
-    def _slice_groups(self, tensor: Tensor, groups: int, channels: int) -> Tensor:
-        """The first channels of each of the first groups."""
-        if self.groups == 1:
-            return tensor[:channels]
-        by_group: Tensor = tensor.unflatten(0, (self.groups, -1))  # type: ignore[no-untyped-call]
-        return by_group[:groups, :channels].flatten(0, 1)
-
-    def _crop_kernel(self) -> Tensor:
-        """The weight of the selected kernel, which is the center of the largest one."""
-        weight = self.weight
-        if self._elastic_kernel:
-            for axis, (offset, size) in enumerate(zip(self._offsets(), self._kernel(), strict=True), start=2):
-                weight = weight.narrow(axis, offset, size) if offset else weight
-        return weight
-
-    def _kernel(self) -> list[int]:
-        return [side() for side in self.sizes["kernel_size"]]
-
-    def _offsets(self) -> list[int]:
-        """The offset of the selected kernel in the largest one, on each axis."""
-        return [(largest - size) // 2 for largest, size in zip(self.kernel_size, self._kernel(), strict=True)]
-
-    def _padding(self) -> Any:
-        """The padding that keeps the output size of the largest kernel."""
-        if isinstance(self.padding, str) or not self._elastic_kernel:
-            return self.padding
-        offsets = zip(self.padding, self._offsets(), self.dilation, strict=True)
-        return tuple(pad - offset * step for pad, offset, step in offsets)
-
-    def static_settings(self) -> dict[str, Any]:
-        return {**super().static_settings(), "padding": self._padding()}
-
-    def _convolve(self, function: Any, input: Tensor, *arguments: Any) -> Tensor:
-        """The output of torch's function, called with input, weight, bias, stride and these arguments.
-
-        Where convolutions are autotuned, numbers of channels are rounded up: the input is padded with channels of
-        zeros, and surplus output channels are cropped. The result and all gradients are those of the exact slice.
-        """
-        in_channels, out_channels = inputs, outputs = self.sizes["in_channels"](), self.sizes["out_channels"]()
-        has_channels = input.dim() > self._axes  # otherwise torch refuses it
-        if self.groups == 1 and has_channels and autotunes(input.device):
-            inputs = min(round_channels(in_channels), self.in_channels)
-            outputs = min(round_channels(out_channels), self.out_channels)
-            if inputs > in_channels:
-                input = F.pad(input, (*(0, 0) * self._axes, 0, inputs - in_channels))
-        part = self._first_channels(inputs, outputs)
-        output: Tensor = function(input, part["weight"], part["bias"], self.stride, *arguments)
-        return output if outputs == out_channels else output.narrow(-1 - self._axes, 0, out_channels).clone()
+    torch_layer, _axes, _function = nn.Conv1d, 1, "conv1d"
 
 
-class Conv2d(_ElasticConv, nn.Conv2d):
+class Conv2d(Conv, nn.Conv2d):
     """`nn.Conv2d` whose channels, groups and kernel may follow decisions: (n, in, h, w) to (n, out, h', w').
 
     Of several groups, the first channels of each are used; groups that follow a width are left out.
 
     Args:
-        in_channels: A number, a decision, a multiple of one, or `AnySize`.
-        out_channels: A number, a decision or a multiple of one.
+        in_channels: A number, a decision, arithmetic with decisions, or `AnySize`.
+        out_channels: A number, a decision or arithmetic with decisions.
         kernel_size: The same, for both axes or for each; all odd or all even.
         padding: Belongs to the largest kernel and shrinks with it, so that the output keeps its size.
         groups: A number, or the decision that the channels are multiples of.
@@ -125,36 +50,53 @@ class Conv2d(_ElasticConv, nn.Conv2d):
     torch.Size([1, 20, 8, 8])
     """
 
-    torch_layer, _axes = nn.Conv2d, 2
-
-    def __init__(
-        self,
-        in_channels: InputSize,
-        out_channels: SizeLike,
-        kernel_size: SizeLike | Sequence[SizeLike],
-        stride: Sizes = 1,
-        padding: str | Sizes = 0,
-        dilation: Sizes = 1,
-        groups: SizeLike = 1,
-        bias: bool = True,
-        padding_mode: PaddingMode = "zeros",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        settings = (stride, padding, dilation, groups, bias, padding_mode, device, dtype)
-        super().__init__(in_channels, out_channels, kernel_size, *settings)
-
-    def forward(self, input: Tensor) -> Tensor:
-        self.check_input(self.sizes["in_channels"], input, -1 - self._axes)
-        padding = self._padding()
-        if self.padding_mode != "zeros":
-            smaller = [n * step for n, step in zip(self._offsets(), self.dilation, strict=True) for _ in range(2)]
-            around = zip(self._reversed_padding_repeated_twice, reversed(smaller), strict=True)
-            input, padding = F.pad(input, [pad - less for pad, less in around], mode=self.padding_mode), 0
-        return self._convolve(F.conv2d, input, padding, self.dilation, self.sizes["groups"]())
+    torch_layer, _axes, _function = nn.Conv2d, 2, "conv2d"
 
 
-class ConvTranspose2d(_ElasticConv, nn.ConvTranspose2d):
+class Conv3d(Conv, nn.Conv3d):
+    """`nn.Conv3d` whose channels, groups and kernel may follow decisions: (n, in, d, h, w) to (n, out, d', h', w').
+
+    Args:
+        in_channels, out_channels, kernel_size, padding, groups: As in `Conv2d`.
+        stride, dilation, bias, padding_mode, device, dtype: As in torch.
+
+    Raises:
+        ValueError: Sizes do not fit together, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> conv = Conv3d(3, Width("channels", 16, 64), kernel_size=3, padding=1)
+    >>> select(conv, {"channels": 20})
+    >>> conv(torch.zeros(1, 3, 8, 8, 8)).shape
+    torch.Size([1, 20, 8, 8, 8])
+    """
+
+    torch_layer, _axes, _function = nn.Conv3d, 3, "conv3d"
+
+
+class ConvTranspose1d(ConvTranspose, nn.ConvTranspose1d):
+    """`nn.ConvTranspose1d` whose channels, groups and kernel may follow decisions, as those of `Conv1d` do.
+
+    Args:
+        in_channels, out_channels, kernel_size, padding, groups: As in `Conv2d`.
+        stride, output_padding, bias, dilation, padding_mode, device, dtype: As in torch.
+
+    Raises:
+        ValueError: Sizes do not fit together, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Value, select
+    >>> from asng.space import Integer
+    >>> conv = ConvTranspose1d(4, 3, Value("k", Integer(1, 3)) * 2 - 1, stride=2, padding=2, output_padding=1)
+    >>> select(conv, {"k": 2})
+    >>> conv(torch.zeros(1, 4, 8)).shape
+    torch.Size([1, 3, 16])
+    """
+
+    torch_layer, _axes, _function = nn.ConvTranspose1d, 1, "conv_transpose1d"
+
+
+class ConvTranspose2d(ConvTranspose, nn.ConvTranspose2d):
     """`nn.ConvTranspose2d` whose channels, groups and kernel may follow decisions, as those of `Conv2d` do.
 
     Args:
@@ -173,88 +115,26 @@ class ConvTranspose2d(_ElasticConv, nn.ConvTranspose2d):
     torch.Size([1, 3, 16, 16])
     """
 
-    torch_layer, _axes = nn.ConvTranspose2d, 2
-
-    def __init__(
-        self,
-        in_channels: InputSize,
-        out_channels: SizeLike,
-        kernel_size: SizeLike | Sequence[SizeLike],
-        stride: Sizes = 1,
-        padding: Sizes = 0,
-        output_padding: Sizes = 0,
-        groups: SizeLike = 1,
-        bias: bool = True,
-        dilation: Sizes = 1,
-        padding_mode: PaddingMode = "zeros",
-        device: Any = None,
-        dtype: Any = None,
-    ) -> None:
-        settings = (stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype)
-        super().__init__(in_channels, out_channels, kernel_size, *settings)
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        self.check_input(self.sizes["in_channels"], input, -1 - self._axes)
-        padding = self._padding()
-        more = self._output_padding(
-            input, output_size, list(self.stride), list(padding), self._kernel(), self._axes, list(self.dilation)
-        )
-        return self._convolve(F.conv_transpose2d, input, padding, more, self.sizes["groups"](), self.dilation)
+    torch_layer, _axes, _function = nn.ConvTranspose2d, 2, "conv_transpose2d"
 
 
-def autotunes(device: torch.device) -> bool:
-    """True if convolutions on a device are autotuned, which takes milliseconds for every new number of channels."""
-    return device.type == "cuda"
+class ConvTranspose3d(ConvTranspose, nn.ConvTranspose3d):
+    """`nn.ConvTranspose3d` whose channels, groups and kernel may follow decisions, as those of `Conv3d` do.
 
+    Args:
+        in_channels, out_channels, kernel_size, padding, groups: As in `Conv2d`.
+        stride, output_padding, bias, dilation, padding_mode, device, dtype: As in torch.
 
-def round_channels(channels: int) -> int:
-    """The next multiple of 32, or below 32 the next power of 2: few numbers to autotune, and little surplus.
+    Raises:
+        ValueError: Sizes do not fit together, or another argument is a decision.
 
-    >>> [round_channels(channels) for channels in (3, 8, 17, 64, 65, 200)]
-    [4, 8, 32, 64, 96, 224]
+    >>> import torch
+    >>> from asng.nas import Value, select
+    >>> from asng.space import Integer
+    >>> conv = ConvTranspose3d(4, 3, Value("k", Integer(1, 3)) * 2 - 1, stride=2, padding=2, output_padding=1)
+    >>> select(conv, {"k": 2})
+    >>> conv(torch.zeros(1, 4, 8, 8, 8)).shape
+    torch.Size([1, 3, 16, 16, 16])
     """
-    if channels > CHANNEL_MULTIPLE:
-        return -(-channels // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
-    return 1 << (channels - 1).bit_length()
 
-
-def _to_tuple(sizes: Any, axes: int) -> tuple[Any, ...]:
-    """One size for all axes, or one for each, as a tuple."""
-    return tuple(sizes) if isinstance(sizes, Sequence) else (sizes,) * axes
-
-
-def _check_groups(channels: Size | AnySize, groups: Size) -> None:
-    if isinstance(channels, AnySize):
-        if groups.max > 1:
-            raise ValueError(f"channels of any size, {channels}, cannot be split into groups={groups}")
-    elif groups.decision is None:
-        wrong = [size for size in channels.all() if size % groups()]
-        if wrong and channels.decision is not None:
-            raise ValueError(
-                f"every width must be divisible by groups={groups}, but {channels} can be {wrong[0]}; "
-                f"use a Width times {groups}, or a list of widths that are"
-            )
-    else:
-        same = channels.decision is not None and channels.decision.name == groups.decision.name
-        per_group = {size / n for size, n in zip(channels.all(), groups.all(), strict=False)}
-        if not same or len(per_group) != 1 or not per_group.pop().is_integer():
-            raise ValueError(
-                f"groups follow {groups}, so channels must be a multiple of the same, got {channels}; "
-                "write groups=width with channels of width or width * 2"
-            )
-
-
-def _check_kernel(side: Size, padding: float, dilation: int, given: Any) -> None:
-    sizes = sorted(side.all())
-    if any((b - a) % 2 for a, b in pairwise(sizes)):
-        raise ValueError(
-            f"kernels are cut from the center of the largest, so all must be odd or all even, got {sizes}; "
-            'use Value("k", Integer(1, 3)) * 2 - 1 for 1, 3 and 5'
-        )
-    min_padding = (sizes[-1] - sizes[0]) // 2 * dilation
-    if padding < min_padding:
-        raise ValueError(
-            f"padding={given!r} is too small for kernels from {sizes[0]} to {sizes[-1]}: it belongs to the largest and "
-            f"shrinks with it, so give at least {min_padding}, or {sizes[-1] // 2 * dilation} to keep the size of the "
-            "input"
-        )
+    torch_layer, _axes, _function = nn.ConvTranspose3d, 3, "conv_transpose3d"

@@ -6,15 +6,16 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asng.nas._decision import SizeLike
-from asng.nas.layers._base import ElasticLayer, InputSize, first
+from asng.nas.layers._base import ElasticLayer
+from asng.nas.layers._sizes import InputSize, first
 
 
 class Linear(ElasticLayer, nn.Linear):
     """`nn.Linear` whose features may follow decisions: (..., in) to (..., out).
 
     Args:
-        in_features: A number, a decision, a multiple of one, or `AnySize`.
-        out_features: A number, a decision or a multiple of one.
+        in_features: A number, a decision, arithmetic with decisions, or `AnySize`.
+        out_features: A number, a decision or arithmetic with decisions.
         bias, device, dtype: As in torch.
 
     Raises:

@@ -1,108 +1,100 @@
-"""Elastic normalization: torch's layers of the largest size, of which the first channels are used."""
+"""Elastic norms over groups of channels and over the last axes: the first channels or features are used."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from asng.nas._decision import SizeLike
-from asng.nas.layers._base import ElasticLayer, check_fixed, first
+from asng.nas._size import remainder
+from asng.nas.layers._base import ElasticLayer
+from asng.nas.layers._sizes import AnySize, check_fixed, first
 
 
-class _ElasticBatchNorm(ElasticLayer, nn.modules.batchnorm._BatchNorm):
-    """What batch norms of all dimensions share."""
+class GroupNorm(ElasticLayer, nn.GroupNorm):
+    """`nn.GroupNorm` whose channels and groups may follow decisions: (n, channels, ...).
 
-    elastic = ("num_features",)
+    Args:
+        num_groups: A number, a decision or arithmetic with decisions; it divides every number of channels.
+        num_channels: A number, a decision or arithmetic with decisions.
+        eps, affine, device, dtype, bias: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, channels cannot be split into groups, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> norm = GroupNorm(4, Width("channels", [16, 32]))
+    >>> select(norm, {"channels": 16})
+    >>> norm(torch.ones(2, 16, 8)).shape
+    torch.Size([2, 16, 8])
+    """
+
+    torch_layer, elastic = nn.GroupNorm, ("num_channels", "num_groups")
 
     def __init__(
         self,
-        num_features: SizeLike,
+        num_groups: SizeLike,
+        num_channels: SizeLike,
         eps: float = 1e-5,
-        momentum: float | None = 0.1,
         affine: bool = True,
-        track_running_stats: bool = True,
         device: Any = None,
         dtype: Any = None,
         *,
         bias: bool = True,
     ) -> None:
-        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
-        check_fixed(bias=bias)  # which older versions of torch do not have
+        super().__init__(num_groups, num_channels, eps, affine, device, dtype)
+        check_fixed(self.elastic, bias=bias)  # which older versions of torch do not have
         if not bias:
             self.register_parameter("bias", None)
 
+    def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        channels, groups = sizes["num_channels"], sizes["num_groups"]
+        if isinstance(channels, AnySize):
+            raise ValueError(f"channels of any size, {channels}, cannot be split into num_groups={groups}")
+        if (channels.is_elastic or groups.is_elastic) and remainder(channels, groups).max:
+            raise ValueError(
+                f"num_channels must always be divisible by num_groups, but {channels} is not by {groups} for some "
+                "values; let the width be a multiple, such as groups * 4, or give a list of widths that are"
+            )
+
     def active_tensors(self) -> dict[str, Tensor | None]:
-        # Views, so that updates of the running statistics reach the layer.
-        features = self.sizes["num_features"]()
-        names = ("weight", "bias", "running_mean", "running_var")
-        parts = {name: first(getattr(self, name), features) for name in names}
-        return {**parts, "num_batches_tracked": self.num_batches_tracked}
+        channels = self.sizes["num_channels"]()
+        return {"weight": first(self.weight, channels), "bias": first(self.bias, channels)}
 
     def forward(self, input: Tensor) -> Tensor:
-        """Batch norm with the first features; batch statistics in training mode, or without running ones."""
-        self._check_input_dim(input)  # type: ignore[no-untyped-call]
-        self.check_input(self.sizes["num_features"], input, 1)
-        part = self.active_tensors()
-        mean, variance, batches = part["running_mean"], part["running_var"], part["num_batches_tracked"]
-        from_batch = self.training or mean is None
-        momentum = self.momentum
-        if self.training and not self.track_running_stats:
-            mean = variance = None  # not updated
-        elif self.training and batches is not None:
-            batches.add_(1)
-            if momentum is None:
-                momentum = 1 / float(batches)  # the average of all batches
-        return F.batch_norm(input, mean, variance, part["weight"], part["bias"], from_batch, momentum or 0.0, self.eps)
+        self.check_input(self.sizes["num_channels"], input, 1)
+        return F.group_norm(input, self.sizes["num_groups"](), **self.active_tensors(), eps=self.eps)
 
 
-class BatchNorm1d(_ElasticBatchNorm, nn.BatchNorm1d):
-    """`nn.BatchNorm1d` whose features may follow a decision: (n, features) or (n, features, length).
+class _ElasticShapeNorm(ElasticLayer):
+    """What norms over one or several last axes share."""
 
-    Args:
-        num_features: A number, a decision or a multiple of one.
-        eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
+    elastic = ("normalized_shape",)
 
-    Raises:
-        ValueError: A size can be less than 1, or another argument is a decision.
+    def __init__(self, normalized_shape: SizeLike | Sequence[SizeLike], *settings: Any) -> None:
+        shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
+        super().__init__(shape, *settings)
 
-    >>> import torch
-    >>> from asng.nas import Width, select
-    >>> norm = BatchNorm1d(Width("units", 8, 32))
-    >>> select(norm, {"units": 10})
-    >>> norm(torch.ones(4, 10)).shape
-    torch.Size([4, 10])
-    """
+    def _shape(self) -> list[int]:
+        return [size() for size in self.sizes["normalized_shape"]]
 
-    torch_layer = nn.BatchNorm1d
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        shape = self._shape()
+        return {name: first(parameter, *shape) for name, parameter in self._parameters.items()}
 
-
-class BatchNorm2d(_ElasticBatchNorm, nn.BatchNorm2d):
-    """`nn.BatchNorm2d` whose channels may follow a decision: (n, channels, h, w).
-
-    Args:
-        num_features: A number, a decision or a multiple of one.
-        eps, momentum, affine, track_running_stats, device, dtype, bias: As in torch.
-
-    Raises:
-        ValueError: A size can be less than 1, or another argument is a decision.
-
-    >>> import torch
-    >>> from asng.nas import Width, select
-    >>> norm = BatchNorm2d(Width("channels", 8, 32))
-    >>> select(norm, {"channels": 10})
-    >>> norm(torch.ones(4, 10, 2, 2)).shape
-    torch.Size([4, 10, 2, 2])
-    """
-
-    torch_layer = nn.BatchNorm2d
+    def _check_shape(self, input: Tensor) -> None:
+        sizes = self.sizes["normalized_shape"]
+        for axis, size in enumerate(sizes, start=-len(sizes)):
+            self.check_input(size, input, axis, "features")
 
 
-class LayerNorm(ElasticLayer, nn.LayerNorm):
+class LayerNorm(_ElasticShapeNorm, nn.LayerNorm):
     """`nn.LayerNorm` over one or several last axes, whose sizes may follow decisions: (..., *normalized_shape).
 
     Args:
-        normalized_shape: One size or several: numbers, decisions or multiples of them.
+        normalized_shape: One size or several: numbers, decisions or arithmetic with decisions.
         eps, elementwise_affine, bias, device, dtype: As in torch.
 
     Raises:
@@ -116,7 +108,7 @@ class LayerNorm(ElasticLayer, nn.LayerNorm):
     torch.Size([4, 10])
     """
 
-    torch_layer, elastic = nn.LayerNorm, ("normalized_shape",)
+    torch_layer = nn.LayerNorm
 
     def __init__(
         self,
@@ -127,18 +119,43 @@ class LayerNorm(ElasticLayer, nn.LayerNorm):
         device: Any = None,
         dtype: Any = None,
     ) -> None:
-        shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
-        super().__init__(shape, eps, elementwise_affine, bias, device, dtype)
-
-    def _shape(self) -> list[int]:
-        return [size() for size in self.sizes["normalized_shape"]]
-
-    def active_tensors(self) -> dict[str, Tensor | None]:
-        shape = self._shape()
-        return {"weight": first(self.weight, *shape), "bias": first(self.bias, *shape)}
+        super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        sizes = self.sizes["normalized_shape"]
-        for axis, size in enumerate(sizes, start=-len(sizes)):
-            self.check_input(size, input, axis, "features")
+        self._check_shape(input)
         return F.layer_norm(input, self._shape(), **self.active_tensors(), eps=self.eps)
+
+
+class RMSNorm(_ElasticShapeNorm, nn.RMSNorm):
+    """`nn.RMSNorm` over one or several last axes, whose sizes may follow decisions: (..., *normalized_shape).
+
+    Args:
+        normalized_shape: One size or several: numbers, decisions or arithmetic with decisions.
+        eps, elementwise_affine, device, dtype: As in torch.
+
+    Raises:
+        ValueError: A size can be less than 1, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> norm = RMSNorm(Width("units", 8, 32))
+    >>> select(norm, {"units": 10})
+    >>> norm(torch.ones(4, 10)).shape
+    torch.Size([4, 10])
+    """
+
+    torch_layer = nn.RMSNorm
+
+    def __init__(
+        self,
+        normalized_shape: SizeLike | Sequence[SizeLike],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_shape(input)
+        return F.rms_norm(input, self._shape(), **self.active_tensors(), eps=self.eps)

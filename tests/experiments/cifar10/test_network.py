@@ -376,8 +376,18 @@ def test_a_path_is_dropped_per_image_or_made_up_for_and_an_identity_never():
     assert abs(torch.corrcoef(torch.stack([both, one]))[0, 1]) < 4 / n**0.5
 
 
+@pytest.mark.parametrize(("training", "expected"), [(True, [0, 1, 2, 3, 4, 5, 6, 7, 9]), (False, [1, 3, 5, 7, 9])])
+def test_static_cells_without_influence_do_not_run(training, expected):
+    """Every cell takes cell k-2 alone; in training the auxiliary head takes cell 6."""
+    small, ran = nas.extract(Net(2, 10, auxiliary=True), ALL_ZERO).train(training), []
+    for number, cell in enumerate(small.cells):
+        cell.register_forward_hook(lambda cell, inputs, output, number=number: ran.append(number))
+    small(torch.randn(2, 3, 32, 32))
+    assert ran == expected
+
+
 def test_an_identity_that_halves_is_a_path_like_others(net):
-    small, outputs = nas.extract(net, ALL_ZERO), []
+    small, outputs = nas.extract(net, values_of([0, 1, 0, 0] * 10)), []
     for cell in (module for module in small.modules() if isinstance(module, Cell)):
         cell.register_forward_hook(lambda cell, inputs, output: outputs.append(output))
     for rate in (0.0, 0.5):

@@ -57,7 +57,8 @@ def test_the_channels_are_as_many_as_the_parameters_allow(images):
     task, settings = Cifar10(*images), settings_with(channels=None, max_params=20_000)
     job = TrainJob(task, settings, VALUES)
     summary, channels = task.summarize(settings, VALUES, job.model), channels_for(VALUES, cells=3, at_most=20_000)
-    assert summary == {"channels": channels, "parameters": count_without_auxiliary(job.model)}
+    parameters = count_without_auxiliary(job.model)
+    assert summary == {"channels": channels, "parameters": parameters, "effective_parameters": parameters}
     assert summary["parameters"] == num_parameters(VALUES, channels, 3) <= 20_000  # batch norms scale
 
 

@@ -149,7 +149,7 @@ def test_weights_halves_and_architectures_follow_from_the_seed(images):
         first = [candidate.values for candidate in job.arch_optimizer.ask()]
         return (
             job.model.state_dict()["stem.0.weight"].tolist(),
-            sorted(job.train_batches._order._indices.tolist()),
+            sorted(job.train_batches._indices.tolist()),
             first,
             numbers,
         )

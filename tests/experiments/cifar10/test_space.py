@@ -1,12 +1,22 @@
 """The search space of CIFAR-10: names, codes, loose ends and the parameter counts of the paper's setting."""
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asng import ASNG
+from asng import ASNG, nas
 from asng.experiments.cifar10 import space
-from asng.experiments.cifar10.space import OPERATIONS, SPACE, code_of, num_parameters, values_of
+from asng.experiments.cifar10.network import Net
+from asng.experiments.cifar10.space import (
+    OPERATIONS,
+    SPACE,
+    code_of,
+    effective_cells,
+    num_parameters,
+    random_values,
+    values_of,
+)
 
 ALL_ZERO = values_of([0] * 40)
 CHAIN = values_of([1, 1, 4, 4, 2, 2, 4, 4, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 4, 4] * 2)  # each node on the one before it
@@ -103,3 +113,29 @@ def test_asng_searches_the_space():
 def test_too_few_parameters_for_one_channel_are_refused():
     with pytest.raises(ValueError, match=r"one channel.*more than at_most=1,000"):
         space.channels_for(CHAIN, at_most=1000)
+
+
+# Influence
+
+
+NEVER_PREVIOUS = values_of([0, 0, 3, 2] * 10)  # every node takes cell k-2 alone
+ALWAYS_PREVIOUS = values_of([0, 1, 3, 2] * 10)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("cells", [3, 8, 11])
+def test_effective_parameters_are_those_that_get_a_gradient(seed, cells):
+    values = random_values(seed) if seed else NEVER_PREVIOUS
+    network = nas.extract(Net(2, cells, affine=True), values)
+    network(torch.randn(2, 3, 32, 32)).sum().backward()
+    reached = sum(parameter.numel() for parameter in network.parameters() if parameter.grad is not None)
+    assert num_parameters(values, 2, cells, effective=True) == reached
+
+
+def test_cells_that_only_skipped_ones_look_at_have_no_influence():
+    assert effective_cells(NEVER_PREVIOUS, 8) == {1, 3, 5, 7}
+    assert effective_cells(ALWAYS_PREVIOUS, 8) == set(range(8))
+
+
+def test_where_all_cells_matter_only_unused_entries_are_not_effective():
+    assert num_parameters(ALWAYS_PREVIOUS, 4, 8, effective=True) == num_parameters(ALWAYS_PREVIOUS, 4, 8)

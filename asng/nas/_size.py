@@ -1,0 +1,276 @@
+"""Sizes that follow decisions: arithmetic with decisions and numbers."""
+
+import operator
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import product
+from typing import Any
+
+MAX_COMBINATIONS = 10**6
+
+
+class Arithmetic:
+    """Sums, differences, products and quotients of decisions, sizes and numbers, which are sizes."""
+
+    def __add__(self, other: Any) -> "Size":
+        return _combine("+", self, other)
+
+    def __sub__(self, other: Any) -> "Size":
+        return _combine("-", self, other)
+
+    def __mul__(self, other: Any) -> "Size":
+        return _combine("*", self, other)
+
+    def __floordiv__(self, other: Any) -> "Size":
+        return _combine("//", self, other)
+
+    def __truediv__(self, other: Any) -> "Size":
+        return _combine("/", self, other)
+
+    def __radd__(self, other: Any) -> "Size":
+        return _combine("+", self, other)
+
+    def __rsub__(self, other: Any) -> "Size":
+        return _combine("-", other, self)
+
+    def __rmul__(self, other: Any) -> "Size":
+        return _combine("*", self, other)
+
+    def __rfloordiv__(self, other: Any) -> "Size":
+        return _combine("//", other, self)
+
+    def __rtruediv__(self, other: Any) -> "Size":
+        return _combine("/", other, self)
+
+    def __mod__(self, other: Any) -> Any:  # as torch's convolutions compute
+        raise ValueError(
+            f"{as_size(self)} is no number that a layer of torch takes, and a remainder of it is no size; use an "
+            "elastic one, such as nas.Conv2d, or read .value where the model runs"
+        )
+
+    __rmod__ = __mod__
+
+    def round_to(self, multiple: int) -> "Size":
+        """Round to the nearest multiple of a number, up from halfway, and to at least that number.
+
+        Args:
+            multiple: A positive integer.
+
+        Returns:
+            The size, such as `(width * 0.25).round_to(8)`.
+
+        Raises:
+            ValueError: `multiple` is no positive integer.
+
+        >>> from asng.nas import Width
+        >>> (Width("channels", [16, 40, 64]) / 4).round_to(8).all()
+        [8, 16]
+        """
+        if require_int(multiple) < 1:
+            raise ValueError(f"a size is rounded to a multiple of at least 1, got {multiple}")
+        return CompoundSize("round_to", as_size(self), as_size(multiple))
+
+
+class Size(Arithmetic):
+    """A size that follows decisions, made by arithmetic with them; or a constant.
+
+    Sums, differences, products and quotients (`//` and `/`) of decisions, sizes and numbers are sizes. Calling one
+    gives the size under the selected values, an integer: a fraction that is left at the end is rounded down, as by
+    `int`.
+
+    >>> from asng.nas import Value, Width
+    >>> from asng.space import Categorical
+    >>> width = Width("width", 4, 6)
+    >>> size = width * 2 + 1
+    >>> size, size.all()
+    (2 * 'width' + 1, [9, 11, 13])
+    >>> width.choose(5)
+    >>> size()
+    11
+    >>> size = width * Value("ratio", Categorical([1.5, 2]))
+    >>> size, size.all()
+    ('width' * 'ratio', [6, 7, 8, 9, 10, 12])
+    """
+
+    @property
+    @abstractmethod
+    def decisions(self) -> tuple[Any, ...]:
+        """The decisions that it follows, each once."""
+
+    def __call__(self) -> int:
+        """The size under the selected values."""
+        return int(self._number())
+
+    def all(self) -> list[int]:
+        """List every size there can be.
+
+        Returns:
+            The sizes in increasing order, each once.
+
+        Raises:
+            ValueError: There are too many combinations to list them, or a divisor can be 0.
+        """
+        try:
+            return sorted({int(number) for number in self._numbers({})})
+        except ZeroDivisionError:
+            raise ValueError(f"{self} divides by 0 for some values; give divisors that are never 0") from None
+
+    @property
+    def max(self) -> int:
+        """The largest size there can be."""
+        return self.all()[-1]
+
+    @property
+    def is_elastic(self) -> bool:
+        """True if it follows a decision."""
+        return bool(self.decisions)
+
+    @abstractmethod
+    def _number(self) -> float:
+        """The number under the selected values, before it is rounded."""
+
+    @abstractmethod
+    def _numbers(self, given: Mapping[str, Any]) -> Iterable[float]:
+        """Every number there can be, where some decisions, by name, have a given value."""
+
+
+class LinearSize(Size):
+    """scale * value + shift of one decision, or a constant."""
+
+    def __init__(self, decision: Any, scale: float, shift: float) -> None:
+        self.decision, self.scale, self.shift = decision, scale, shift
+
+    @property
+    def decisions(self) -> tuple[Any, ...]:
+        return () if self.decision is None else (self.decision,)
+
+    def __call__(self) -> int:
+        decision = self.decision  # no further call: layers ask in every forward
+        return int(self.shift) if decision is None else int(self.scale * decision.value + self.shift)
+
+    def _number(self) -> float:
+        return self.shift if self.decision is None else self.scale * self.decision.value + self.shift
+
+    def _numbers(self, given: Mapping[str, Any]) -> list[float]:
+        if self.decision is None:
+            return [self.shift]
+        name = self.decision.name
+        values = (given[name],) if name in given else self.decision.variable.values() or ()
+        return [self.scale * value + self.shift for value in values]
+
+    def __repr__(self) -> str:
+        if self.decision is None:
+            return str(self.shift)
+        scale, shift = abs(self.scale), self.shift
+        term = repr(self.decision.name) if scale == 1 else f"{scale} * {self.decision.name!r}"
+        if self.scale < 0:
+            return f"{shift} - {term}" if shift else f"-{term}"
+        return f"{term} {'+' if shift > 0 else '-'} {abs(shift)}" if shift else term
+
+
+class CompoundSize(Size):
+    """An operator with two sizes."""
+
+    def __init__(self, symbol: str, left: Size, right: Size) -> None:
+        self.symbol, self.left, self.right = symbol, left, right
+
+    @property
+    def decisions(self) -> tuple[Any, ...]:
+        return tuple(dict.fromkeys(self.left.decisions + self.right.decisions))
+
+    def _number(self) -> float:
+        number: float = OPERATORS[self.symbol](self.left._number(), self.right._number())
+        return number
+
+    def _numbers(self, given: Mapping[str, Any]) -> set[float]:
+        calculate = OPERATORS[self.symbol]
+        found: set[float] = set()
+        count = 0
+        for shared in self._shared_values(given):  # both sides depend on them, so not every pair occurs
+            left, right = (set(side._numbers({**given, **shared})) for side in (self.left, self.right))
+            count += len(left) * len(right)
+            if count > MAX_COMBINATIONS:
+                raise ValueError(
+                    f"{self} has more than {MAX_COMBINATIONS:,} combinations; let its decisions choose among fewer "
+                    "numbers, such as Width(name, [64, 128, 256])"
+                )
+            found.update(calculate(a, b) for a in left for b in right)
+        return found
+
+    def _shared_values(self, given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        left, right = ({d.name: d.variable for d in side.decisions} for side in (self.left, self.right))
+        names = [name for name in left if name in right and name not in given]
+        return (dict(zip(names, row, strict=True)) for row in product(*(left[name].values() or () for name in names)))
+
+    def __repr__(self) -> str:
+        left, right = (f"({side})" if " " in repr(side) else repr(side) for side in (self.left, self.right))
+        return f"{left}.round_to({right})" if self.symbol == "round_to" else f"{left} {self.symbol} {right}"
+
+
+def _round_to(number: float, multiple: int) -> int:
+    return max(int(number + multiple / 2) // multiple, 1) * multiple
+
+
+OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+    "+": operator.add,
+    "-": operator.sub,
+    "*": operator.mul,
+    "//": operator.floordiv,
+    "/": operator.truediv,
+    "%": operator.mod,
+    "round_to": _round_to,
+}
+
+
+def as_size(of: Any) -> Size:
+    """A decision among numbers, a size or an integer as a size."""
+    if isinstance(of, Size):
+        return of
+    if isinstance(of, Arithmetic):
+        decision: Any = of
+        if not all(isinstance(value, (int, float)) for value in decision.variable.values() or (None,)):
+            raise ValueError(f"a size follows choices among numbers, but {decision.name!r} is {decision.variable}")
+        return LinearSize(decision, 1, 0)
+    return LinearSize(None, 0, require_int(of))
+
+
+def _combine(symbol: str, left: Any, right: Any) -> Size:
+    a, b = (LinearSize(None, 0, side) if isinstance(side, float) else as_size(side) for side in (left, right))
+    if isinstance(a, LinearSize) and isinstance(b, LinearSize):
+        match symbol:  # of one decision and a number
+            case "+" if not b.decisions:
+                return LinearSize(a.decision, a.scale, a.shift + b.shift)
+            case "-" if not b.decisions:
+                return LinearSize(a.decision, a.scale, a.shift - b.shift)
+            case "-" if not a.decisions:
+                return LinearSize(b.decision, -b.scale, a.shift - b.shift)
+            case "*" if not b.decisions:
+                return LinearSize(a.decision, a.scale * b.shift, a.shift * b.shift)
+    return CompoundSize(symbol, a, b)
+
+
+def remainder(size: Size, divisor: Size) -> Size:
+    """What is left where one size is divided by another."""
+    return CompoundSize("%", size, divisor)
+
+
+def to_size(of: Any, what: str) -> Size:
+    """The size of a layer; raises ValueError if it follows decisions and can be less than 1, or is a bare fraction."""
+    size = as_size(of)
+    if size.is_elastic:
+        if isinstance(size, LinearSize) and (size.scale, size.shift) == (1, 0):
+            fraction = next((number for number in size._numbers({}) if not isinstance(number, int)), None)
+            if fraction is not None:
+                raise ValueError(
+                    f"{what} must be an integer, but {size} can be {fraction}; multiply it with a width: width * ratio"
+                )
+        if size.all()[0] < 1:
+            raise ValueError(f"{what} must be at least 1, but {size} can be {size.all()[0]}")
+    return size
+
+
+def require_int(number: Any) -> int:
+    try:
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"a size is an integer or follows a decision, got {number!r}") from None

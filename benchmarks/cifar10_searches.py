@@ -1,0 +1,102 @@
+"""The table and the figure of the searches on CIFAR-10 in docs/results.md, from the files in results/cifar10.
+
+    python benchmarks/cifar10_searches.py [--results results/cifar10] [--figure docs/cifar10-searches.png]
+
+A folder seedS holds what `asng cifar10 search --seed S` left (metrics.jsonl), and tests.json: by epoch, the test
+accuracy of the most likely architecture with the shared weights, as `asng cifar10 evaluate` prints it.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from matplotlib.figure import Figure
+
+from asng.experiments.figures import COLORS
+
+ROOT = Path(__file__).parents[1]
+EPOCHS = (10, 25, 50, 75, 100)
+HEAD = (
+    "seed | epoch | valid accuracy of the sampled architectures | test error of the most likely one, shared weights | "
+    "mean largest probability | choices that differ from those at the end (of 40)"
+)
+
+
+class Search(NamedTuple):
+    """What one search left: the records of its epochs, and test accuracies by epoch."""
+
+    name: str
+    records: list[dict[str, Any]]
+    tests: dict[int, float]
+
+    def differing(self, epoch: int) -> int:
+        """How many choices of the most likely architecture differ from those at the end."""
+        pairs = zip(self.records[epoch - 1]["architecture"], self.records[-1]["architecture"], strict=True)
+        return sum(now != then for now, then in pairs)
+
+
+def read_searches(folder: Path) -> list[Search]:
+    found = []
+    for path in sorted(folder.glob("seed*")):
+        lines = (path / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        tests = json.loads((path / "tests.json").read_text(encoding="utf-8"))
+        found.append(Search(path.name, [json.loads(line) for line in lines], {int(e): a for e, a in tests.items()}))
+    if not found:
+        raise SystemExit(f"there is no seed0, seed1, ... in {folder}")
+    return found
+
+
+def table_of(searches: Sequence[Search], epochs: Sequence[int] = EPOCHS) -> str:
+    """In Markdown; an epoch that was not tested has a dash."""
+    rows = [f"| {HEAD} |", "|" + "---|" * len(HEAD.split(" | "))]
+    for search in searches:
+        for epoch in epochs:
+            record, test = search.records[epoch - 1], search.tests.get(epoch)
+            cells = [
+                search.name.removeprefix("seed"),
+                epoch,
+                f"{100 * record['valid_accuracy']:.1f} %",
+                "-" if test is None else f"{100 - 100 * test:.1f} %",
+                f"{record['largest_probability']:.3f}",
+                search.differing(epoch),
+            ]
+            rows.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(rows)
+
+
+def draw(searches: Sequence[Search], path: Path) -> None:
+    """Accuracies and mean largest probability against epochs."""
+    figure = Figure(figsize=(9, 3.2), layout="constrained")
+    accuracy, certainty = figure.subplots(1, 2)
+    for search, color in zip(searches, COLORS, strict=False):
+        epochs = [record["epoch"] for record in search.records]
+        valid = [100 * record["valid_accuracy"] for record in search.records]
+        accuracy.plot(epochs, valid, color=color, label=f"{search.name}: sampled, valid")
+        tested = sorted(search.tests.items())
+        points = [e for e, _ in tested], [100 * a for _, a in tested]
+        accuracy.plot(*points, "o", color=color, label=f"{search.name}: most likely, test")
+        certainty.plot(epochs, [record["largest_probability"] for record in search.records], color=color)
+    certainty.axhline(0.9, color="0.6", linewidth=0.8, linestyle="--")
+    accuracy.set_ylabel("accuracy, shared weights [%]")
+    certainty.set_ylabel("mean largest probability")
+    accuracy.legend(fontsize=7, frameon=False)
+    for axes in (accuracy, certainty):
+        axes.set_xlabel("epoch")
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, default=ROOT / "results" / "cifar10")
+    parser.add_argument("--figure", type=Path, default=ROOT / "docs" / "cifar10-searches.png")
+    given = parser.parse_args()
+    searches = read_searches(given.results)
+    print(table_of(searches))
+    draw(searches, given.figure)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The table of the searches on CIFAR-10 is the one that the kept files give."""
+
+from pathlib import Path
+
+import cifar10_searches as bench
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def searches():
+    return bench.read_searches(ROOT / "results" / "cifar10")
+
+
+def test_the_page_has_the_table_of_the_files(searches):
+    assert bench.table_of(searches) in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def test_an_epoch_that_was_not_tested_has_a_dash(searches):
+    table = bench.table_of([searches[0]._replace(tests={})], [100])
+    assert table.splitlines()[-1] == "| 0 | 100 | 82.6 % | - | 0.954 | 0 |"
+
+
+def test_choices_are_compared_with_those_at_the_end(searches):
+    assert searches[0].differing(100) == 0
+    assert searches[0].differing(10) == 6
+
+
+def test_the_figure_is_drawn(searches, tmp_path):
+    bench.draw(searches, tmp_path / "all.png")
+    assert (tmp_path / "all.png").stat().st_size > 10_000
+
+
+def test_a_folder_without_searches_is_named(tmp_path):
+    with pytest.raises(SystemExit, match="there is no seed0"):
+        bench.read_searches(tmp_path)
