@@ -220,7 +220,10 @@ class Categorical(Variable):
         return math.log(parameters[self.index(value)])
 
     def from_json(self, data: Any) -> Any:
-        written = json.dumps(data, sort_keys=True)
+        try:
+            written = json.dumps(data, sort_keys=True)
+        except (TypeError, ValueError):  # not of JSON
+            raise _outside(self, data) from None
         fitting = [choice for choice in self.choices if _write(choice) == written]
         if not fitting:
             raise _outside(self, data)

@@ -96,6 +96,12 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
     )
 
 
+def check_module(model: Any) -> None:
+    """Raise ValueError for a model that is no module."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be an instance of torch.nn.Module, got {repr(model)[:80]}")
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
     while (optimized := is_optimized(model)) or isinstance(model, (DataParallel, DistributedDataParallel)):
