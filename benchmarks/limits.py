@@ -77,7 +77,7 @@ def median_limits() -> list[nas.Limit]:
     model = Net()
     values = [candidate.values for candidate in RandomSearch(nas.space_of(model), seed=0).ask(DRAWS)]
     costs = {name: [float(measure(model, v)) for v in values] for name, measure in measures().items()}
-    return [nas.Limit(measure, statistics.median(costs[name]), name) for name, measure in measures().items()]
+    return [nas.Limit(measure, statistics.median(costs[name]), name=name) for name, measure in measures().items()]
 
 
 class Search:

@@ -122,7 +122,7 @@ def measure(modules: int, shared: bool, repeats: int, times: int) -> dict[str, A
     }
     parts["tell"] -= parts["ask"] / 2
     whole, training = steps(model, repeats, times)
-    limited, _ = steps(model, repeats, times, [Limit(lambda model, values: 1.0, 2.0, "free")])
+    limited, _ = steps(model, repeats, times, [Limit(lambda model, values: 1.0, 2.0, name="free")])
     counted, _ = steps(model, repeats, times, [Limit(parameters, 1e12)])
     own = sum(parts.values())
     return {

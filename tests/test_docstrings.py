@@ -23,6 +23,7 @@ from asng import nas
 EXPORTED = {name: getattr(module, name) for module in (asng, nas) for name in module.__all__}
 CLASSES = {name: thing for name, thing in EXPORTED.items() if inspect.isclass(thing)}
 ALIASES = {
+    "Judge",
     "LossFn",
     "Measure",
     "Seed",

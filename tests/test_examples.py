@@ -35,7 +35,7 @@ def run(command, folder, **environment):
         timeout=LONG,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert [line for line in done.stderr.splitlines() if not line.startswith("search: epoch ")] == []  # progress
     return done.stdout
 
 

@@ -20,6 +20,7 @@ MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}
 MAY_IMPORT["experiments"] |= {"runs", "fused", "asng"}
 MAY_IMPORT["integrations"] = {"integrations", *CORE}
 MAY_IMPORT["report"] = {"report", "runs"}
+MAY_IMPORT["plot"] = {"plot"}
 MAY_IMPORT["_files"] = {"_files", "_untrusted"}
 MAY_IMPORT["_untrusted"] = {"_untrusted"}
 MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files", "_untrusted"}
@@ -47,6 +48,7 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "_json_checkpoint": set(),
     "_progress": {"rich"},
     "report": {"numpy", "matplotlib", "jinja2"},
+    "plot": {"numpy", "matplotlib"},
 }
 
 
@@ -176,7 +178,8 @@ import os, signal, sys, torch
 from asng import nas
 model = nas.OneOf("op", [torch.nn.Linear(2, 1), nas.Linear(2, 1)])
 batches = [torch.ones(4, 2)]
-nas.search(model, batches, batches, lambda model, x: model(x).square().mean(), epochs=1, checkpoint={str(checkpoint)!r})
+loss_fn = lambda model, x: model(x).square().mean()
+nas.search(model, batches, batches, loss_fn, epochs=1, checkpoint={str(checkpoint)!r}, progress=False)
 """
     return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
 

@@ -22,8 +22,8 @@ from asng.experiments._task import Task, Values
 from asng.experiments._train_step import TrainStep
 from asng.nas._candidates import to_outcome
 from asng.nas._loop import Epoch, Job, Number
+from asng.nas._step import finite_mean
 from asng.nas.architecture import from_json
-from asng.nas.oneshot import finite_mean
 from asng.nas.result import certainty
 from asng.runs import ARCHITECTURE
 
@@ -97,7 +97,7 @@ class SearchJob(_ImageJob):
             weight_optimizer,
             task.search_loss,
             max_grad_norm=5.0,
-            limits=[] if max_params is None else [nas.Limit(size, max_params, "parameters")],
+            limits=[] if max_params is None else [nas.Limit(size, max_params, name="parameters")],
             amp_dtype=AMP_DTYPES[settings.amp_dtype],
             capture=capture,
         )
@@ -173,7 +173,7 @@ class SearchJob(_ImageJob):
         if self._search_settings.method == "uniform":
             values, probability, feasible = self._best_of_random(progress), None, True
         else:
-            values, probability, feasible = nas.top(self.oneshot)[0]
+            values, probability, feasible = nas.top(self.oneshot)[0][:3]
         distribution = {name: np.asarray(p).tolist() for name, p in self.arch_optimizer.distribution().items()}
         return {"values": values, "feasible": feasible, "probability": probability, "distribution": distribution}
 

@@ -22,6 +22,7 @@ from asng._progress import Progress, no_progress, part_of
 from asng._untrusted import mismatch
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
+from asng.nas._schedules import Schedules
 from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
 from asng.runs import ARCHITECTURE, RESULTS, SUMMARY, Run, make_config, write_json
@@ -158,11 +159,11 @@ def search(
     model = Net()
     arch_optimizer = ASNG(nas.space_of(model), seed=seed)
     weight_optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
-    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(weight_optimizer, settings.epochs)
+    schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
     train, valid = (Batches(half, settings.batch, generator) for half in (data.train, data.valid))
-    with closing(LoaderJob(oneshot, lr_scheduler, train, valid, seed)) as job:
+    with closing(LoaderJob(oneshot, schedules, train, valid, seed)) as job:
         history = run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress)
     architecture = nas.result(oneshot)
     seconds = sum(record["seconds"] for record in history)

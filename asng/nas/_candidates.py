@@ -19,6 +19,9 @@ Metrics = Mapping[str, Tensor | float]
 LossFn = Callable[[nn.Module, Any], Tensor | tuple[Tensor, Metrics]]
 """A loss: (model, batch) -> a scalar tensor, or (loss, metrics) with a mapping of names to numbers."""
 
+Judge = Callable[[nn.Module, Any], Any]
+"""A judge: (model, batch) -> a number, lower is better, or (number, metrics)."""
+
 FAILURES = (torch.OutOfMemoryError, MemoryError)
 MAX_FAILED_STEPS = 5  # in a row in which every candidate failed
 WATCHED_STEPS = 10  # that are watched for decisions that nothing reads
@@ -50,15 +53,51 @@ class Numbers(NamedTuple):
 
 def to_outcome(returned: Any) -> Outcome:
     """Check what a loss function returned: a scalar tensor, or a pair of one and its metrics."""
-    loss, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    loss, metrics = split_metrics(returned)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
         got = _format_value(loss)
         raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, or (loss, metrics), got {got}")
     if loss.is_complex():
         raise ValueError(f"loss_fn(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")
+    return Outcome(loss.reshape(()), _check_metrics(metrics))
+
+
+def to_score(returned: Any) -> Outcome:
+    """Check what a judge returned: anything that converts to a float, or a pair of it and metrics."""
+    score, metrics = split_metrics(returned)
+    try:
+        if not isinstance(score, Tensor):
+            score = torch.tensor(float(score), dtype=torch.float64)
+        if score.numel() != 1 or score.is_complex():
+            raise TypeError
+    except (TypeError, ValueError):
+        raise ValueError(
+            "judge(model, batch) must return a number, the lower the better, or (number, metrics), got "
+            f"{_format_value(score)}"
+        ) from None
+    return Outcome(score.detach().reshape(()), _check_metrics(metrics))
+
+
+def split_metrics(returned: Any) -> tuple[Any, Any]:
+    """The number that a loss function or a judge returned, and its metrics."""
+    number, metrics = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, {})
+    return number, metrics
+
+
+def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
+    """The means over the micro-batches of a step; a metric that some of them lack is that of the others."""
+    if len(outcomes) == 1:
+        return outcomes[0]
+    names = dict.fromkeys(name for outcome in outcomes for name in outcome.metrics)
+    by_name = {name: [o.metrics[name] for o in outcomes if name in o.metrics] for name in names}
+    metrics = {name: sum(values) / len(values) for name, values in by_name.items()}
+    return Outcome(torch.stack([outcome.loss for outcome in outcomes]).mean(), metrics)
+
+
+def _check_metrics(metrics: Any) -> dict[str, Tensor | float]:
     if not isinstance(metrics, Mapping):
         raise ValueError(f"metrics must be a mapping of names to numbers, got {_format_value(metrics)}")
-    return Outcome(loss.reshape(()), {name: _number(name, value) for name, value in metrics.items()})
+    return {name: _number(name, value) for name, value in metrics.items()}
 
 
 def _number(name: Any, value: Any) -> Tensor | float:
@@ -100,39 +139,47 @@ def gather_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> 
 class Failures:
     """Runs candidates; warns once per architecture that fails, and raises when nothing else is left."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, kinds: tuple[type[Exception], ...] = FAILURES) -> None:
+        self._device, self._kinds = device, kinds
+        self._what, self._is_memory = "", True  # what the last candidate that failed did
         self._warned: set[str] = set()
-        self.steps = 0  # in a row in which every candidate of a half failed
+        self._in_a_row: dict[str, int] = {}  # by half: steps in which every candidate failed
 
     def attempt(self, run: Callable[..., T], values: Mapping[str, Any], *arguments: Any) -> T | None:
-        """Return `run(values, *arguments)` for a candidate with these values; None if it ran out of memory."""
+        """Return `run(values, *arguments)` for a candidate with these values; None if it failed."""
         try:
             return run(values, *arguments)
-        except FAILURES as error:
+        except self._kinds as error:
             reason = _checkpoints.short_reason(error)
+            self._is_memory = isinstance(error, FAILURES)
+            self._what = "ran out of memory" if self._is_memory else f"failed by {type(error).__name__}"
         # Only here is the traceback gone, whose frames hold the activations.
         del arguments
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         if str(values) not in self._warned:
             self._warned.add(str(values))
+            cure = ". If many do, use smaller batches, or limit the size of the architectures"
             warnings.warn(
-                f"the architecture {dict(values)} ran out of memory ({reason}); it ranks last where it is judged, and "
-                "its gradient is dropped. If many do, use smaller batches, or limit the size of the architectures",
+                f"the architecture {dict(values)} {self._what} ({reason}); it ranks last where it is judged, and "
+                f"its gradient is dropped{cure if self._is_memory else ''}",
                 stacklevel=2,
             )
         return None
 
-    def end_step(self, every_candidate: bool) -> None:
-        """Raise RuntimeError after five steps in a row in which every candidate of a half failed."""
-        self.steps = self.steps + 1 if every_candidate else 0
+    def end_step(self, failed: Mapping[str, bool]) -> None:
+        """Note of each half that ran whether every candidate failed; RuntimeError after five steps in a row."""
+        for half, every_candidate in failed.items():
+            self._in_a_row[half] = self._in_a_row.get(half, 0) + 1 if every_candidate else 0
         if self.steps >= MAX_FAILED_STEPS:
-            self.steps = 0
-            raise RuntimeError(
-                f"every candidate of {MAX_FAILED_STEPS} steps in a row ran out of memory; "
-                "use smaller batches, or let the model's decisions go smaller"
-            )
+            self._in_a_row.clear()
+            cure = "; use smaller batches, or let the model's decisions go smaller" if self._is_memory else ""
+            raise RuntimeError(f"every candidate of {MAX_FAILED_STEPS} steps in a row {self._what}{cure}")
+
+    @property
+    def steps(self) -> int:
+        """The number of steps in a row, up to the last, in which every candidate of a half failed."""
+        return max(self._in_a_row.values(), default=0)
 
 
 class UnreadDecisions:

@@ -39,7 +39,7 @@ class CapturedStep:
         self._supernet, self._make_iteration, self._find_obstacle = supernet, make_iteration, find_obstacle
         self._iteration: Iteration | None = None
         self._captures = 0
-        self._refused = False
+        self._refused = self._warned_of_plain = False
         self.cost: dict[str, float] = {}  # of the last capture
         self._is_current = False  # the iteration knows which weights are touched, and their momentum
 
@@ -52,8 +52,7 @@ class CapturedStep:
         """
         iteration = self._ready(n, train_batch, valid_batch) if train else None
         if iteration is None:
-            self.store()
-            self._is_current = False
+            self.leave()
             return None
         if not self._is_current:
             iteration.update.load()
@@ -73,7 +72,7 @@ class CapturedStep:
         if reason := self._iteration.find_change(train_batch, valid_batch):
             self.store()
             self._iteration, self._is_current = None, False
-            self._refuse(reason, stacklevel=6)
+            self._refuse(reason, stacklevel=7)
         return None
 
     @property
@@ -85,6 +84,18 @@ class CapturedStep:
         """Leave gradients and momentum where the plain path and checkpoints look for them."""
         if self._iteration is not None and self._is_current:
             self._iteration.update.store()
+
+    def leave(self) -> None:
+        """Let the plain path run a step."""
+        self.store()
+        self._is_current = False
+
+    def run_plain(self, reason: str) -> None:
+        """Let the plain path run a step that is never captured; warns once."""
+        self.leave()
+        if not self._refused and not self._warned_of_plain:
+            self._warned_of_plain = True
+            self._warn(reason, stacklevel=6)
 
     def forget(self) -> None:
         """Take over gradients and momentum before the next step: they were loaded."""
@@ -105,7 +116,7 @@ class CapturedStep:
             except Exception as error:  # what is wrong with the model itself, the plain path raises again
                 reason = _explain(error, self._supernet)
             _free_memory()  # plain steps may need what the capture took
-        self._refuse(reason, stacklevel=7)
+        self._refuse(reason, stacklevel=8)
         return None
 
     def _try_capture(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration:
@@ -127,6 +138,9 @@ class CapturedStep:
 
     def _refuse(self, reason: str, *, stacklevel: int) -> None:
         self._refused = True
+        self._warn(reason, stacklevel=stacklevel + 1)
+
+    def _warn(self, reason: str, *, stacklevel: int) -> None:
         warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=stacklevel)
 
 
@@ -143,12 +157,19 @@ def _explain(error: Exception, supernet: Supernet) -> str:
     if isinstance(error, Refused):
         return reason
     modules = running_modules(error, supernet)
-    where = f"{supernet.paths[modules[-1]] or 'the model'} ({type(modules[-1]).__name__})" if modules else "the loss"
+    where = "the loss or the judge"
+    if modules:
+        where = f"{supernet.paths[modules[-1]] or 'the model'} ({type(modules[-1]).__name__})"
     return f"{reason} (in {where})"
 
 
-def find_obstacle(model: nn.Module, optimizer: torch.optim.Optimizer, amp_dtype: torch.dtype | None) -> str | None:
+def find_obstacle(
+    model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], amp_dtype: torch.dtype | None
+) -> str | None:
     """Return why the steps of a model, perhaps in a wrapper, cannot be captured; None if nothing is known."""
+    if len(optimizers) > 1:
+        return "there are several weight optimizers"
+    (optimizer,) = optimizers
     devices = {parameter.device for group in optimizer.param_groups for parameter in group["params"]}
     if {device.type for device in devices} != {"cuda"} or len(devices) > 1:
         return f"the weights are on {', '.join(sorted(map(str, devices)))}, and not on one CUDA device"

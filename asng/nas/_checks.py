@@ -2,7 +2,8 @@
 
 import inspect
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sized
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from itertools import islice
@@ -17,6 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from asng._asktell import Optimizer
 from asng._files import differences
 from asng.nas._decision import Decision
+from asng.nas._weight_optimizers import as_list
 from asng.space import Variable
 
 if TYPE_CHECKING:
@@ -152,17 +154,18 @@ def check_decisions(space: dict[str, Variable]) -> dict[str, Variable]:
     return space
 
 
-def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimizer: torch.optim.Optimizer) -> None:
+def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimizer: Any) -> None:
     """Raise ValueError for a model or optimizers that cannot be searched."""
-    if isinstance(weight_optimizer, type):
-        name = weight_optimizer.__name__
-        raise ValueError(f"weight_optimizer is the class {name}; make one: {name}(model.parameters(), lr=...)")
-    if not hasattr(weight_optimizer, "param_groups"):
-        held = f" of {len(weight_optimizer)}" if isinstance(weight_optimizer, Sized) else ""
+    weight_optimizers = as_list(weight_optimizer)
+    for one in weight_optimizers:
+        if isinstance(one, type):
+            raise ValueError(
+                f"weight_optimizer is the class {one.__name__}; make one: {one.__name__}(model.parameters(), lr=...)"
+            )
+    if not weight_optimizers or not all(hasattr(one, "param_groups") for one in weight_optimizers):
         raise ValueError(
-            f"weight_optimizer must be one torch optimizer, got a {type(weight_optimizer).__name__}{held}; give one "
-            "optimizer several parameter groups, or write a torch.optim.Optimizer over all parameters whose step() "
-            "calls the others'"
+            "weight_optimizer must be a torch optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), or a "
+            f"list of several, got {weight_optimizer!r}"
         )
     if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
@@ -171,7 +174,7 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
         )
     check_decisions(supernet.space)
     _check_space(supernet, arch_optimizer)
-    _check_parameters(supernet.model, weight_optimizer)
+    _check_parameters(supernet.model, weight_optimizers)
     for module, path in supernet.paths.items():
         if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
             raise ValueError(
@@ -179,11 +182,23 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
             )
 
 
-def check_step_options(max_grad_norm: float | None, amp_dtype: torch.dtype | None) -> None:
+def check_step_options(
+    loss_fn: Any, max_grad_norm: float | None, amp_dtype: torch.dtype | None, judge: Any, failures: Any
+) -> None:
     """Raise ValueError for options that a step cannot have."""
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {max_grad_norm!r}")
-    if amp_dtype not in (None, torch.bfloat16, torch.float16):
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn must be a function (model, batch) -> loss, got {repr(loss_fn)[:80]}")
+    if not isinstance(failures, tuple) or not all(isinstance(f, type) and issubclass(f, Exception) for f in failures):
+        raise ValueError(f"failures must be a tuple of exception classes, such as (MemoryError,), got {failures!r}")
+    if judge is not None and not callable(judge):
+        raise ValueError(f"judge must be a function (model, batch) -> number, the lower the better, got {judge!r}")
+    try:
+        is_norm = max_grad_norm is None or float(max_grad_norm) > 0
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers
+        is_norm = False
+    if not is_norm:
+        raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {repr(max_grad_norm)[:80]}")
+    if not any(amp_dtype is each for each in (None, torch.bfloat16, torch.float16)):
         raise ValueError(f"amp_dtype must be torch.bfloat16, torch.float16 or None, got {amp_dtype}")
 
 
@@ -198,23 +213,28 @@ def _check_space(supernet: "Supernet", arch_optimizer: Optimizer) -> None:
         )
 
 
-def _check_parameters(model: nn.Module, weight_optimizer: torch.optim.Optimizer) -> None:
-    optimized = {id(parameter) for group in weight_optimizer.param_groups for parameter in group["params"]}
-    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in optimized]
+def _check_parameters(model: nn.Module, weight_optimizers: list[torch.optim.Optimizer]) -> None:
+    held = [id(parameter) for one in weight_optimizers for group in one.param_groups for parameter in group["params"]]
+    counts = Counter(held)
+    missing = [name for name, p in model.named_parameters() if p.requires_grad and id(p) not in counts]
     if missing:
         more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ValueError(
             f"weight_optimizer does not hold the model's parameters {', '.join(missing[:3])}{more}; make it with "
             "model.parameters(), or call requires_grad_(False) on those that stay as they are"
         )
-    try:
-        # Of the class: schedulers wrap that of the object.
-        inspect.signature(type(weight_optimizer).step).bind(weight_optimizer)
-    except TypeError:
-        raise ValueError(
-            f"{type(weight_optimizer).__name__} asks for a closure to evaluate the loss again, but every step here has "
-            "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
-        ) from None
+    for name, parameter in model.named_parameters():
+        if counts[id(parameter)] > 1:
+            raise ValueError(f"two of the weight optimizers hold the parameter {name}; give it to one of them")
+    for one in weight_optimizers:
+        try:
+            # Of the class: schedulers wrap that of the object.
+            inspect.signature(type(one).step).bind(one)
+        except TypeError:
+            raise ValueError(
+                f"{type(one).__name__} asks for a closure to evaluate the loss again, but every step here has "
+                "candidates of its own; use a torch optimizer that steps without one, such as SGD or Adam"
+            ) from None
 
 
 def check_shapes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:

@@ -94,8 +94,9 @@ def _to_plain(value: Any) -> Any:
         case np.random.SeedSequence():
             return f"{value.entropy} {value.spawn_key}"
         case Limit():
-            of_inputs = isinstance(value.measure, ForwardMeasure)
-            return f"{value.measure if of_inputs else value.name} <= {float(value.at_most)}"
+            name = value.measure if isinstance(value.measure, ForwardMeasure) else value.name
+            below = "" if value.at_least is None else f"{float(value.at_least)} <= "
+            return f"{below}{name}" + ("" if value.at_most is None else f" <= {float(value.at_most)}")
         case torch.optim.Optimizer():
             return describe_weight_optimizer(value)
         case LRScheduler():

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from asng.nas import _switch
 from asng.nas._batch import StaticBatch
 from asng.nas._branch import RefuseGenerators, SplitGroups
-from asng.nas._candidates import LossFn, Numbers, Outcome, to_outcome
+from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
 from asng.nas._cases import Case, Columns, Refused, Unswitchable, running_modules
 from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._update import WeightUpdate
@@ -42,6 +42,7 @@ class Iteration:
         optimizer: Of the weights, one that `unsupported_reason` has nothing against.
         loss_fn: As that of `OneShot`.
         n: Candidates in each half.
+        judge: As that of `OneShot`.
         max_grad_norm: Of the gradient of the weights.
         amp_dtype: Type of mixed precision.
         limited: Whether there may be fewer candidates than `n`.
@@ -54,11 +55,13 @@ class Iteration:
         loss_fn: LossFn,
         n: int,
         *,
+        judge: Judge | None = None,
         max_grad_norm: float,
         amp_dtype: torch.dtype | None,
         limited: bool = False,
     ) -> None:
-        self._supernet, self._loss_fn, self._n, self._amp_dtype = supernet, loss_fn, n, amp_dtype
+        self._supernet, self._n, self._amp_dtype = supernet, n, amp_dtype
+        self._functions = {"train": loss_fn, "valid": judge or loss_fn}
         self._limited = limited
         self.update = WeightUpdate(optimizer, max_grad_norm, n)
         self._device = self.update.groups[0].gradient.device
@@ -258,7 +261,11 @@ class Iteration:
         )
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
         with trace.run(), precision, groups, RefuseGenerators() if trace.discovers else nullcontext():
-            outcome = to_outcome(self._loss_fn(self._supernet.model, self._batches[kind].batch))
+            returned = self._functions[kind](self._supernet.model, self._batches[kind].batch)
+        if not isinstance(split_metrics(returned)[0], Tensor):
+            name = "the loss" if kind == "train" else "the judge"
+            raise Refused(f"{name} returns a number of Python, which a graph would not compute again; return a tensor")
+        outcome = to_outcome(returned)
         self._write(kind, row, outcome.detach())
         return outcome.loss
 

@@ -2,19 +2,21 @@
 
 import math
 import warnings
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from asng._checks import check_int
 from asng.nas import _distributed
 from asng.nas._extract import StaticBuild
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
-from asng.nas.oneshot import Batch, OneShot, finite_mean
+from asng.nas._schedules import Schedules
+from asng.nas._step import Step, finite_mean
+from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import certainty
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
@@ -26,18 +28,28 @@ class LoaderJob(Job):
     To resume within an epoch, its batches are loaded again from the RNG states at its start. While batches are
     loaded, torch's generator is one of their own, since the model's depends on the architectures drawn. A pass
     over `valid_loader` may begin in one epoch and end in another; it is resumed in the same way.
+
+    Args:
+        oneshot: The search.
+        schedules: Of the learning rates.
+        train_loader, valid_loader: Batches, as those of `nas.search`.
+        seed: Of the order of the batches.
+        callback: As that of `nas.search`.
     """
 
     def __init__(
         self,
         oneshot: OneShot,
-        lr_scheduler: LRScheduler,
+        schedules: Schedules,
         train_loader: Iterable[Batch],
         valid_loader: Iterable[Batch],
         seed: int,
+        callback: Callable[[Any], Any] | None = None,
     ) -> None:
         self.device = oneshot.device
-        self._oneshot, self._lr_scheduler = oneshot, lr_scheduler
+        self._oneshot, self._schedules = oneshot, schedules
+        self._callback, self._newest = callback, Step()
+        self._score_name = "valid_loss" if oneshot.judge is None else "score"  # in records
         self._train_loader, self._valid_loader = train_loader, valid_loader
         self._valid_batches = self._repeat_valid_loader()
         self._used = 0  # batches of the running pass over valid_loader
@@ -69,13 +81,21 @@ class LoaderJob(Job):
         self._steps += 1
         feasible = sum(not violated for violated in step.violations) / len(step.violations)
         losses = {"train_loss": step.train_loss} if step.train_losses else {}
-        losses |= {"valid_loss": step.valid_loss} if feasible else {}
+        losses |= {self._score_name: step.score} if feasible else {}
         if self._oneshot.out_of_memory:  # which is another error, after some steps of it
             losses = {name: loss for name, loss in losses.items() if not math.isnan(loss)}
         if not self._losses:
             self._losses.append(step.train_loss)
+        self._schedules.end_step(step.score)
+        self._newest = step
         shares = {"feasible": feasible} if self._oneshot.costs.limits else {}
-        return {**losses, **shares, **_means("train", step.train_metrics), **_means("valid", step.valid_metrics)}
+        metrics = {**_means("train", step.train_metrics), **_means("valid", step.valid_metrics)}
+        return {**metrics, **losses, **shares}  # a metric called loss does not hide the loss
+
+    def wants_stop(self, record: Mapping[str, Any] | None = None) -> bool:
+        """What the callback says to the newest step, or to the record of an epoch."""
+        returned = None if self._callback is None else self._callback(self._newest if record is None else dict(record))
+        return isinstance(returned, (bool, np.bool_)) and bool(returned)
 
     def _start_epoch(self) -> Iterator[tuple[Batch, Batch]]:
         """The batches of the epoch that are left."""
@@ -116,16 +136,11 @@ class LoaderJob(Job):
         return self._used, self._rng_at_pass_start if self._used else {}
 
     def finish_epoch(self, epoch: Epoch) -> dict[str, float]:
-        means = {"train_loss": math.nan, "valid_loss": math.nan}
+        means = {"train_loss": math.nan, self._score_name: math.nan}
         means |= {name: math.nan if mean is None else mean for name, mean in sorted(epoch.means().items())}
         if _distributed.is_rank0():
             self._warn_of_explosion(means["train_loss"], epoch.number)
-        with warnings.catch_warnings():  # there may have been no step of the weights yet
-            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
-            if isinstance(self._lr_scheduler, ReduceLROnPlateau):
-                self._lr_scheduler.step(means["valid_loss"])
-            else:
-                self._lr_scheduler.step()
+        self._schedules.end_epoch(means[self._score_name])
         self._losses.append(means["train_loss"])
         self._pairs, self._steps = None, 0
         self._valid_at_epoch_start = self._finish_valid_pass()
@@ -157,7 +172,7 @@ class LoaderJob(Job):
         """
         return {
             "search": self._oneshot.state_dict(),
-            "lr_scheduler": self._lr_scheduler.state_dict(),
+            "lr_scheduler": self._schedules.state_dict(),
             "steps": self._steps,
             "losses": self._losses,
             "rng_at_epoch_start": self._rng_at_epoch_start,
@@ -171,8 +186,9 @@ class LoaderJob(Job):
         for rng in (self._rng_at_epoch_start, rng_at_pass_start)[: 2 if used else 1]:
             set_rng_states(self, rng)  # to raise here where they are damaged
         self._oneshot.load_state_dict(state["search"])
-        self._lr_scheduler.load_state_dict(state["lr_scheduler"])
         self._steps, self._losses = check_int(state["steps"], "steps", min=0), list(map(float, state["losses"]))
+        done = max(0, len(self._losses) - 1)  # before the means of the epochs there is the loss of the first step
+        self._schedules.load_state_dict(state["lr_scheduler"], done)
 
     # Random numbers.
 
@@ -207,6 +223,6 @@ class LoaderJob(Job):
 
 
 def _means(half: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """The mean of each metric over the candidates of a half of a step; one called loss is left out."""
-    names = {name for of_one in metrics for name in of_one} - {"loss"}
+    """The mean of each metric over the candidates of a half of a step."""
+    names = {name for of_one in metrics for name in of_one}
     return {f"{half}_{name}": finite_mean(of_one.get(name) for of_one in metrics) for name in names}

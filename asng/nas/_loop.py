@@ -22,7 +22,7 @@ from asng._files import Lock, differences, lock_checkpoint, previous_path
 from asng._progress import Progress, no_progress
 from asng._untrusted import mismatch
 from asng.nas import _checkpoints, _distributed
-from asng.nas.oneshot import finite_mean
+from asng.nas._step import finite_mean
 
 STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU
 
@@ -75,6 +75,10 @@ class Job(Protocol):
         """Further fields of the record of an epoch; the time this takes is not counted."""
         return {}
 
+    def wants_stop(self, record: Mapping[str, Any] | None = None) -> bool:
+        """Whether to end after the last step, or, given its record, after an epoch."""
+        return False
+
     def status(self, epoch: Epoch) -> Mapping[str, float]:
         """Numbers to show beside the newest measurements."""
         return {}
@@ -109,12 +113,15 @@ class Records(Protocol):
 class Checkpoint:
     """The checkpoint file of a job, locked while the job runs."""
 
-    def __init__(self, path: Path, identity: Mapping[str, Any], records: Records | None = None) -> None:
+    def __init__(
+        self, path: Path, identity: Mapping[str, Any], records: Records | None = None, *, may_extend: bool = False
+    ) -> None:
         """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe.
 
         `records`: a file that gets the record of each epoch before its state is saved.
+        `may_extend`: a finished job may be continued under an identity that differs by more `epochs`.
         """
-        self.path, self.identity, self.records = path, dict(identity), records
+        self.path, self.identity, self.records, self._may_extend = path, dict(identity), records, may_extend
         self._lock: Lock | None = None
 
     def lock(self) -> None:
@@ -134,7 +141,11 @@ class Checkpoint:
             return None
         state = _checkpoints.load(self.path)
         with self.explain_errors():
-            if another := differences(state["identity"], self.identity):
+            identity = dict(state["identity"])
+            there, here = identity.get("epochs"), self.identity.get("epochs")
+            if self._may_extend and there == len(state["history"]) and here is not None and there < here:
+                identity["epochs"] = here
+            if another := differences(identity, self.identity):
                 raise ValueError(another)
         return state
 
@@ -183,7 +194,7 @@ def run_job(
     progress: Progress = no_progress,
     unit: str = "epoch",
 ) -> list[dict[str, Any]]:
-    """Run the rest of the epochs of a job; returns the records of all epochs.
+    """Run the rest of the epochs of a job, or until it wants to stop; returns the records of all whole epochs.
 
     In several processes all run the same job, and rank 0 reads and writes the checkpoint.
 
@@ -197,17 +208,24 @@ def run_job(
             loop.start(checkpoint, until_end)
         while len(loop.history) < epochs:
             try:
-                while loop.step(progress):
+                is_over = False
+                while not is_over and loop.step(progress):
                     # A Ctrl-C does not reach all processes in the same step.
-                    if any(_distributed.any_rank([interrupted()], job.device)):
+                    flags = [interrupted(), job.wants_stop()]
+                    is_interrupted, is_over = _distributed.any_rank(flags, job.device)
+                    if is_interrupted:
                         loop.save()
                         raise KeyboardInterrupt(loop.how_to_continue())
-                loop.finish_epoch(progress)
+                if not is_over:
+                    record = loop.finish_epoch(progress)
+                    (is_over,) = _distributed.any_rank([job.wants_stop(record)], job.device)
             except BaseException as error:
                 if isinstance(error, Exception) or not interrupted():  # a second Ctrl-C does not wait
                     loop.save_after(error)
                 raise
             loop.save()
+            if is_over:
+                break
     return loop.history
 
 
@@ -275,9 +293,12 @@ class _Loop:
         where = f"{self._unit} {epoch.number}/{self._epochs} step {epoch.steps}{f'/{steps}' if steps else ''}"
         return f"{where}, {format_record({**newest, **self._job.status(epoch)})}"
 
-    def finish_epoch(self, progress: Progress) -> None:
+    def finish_epoch(self, progress: Progress) -> dict[str, Any]:
+        """Record the epoch; returns the record."""
         epoch = self._epoch
         means = epoch.means()
+        if means.get("score", 0.0) is None:
+            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; see to the judge")
         losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
         if losses and all(mean is None for mean in losses):
             error = NoFiniteLoss(
@@ -297,6 +318,7 @@ class _Loop:
         self._steps_per_epoch = max(self._steps_per_epoch, epoch.steps)
         self._epoch, self._rng_before_step = Epoch(epoch.number + 1), {}
         progress(self._fraction(), format_record(record), line=True)
+        return record
 
     def save(self) -> None:
         if self._checkpoint is not None and _distributed.is_rank0():

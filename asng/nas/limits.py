@@ -5,7 +5,8 @@ import numbers
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from functools import cache, partial
 from typing import Any, NamedTuple, SupportsFloat
 
 from torch import nn
@@ -26,26 +27,32 @@ MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for la
 
 @dataclass(frozen=True)
 class Limit:
-    """A hard limit on the cost of architectures.
+    """A hard limit on the cost of architectures: an upper bound, a lower one, or both, as around a target.
+
+    A relation between decisions is a limit, too: `Limit(lambda model, values: values["inner"] / values["outer"], 1)`.
 
     Args:
         measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0. It may
             use the model, which is restored afterwards, except for numbers that it writes into weights.
         at_most: The largest feasible cost, above 0, in the unit of the measure: a count, operations, seconds.
+        at_least: The smallest feasible cost, above 0.
         name: The name in messages; by default that of the measure.
 
     Raises:
-        ValueError: The measure cannot be called, its `fingerprint` is no text, or the limit is no number above 0.
+        ValueError: The measure cannot be called, its `fingerprint` is no text, or a bound is no number above 0, is
+            missing, or is on the wrong side of the other.
 
     >>> from asng.nas import parameters
-    >>> limit = Limit(parameters, 100_000)
-    >>> limit.name, limit.violation(150_000)
-    ('parameters', 0.5)
+    >>> limit = Limit(parameters, 100_000, at_least=50_000)
+    >>> limit.name, limit.violation(150_000), limit.violation(75_000), limit.violation(25_000)
+    ('parameters', 0.5, 0.0, 0.5)
     """
 
     measure: Measure
-    at_most: float
-    name: str = ""
+    at_most: float | None = None
+    _: KW_ONLY
+    at_least: float | None = None
+    name: str = None  # type: ignore[assignment]  # which becomes a text
 
     def __post_init__(self) -> None:
         if not callable(self.measure):
@@ -55,22 +62,43 @@ class Limit:
             raise ValueError(f"a limit needs a measure, got the class {kind}; make one, such as {kind}(example_input)")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.measure, "__name__", type(self.measure).__name__))
-        if not isinstance(self.at_most, numbers.Real) or not 0 < self.at_most < math.inf:
-            raise ValueError(f"the limit of {self.name} must be a number above 0, got {self.at_most!r}")
+        bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]
+        if not bounds:
+            raise ValueError(f"the limit of {self.name} has no bound; give at_most, at_least or both")
+        for bound in bounds:
+            if not isinstance(bound, numbers.Real) or not 0 < bound < math.inf:
+                raise ValueError(f"the limit of {self.name} must be a number above 0, got {bound!r}")
+        if bounds != sorted(bounds):
+            raise ValueError(f"no cost is {format_bounds(self)}, as the limit of {self.name} asks")
         fingerprint = getattr(self.measure, "fingerprint", None)
         if not isinstance(fingerprint, (str, type(None))):
             raise ValueError(f"the fingerprint of {self.name} must be text, got {fingerprint!r}")
 
     def violation(self, cost: float) -> float:
-        """Compute how far a cost is above the limit.
+        """Compute how far a cost is beyond the limit.
 
         Args:
-            cost: What the measure returned.
+            cost: What the measure returned; infinite if it could not be measured.
 
         Returns:
-            The relative violation, cost / at_most - 1; 0 where the limit is met.
+            The relative violation, cost / at_most - 1 or 1 - cost / at_least; 0 where the limit is met.
         """
-        return max(0.0, cost / self.at_most - 1)
+        if math.isinf(cost):
+            return math.inf
+        above = 0.0 if self.at_most is None else cost / self.at_most - 1
+        below = 0.0 if self.at_least is None else 1 - cost / self.at_least
+        return max(0.0, above, below)
+
+
+def format_bounds(limit: Limit) -> str:
+    """The bounds of a limit as text.
+
+    >>> from asng.nas import parameters
+    >>> format_bounds(Limit(parameters, 200, at_least=100))
+    'at least 100 and at most 200'
+    """
+    bounds = {"at least": limit.at_least, "at most": limit.at_most}
+    return " and ".join(f"{which} {bound:.6g}" for which, bound in bounds.items() if bound is not None)
 
 
 class Violation(NamedTuple):
@@ -78,7 +106,7 @@ class Violation(NamedTuple):
 
     Attributes:
         not_reached: The number of limits after the first violated one, which were not measured.
-        relative: How far the cost is above the first violated limit, relative to it; 0 for feasible architectures.
+        relative: How far the cost is beyond the first violated limit, relative to it; 0 for feasible architectures.
 
     >>> Violation(not_reached=0, relative=0.5) < Violation(not_reached=1, relative=0.1)
     True
@@ -188,26 +216,9 @@ class Costs:
 
     def _measure_missing(self, values: Values, costs: tuple[float, ...]) -> tuple[float, ...]:
         """All costs of a network of which some are known, the violated limits' last."""
-        build: StaticBuild | None = None  # of which there is one for all measures
+        build = cache(partial(StaticBuild, self.supernet, values))  # of which there is one for all measures
         for limit in self.limits[len(costs) :]:
-            measure, supernet = limit.measure, self.supernet
-            try:
-                if isinstance(measure, StaticMeasure):
-                    build = build or StaticBuild(supernet, values)
-                    cost: Any = measure_static(measure, build, limit.at_most)
-                else:
-                    with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
-                        cost = measure(supernet.model, dict(values))  # its own
-            except FAILURES:
-                warnings.warn(
-                    f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible",
-                    stacklevel=2,
-                )
-                cost = math.inf
-            except Exception as error:
-                error.add_note(f"in {limit.name} of the architecture {dict(values)}")
-                raise
-            costs = (*costs, _as_cost(cost, limit, values))
+            costs = (*costs, _measure(limit, self.supernet, values, build, _decisive_bound(limit)))
             if limit.violation(costs[-1]):
                 break
         return costs
@@ -256,11 +267,45 @@ class Costs:
         self.known, self._nearest = _distributed.broadcast_object((known, nearest))
 
 
+def measure_all(supernet: Supernet, limits: Sequence[Limit], values: Values) -> tuple[float, ...]:
+    """The exact costs of a network by the measures of all limits; rank 0 measures and broadcasts."""
+    network = supernet.canonical(values)
+    build = cache(partial(StaticBuild, supernet, network))
+    costs = [_measure(limit, supernet, network, build, math.nan) for limit in limits] if _distributed.is_rank0() else ()
+    return tuple(_distributed.broadcast_object(costs))
+
+
+def _measure(limit: Limit, supernet: Supernet, values: Values, build: Callable[[], StaticBuild], bound: float) -> float:
+    """The cost of a network, exact as far as it decides whether it is at most `bound`; infinite if out of memory."""
+    measure = limit.measure
+    try:
+        if isinstance(measure, StaticMeasure):
+            cost: Any = measure_static(measure, build(), bound)
+        else:
+            with supernet.preserve_selection() if is_from_asng(measure) else preserve_state(supernet):
+                cost = measure(supernet.model, dict(values))  # its own
+    except FAILURES:
+        warnings.warn(
+            f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible",
+            stacklevel=3,
+        )
+        cost = math.inf
+    except Exception as error:
+        error.add_note(f"in {limit.name} of the architecture {dict(values)}")
+        raise
+    return _as_cost(cost, limit, values)
+
+
 def _fingerprint(limit: Limit) -> str | None:
     """What the numbers of a limit's measure depend on; None if it does not say."""
-    fingerprint = getattr(limit.measure, "fingerprint", None)
-    is_exact = getattr(limit.measure, "is_exact", True)
-    return fingerprint if is_exact else f"{fingerprint}, under {float(limit.at_most)}"
+    fingerprint, bound = getattr(limit.measure, "fingerprint", None), _decisive_bound(limit)
+    is_exact = getattr(limit.measure, "is_exact", True) or math.isnan(bound)
+    return fingerprint if is_exact else f"{fingerprint}, under {bound}"
+
+
+def _decisive_bound(limit: Limit) -> float:
+    """The upper bound where it alone decides, so that costs need not be exact beyond it; else NaN."""
+    return math.nan if limit.at_most is None or limit.at_least is not None else float(limit.at_most)
 
 
 def _as_cost(cost: Any, limit: Limit, values: Values) -> float:

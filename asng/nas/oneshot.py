@@ -6,29 +6,35 @@ the same losses, so theta is equal everywhere without communication.
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from asng._asktell import Candidate, Optimizer
+from asng._checks import check_bool
 from asng.nas import _checkpoints, _checks, _distributed
 from asng.nas._candidates import (
     FAILED,
+    FAILURES,
     Failures,
+    Judge,
     LossFn,
     Numbers,
     Outcome,
     UnreadDecisions,
     gather_numbers,
     to_outcome,
+    to_score,
     warn_of_unread,
 )
 from asng.nas._preserve import set_training
+from asng.nas._step import Step
+from asng.nas._training import Training
+from asng.nas._weight_optimizers import WeightOptimizers
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
 
@@ -36,52 +42,6 @@ Batch = Any
 
 MAX_DRAWS = 16  # per candidate, in search of a feasible one
 WORST_LOSS = 1e300  # told for candidates that rank behind all finite losses
-
-
-@dataclass(frozen=True)
-class Step:
-    """The record of one iteration.
-
-    Attributes:
-        train_losses: Of the candidates for the weights; inf: out of memory. Empty where none was feasible.
-        valid_losses: Of the candidates that moved the distribution; None: infeasible, not run.
-        train_metrics: One mapping per candidate; empty without metrics, and for those out of memory.
-        valid_metrics: The same; also empty for infeasible candidates.
-        candidates: The values of the candidates that moved the distribution.
-        violations: How far each is above the first limit that it violates, relative to it; 0: feasible.
-
-    >>> numbers = {"train_losses": (0.5, 0.7), "valid_losses": (0.4, None), "violations": (0.0, 0.1)}
-    >>> step = Step(**numbers, train_metrics=({}, {}), valid_metrics=({}, {}), candidates=({"act": 0}, {"act": 1}))
-    >>> step.train_loss, step.valid_loss
-    (0.6, 0.4)
-    """
-
-    train_losses: tuple[float, ...]
-    valid_losses: tuple[float | None, ...]
-    train_metrics: tuple[dict[str, float], ...]
-    valid_metrics: tuple[dict[str, float], ...]
-    candidates: tuple[dict[str, Any], ...]
-    violations: tuple[float, ...]
-
-    @property
-    def train_loss(self) -> float:
-        """The mean of the finite losses that moved the weights; NaN if there are none."""
-        return finite_mean(self.train_losses)
-
-    @property
-    def valid_loss(self) -> float:
-        """The mean of the finite losses that moved the distribution; NaN if there are none."""
-        return finite_mean(self.valid_losses)
-
-
-def finite_mean(numbers: Iterable[float | None]) -> float:
-    """The mean of the finite numbers; NaN if there are none.
-
-    >>> finite_mean([1.0, None, math.inf, 3.0])
-    2.0
-    """
-    finite = [number for number in numbers if number is not None and math.isfinite(number)]
-    return sum(finite) / len(finite) if finite else math.nan
 
 
 class OneShot:
@@ -103,19 +63,24 @@ class OneShot:
         model: Any module with decisions, on the device where it is trained; also what torch.compile or DataParallel
             made of it, which is then what `loss_fn` is called with. DDP and FSDP are refused.
         arch_optimizer: ASNG, or a baseline, over `space_of(model)`.
-        weight_optimizer: Any torch optimizer of the model's parameters.
+        weight_optimizer: Any torch optimizer of the model's parameters, or a list of several that share them out.
         loss_fn: (model, batch) -> scalar tensor, or (loss, metrics) with a mapping of names to numbers or scalar
             tensors, which steps return; runs the model as it is selected.
+        judge: (model, batch) -> the number by which candidates are ranked, the lower the better: anything that
+            converts to float, or (number, metrics). It runs as `loss_fn` does, without gradients; `selected(model)`
+            has the values of the candidate. By default the loss.
         max_grad_norm: Largest norm of the gradient of the weights.
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
         mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
+        failures: The errors that a candidate may raise without ending the search: it then counts as one that ran out of
+            memory.
         capture: Run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual.
 
     Attributes:
         supernet: The index of the model: its space, selection, extraction.
         costs: The costs of its architectures under the limits.
-        model, arch_optimizer, weight_optimizer, device: As given; the model without a wrapper.
+        model, arch_optimizer, weight_optimizer, judge, device: As given; the model without a wrapper.
 
     Raises:
         ValueError: The model or the optimizers cannot be searched; the message says what to change.
@@ -133,29 +98,33 @@ class OneShot:
         self,
         model: nn.Module,
         arch_optimizer: Optimizer,
-        weight_optimizer: torch.optim.Optimizer,
+        weight_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         loss_fn: LossFn,
         *,
+        judge: Judge | None = None,
         max_grad_norm: float | None = None,
         limits: Sequence[Limit] = (),
         amp_dtype: torch.dtype | None = None,
         mask_inactive: bool = False,
+        failures: tuple[type[Exception], ...] = FAILURES,
         capture: bool = False,
     ) -> None:
+        _checks.check_module(model)
         paths = {module: path for path, module in model.named_modules()}
         _checks.check_not_ddp(paths)
-        self.model, self.arch_optimizer, self.weight_optimizer = _checks.unwrap(model), arch_optimizer, weight_optimizer
-        self._loss_fn, self._mask_inactive, self._amp_dtype = loss_fn, mask_inactive, amp_dtype
+        self.model, self.arch_optimizer, self.judge = _checks.unwrap(model), arch_optimizer, judge
+        self.weight_optimizer: Any = weight_optimizer
+        self._loss_fn, self._mask_inactive = loss_fn, check_bool(mask_inactive, "mask_inactive")
+        self._amp_dtype = amp_dtype
         self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
         self.supernet = Supernet(self.model)
         self.costs = Costs(self.supernet, limits)
         _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
-        _checks.check_step_options(max_grad_norm, amp_dtype)
-        self._parameters = [p for group in weight_optimizer.param_groups for p in group["params"]]
-        self._max_grad_norm = math.inf if max_grad_norm is None else max_grad_norm
-        self.device = self._parameters[0].device
-        self._scaler = torch.amp.GradScaler(self.device.type, enabled=amp_dtype is torch.float16)
-        self._failures = Failures(self.device)
+        _checks.check_step_options(loss_fn, max_grad_norm, amp_dtype, judge, failures)
+        self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
+        self._parameters, self.device = self._weights.parameters, self._weights.device
+        self._failures = Failures(self.device, failures)
+        self._training = Training(self.supernet, self._weights, self._failures)
         self._rank, self._world_size = _distributed.rank_and_world_size()
         self._sync_from_rank0()
         watched = self._rank == 0 and not any(map(_checks.is_compiled, paths))
@@ -164,13 +133,14 @@ class OneShot:
             set_training(self.model)
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
-        if capture:
+        if check_bool(capture, "capture"):
             from asng.nas._capture import CapturedStep, find_obstacle
             from asng.nas._iteration import Iteration
 
-            options: Any = {"max_grad_norm": self._max_grad_norm, "amp_dtype": amp_dtype, "limited": bool(limits)}
-            make_iteration = partial(Iteration, self.supernet, weight_optimizer, loss_fn, **options)
-            obstacle = partial(find_obstacle, model, weight_optimizer, amp_dtype)
+            options: Any = {"judge": judge, "max_grad_norm": self._weights.max_grad_norm, "amp_dtype": amp_dtype}
+            optimizers = self._weights.optimizers
+            make_iteration = partial(Iteration, self.supernet, optimizers[0], loss_fn, limited=bool(limits), **options)
+            obstacle = partial(find_obstacle, model, optimizers, amp_dtype)
             self._captured = CapturedStep(self.supernet, make_iteration, obstacle)
 
     @property
@@ -196,26 +166,84 @@ class OneShot:
             ValueError: The loss is no scalar tensor, or does not depend on the weights.
             RuntimeError: Every candidate of five steps in a row ran out of memory.
         """
+        return self._iterate((train_batch,), (valid_batch,))
+
+    def train_step(self, *micro_batches: Batch) -> Step:
+        """Run the first half of an iteration: one update of the weights; the distribution stays.
+
+        With several batches the gradient is accumulated: all candidates see all of them, one after another, and the
+        update is by the mean. Steps of a half are not captured.
+
+        Args:
+            micro_batches: What all candidates for the weights see, one or several batches as `loss_fn` takes them.
+
+        Returns:
+            The losses and metrics, means over the batches.
+
+        Raises:
+            ValueError: There is no batch, or as in `step`.
+            RuntimeError: As in `step`.
+
+        >>> from asng import ASNG, nas
+        >>> model = nn.Sequential(nas.OneOf("act", [nn.ReLU(), nn.Tanh()]), nn.Linear(2, 1))
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), sgd, lambda net, x: net(x).square().mean())
+        >>> step = oneshot.train_step(torch.ones(4, 2), torch.zeros(4, 2))
+        >>> len(step.train_losses), len(step.scores)
+        (2, 0)
+        """
+        if not micro_batches:
+            raise ValueError("train_step needs at least one batch, got none")
+        return self._iterate(micro_batches, ())
+
+    def judge_step(self, batch: Batch) -> Step:
+        """Run the second half of an iteration: one update of the distribution; the weights stay.
+
+        Args:
+            batch: What all candidates that move the distribution see.
+
+        Returns:
+            The scores, metrics, candidates and violations.
+
+        Raises:
+            ValueError: The judge returns no number.
+            RuntimeError: As in `step`.
+
+        >>> from asng import ASNG, nas
+        >>> model = nn.Sequential(nas.OneOf("act", [nn.ReLU(), nn.Tanh()]), nn.Linear(2, 1))
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), sgd, lambda net, x: net(x).square().mean())
+        >>> step = oneshot.judge_step(torch.ones(4, 2))
+        >>> len(step.train_losses), len(step.scores)
+        (0, 2)
+        """
+        return self._iterate((), (batch,))
+
+    def _iterate(self, train_batches: Sequence[Batch], valid_batches: Sequence[Batch]) -> Step:
+        """Both halves of an iteration, or the one that there are batches for."""
         self._generator_state = self.arch_optimizer.generator_state
         if not self.model.training:
             self.model.train()
-        drawn, candidates = self._draw_feasible(), self.arch_optimizer.ask()
+        drawn = self._draw_feasible() if train_batches else []
+        candidates = self.arch_optimizer.ask() if valid_batches else []
         violations = [self.costs.violation(candidate.values) for candidate in candidates]
         feasible = [c.values for c, violation in zip(candidates, violations, strict=True) if violation == FEASIBLE]
         with self.supernet.preserve_selection():
-            trained, judged = self._run_candidates(drawn, train_batch, feasible, valid_batch, len(candidates))
+            trained, judged = self._run_candidates(drawn, train_batches, feasible, valid_batches, len(candidates))
         of_feasible = iter(judged)
         valid = [next(of_feasible) if violation == FEASIBLE else None for violation in violations]
-        valid_losses = [None if numbers is None else numbers.loss for numbers in valid]
-        self._tell(candidates, valid_losses, violations)
+        scores = [None if numbers is None else numbers.loss for numbers in valid]
+        if candidates:
+            self._tell(candidates, scores, violations)
         self._generator_state = None
         return Step(
             train_losses=tuple(numbers.loss for numbers in trained),
-            valid_losses=tuple(valid_losses),
+            valid_losses=tuple(scores if self.judge is None else ()),
             train_metrics=tuple(numbers.metrics for numbers in trained),
             valid_metrics=tuple({} if numbers is None else numbers.metrics for numbers in valid),
             candidates=tuple(c.values for c in candidates),
             violations=tuple(violation.relative for violation in violations),
+            scores=tuple(scores),
         )
 
     @property
@@ -224,101 +252,45 @@ class OneShot:
         return self._failures.steps > 0
 
     def _run_candidates(
-        self, drawn: Sequence[Values], train_batch: Batch, feasible: Sequence[Values], valid_batch: Batch, n: int
+        self,
+        drawn: Sequence[Values],
+        train_batches: Sequence[Batch],
+        feasible: Sequence[Values],
+        valid_batches: Sequence[Batch],
+        n: int,
     ) -> tuple[list[Numbers], list[Numbers]]:
         """The numbers of the candidates drawn for the weights, and of the feasible ones of n that are judged."""
         if self._captured is not None:
-            done = self._captured.step(drawn, train_batch, feasible, n, valid_batch)
+            done = None
+            if len(train_batches) == len(valid_batches) == 1:
+                done = self._captured.step(drawn, train_batches[0], feasible, n, valid_batches[0])
+            else:
+                self._captured.run_plain("train_step and judge_step are not captured, only step is")
             if done is not None:
-                self._failures.end_step(False)
+                self._failures.end_step({"train": False, "valid": False})
                 if self._unread is not None:
                     warn_of_unread(self._captured.unread, "a captured step")
                     self._unread = None
                 return done
-        outcomes = [*self._train(drawn, train_batch), *self._judge(feasible, valid_batch)]
+        outcomes: list[Outcome | None] = []
+        if train_batches:
+            outcomes += self._training.step(self._run, drawn, train_batches, self._shard(drawn))
+        for batch in valid_batches:
+            outcomes += self._judge(feasible, batch)
         numbers = gather_numbers(outcomes, self.device)
-        trained, judged = numbers[: len(drawn)], numbers[len(drawn) :]
-        self._failures.end_step(any(half and all(n.failed for n in half) for half in (trained, judged)))
+        halves = {"train": numbers[: len(drawn)], "valid": numbers[len(drawn) :]}
+        ran = [name for name, batches in (("train", train_batches), ("valid", valid_batches)) if batches]
+        self._failures.end_step({name: bool(halves[name]) and all(n.failed for n in halves[name]) for name in ran})
         if self._unread is not None and self._unread.end_step():
             self._unread = None
-        return trained, judged
-
-    def _train(self, candidates: Sequence[Values], batch: Batch) -> list[Outcome | None]:
-        """Update the weights by the mean gradient of the candidates; returns their outcomes."""
-        # Weights once touched keep momentum and decay when they are not sampled (paper, section 3.2):
-        # their gradient is then zero, not missing.
-        before = [parameter.grad for parameter in self._parameters]
-        self._reset_gradients(before)
-        try:
-            outcomes = self._add_gradients(candidates, batch, before)
-        except BaseException:
-            self._reset_gradients(before)  # after an error no weight is touched
-            raise
-        failed = _distributed.all_reduce_gradients(self._parameters, [outcome is FAILED for outcome in outcomes])
-        good = len(candidates) - sum(failed)
-        if good and any(parameter.grad is not None for parameter in self._parameters):
-            if good < len(candidates):  # the mean is over the others
-                gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
-                torch._foreach_mul_(gradients, len(candidates) / good)
-            self._scaler.unscale_(self.weight_optimizer)
-            norm = nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
-            if self._scaler.is_enabled():  # skips the step if a gradient is not finite
-                self._scaler.step(self.weight_optimizer)
-                self._scaler.update()
-            elif norm.isfinite():
-                self.weight_optimizer.step()
-        return outcomes
-
-    def _add_gradients(
-        self, candidates: Sequence[Values], batch: Batch, before: list[Tensor | None]
-    ) -> list[Outcome | None]:
-        """Accumulate the gradients of this process's candidates; returns their outcomes."""
-        outcomes: list[Outcome | None] = [None] * len(candidates)
-        waiting, added = list(self._shard(candidates)), []
-        while waiting:
-            index = waiting.pop(0)
-            outcome = self._failures.attempt(self._run, candidates[index], batch)
-            outcomes[index] = FAILED if outcome is None else outcome.detach()
-            if outcome is None:
-                continue
-            if self._failures.attempt(self._backward, candidates[index], outcome.loss, len(candidates)):
-                added.append(index)
-            else:  # a part of its gradient was accumulated: accumulate the others again
-                outcomes[index], outcome = FAILED, None
-                self._reset_gradients(before)
-                waiting, added = added + waiting, []
-        return outcomes
-
-    def _backward(self, values: Values, loss: Tensor, candidates: int) -> bool:
-        """Add a candidate's share to the gradient; an architecture without weights has none."""
-        if loss.requires_grad:
-            self._scaler.scale(loss / candidates).backward()  # type: ignore[no-untyped-call]
-        elif any(
-            parameter.requires_grad
-            for module in self.supernet.active_modules()
-            for parameter in module.parameters(recurse=False)
-        ):
-            if not loss.is_floating_point():
-                raise ValueError(
-                    f"the loss to train on is a tensor of {loss.dtype}, which has no gradient; return floating point "
-                    "numbers, and counts as metrics beside them: return loss, {'errors': count}"
-                )
-            raise ValueError("the loss does not depend on the weights; is there a detach(), item() or no_grad() in it?")
-        return True
-
-    def _reset_gradients(self, gradients: list[Tensor | None]) -> None:
-        """Give the parameters these gradients, with zeros in them."""
-        for parameter, gradient in zip(self._parameters, gradients, strict=True):
-            parameter.grad = gradient
-        if present := [gradient for gradient in gradients if gradient is not None]:
-            torch._foreach_zero_(present)
+        return halves["train"], halves["valid"]
 
     def _judge(self, candidates: Sequence[Values], batch: Batch) -> list[Outcome | None]:
         """The outcomes of the candidates of this process."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
         with torch.no_grad():
             for index in self._shard(candidates):
-                outcomes[index] = self._failures.attempt(self._run, candidates[index], batch) or FAILED
+                outcomes[index] = self._failures.attempt(self._run_judge, candidates[index], batch) or FAILED
         return outcomes
 
     def _draw_feasible(self) -> Sequence[Values]:
@@ -337,13 +309,21 @@ class OneShot:
 
     def _run(self, values: Values, batch: Batch) -> Outcome:
         """The loss and the metrics of a candidate."""
+        return to_outcome(self._call(self._loss_fn, values, batch))
+
+    def _run_judge(self, values: Values, batch: Batch) -> Outcome:
+        """The score and the metrics of a candidate."""
+        return self._run(values, batch) if self.judge is None else to_score(self._call(self.judge, values, batch))
+
+    def _call(self, function: Callable[[nn.Module, Batch], Any], values: Values, batch: Batch) -> Any:
+        """What a loss function or a judge returns for a candidate."""
         self.supernet.choose(values)
         try:
             with (
-                torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None),
+                self._autocast(),
                 nullcontext() if self._unread is None else self._unread.watch(values),
             ):
-                returned = self._loss_fn(self._wrapped_model, batch)
+                return function(self._wrapped_model, batch)
         except Exception as error:
             error.add_note(f"in the architecture {values}")
             if "Expected more than 1 value per channel when training" in str(error):
@@ -352,7 +332,10 @@ class OneShot:
                     "training mode; leave out a last batch of one row, as DataLoader(..., drop_last=True) does"
                 )
             raise
-        return to_outcome(returned)
+
+    def _autocast(self) -> torch.autocast:
+        """The context of mixed precision that candidates run in."""
+        return torch.autocast(self.device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None)
 
     def is_feasible(self, values: Mapping[str, Any]) -> bool:
         """Tell whether an architecture meets all limits.
@@ -387,10 +370,10 @@ class OneShot:
         if self._world_size > 1:
             _distributed.broadcast_tensors([*self._parameters, *self.model.parameters(), *self.model.buffers()])
             arch_optimizer, weight_optimizer = _distributed.broadcast_object(
-                (self.arch_optimizer.state_dict(), self.weight_optimizer.state_dict())
+                (self.arch_optimizer.state_dict(), self._weights.state_dict())
             )
             self.arch_optimizer.load_state_dict(arch_optimizer)
-            self.weight_optimizer.load_state_dict(weight_optimizer)
+            self._weights.load_state_dict(weight_optimizer)
 
     # State.
 
@@ -408,9 +391,9 @@ class OneShot:
             arch_optimizer["generator"] = self._generator_state
         return {
             "model": self.model.state_dict(),
-            "weight_optimizer": self.weight_optimizer.state_dict(),
+            "weight_optimizer": self._weights.state_dict(),
             "arch_optimizer": arch_optimizer,
-            "scaler": self._scaler.state_dict(),
+            "scaler": self._weights.scaler.state_dict(),
             "touched": [parameter.grad is not None for parameter in self._parameters],
             "limits": [limit.name for limit in self.costs.limits],
             "costs": self.costs.state_dict(),
@@ -425,7 +408,7 @@ class OneShot:
         Raises:
             ValueError: The state does not fit or is damaged; nothing is changed.
         """
-        before = copy.deepcopy(self.weight_optimizer.state_dict()), self.arch_optimizer.state_dict()
+        before = copy.deepcopy(self._weights.state_dict()), self.arch_optimizer.state_dict()
         try:
             _checks.check_shapes(state["model"], self.model.state_dict())
             if len(state["touched"]) != len(self._parameters):
@@ -434,12 +417,12 @@ class OneShot:
             if state["limits"] != limits:  # their numbers may differ
                 raise ValueError(f"its limits are on {state['limits']}, these on {limits}")
             self.arch_optimizer.load_state_dict(state["arch_optimizer"])
-            self.weight_optimizer.load_state_dict(state["weight_optimizer"])
-            self._scaler.load_state_dict(state["scaler"])
+            self._weights.load_state_dict(state["weight_optimizer"])
+            self._weights.scaler.load_state_dict(state["scaler"])
             self.costs.load_state_dict(state["costs"])
             self.model.load_state_dict(state["model"])
         except Exception as error:  # a foreign state may raise anything
-            self.weight_optimizer.load_state_dict(before[0])
+            self._weights.load_state_dict(before[0])
             self.arch_optimizer.load_state_dict(before[1])
             raise ValueError(f"the state does not fit: {_checkpoints.short_reason(error)}") from None
         # A weight that was touched has a gradient, zero between steps, so that it goes on decaying.

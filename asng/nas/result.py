@@ -12,12 +12,17 @@ from torch import nn
 
 from asng._asktell import Optimizer
 from asng._checks import check_int
+from asng._ragged import Array
+from asng.baselines import RandomSearch
 from asng.nas import _distributed
+from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
-from asng.space import Variable
+from asng.space import Variable, family_of
 
+MIN_STEPS = 5  # per free parameter of the distribution: about what it takes without noise
+MIN_CERTAINTY = 0.9  # of a search that has had fewer
 DRAWS = 1000  # candidates drawn where the most likely values do not suffice
 
 
@@ -28,6 +33,11 @@ class Architecture(NamedTuple):
         values: One value for each decision, by name.
         probability: The probability of drawing this network; inactive and real variables do not count.
         feasible: Whether it meets all limits.
+        certainty: Where the probability lies, on a logarithmic scale, between that of the start (0) and the largest
+            that the bounds of the distribution allow (1); NaN where there are real variables alone.
+        inactive: The decisions without effect on this network.
+        score: The mean score that it was given by `rerank` or `front`.
+        costs: The costs that it was given by `front`, in the order of its measures.
 
     >>> Architecture({"act": "tanh"}, probability=0.75, feasible=True).values
     {'act': 'tanh'}
@@ -36,19 +46,27 @@ class Architecture(NamedTuple):
     values: dict[str, Any]
     probability: float
     feasible: bool
+    certainty: float = math.nan
+    inactive: tuple[str, ...] = ()
+    score: float | None = None
+    costs: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search ends with.
+    """What a search ends with; printed, it is a table of the decisions.
 
     Attributes:
         values: The architecture: the most likely feasible one, one value for each decision, by name.
         probability: The probability of drawing this network from the final distribution, as in `Architecture`.
         feasible: False where no architecture met the limits, and a warning said so: then it is the nearest one.
+        certainty: How far the probability is from that of the start (0) to the largest possible one (1), as in
+            `Architecture`; not even a search that is sure of everything reaches a probability of 1.
+        inactive: The decisions without effect on this network, whose values do not matter.
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
-        history: One record per epoch: `train_loss` and `valid_loss`, under limits the share of `feasible` candidates,
-            metrics as `train_<metric>` and `valid_<metric>` (means; not one called loss), certainty, seconds.
+        history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
+            `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
+            judge), the largest probabilities, seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
 
     >>> import torch
@@ -68,9 +86,28 @@ class SearchResult:
     values: dict[str, Any]
     probability: float
     feasible: bool
+    certainty: float
+    inactive: tuple[str, ...]
     model: nn.Module
     history: list[dict[str, float]] = field(repr=False)
     arch_optimizer: Optimizer = field(repr=False)
+
+    def __str__(self) -> str:
+        """The decisions, the probabilities of their values, and the largest ones that are possible."""
+        now = self.arch_optimizer.distribution()
+        largest = sharpest_distribution(self.arch_optimizer.space, self.values)
+        rows: list[tuple[str, ...]] = [("decision", "value", "probability", "at most")]
+        for name, variable in self.arch_optimizer.space.items():
+            value = str(self.values[name])
+            if name in self.inactive:
+                rows.append((name, value, "without effect", ""))
+            elif variable.values() is None:
+                rows.append((name, value, str(now[name]), ""))
+            else:
+                numbers = (math.exp(variable.log_prob(where[name], self.values[name])) for where in (now, largest))
+                rows.append((name, value, *(f"{number:.3f}" for number in numbers)))
+        feasible = "" if self.feasible else ", infeasible"
+        return f"{format_table(rows)}\n\nprobability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> SearchResult:
@@ -95,6 +132,11 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     >>> found = nas.result(oneshot)
     >>> found.values, round(found.probability, 3)
     ({'act': 'tanh'}, 0.75)
+    >>> print(found)
+    decision  value  probability  at most
+    act       tanh   0.750        0.750
+    <BLANKLINE>
+    probability 0.75, certainty 1.00
     """
     return build_result(oneshot, history)
 
@@ -104,9 +146,12 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, float]]) -> Se
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_violation_message(oneshot, architecture.values), stacklevel=3)
-    model = oneshot.supernet.extract(architecture.values)
-    records = [dict(record) for record in history]
-    return SearchResult(*architecture, model=model, history=records, arch_optimizer=oneshot.arch_optimizer)
+    return SearchResult(
+        *architecture[:5],  # without a score and costs
+        model=oneshot.supernet.extract(architecture.values),
+        history=[dict(record) for record in history],
+        arch_optimizer=oneshot.arch_optimizer,
+    )
 
 
 def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
@@ -126,7 +171,7 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
         all measured so far, with `feasible` False.
 
     Raises:
-        ValueError: k is not a positive integer.
+        ValueError: k is not a positive integer, or this is no OneShot.
 
     >>> import torch
     >>> from asng import ASNG, nas
@@ -137,6 +182,9 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
     >>> [(architecture.values, round(architecture.probability, 3)) for architecture in nas.top(oneshot, k=2)]
     [({'act': 'tanh'}, 0.75), ({'act': 'relu'}, 0.25)]
     """
+    if not isinstance(oneshot, OneShot):
+        kind = type(oneshot).__name__
+        raise ValueError(f"the distribution is that of a OneShot, got a {kind}; pass the OneShot of the search")
     k = check_int(k, "k", min=1)
     supernet = oneshot.supernet
     found: dict[str, dict[str, Any]] = {}  # by network, each once
@@ -146,7 +194,7 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
         if len(found) == k:
             break
     nearest = oneshot.costs.nearest() or oneshot.arch_optimizer.mode()
-    return [_architecture(oneshot, values) for values in found.values() or [nearest]]
+    return [architecture_of(oneshot, values) for values in found.values() or [nearest]]
 
 
 def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
@@ -158,20 +206,74 @@ def _by_probability(oneshot: OneShot) -> Iterator[dict[str, Any]]:
     yield from sorted(drawn.values(), key=lambda values: -probability(distribution, space, values))
 
 
-def _architecture(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
+def architecture_of(oneshot: OneShot, values: dict[str, Any]) -> Architecture:
+    """An architecture with what a search knows of it."""
     arch_optimizer = oneshot.arch_optimizer
     active = oneshot.supernet.active(values)
     space = {name: variable for name, variable in arch_optimizer.space.items() if name in active}  # sums need an order
-    return Architecture(values, probability(arch_optimizer.distribution(), space, values), oneshot.is_feasible(values))
+    likely = probability(arch_optimizer.distribution(), space, values)
+    return Architecture(
+        values,
+        likely,
+        oneshot.is_feasible(values),
+        _certainty_of(likely, arch_optimizer.space, space, values),
+        tuple(name for name in arch_optimizer.space if name not in active),
+    )
+
+
+def _certainty_of(
+    likely: float, whole: Mapping[str, Variable], active: Mapping[str, Variable], values: Values
+) -> float:
+    """How far a probability is from that of the start to the largest possible one, in logarithms."""
+    family = family_of(whole)
+    first = probability(_external(whole, family.initial()), active, values)
+    largest = probability(sharpest_distribution(whole, values), active, values)
+    if not 0 < first < largest:
+        return math.nan
+    return math.log(max(likely, 1e-300) / first) / math.log(largest / first)
+
+
+def sharpest_distribution(space: Mapping[str, Variable], values: Values) -> dict[str, Any]:
+    """The distribution, as `Optimizer.distribution()` gives it, that is as sure of some values as its bounds allow.
+
+    >>> from asng import Categorical
+    >>> sharpest_distribution({"op": Categorical(["add", "mul"])}, {"op": "mul"})
+    {'op': array([0.25, 0.75])}
+    """
+    family = family_of(space)
+    x = np.array(family.mode(family.initial()), dtype=float)
+    for column, (name, variable) in enumerate(space.items()):
+        if variable.values() is not None:
+            marginal: Any = variable.marginal()
+            x[column] = marginal.low + variable.index(values[name])
+    return _external(space, family.project(family.statistics(x)))
+
+
+def _external(space: Mapping[str, Variable], theta: Array) -> dict[str, Any]:
+    parts = zip(space.items(), family_of(space).describe(theta), strict=True)
+    return {name: variable.to_external(parameters) for (name, variable), parameters in parts}
+
+
+def warn_if_short(found: SearchResult, steps: int) -> None:
+    """Warn, at the line that called the caller, of a search that ended undecided after few steps."""
+    space = found.arch_optimizer.space
+    needed = MIN_STEPS * family_of(space).dimension
+    is_moved = found.feasible and not isinstance(found.arch_optimizer, RandomSearch)
+    if is_moved and steps < needed and found.certainty < MIN_CERTAINTY:
+        warnings.warn(
+            f"the search was too short: its certainty is {found.certainty:.2f} of 1 after {steps} steps, and "
+            f"{len(space)} decisions such as these take at least {needed}; search for more epochs",
+            stacklevel=3,
+        )
 
 
 def _violation_message(oneshot: OneShot, values: Values) -> str:
     pairs = zip(oneshot.costs.limits, oneshot.costs.measure(values), strict=False)  # up to the first that is violated
-    costs = ", ".join(f"{limit.name} {cost:.6g} of at most {limit.at_most:.6g}" for limit, cost in pairs)
-    return (
-        f"no architecture met all limits; the nearest has {costs}. "
-        "Raise the limits, or let the model's decisions go smaller"
-    )
+    costs = ", ".join(f"{limit.name} {cost:.6g} of {format_bounds(limit)}" for limit, cost in pairs)
+    limits = oneshot.costs.limits
+    is_upper = all(limit.at_least is None for limit in limits)
+    cure = "Raise the limits, or let the model's decisions go smaller" if is_upper else "Widen the limits"
+    return f"no architecture met all limits; the nearest has {costs}. {cure}"
 
 
 def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], values: Values) -> float:
@@ -180,6 +282,18 @@ def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], 
     for name, variable in space.items():  # sum() rounds differently in later versions of Python
         logarithm += variable.log_prob(distribution[name], values[name])
     return math.exp(logarithm)
+
+
+def format_table(rows: Sequence[Sequence[str]]) -> str:
+    """Rows of text as columns, without spaces at the ends of lines.
+
+    >>> print(format_table([("a", "b"), ("long", "c")]))
+    a     b
+    long  c
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def certainty(optimizer: Optimizer) -> dict[str, float]:

@@ -3,30 +3,33 @@
 For another loop, write one around `OneShot`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, nullcontext
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data.distributed import DistributedSampler
 
 from asng._asktell import Optimizer
-from asng._checks import check_int
+from asng._checks import check_bool, check_int
 from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
-from asng.nas._candidates import LossFn
+from asng.nas._candidates import Judge, LossFn
 from asng.nas._checks import check_decisions
-from asng.nas._identity import describe_search
+from asng.nas._identity import describe_search, length_of
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
+from asng.nas._schedules import Schedules
+from asng.nas._step import Step
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
-from asng.nas.result import SearchResult, build_result
+from asng.nas.result import SearchResult, build_result, warn_if_short
 from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
 
@@ -39,14 +42,17 @@ def search(
     *,
     epochs: int,
     arch_optimizer: Optimizer | None = None,
-    weight_optimizer: torch.optim.Optimizer | None = None,
-    lr_scheduler: LRScheduler | None = None,
+    weight_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None = None,
+    lr_scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
+    scheduler_interval: Literal["epoch", "step"] = "epoch",
+    judge: Judge | None = None,
     max_grad_norm: float | None = 5.0,
     limits: Sequence[Limit] = (),
     amp_dtype: torch.dtype | None = None,
     mask_inactive: bool = False,
     capture: bool = False,
     checkpoint: str | Path | None = None,
+    callback: Callable[[Step | dict[str, Any]], Any] | None = None,
     progress: bool = True,
     seed: int = 0,
 ) -> SearchResult:
@@ -64,11 +70,13 @@ def search(
     A second process with the same checkpoint is refused while the first one runs. So is the checkpoint of
     another search: of a model with other weights (names and shapes), another arch_optimizer (method, settings,
     population_size, seed, initial) or weight_optimizer (class, hyper-parameters), lr_scheduler (class, numbers, names
-    of functions) or epochs of the default one, limits (numbers, names of measures, example inputs), max_grad_norm,
-    amp_dtype, mask_inactive, seed, or data (class, length and batch size of `train_loader` and `valid_loader`, of a
-    DataLoader also the class of its sampler and the class and length of its data set).
-    The loss, the layers without weights, what functions compute and what the data hold are not compared. With an
-    lr_scheduler of your own a search may be continued for more epochs.
+    of functions, interval) or epochs of the default one, limits (numbers, names of measures, example inputs), judge
+    (its name), max_grad_norm, amp_dtype, mask_inactive, seed, or data (class, length and batch size of `train_loader`
+    and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of its data set).
+    The loss, the layers without weights, what functions compute and what the data hold are not compared.
+
+    A finished search is continued by the same call with more epochs: the default schedule then starts over, from the
+    initial learning rate to 0 in the epochs that are added; an lr_scheduler of your own goes on as it is.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
     complete step; a note on it says where. The same call repeats the step that failed, with the same
@@ -88,9 +96,14 @@ def search(
         arch_optimizer: `ASNG`, or a baseline, over `space_of(model)`; by default `ASNG` with its default settings.
         weight_optimizer: Any torch optimizer of the model's parameters; by default SGD with learning rate 0.025,
             momentum 0.9 and weight decay 3e-4, as in the paper. That suits images, but is slow for small tabular
-            problems, where `torch.optim.Adam(model.parameters(), lr=0.005)` is a better start.
-        lr_scheduler: A scheduler of `weight_optimizer`, stepped after every epoch (`ReduceLROnPlateau` with the mean
-            validation loss); by default a cosine to 0.
+            problems, where `torch.optim.Adam(model.parameters(), lr=0.005)` is a better start. A list of several, such
+            as Muon for matrices and AdamW for the rest, that share the parameters out.
+        lr_scheduler: A scheduler of `weight_optimizer`, or a list of those of several (`ReduceLROnPlateau` gets the
+            mean score); by default a cosine to 0.
+        scheduler_interval: After what schedulers are stepped: "epoch", or "step", as OneCycleLR needs it.
+        judge: (model, batch) -> the number by which candidates are ranked, the lower the better, such as the share of
+            errors, or (number, metrics), as in `OneShot`; by default the loss. The history then has the mean `score` in
+            place of `valid_loss`.
         max_grad_norm: Largest norm of the gradient of the weights; None for no limit.
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
@@ -99,12 +112,16 @@ def search(
             the time; where that cannot be, a warning says why, and steps run as usual.
         checkpoint: The path of a file to save to and to resume from; by default nothing is saved. The one before the
             newest is kept beside `name.pt` as `name.asng-previous.pt`.
-        progress: Show a progress bar, on rank 0.
+        callback: Called with the `Step` after each step, and with the record of each epoch, a dict, after it is in
+            the history and before it is saved; of several processes in all. It ends the search by returning True; the
+            same call then continues from the checkpoint. After a step the epoch is left unfinished, without a record.
+        progress: Show a progress bar on stderr, on rank 0; where that is no terminal, a line after every epoch.
         seed: An integer of at least 0 for the architectures drawn and the order of the batches: while batches are
             loaded, torch's global generator has an RNG state of their own.
 
     Returns:
-        The most likely feasible architecture, its extracted network, and the history.
+        The most likely feasible architecture, its extracted network, and the history. A warning says so if there were
+        too few steps to decide.
 
     Raises:
         ValueError: An argument does not fit, the model cannot be searched, or the checkpoint belongs to another search.
@@ -125,11 +142,11 @@ def search(
     >>> found.values, len(found.history)
     ({'act': 'relu'}, 5)
     """
-    epochs = check_int(epochs, "epochs", min=1)
+    epochs, progress = check_int(epochs, "epochs", min=1), check_bool(progress, "progress")
     for name, batches in (("train_loader", train_loader), ("valid_loader", valid_loader)):
         _check_batches(name, batches, epochs)
-    if lr_scheduler is not None and (weight_optimizer is None or lr_scheduler.optimizer is not weight_optimizer):
-        raise ValueError("lr_scheduler belongs to another optimizer; pass the one it was made with as weight_optimizer")
+    if callback is not None and not callable(callback):
+        raise ValueError(f"callback must be a function of a step or a record, got {callback!r}")
     streams = np.random.SeedSequence(check_int(seed, "seed", min=0)).spawn(2)
     if arch_optimizer is None:
         arch_optimizer = ASNG(check_decisions(space_of(model)), seed=streams[0])
@@ -141,9 +158,11 @@ def search(
         "amp_dtype": amp_dtype,
         "mask_inactive": mask_inactive,
     }
-    oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, capture=capture, **options)
-    scheduler = CosineAnnealingLR(weight_optimizer, epochs) if lr_scheduler is None else lr_scheduler
-    job = LoaderJob(oneshot, scheduler, train_loader, valid_loader, int(streams[1].generate_state(1)[0]))
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, judge=judge, capture=capture, **options)
+    interval = scheduler_interval
+    schedules = Schedules(weight_optimizer, epochs, given=lr_scheduler, interval=interval, train_loader=train_loader)
+    data_seed = int(streams[1].generate_state(1)[0])
+    job = LoaderJob(oneshot, schedules, train_loader, valid_loader, data_seed, callback)
     saved = None
     if checkpoint is not None:
         identity = describe_search(
@@ -156,13 +175,18 @@ def search(
             lr_scheduler=lr_scheduler,
             weight_optimizer=weight_optimizer,
             **options,
+            **({} if judge is None else {"judge": judge}),
+            **({} if interval == "epoch" else {"scheduler_interval": interval}),
         )
-        saved = Checkpoint(as_checkpoint_path(checkpoint, "search.pt"), identity)
-    with closing(job), _bar(progress and _distributed.is_rank0()) as show:
+        saved = Checkpoint(as_checkpoint_path(checkpoint, "search.pt"), identity, may_extend=True)
+    with closing(job), _show_progress(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
     outcome = build_result(oneshot, history)
     oneshot.supernet.choose(outcome.values)
+    steps = length_of(train_loader)
+    if steps is not None and len(history) == epochs and _distributed.is_rank0():  # it was not ended by the callback
+        warn_if_short(outcome, epochs * steps)
     return outcome
 
 
@@ -179,7 +203,15 @@ def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
 
 
 @contextmanager
-def _bar(wanted: bool) -> Iterator[Progress]:
-    """A bar without lines that stay."""
-    with progress_bar("search") if wanted else nullcontext(no_progress) as progress:
-        yield lambda fraction, text="", *, line=False: progress(fraction, text)
+def _show_progress(wanted: bool) -> Iterator[Progress]:
+    """A bar without lines that stay; where there is no terminal, only the lines."""
+    if not wanted:
+        yield no_progress
+        return
+    with progress_bar("search") as bar:
+        yield _log_lines if bar is no_progress else lambda fraction, text="", *, line=False: bar(fraction, text)
+
+
+def _log_lines(fraction: float, text: str = "", *, line: bool = False) -> None:
+    if line:
+        sys.stderr.write(f"search: {text}\n")

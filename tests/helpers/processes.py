@@ -24,8 +24,10 @@ from asng.nas import (
     OneOf,
     OneShot,
     extract,
+    front,
     parameters,
     recalibrate,
+    rerank,
     search,
     select,
     selected,
@@ -224,6 +226,33 @@ def step_oneshots(rank, folder, kinds, steps=30):
     torch.save(results, Path(folder, f"rank{rank}.pt"))
 
 
+def step_halves(rank, folder):
+    """Halves of steps with a judge, micro-batches and two weight optimizers; the outcome in one file per rank."""
+    torch.manual_seed(17 + rank)
+    model = Net(dropout=0).double()
+    head, rest = model.head.parameters(), [*model.first.parameters(), *model.blocks.parameters()]
+    weight_optimizer = [torch.optim.SGD(head, 0.1, momentum=0.9), torch.optim.AdamW(rest, 0.01)]
+    arch_optimizer = ASNG(space_of(model), population_size=3, seed=5 + rank)
+
+    def judge(model, batch):
+        return (model(batch[0]).argmax(1) != batch[1]).double().mean().item(), {"depth": selected(model)["depth"]}
+
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, cross_entropy, judge=judge)
+    records = []
+    for train, valid in pairs(15, torch.double):
+        records += [oneshot.train_step(train, valid), oneshot.judge_step(valid)]
+    result = {
+        "weights": dict(model.state_dict()),
+        "optimizer": arch_optimizer.state_dict(),
+        "train": [list(record.train_losses) for record in records[::2]],
+        "scores": [list(record.scores) for record in records[1::2]],
+        "metrics": [list(record.valid_metrics) for record in records[1::2]],
+        "ranked": [[str(a.values), a.score] for a in rerank(oneshot, batches(2, dtype=torch.double), judge, k=4)],
+        "front": repr(front(oneshot, [parameters], batches(2, dtype=torch.double), judge, k=6)),
+    }
+    torch.save(result, Path(folder, f"rank{rank}.pt"))
+
+
 def resume_apart(rank, folder):
     """Processes on hosts of several names go on under a limit on latency; the outcome in one file per rank."""
     platform.node = lambda: f"host{rank}"
@@ -387,8 +416,10 @@ def torchrun(folder, *arguments, world_size=2):
 def search_together(rank, folder, settings):
     """A search in several processes, with other seeds in each."""
     settings = dict(settings)
-    interrupt_at = settings.pop("interrupt_at", None)
-    calls = itertools.count()
+    interrupt_at, stop_at = settings.pop("interrupt_at", None), settings.pop("stop_at", None)
+    calls, records = itertools.count(), itertools.count(1)
+    if stop_at is not None:  # the second process alone ends it
+        settings["callback"] = lambda record: next(records) == stop_at and rank == 1
 
     def loss(model, batch):
         if rank == 1 and interrupt_at is not None and next(calls) == interrupt_at:

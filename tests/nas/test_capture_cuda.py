@@ -512,3 +512,55 @@ def test_gradients_do_not_depend_on_the_memory_format(monkeypatch):
 
     expected, got = gradients(torch.contiguous_format), gradients(torch.channels_last)
     assert (got - expected).norm() < 0.02 * expected.norm()  # rounding moves inputs of ReLUs over 0
+
+
+# Judges and halves ---------------------------------------------------------------------------------
+
+
+def share_of_errors(model, batch):
+    logits = model(batch[0])
+    return (logits.argmax(1) != batch[1]).double().mean(), {"loss": nn.functional.cross_entropy(logits, batch[1])}
+
+
+@pytest.mark.parametrize("limits", LIMITS, ids=["unlimited", "limited"])
+def test_a_judge_is_captured_with_its_metrics(limits):
+    torch.manual_seed(0)
+    model = Choosy().double().cuda()
+    settings: Any = {"limits": limits, "judge": share_of_errors}
+    plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
+    for train, valid in gpu_pairs(20, torch.double):
+        expected, got = plain.step(train, valid), captured.step(train, valid)
+        assert got.scores == pytest.approx(expected.scores)
+        losses, expected_losses = ([m["loss"] for m in step.valid_metrics] for step in (got, expected))
+        torch.testing.assert_close(losses, expected_losses, rtol=1e-6, atol=0)
+    assert captured.capture_cost
+
+
+@pytest.mark.parametrize(
+    "judge", [lambda m, b: cross_entropy(m, b).item(), lambda m, b: 1.0], ids=["reads the device", "of Python"]
+)
+def test_a_judge_that_returns_a_number_of_python_is_not_captured(judge):
+    search = oneshot(Choosy().cuda(), judge=judge, capture=True)
+    first, second = gpu_pairs(2)
+    with pytest.warns(UserWarning, match="runs as usual"):
+        search.step(*first)
+    assert None not in search.step(*second).scores
+    assert not search.capture_cost
+
+
+def test_halves_of_steps_run_between_captured_ones():
+    torch.manual_seed(0)
+    model = Choosy().double().cuda()
+    plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "the step is not captured", UserWarning)
+        for number, (train, valid) in enumerate(gpu_pairs(9, torch.double)):
+            if number % 3:
+                pairs_of_steps = [(s.train_step(train, valid), s.judge_step(valid)) for s in (plain, captured)]
+                expected, got = ([*first.train_losses, *second.scores] for first, second in pairs_of_steps)
+            else:
+                steps = [s.step(train, valid) for s in (plain, captured)]
+                expected, got = ([*step.train_losses, *step.scores] for step in steps)
+            torch.testing.assert_close(got, expected, rtol=1e-6, atol=0)
+    captured.state_dict()
+    torch.testing.assert_close([*captured.model.parameters()], [*plain.model.parameters()], rtol=1e-6, atol=1e-9)

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from asng._files import previous_path
-from asng.nas import OneShot, Value, selected, space_of
+from asng.nas import Limit, OneShot, Value, selected, space_of
 from asng.nas import _checkpoints as checkpoints
 from asng.space import Categorical
 from tests.helpers.processes import crowd, exit_code_of, fail_together
@@ -374,3 +374,54 @@ def test_memory_that_never_suffices_is_named_also_where_epochs_are_short(tmp_pat
     with pytest.raises(RuntimeError, match="every candidate of 5 steps in a row ran out of memory") as caught:
         run_search(train_loader=batches(3, 1), loss_fn=loss, checkpoint=tmp_path / "checkpoint.pt", epochs=3)
     assert "saved in" in caught.value.__notes__[-1]
+
+
+def test_errors_that_are_named_as_failures_cost_a_candidate():
+    def loss(model, x):
+        if selected(model)["which"]:
+            raise OverflowError("too steep")
+        return model(x)
+
+    oneshot = make_oneshot(Switch(), loss_fn=loss, failures=(ArithmeticError,))
+    message = r"'which': 1} failed by OverflowError \(too steep\); it ranks last .* its gradient is dropped$"
+    with pytest.warns(UserWarning, match=message):
+        steps = [oneshot.step(torch.ones(3), torch.ones(3)) for _ in range(20)]
+    assert math.inf in [loss for step in steps for loss in step.valid_losses]
+    assert oneshot.arch_optimizer.mode() == {"which": 0}
+
+
+def test_errors_that_are_not_named_are_raised():
+    def loss(model, x):
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        make_oneshot(Switch(), loss_fn=loss, failures=(ZeroDivisionError,)).step(torch.ones(3), torch.ones(3))
+
+
+@pytest.mark.parametrize("failures", [MemoryError, [MemoryError], (MemoryError("x"),), (KeyboardInterrupt,)])
+def test_failures_are_a_tuple_of_exception_classes(failures):
+    with pytest.raises(ValueError, match="failures must be a tuple of exception classes, such as"):
+        make_oneshot(failures=failures)
+
+
+def test_a_half_without_feasible_candidates_has_not_failed():
+    def loss(model, x):
+        raise torch.OutOfMemoryError
+
+    cost = [1]
+    oneshot = make_oneshot(Switch(), loss_fn=loss, limits=[Limit(lambda model, values: cost[0], 1, name="cost")])
+    oneshot.costs.known = Forgetful()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        oneshot.step(torch.ones(3), torch.ones(3))
+        assert oneshot.out_of_memory
+        cost[0] = 2
+        oneshot.step(torch.ones(3), torch.ones(3))
+        assert not oneshot.out_of_memory
+
+
+class Forgetful(dict):
+    """A cache that keeps nothing."""
+
+    def __setitem__(self, key, value):
+        pass

@@ -66,7 +66,7 @@ def test_limits_are_measured_in_order_up_to_the_first_violated():
     def measure(name):
         return lambda model, values: calls.append(name) or values[name] + 1  # type: ignore[func-returns-value]
 
-    costs = Costs(Supernet(Net()), [Limit(measure("depth"), 2, "depth"), Limit(measure("input"), 1, "input")])
+    costs = Costs(Supernet(Net()), [Limit(measure("depth"), 2, name="depth"), Limit(measure("input"), 1, name="input")])
     assert costs.measure({"op": "none", "depth": 3, "input": 1}) == (4.0,)
     assert calls == ["depth"]
     assert costs.measure({"op": "none", "depth": 1, "input": 1}) == (2.0, 2.0)
@@ -245,10 +245,45 @@ def test_an_infinite_cost_is_an_infinite_violation():
     assert Costs(Supernet(Net()), [Limit(lambda model, values: float("inf"), 1)]).violation(SMALL) == (0, float("inf"))
 
 
-@pytest.mark.parametrize("at_most", [0, -1, float("nan"), float("inf"), "10", None])
-def test_a_limit_is_a_number_above_zero(at_most):
-    with pytest.raises(ValueError, match=r"the limit of parameters must be a number above 0"):
-        Limit(parameters, at_most)
+@pytest.mark.parametrize("bound", [0, -1, float("nan"), float("inf"), "10"])
+def test_a_limit_is_a_number_above_zero(bound):
+    for bounds in ({"at_most": bound}, {"at_least": bound}):
+        with pytest.raises(ValueError, match=r"the limit of parameters must be a number above 0"):
+            Limit(parameters, **bounds)
+
+
+def test_a_limit_needs_a_bound():
+    with pytest.raises(ValueError, match="the limit of parameters has no bound; give at_most, at_least or both"):
+        Limit(parameters)
+
+
+def test_bounds_that_nothing_meets_are_refused():
+    with pytest.raises(ValueError, match="no cost is at least 20 and at most 10, as the limit of parameters asks"):
+        Limit(parameters, 10, at_least=20)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "cost", "violation"),
+    [
+        ({"at_least": 10}, 5, 0.5),
+        ({"at_least": 10}, 10, 0.0),
+        ({"at_least": 10}, 1e9, 0.0),
+        ({"at_least": 10}, math.inf, math.inf),  # what could not be measured is infeasible
+        ({"at_least": 10, "at_most": 20}, 8, 0.2),
+        ({"at_least": 10, "at_most": 20}, 15, 0.0),
+        ({"at_least": 10, "at_most": 20}, 30, 0.5),
+        ({"at_least": 10, "at_most": 10}, 10, 0.0),
+    ],
+)
+def test_a_violation_is_relative_to_the_bound_that_is_missed(bounds, cost, violation):
+    assert Limit(parameters, **bounds).violation(cost) == pytest.approx(violation)
+
+
+def test_a_latency_with_a_lower_bound_is_measured_in_full():
+    latency = Latency(IMAGES)
+    upper, both = (Costs(Supernet(Net()), [Limit(latency, 1e-9, at_least=low)]) for low in (None, 1e-10))
+    fingerprints = [costs.state_dict()["measures"][0] for costs in (upper, both)]
+    assert fingerprints == [f"{latency.fingerprint}, under 1e-09", latency.fingerprint]
 
 
 @pytest.mark.parametrize("limits", [Limit(parameters, 10), [(parameters, 10)], [parameters], 10, None])

@@ -103,7 +103,7 @@ def test_a_finite_metric_does_not_hide_losses_that_are_not():
 
 
 def test_records_have_their_keys_in_one_order():
-    few = Limit(lambda model, values: values["depth"], 1, "depth")
+    few = Limit(lambda model, values: values["depth"], 1, name="depth")
     history = run_search(train_loader=batches(1), epochs=12, loss_fn=with_metrics, limits=[few], seed=1).history
     longest = max(map(list, history), key=len)
     assert longest[:4] == ["epoch", "train_loss", "valid_loss", "feasible"]

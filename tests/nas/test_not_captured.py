@@ -154,7 +154,7 @@ def on_a_gpu():
 )
 def test_what_is_against_a_capture_on_a_gpu_is_known_before(wrap, amp_dtype, reason):
     model = nn.Linear(2, 2)
-    assert reason in str(_capture.find_obstacle(model if wrap is None else wrap(model), on_a_gpu(), amp_dtype))
+    assert reason in str(_capture.find_obstacle(model if wrap is None else wrap(model), [on_a_gpu()], amp_dtype))
 
 
 @pytest.fixture
@@ -168,7 +168,7 @@ def two_processes():
 @pytest.mark.usefixtures("two_processes")
 def test_several_processes_are_against_a_capture():
     model = nn.Linear(2, 2)
-    assert _capture.find_obstacle(model, on_a_gpu(), None) == "there are several processes"
+    assert _capture.find_obstacle(model, [on_a_gpu()], None) == "there are several processes"
 
 
 RECENT = Versions(torch="2.11.0+cu130", hip=None, bindings="13.0.1", driver=13000)
@@ -295,8 +295,9 @@ def test_a_number_that_changes_from_batch_to_batch_ends_captures():
     plain, captured = oneshot(model), oneshot(copy.deepcopy(model), capture=True)
     first, second, third = [[(*batch, number) for batch in pair] for number, pair in enumerate(pairs(3))]
     assert captured.step(*first) == plain.step(*first)
-    with pytest.warns(UserWarning, match="a batch holds 1 instead of 0, and only tensors may change"):
+    with pytest.warns(UserWarning, match="a batch holds 1 instead of 0, and only tensors may change") as caught:
         assert captured.step(*second) == plain.step(*second)
+    assert caught[0].filename == __file__
     assert captured.step(*third) == plain.step(*third)
     torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)
 

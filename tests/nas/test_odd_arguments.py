@@ -1,5 +1,6 @@
 """Arguments of types that belong nowhere are refused by ValueErrors that name the value."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -7,10 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from asng import Categorical
+from asng import ASNG, Categorical
 from asng.nas import (
     Latency,
     OneOf,
+    OneShot,
     Repeat,
     Supernet,
     Width,
@@ -76,6 +78,28 @@ def test_a_number_a_device_or_a_list_that_is_none_is_refused(call, message, wron
     for wrong in wrongs:
         with pytest.raises(ValueError, match=message):
             call(wrong)
+
+
+def step_with(**wrong):
+    model = nn.Sequential(OneOf("op", [nn.ReLU(), nn.Tanh()]), nn.Linear(1, 1))
+    given = {"loss_fn": lambda model, x: model(x).mean(), **wrong}
+    return OneShot(model, ASNG(space_of(model)), torch.optim.SGD(model.parameters(), 0.1), **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "message", "wrongs"),
+    [
+        ("loss_fn", r"loss_fn must be a function \(model, batch\) -> loss, got ", [None, 5, "x", torch.ones(2)]),
+        ("max_grad_norm", "max_grad_norm must be above 0, or None", [0, -1.0, "x", 1j, [], torch.ones(2), math.nan]),
+        ("amp_dtype", "amp_dtype must be torch.bfloat16, torch.float16", ["x", torch.float32, np.array(None), 5]),
+        ("mask_inactive", "mask_inactive must be True or False", [None, 1, "yes", torch.ones(2)]),
+        ("capture", "capture must be True or False", [None, 1, "yes", torch.ones(2)]),
+    ],
+)
+def test_options_of_a_step_of_other_types_are_refused(name, message, wrongs):
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match=message):
+            step_with(**{name: wrong})
 
 
 def test_what_is_no_value_of_json_is_outside_of_a_choice():

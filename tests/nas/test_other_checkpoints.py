@@ -51,7 +51,7 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         },
         "first.options.0.weight: (8, 4) there, (9, 4) here": {"model": Net(width=9)},
         "blocks.blocks.3": {"model": Net(depth=4)},
-        "(epochs: 2 there, 3 here)": {"epochs": 3},
+        "(epochs: 2 there, 1 here)": {"epochs": 1},
         "(limits: [] there, ['parameters <= 200.0'] here)": {"limits": [Limit(parameters, 200)]},
         "(arch_optimizer.alpha: 1.5 there, 2.0 here; ": {"arch_optimizer": ASNG(space_of(Net()), alpha=2.0)},
         "(arch_optimizer.population_size: 2 there, 4 here; ": {

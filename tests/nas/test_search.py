@@ -103,7 +103,7 @@ def test_inactive_decisions_do_not_count_in_the_probability():
     outer, inner = (oneshot.arch_optimizer.distribution()[name] for name in ("outer", "inner"))
     draws = [c.values for c in copy.deepcopy(oneshot.arch_optimizer).ask(20_000)]
     plain, second = top(oneshot)[0], top(make_oneshot([0.25, 0.75]))[0]
-    assert plain == ({"outer": "plain", "inner": 1}, pytest.approx(outer[0]), True)
+    assert plain[:3] == ({"outer": "plain", "inner": 1}, pytest.approx(outer[0]), True)
     assert plain.probability == pytest.approx(np.mean([v["outer"] == "plain" for v in draws]), abs=0.02)
     assert second.values == {"outer": "nested", "inner": 1}
     assert second.probability == pytest.approx(outer[0] * inner[1])
@@ -116,7 +116,7 @@ def test_looking_at_the_most_likely_copies_and_changes_nothing(monkeypatch):
     before = oneshot.arch_optimizer.state_dict()
     result = nas.result(oneshot)
     monkeypatch.setattr(nas.Supernet, "extract", lambda *_: pytest.fail("extracted"))
-    assert top(oneshot)[0] == (result.values, result.probability, result.feasible)
+    assert top(oneshot)[0][:5] == (result.values, result.probability, True, result.certainty, result.inactive)
     assert oneshot.arch_optimizer.state_dict() == before
     assert oneshot.model[0].value == "nested"
 
@@ -249,20 +249,37 @@ class Terminal(io.StringIO):
         return True
 
 
-@pytest.mark.parametrize(
-    ("stream", "progress", "shown"), [(Terminal, True, True), (Terminal, False, False), (io.StringIO, True, False)]
-)
-def test_progress_is_shown_on_a_terminal_alone(stream, progress, shown, monkeypatch, capsys):
-    pytest.importorskip("rich")
+@pytest.fixture
+def plain_environment(monkeypatch):
     monkeypatch.setenv("TERM", "xterm")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE", "JUPYTER_COLUMNS"):
         monkeypatch.delenv(name, raising=False)
+
+
+@pytest.mark.usefixtures("plain_environment")
+@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
+@pytest.mark.parametrize("progress", [True, False])
+def test_progress_is_shown_on_stderr_if_wanted(stream, progress, monkeypatch, capsys):
+    pytest.importorskip("rich")
     text = stream()
     monkeypatch.setattr(sys, "stderr", text)
     run_search(progress=progress)
-    assert ("epoch 2, train loss " in text.getvalue()) == shown
-    assert bool(text.getvalue()) == shown
+    assert ("epoch 2, train loss " in text.getvalue()) == progress
+    assert bool(text.getvalue()) == progress
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.usefixtures("plain_environment")
+@pytest.mark.parametrize("rich", [True, False])
+def test_without_a_terminal_there_is_a_line_after_every_epoch(rich, monkeypatch, capsys):
+    if rich:
+        pytest.importorskip("rich")
+    else:
+        monkeypatch.setitem(sys.modules, "rich.console", None)
+    run_search(progress=True, epochs=3)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(",")[0] for line in lines] == [f"search: epoch {epoch}" for epoch in (1, 2, 3)]
+    assert all("train loss" in line and "valid loss" in line for line in lines)
 
 
 def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):
@@ -282,9 +299,3 @@ def test_without_rich_progress_is_a_line_in_ten_seconds(monkeypatch):
     )
     assert shown == [("1", "3"), ("2", "1"), ("2", "4")]
     assert text.getvalue().count("\n") == len(shown)
-
-
-def test_without_rich_nothing_is_written_where_no_terminal_is(monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "rich.console", None)
-    run_search(progress=True)
-    assert capsys.readouterr() == ("", "")

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from asng import ASNG, Categorical, nas
-from asng.nas import Limit, OneShot, Value, parameters, space_of, top
+from asng.nas import Limit, OneShot, Value, Width, parameters, result, space_of, top
 from tests.helpers.searches import Net, Scripted, Switch, cross_entropy, make_oneshot, pairs, run_search
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
@@ -27,8 +27,8 @@ def test_infeasible_candidates_rank_behind_all_feasible_and_never_run():
         return cross_entropy(model, batch)
 
     limits = [
-        Limit(lambda model, values: values["depth"], 2, "depth"),
-        Limit(lambda model, values: 1 + values["first"], 2, "first"),
+        Limit(lambda model, values: values["depth"], 2, name="depth"),
+        Limit(lambda model, values: 1 + values["first"], 2, name="first"),
     ]
     oneshot = make_oneshot(population_size=6, loss_fn=loss, limits=limits)
     tell = oneshot.arch_optimizer.tell
@@ -146,7 +146,7 @@ def test_costs_are_measured_once_per_architecture():
 
 
 def test_the_result_meets_every_limit():
-    limits = [Limit(parameters, 150), Limit(lambda model, values: values["depth"], 2, "depth")]
+    limits = [Limit(parameters, 150), Limit(lambda model, values: values["depth"], 2, name="depth")]
     result = run_search(epochs=6, limits=limits)
     assert result.feasible
     assert sum(p.numel() for p in result.model.parameters()) <= 150
@@ -209,7 +209,7 @@ def test_one_met_during_the_search_serves_where_draws_find_none():
 
 
 def test_where_none_is_feasible_a_warning_says_how_near_it_came(tmp_path):
-    limits = [Limit(parameters, 50), Limit(lambda model, values: values["depth"], 2, "depth")]
+    limits = [Limit(parameters, 50), Limit(lambda model, values: values["depth"], 2, name="depth")]
     smallest = parameters(Net(), {"first": 2, "depth": 1})
     message = rf"no architecture met all limits; the nearest has parameters {smallest} of at most 50\. Raise the limits"
     with pytest.warns(UserWarning, match=message) as caught:
@@ -219,3 +219,35 @@ def test_where_none_is_feasible_a_warning_says_how_near_it_came(tmp_path):
     assert result.values == {"first": 2, "depth": 1}
     assert sum(p.numel() for p in result.model.parameters()) == smallest
     assert all(record["feasible"] == 0 for record in result.history)
+
+
+def test_a_target_is_met_from_both_sides():
+    target = Limit(parameters, 200, at_least=150)
+    oneshot = make_oneshot(limits=[target])
+    for pair in pairs(20):
+        step = oneshot.step(*pair)
+        for values, violation in zip(step.candidates, step.violations, strict=True):
+            assert (violation == 0) == (150 <= parameters(oneshot.model, values) <= 200)
+    assert 150 <= parameters(oneshot.model, top(oneshot)[0].values) <= 200
+
+
+def test_a_relation_between_decisions_is_a_limit():
+    first, second = Width("first", 1, 9), Width("second", 1, 9)
+    model = nn.Sequential(nas.Linear(4, first), nas.Linear(first, second), nas.Linear(second, 3))
+    ordered = Limit(lambda model, values: values["second"] / values["first"], 1, name="second at most first")
+    oneshot = make_oneshot(model, limits=[ordered])
+    steps = [oneshot.step(*pair) for pair in pairs(20)]
+    pairs_seen = [
+        (v["first"], v["second"], s is None)
+        for step in steps
+        for v, s in zip(step.candidates, step.scores, strict=True)
+    ]
+    assert {is_infeasible for *_, is_infeasible in pairs_seen} == {True, False}
+    assert all((second > first) == is_infeasible for first, second, is_infeasible in pairs_seen)
+
+
+def test_an_unreachable_target_names_both_bounds():
+    oneshot = make_oneshot(limits=[Limit(parameters, 1001, at_least=1000)])
+    oneshot.step(*pairs(1)[0])
+    with pytest.warns(UserWarning, match=r"the nearest has parameters \d+ of at least 1000 and at most 1001\. Widen"):
+        assert not result(oneshot).feasible

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from asng import ASNG, Categorical, Integer
-from asng.nas import OneOf, OneShot, Value
+from asng.nas import OneOf, OneShot, Value, space_of
 from asng.nas import _checkpoints as checkpoints
 from tests.helpers.searches import Net, Switch, batches, cross_entropy, data, make_oneshot, run_search
 
@@ -72,15 +73,22 @@ def test_sparse_gradients_are_refused_by_name():
         make_oneshot(model)
 
 
-def test_several_optimizers_in_the_place_of_one_are_refused():
+@pytest.mark.parametrize("given", [0.1, [], [0.1], None])
+def test_what_is_no_torch_optimizer_is_refused(given):
+    with pytest.raises(ValueError, match=rf"weight_optimizer must be a torch optimizer.* got {re.escape(repr(given))}"):
+        OneShot(model := Net(), ASNG(space_of(model)), given, cross_entropy)
+    if given is not None:  # which is the default
+        with pytest.raises(ValueError, match="weight_optimizer must be a torch optimizer"):
+            run_search(weight_optimizer=given)
+
+
+def test_a_parameter_of_two_optimizers_is_refused_by_name():
     model = Net()
-    several = [torch.optim.SGD(part.parameters(), 0.1) for part in (model.first, model.blocks, model.head)]
+    several = [torch.optim.SGD(model.parameters(), 0.1), torch.optim.SGD(model.head.parameters(), 0.1)]
     with pytest.raises(
-        ValueError, match="weight_optimizer must be one torch optimizer, got a list of 3; give one optimizer sev"
+        ValueError, match=r"two of the weight optimizers hold the parameter head\.weight; give it to one"
     ):
         make_oneshot(model, weight_optimizer=several)
-    with pytest.raises(ValueError, match=r"weight_optimizer must be one torch optimizer, got a float; "):
-        run_search(weight_optimizer=0.1)
 
 
 def test_an_optimizer_that_needs_a_closure_is_refused():

@@ -21,6 +21,7 @@ from tests.helpers.processes import (
     exit_code_of,
     resume_apart,
     search_together,
+    step_halves,
     step_oneshots,
     torchrun,
 )
@@ -33,6 +34,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
 
 KINDS = [(population_size, limited) for population_size in (2, 3, 4) for limited in (False, True)]
+
+
+def test_halves_of_steps_in_two_processes_are_those_of_one(tmp_path):
+    alone, both = tmp_path / "alone", tmp_path / "both"
+    for folder in (alone, both):
+        folder.mkdir()
+    members = crowd(step_halves, both)
+    step_halves(0, alone)
+    assert [exit_code_of(member) for member in members] == [0, 0]
+    mine, *theirs = (torch.load(path, weights_only=True) for path in (alone / "rank0.pt", *sorted(both.glob("*.pt"))))
+    for result in theirs:
+        assert (result["optimizer"]["state"], result["scores"]) == (mine["optimizer"]["state"], mine["scores"])
+        assert result["metrics"] == mine["metrics"]
+        assert (result["ranked"], result["front"]) == (mine["ranked"], mine["front"])
+        torch.testing.assert_close(result["train"], mine["train"], rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(result["weights"], mine["weights"], rtol=1e-9, atol=1e-9)
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +147,19 @@ def test_two_processes_search_what_one_searches(tmp_path, own_generator):
         assert result["history"] == alone["history"]
         for name, value in result["weights"].items():
             torch.testing.assert_close(value, alone["weights"][name])
+
+
+@pytest.mark.parametrize(("stop_at", "epochs"), [(3, 0), (6, 1)], ids=["step", "epoch"])
+def test_a_callback_in_one_process_ends_all_and_all_go_on(tmp_path, stop_at, epochs):
+    settings = {"epochs": 3, "dropout": 0.0}
+    for stop, expected in ((stop_at, epochs), (None, 3)):
+        (tmp_path / "group").unlink(missing_ok=True)
+        members = crowd(search_together, tmp_path, {**settings, "stop_at": stop})
+        assert [exit_code_of(member) for member in members] == [0, 0]
+        results = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in range(2)]
+        assert [len(result["history"]) for result in results] == [expected] * 2
+    alone = small_search(None, **settings)
+    assert [result["optimizer"] == alone["optimizer"] for result in results] == [True, True]
 
 
 @pytest.mark.long

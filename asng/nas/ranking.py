@@ -1,0 +1,263 @@
+"""After a search: scores of architectures with the shared weights, the best of the likely ones, and a Pareto front."""
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from asng._checks import check_int
+from asng._ragged import Array
+from asng.baselines import RandomSearch
+from asng.nas import _distributed
+from asng.nas._candidates import Judge, to_score
+from asng.nas._checks import unwrap
+from asng.nas._preserve import preserve_state, set_training
+from asng.nas.limits import Limit, Measure, measure_all
+from asng.nas.oneshot import Batch, OneShot
+from asng.nas.recalibration import recalibrate
+from asng.nas.result import Architecture, architecture_of, format_table, top
+from asng.nas.supernet import Supernet, Values
+
+ATTEMPTS = 20  # per architecture of a front, to find one that is new and feasible
+
+
+def score(
+    model: nn.Module, values: Values, batches: Iterable[Batch], judge: Judge, *, recalibrate_on: Any = None
+) -> float:
+    """Score one architecture with the shared weights of a model.
+
+    It runs without gradients and in evaluation mode, so without dropout; batch norms use the statistics of each batch,
+    as in the search, or those of this architecture over `recalibrate_on`. The model is restored on exit: selection,
+    modes, buffers, RNG state.
+
+    Args:
+        model: Any module with decisions, also in a wrapper of torch.compile or DataParallel.
+        values: One value for each decision, by name.
+        batches: What the judge is called with, one after another.
+        judge: (model, batch) -> a number or (number, metrics), such as that of the search, or its loss function.
+        recalibrate_on: Batches to re-estimate the batch norms' statistics from, as `recalibrate` takes them; the
+            batches to judge may then be small.
+
+    Returns:
+        The mean of the judge's numbers over the batches.
+
+    Raises:
+        ValueError: The values do not fit, there are no batches, or the judge returns no number.
+
+    >>> from asng import nas
+    >>> model = nn.Sequential(nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}))
+    >>> nas.score(model, {"act": "relu"}, [torch.ones(2), -torch.ones(2)], lambda model, x: model(x).mean())
+    0.5
+    """
+    return _score(Supernet(unwrap(model)), model, values, batches, judge, recalibrate_on)
+
+
+def _score(
+    supernet: Supernet, model: nn.Module, values: Values, batches: Iterable[Batch], judge: Judge, recalibrate_on: Any
+) -> float:
+    with preserve_state(supernet), torch.no_grad():
+        supernet.select(values)
+        if recalibrate_on is not None:
+            recalibrate(supernet.model, recalibrate_on)
+        _evaluate_mode(supernet, batch_statistics=recalibrate_on is None)
+        try:
+            numbers = [float(to_score(judge(model, batch)).loss) for batch in batches]
+        except Exception as error:
+            error.add_note(f"in the architecture {dict(values)}")
+            raise
+    if not numbers:
+        raise ValueError("there are no batches to score on; an iterator may be used up")
+    return sum(numbers) / len(numbers)
+
+
+def _evaluate_mode(supernet: Supernet, *, batch_statistics: bool) -> None:
+    """Put a model into evaluation mode, except for the batch norms that would train, if they use batch statistics."""
+    set_training(supernet.model)
+    norms = [m for m in supernet.paths if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
+    supernet.model.eval()
+    for norm in norms if batch_statistics else ():
+        norm.train()
+
+
+def rerank(
+    oneshot: OneShot, batches: Iterable[Batch], judge: Judge, *, k: int = 20, recalibrate_on: Any = None
+) -> list[Architecture]:
+    """Score the k most likely feasible architectures of a search with the shared weights, and order them by that.
+
+    This is a second stage, which chooses among what the distribution leaves open by more batches than a step has. Of
+    several processes all have to call it.
+
+    Args:
+        oneshot: A search, usually at its end.
+        batches: What each of them is judged on: a list, a DataLoader, or any iterable that starts over.
+        judge, recalibrate_on: As in `score`.
+        k: How many, at least 1.
+
+    Returns:
+        At most k architectures, each with its `score`, the best first.
+
+    Raises:
+        ValueError: An argument does not fit.
+
+    >>> from asng import ASNG, nas
+    >>> model = nn.Sequential(nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}), nn.Linear(2, 1))
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> loss_fn = lambda net, x: (net[0](x) - x).abs().mean()
+    >>> oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), sgd, loss_fn)
+    >>> best, second = nas.rerank(oneshot, [torch.ones(4, 2)], loss_fn)
+    >>> best.values, best.score
+    ({'act': 'relu'}, 0.0)
+    """
+    _check_repeatable(batches, recalibrate_on)
+    likely = top(oneshot, k)
+    scores = [_shared_score(oneshot, a.values, batches, judge, recalibrate_on) for a in likely]
+    order = sorted(range(len(likely)), key=lambda index: (math.isnan(scores[index]), scores[index]))
+    return [likely[index]._replace(score=scores[index]) for index in order]
+
+
+def _shared_score(oneshot: OneShot, values: Values, batches: Any, judge: Judge, recalibrate_on: Any) -> float:
+    """A score that is the same in all processes."""
+    number: float | None = None
+    if _distributed.is_rank0():
+        with oneshot._autocast():
+            number = _score(oneshot.supernet, oneshot.model, values, batches, judge, recalibrate_on)
+    shared: float = _distributed.broadcast_object(number)
+    return shared
+
+
+def _check_repeatable(*given: Any) -> None:
+    for batches in given:
+        if isinstance(batches, Iterator):
+            kind = type(batches).__name__
+            raise ValueError(f"the batches are an iterator ({kind}), which ends after one architecture; pass a list")
+
+
+@dataclass(frozen=True, repr=False)
+class Front:
+    """Architectures of which none is better than another in everything; printed, it is a table.
+
+    Attributes:
+        points: The architectures of the front, each with its `score` and `costs`, by the first cost.
+        others: All others that were scored: for each, one of the front is as good in everything and better in
+            something.
+        measures: The names of the measures, in the order of the costs.
+
+    >>> points = (Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
+    >>> Front(points, others=(), measures=("parameters",))
+    score  parameters  probability  values
+    0.9    10          0.5          {'n': 1}
+    """
+
+    points: tuple[Architecture, ...]
+    others: tuple[Architecture, ...]
+    measures: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        rows: list[tuple[str, ...]] = [("score", *self.measures, "probability", "values")]
+        for point in self.points:
+            costs = (f"{cost:.6g}" for cost in point.costs)
+            values = {name: value for name, value in point.values.items() if name not in point.inactive}
+            rows.append((f"{point.score:.4g}", *costs, f"{point.probability:.2g}", str(values)))
+        return format_table(rows)
+
+
+def front(
+    oneshot: OneShot, measures: Sequence[Measure], batches: Iterable[Batch], judge: Judge, *, k: int = 50
+) -> Front:
+    """Find the Pareto front of the score and of costs among architectures that share the weights of a search.
+
+    A tenth of the k architectures are the most likely ones, three tenths are random, and the others differ in one
+    decision from one of the front so far, where that is sparse; all of them meet the limits. The weights of
+    architectures that a search has turned away from are trained less, so their scores are worse than they could be. Of
+    several processes all have to call it.
+
+    Args:
+        oneshot: A search, usually at its end.
+        measures: `parameters`, `Flops`, `Latency`, or functions (model, values) -> number of at least 0, as in `Limit`.
+        batches: What each architecture is judged on: a list, a DataLoader, or any iterable that starts over.
+        judge: As in `score`.
+        k: How many architectures are scored, at least 1; fewer where there are no more.
+
+    Returns:
+        The front.
+
+    Raises:
+        ValueError: An argument does not fit, or no architecture was found that meets the limits.
+
+    >>> from asng import ASNG, nas
+    >>> model = nas.Linear(2, nas.Width("width", [1, 2, 4]))
+    >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+    >>> loss_fn = lambda net, x: net(x).mean() * 0 + 1 / net(x).shape[1]
+    >>> oneshot = nas.OneShot(model, ASNG(nas.space_of(model), seed=0), sgd, loss_fn)
+    >>> nas.front(oneshot, [nas.parameters], [torch.ones(1, 2)], loss_fn)
+    score  parameters  probability  values
+    1      3           0.33         {'width': 1}
+    0.5    6           0.33         {'width': 2}
+    0.25   12          0.33         {'width': 4}
+    """
+    k = check_int(k, "k", min=1)
+    _check_repeatable(batches)
+    if not isinstance(measures, Sequence) or not measures:
+        raise ValueError(f"a front needs a list of measures, such as [nas.parameters], got {measures!r}")
+    limits = [Limit(measure, 1.0) for measure in measures]  # which check them and have their names
+    supernet, found = oneshot.supernet, dict[str, Architecture]()
+    for values in _proposals(oneshot, k, found):
+        key = supernet.key(supernet.canonical(values))
+        if key in found or not oneshot.is_feasible(values):
+            continue
+        number = _shared_score(oneshot, values, batches, judge, None)
+        costs = measure_all(supernet, limits, values)
+        found[key] = architecture_of(oneshot, values)._replace(score=number, costs=costs)
+        if len(found) == k:
+            break
+    if not found:
+        raise ValueError("no architecture was found that meets the limits; widen them")
+    points = sorted(_nondominated(list(found.values())), key=lambda point: (point.costs, point.score))
+    others = [a for a in found.values() if all(a is not point for point in points)]
+    return Front(tuple(points), tuple(others), tuple(limit.name for limit in limits))
+
+
+def _proposals(oneshot: OneShot, k: int, found: Mapping[str, Architecture]) -> Iterator[dict[str, Any]]:
+    """Likely architectures, random ones, then variations of the front of those that were found."""
+    yield from (architecture.values for architecture in top(oneshot, max(1, k // 10)))
+    space, generator = oneshot.supernet.space, np.random.default_rng(0)
+    random_search = RandomSearch(space, seed=0)  # for variables without a list of values
+    for attempt in range(ATTEMPTS * k):
+        values = random_search.ask(1)[0].values
+        for name, variable in space.items():
+            if (choices := variable.values()) is not None:
+                values[name] = choices[int(generator.integers(len(choices)))]
+        points = _nondominated(list(found.values()))
+        if points and len(found) >= 0.4 * k and attempt % 10:  # some more random ones: variations may lead nowhere
+            parent = points[generator.choice(len(points), p=_gaps(points))]
+            active = [name for name in space if name not in parent.inactive]
+            name = active[generator.integers(len(active))]
+            values = {**parent.values, name: values[name]}
+        yield values
+
+
+def _gaps(points: Sequence[Architecture]) -> Array:
+    """For each point of a front the distance to its two nearest, relative to the sum: large where it is sparse."""
+    numbers = np.array([(point.score, *point.costs) for point in points], dtype=float)
+    span = np.ptp(numbers, axis=0)
+    numbers /= np.where(span > 0, span, 1)
+    distances = np.abs(numbers[:, None] - numbers).max(-1)
+    gaps: Array = np.sort(distances, axis=1)[:, 1:3].sum(-1) + 1e-9
+    gaps /= gaps.sum()
+    return gaps
+
+
+def _nondominated(architectures: Sequence[Architecture]) -> list[Architecture]:
+    """Those with finite numbers to which no other is equal in everything and better in something."""
+    numbers = np.array([(a.score, *a.costs) for a in architectures], dtype=float)
+    if not len(numbers):
+        return []
+    numbers[~np.isfinite(numbers)] = math.inf
+    as_good = (numbers[:, None] <= numbers).all(-1)  # [i, j]: i is as good as j in everything
+    better = (numbers[:, None] < numbers).any(-1)
+    is_best = ~(as_good & better).any(0) & np.isfinite(numbers).all(-1)
+    return [architecture for architecture, best in zip(architectures, is_best, strict=True) if best]

@@ -1,0 +1,141 @@
+"""How sure a search is of its result: certainty, decisions without effect, and searches that were too short."""
+
+# mypy: disable-error-code="index, union-attr"
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from asng import ASNG, Categorical, Integer, RandomSearch, Real
+from asng.nas import OneOf, OneShot, Repeat, Value, result, selected, space_of, top
+from asng.nas.result import sharpest_distribution
+from tests.helpers.searches import Net, Switch, run_search
+
+pytestmark = pytest.mark.usefixtures("same_numbers")
+
+
+class Values(nn.Module):
+    """Decisions of any variables."""
+
+    def __init__(self, **variables):
+        super().__init__()
+        self.decisions = nn.ModuleList(Value(name, variable) for name, variable in variables.items())
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+def oneshot(model, loss=lambda values: 0.0, **settings):
+    return OneShot(
+        model,
+        ASNG(space_of(model), seed=0, **settings),
+        torch.optim.SGD(model.parameters(), 0.0),
+        lambda model, x: model(x).sum(),
+        judge=lambda model, x: loss(selected(model)),
+    )
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [
+        {"a": Categorical([*"xy"])},
+        {"a": Categorical([*"xyzuv"])},
+        {name: Categorical([*"xyz"]) for name in "abcde"},
+        {"a": Integer(1, 9), "b": Categorical([*"xy"])},
+    ],
+    ids=["one of two", "one of five", "five of three", "mixed"],
+)
+def test_certainty_goes_from_0_to_1_as_a_clear_search_converges(variables):
+    def loss(values):
+        return sum(value != next(iter(variables[name].values())) for name, value in values.items())
+
+    search = oneshot(Values(**variables), loss)
+    assert top(search)[0].certainty == pytest.approx(0.0, abs=1e-9)
+    for _ in range(600):
+        search.judge_step(torch.ones(1))
+    found = result(search)
+    assert found.certainty > 0.9
+    assert found.probability < 0.97  # which says less
+
+
+def test_the_sharpest_distribution_is_where_projections_end():
+    space = {"a": Categorical([*"xyz"]), "b": Categorical([*"uv"]), "n": Integer(1, 9), "r": Real(0.0, 1.0)}
+    sharpest = sharpest_distribution(space, {"a": "y", "b": "u", "n": 7, "r": 0.1})
+    assert sharpest["a"] == pytest.approx([0.25, 0.5, 0.25])  # 1 / (n (m - 1)) for the others
+    assert sharpest["b"] == pytest.approx([0.75, 0.25])
+    assert sharpest["n"] == (7.0, 0.25)
+
+
+def test_real_variables_alone_have_no_certainty():
+    (found,) = top(oneshot(Values(r=Real(0.0, 1.0))))
+    assert math.isnan(found.certainty)
+
+
+def test_values_that_became_less_likely_have_a_negative_certainty():
+    search = oneshot(Values(a=Categorical([*"xyz"])), initial={"a": [0.6, 0.2, 0.2]})
+    first, *others = top(search, k=3)
+    assert first.certainty > 0 > others[0].certainty
+
+
+# Decisions without effect --------------------------------------------------------------------------
+
+
+def shallow():
+    """A search in which one block is likely, so that the choice of the second one has no effect."""
+    blocks = [nn.Sequential(nn.Linear(4, 4), OneOf(f"op{i}", [nn.ReLU(), nn.Tanh()])) for i in range(2)]
+    model = nn.Sequential(Repeat("depth", blocks), nn.Linear(4, 3))
+    return oneshot(model, initial={"depth": (1, 0.25)})
+
+
+def test_decisions_without_effect_are_named_in_all_results():
+    search = shallow()
+    (likely,) = top(search)
+    assert likely.values["depth"] == 1
+    assert likely.inactive == result(search).inactive == ("op1",)
+    deep = next(a for a in top(search, k=8) if a.values["depth"] == 2)
+    assert deep.inactive == ()
+
+
+def test_a_result_is_printed_as_a_table_that_marks_them():
+    found = result(shallow())
+    lines = str(found).splitlines()
+    assert lines[0].split() == ["decision", "value", "probability", "at", "most"]
+    assert lines[3].split() == ["op1", str(found.values["op1"]), "without", "effect"]
+    assert [float(number) <= 1 for number in lines[1].split()[2:]] == [True, True]
+    assert lines[-1] == f"probability {found.probability:.3g}, certainty {found.certainty:.2f}"
+    assert all(line == line.rstrip() for line in lines)
+
+
+def test_a_table_shows_real_numbers_by_their_distribution():
+    found = result(oneshot(Values(rate=Real(0.0, 1.0))))
+    assert "rate      0.5    Normal(mean=0.5, std=0.5)" in str(found)
+
+
+# Searches that are too short -----------------------------------------------------------------------
+
+
+def test_a_search_that_is_too_short_is_warned_of():
+    message = r"too short: its certainty is 0\.\d\d of 1 after 5 steps, and 2 decisions such as these take at least 20;"
+    with pytest.warns(UserWarning, match=message) as caught:
+        run_search(epochs=1)
+    assert caught[0].filename.endswith("searches.py")  # where search was called
+
+
+@pytest.mark.filterwarnings("error:the search was too short")
+def test_longer_searches_stopped_ones_and_random_ones_are_not_warned_of():
+    run_search(epochs=4)
+    run_search(epochs=9, callback=lambda record: isinstance(record, dict))
+    model = Net()
+    run_search(model, arch_optimizer=RandomSearch(space_of(model), seed=0), epochs=1)
+    four, judge = [torch.ones(3)] * 4, lambda model, x: selected(model)["which"]
+    found = run_search(Switch(), four, four, lambda model, x: model(x), judge=judge, epochs=1)
+    assert found.certainty == 1  # a short one, but sure
+
+
+def test_top_of_a_model_is_refused_with_the_cure():
+    for given in (Net(), None):
+        with pytest.raises(ValueError, match=rf"that of a OneShot, got a {type(given).__name__}; pass the OneShot of"):
+            top(given)  # type: ignore[arg-type]

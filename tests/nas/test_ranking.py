@@ -1,0 +1,309 @@
+"""After a search: scores with shared weights, the best of the likely architectures, and Pareto fronts."""
+
+# mypy: disable-error-code="index, union-attr, operator, type-var, arg-type"
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from asng import ASNG, Integer, RandomSearch, nas
+from asng.nas import (
+    Architecture,
+    Flops,
+    Limit,
+    OneShot,
+    Value,
+    Width,
+    extract,
+    front,
+    parameters,
+    recalibrate,
+    rerank,
+    score,
+    select,
+    selected,
+    space_of,
+    top,
+)
+from asng.nas.ranking import _nondominated
+from tests.helpers.searches import Net, batches, cross_entropy, make_oneshot, pairs
+
+pytestmark = pytest.mark.usefixtures("same_numbers")
+
+VALUES = {"first": 0, "depth": 2}
+
+
+def trained(**settings):
+    """A short search on a model with dropout and batch norm."""
+    search = make_oneshot(Net(norm=True), **settings)
+    for pair in pairs(20):
+        search.step(*pair)
+    return search
+
+
+# One score -----------------------------------------------------------------------------------------
+
+
+def test_a_score_with_recalibration_is_that_of_the_extracted_network():
+    model = trained().model
+    network = extract(model, VALUES)
+    recalibrate(network, batches(5))
+    network.eval()
+    with torch.no_grad():
+        expected = [cross_entropy(network, batch).item() for batch in batches(3, 2)]
+    got = score(model, VALUES, batches(3, 2), cross_entropy, recalibrate_on=batches(5))
+    assert got == pytest.approx(sum(expected) / 3)
+
+
+def test_elastic_norms_are_recalibrated_for_each_width():
+    width = Width("w", [2, 5, 8])
+    model = nn.Sequential(nas.Linear(4, width), nas.BatchNorm1d(width), nn.ReLU(), nas.Linear(width, 3))
+    search = make_oneshot(model)
+    for pair in pairs(5):
+        search.step(*pair)
+    for values in ({"w": 2}, {"w": 5}, {"w": 8}):
+        network = extract(model, values)
+        recalibrate(network, batches(3))
+        network.eval()
+        with torch.no_grad():
+            expected = cross_entropy(network, batches(1, 2)[0]).item()
+        got = score(model, values, batches(1, 2), cross_entropy, recalibrate_on=batches(3))
+        assert got == pytest.approx(expected)
+
+
+def test_a_score_without_recalibration_uses_batch_statistics_and_no_dropout():
+    model = trained().model
+    twin = copy.deepcopy(model).eval()
+    for module in twin.modules():
+        module.train(isinstance(module, nn.BatchNorm1d))
+    select(twin, VALUES)
+    with torch.no_grad():
+        expected = cross_entropy(twin, batches(1)[0]).item()
+    assert score(model, VALUES, batches(1), cross_entropy) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("recalibrate_on", [None, batches(2)])
+def test_scoring_leaves_the_model_and_its_random_numbers_alone(recalibrate_on):
+    model = trained().model
+    select(model, {"first": 2, "depth": 1})
+    model.head.weight.grad = gradient = torch.ones_like(model.head.weight)
+    modes = [module.training for module in model.modules()]
+    state, rng = copy.deepcopy(model.state_dict()), torch.get_rng_state()
+    score(model, VALUES, batches(2), lambda model, batch: torch.rand(()), recalibrate_on=recalibrate_on)
+    assert selected(model) == {"first": 2, "depth": 1}
+    assert [module.training for module in model.modules()] == modes
+    torch.testing.assert_close(model.state_dict(), state, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), rng)
+    assert model.head.weight.grad is gradient
+
+
+def test_norms_that_were_frozen_stay_so():
+    model = trained().model
+    model.train()
+    frozen = model.blocks.blocks[0][1].eval()
+    seen = []
+
+    def judge(model, batch):
+        seen.append([m.training for m in model.modules() if isinstance(m, nn.BatchNorm1d)])
+        return 0
+
+    score(model, VALUES, batches(1), judge)
+    assert seen == [[False, True, True]]
+    before = frozen.running_mean.clone()
+    means = []
+    score(
+        model,
+        VALUES,
+        batches(1),
+        lambda model, batch: means.append(frozen.running_mean.clone()) or 0,  # type: ignore[func-returns-value]
+        recalibrate_on=batches(2),
+    )
+    assert torch.equal(means[0], before)
+
+
+def test_a_judge_that_scores_reads_the_values_and_returns_any_number():
+    seen = []
+
+    def judge(model, batch):
+        seen.append(selected(model))
+        return len(seen), {"rows": 8}
+
+    assert score(Net(), VALUES, batches(3), judge) == 2.0
+    assert seen == [VALUES] * 3
+
+
+def test_wrong_values_judges_and_batches_are_refused():
+    with pytest.raises(ValueError, match="no batches to score on; an iterator may be used up"):
+        score(Net(), VALUES, [], cross_entropy)
+    with pytest.raises(ValueError, match="'depth'"):
+        score(Net(), {"first": 0}, batches(1), cross_entropy)
+    with pytest.raises(ValueError, match="must return a number, the lower the better") as caught:
+        score(Net(), VALUES, batches(1), lambda model, batch: None)
+    assert caught.value.__notes__ == [f"in the architecture {VALUES}"]
+
+
+# The second stage ----------------------------------------------------------------------------------
+
+
+def test_the_likely_architectures_are_ordered_by_their_scores():
+    search = trained()
+    ranked = rerank(search, batches(3, 2), cross_entropy, k=5, recalibrate_on=batches(3))
+    assert [a.score for a in ranked] == sorted(a.score for a in ranked)
+    assert {str(a.values) for a in ranked} == {str(a.values) for a in top(search, 5)}
+    best = ranked[0]
+    assert best.score == score(search.model, best.values, batches(3, 2), cross_entropy, recalibrate_on=batches(3))
+
+
+def test_an_architecture_without_a_score_comes_last():
+    ranked = rerank(trained(), batches(1), lambda model, batch: math.nan if selected(model)["depth"] == 1 else 1.0, k=9)
+    depths = [a.values["depth"] for a in ranked]
+    assert 1 in depths
+    assert 1 not in depths[: len(depths) - depths.count(1)]
+
+
+def test_only_feasible_architectures_are_ranked():
+    search = trained(limits=[Limit(lambda model, values: values["depth"], 1, name="depth")])
+    assert {a.values["depth"] for a in rerank(search, batches(1), cross_entropy, k=9)} == {1}
+
+
+def test_candidates_are_scored_in_the_precision_of_the_search():
+    seen = set()
+
+    def judge(model, batch):
+        seen.add(model(batch[0]).dtype)
+        return 0
+
+    rerank(make_oneshot(amp_dtype=torch.bfloat16), batches(1), judge)
+    assert seen == {torch.bfloat16}
+
+
+def test_batches_that_end_after_one_architecture_are_refused():
+    for function in (rerank, lambda search, *rest: front(search, [parameters], *rest)):
+        with pytest.raises(ValueError, match=r"the batches are an iterator \(list_iterator\), .*; pass a list"):
+            function(make_oneshot(), iter(batches(2)), cross_entropy)
+
+
+# Fronts --------------------------------------------------------------------------------------------
+
+
+class Line(nn.Module):
+    """Some numbers."""
+
+    def __init__(self, decisions=4, high=6):
+        super().__init__()
+        self.units = nn.ModuleList(Value(f"units{i}", Integer(1, high)) for i in range(decisions))
+        self.weight = nn.Parameter(torch.ones(()))
+
+    def forward(self, x):
+        return self.weight * x
+
+
+def total(model, values):
+    return sum(values.values())
+
+
+def inverses(model, batch):
+    """For each total the smallest where the numbers differ by at most 1."""
+    return sum(1 / value for value in selected(model).values())
+
+
+def line_oneshot(**settings):
+    model = Line()
+    weights = torch.optim.SGD(model.parameters(), 0.1)
+    return OneShot(model, ASNG(space_of(model), seed=0), weights, lambda model, x: model(x).sum(), **settings)
+
+
+def test_a_small_space_gives_the_whole_front():
+    search = trained()
+    found = front(search, [parameters], batches(2), cross_entropy, k=50)
+    every = [*found.points, *found.others]
+    assert len(every) == 9
+    for a in every:
+        assert a.costs == (parameters(search.model, a.values),)
+        assert a.score == score(search.model, a.values, batches(2), cross_entropy)
+        is_beaten = any(
+            b.score <= a.score and b.costs <= a.costs and (b.score, b.costs) != (a.score, a.costs) for b in every
+        )
+        assert (a in found.others) == is_beaten
+    assert list(found.points) == sorted(found.points, key=lambda a: a.costs)
+
+
+def area(points):
+    """What a front leaves below the worst point; the more, the better."""
+    corners = sorted((a.costs[0], a.score) for a in points)
+    ends = [cost for cost, _ in corners[1:]] + [72]
+    return sum((end - cost) * (12 - number) for (cost, number), end in zip(corners, ends, strict=True))
+
+
+def test_a_front_is_better_than_that_of_random_draws():
+    model = Line(decisions=12)
+    weights = torch.optim.SGD(model.parameters(), 0.1)
+    search = OneShot(model, ASNG(space_of(model), seed=0), weights, lambda model, x: model(x).sum(), judge=inverses)
+    for _ in range(50):
+        search.step(torch.ones(1), torch.ones(1))
+    found = front(search, [total], [torch.ones(1)], inverses, k=200)
+    assert len(found.points) + len(found.others) == 200
+    drawn = [candidate.values for candidate in RandomSearch(space_of(model), seed=1).ask(200)]
+    random = [
+        Architecture(values, 0, True, score=sum(1 / n for n in values.values()), costs=(sum(values.values()),))
+        for values in drawn
+    ]
+    assert area(found.points) > 1.02 * area(_nondominated(random))
+
+
+def test_fronts_of_several_measures_keep_what_is_best_in_any():
+    def small(model, values):
+        return 10 - values["units0"]
+
+    found = front(line_oneshot(), [total, small], [torch.ones(1)], inverses, k=60)
+    assert found.measures == ("total", "small")
+    assert min(a.costs[1] for a in found.points) == min(a.costs[1] for a in [*found.points, *found.others])
+
+
+def test_a_front_meets_the_limits_and_is_the_same_again():
+    search = line_oneshot(limits=[Limit(total, 12)])
+    found = front(search, [total], [torch.ones(1)], inverses, k=20)
+    assert max(a.costs[0] for a in [*found.points, *found.others]) <= 12
+    assert repr(front(search, [total], [torch.ones(1)], inverses, k=20)) == repr(found)
+
+
+def test_scores_that_are_not_finite_are_never_on_a_front():
+    found = front(
+        line_oneshot(), [total], [torch.ones(1)], lambda m, b: math.nan if total(m, selected(m)) < 12 else 1.0, k=40
+    )
+    assert [a.costs[0] >= 12 for a in found.points] == [True] * len(found.points) != []
+
+
+def test_a_front_is_printed_as_a_table():
+    found = front(trained(), [parameters, Flops(batches(1)[0][0])], batches(1), cross_entropy)
+    header, *lines = str(found).splitlines()
+    assert header.split() == ["score", "parameters", "Flops", "probability", "values"]
+    assert len(lines) == len(found.points)
+    assert lines[0].endswith(str(found.points[0].values))
+
+
+@pytest.mark.parametrize("measures", [[], parameters, None])
+def test_a_front_needs_measures(measures):
+    with pytest.raises(ValueError, match=r"a front needs a list of measures, such as \[nas\.parameters\]"):
+        front(make_oneshot(), measures, batches(1), cross_entropy)
+
+
+def test_a_front_without_feasible_architectures_is_an_error():
+    search = line_oneshot(limits=[Limit(total, 1)])
+    with pytest.raises(ValueError, match="no architecture was found that meets the limits; widen them"):
+        front(search, [total], [torch.ones(1)], inverses, k=5)
+
+
+def test_a_search_goes_on_as_if_nothing_was_ranked():
+    model = Net(norm=True, dropout=0)
+    plain, ranked = make_oneshot(model), make_oneshot(copy.deepcopy(model))
+    for pair in pairs(5):
+        assert ranked.step(*pair) == plain.step(*pair)
+        rng = torch.get_rng_state()
+        rerank(ranked, batches(1), cross_entropy, k=2, recalibrate_on=batches(1))
+        front(ranked, [parameters], batches(1), cross_entropy, k=3)
+        assert torch.equal(torch.get_rng_state(), rng)
+    torch.testing.assert_close(ranked.model.state_dict(), plain.model.state_dict(), rtol=0, atol=0)

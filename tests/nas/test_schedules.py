@@ -1,0 +1,130 @@
+"""Learning rates of a search: stepped after every epoch or every step, by the user's schedule or a cosine to 0."""
+
+import math
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+
+from asng.nas import Limit
+from tests.helpers.searches import Net, batches, cross_entropy, interrupt_at, outcome, run_search, same
+
+pytestmark = pytest.mark.usefixtures("same_numbers")
+
+
+def lrs_of(make=None, loss_fn=cross_entropy, *, epochs=2, optimizer=None, **settings):
+    """The learning rate of each step of a search."""
+    model, lrs = Net(), []
+    weight_optimizer = torch.optim.SGD(model.parameters(), 0.1) if optimizer is None else optimizer(model)
+
+    def callback(record):
+        if not isinstance(record, dict):
+            lrs.append(used[-1])
+
+    used: list[float] = []
+
+    def loss(model, batch):
+        used.append(weight_optimizer.param_groups[0]["lr"])
+        return loss_fn(model, batch)
+
+    options = {"weight_optimizer": weight_optimizer, "lr_scheduler": None if make is None else make(weight_optimizer)}
+    run_search(model, loss_fn=loss, epochs=epochs, callback=callback, **options, **settings)
+    return lrs
+
+
+def test_a_schedule_may_be_stepped_after_every_step():
+    lrs = lrs_of(lambda w: StepLR(w, 1, gamma=0.5), scheduler_interval="step")
+    assert lrs == pytest.approx([0.1 * 0.5**step for step in range(10)])
+    assert lrs_of(lambda w: StepLR(w, 1, gamma=0.5)) == pytest.approx([0.1] * 5 + [0.05] * 5)
+
+
+def test_one_cycle_runs_over_all_steps():
+    lrs = lrs_of(lambda w: OneCycleLR(w, 0.4, total_steps=10, pct_start=0.3), scheduler_interval="step")
+    assert len(lrs) == 10
+    assert max(lrs) == lrs[2] == pytest.approx(0.4)
+    assert lrs[-1] < 1e-4
+
+
+def test_the_default_cosine_may_run_in_steps():
+    expected = [0.05 * (1 + math.cos(math.pi * step / 10)) for step in range(10)]
+    assert lrs_of(scheduler_interval="step") == pytest.approx(expected)
+    assert lrs_of() == pytest.approx([0.1] * 5 + [0.05] * 5)
+
+
+class Plateau(ReduceLROnPlateau):
+    """Notes what it is given."""
+
+    def __init__(self, optimizer):
+        super().__init__(optimizer)
+        self.seen: list[float] = []
+
+    def step(self, metrics, epoch=None):  # type: ignore[override]
+        self.seen.append(float(metrics))
+
+
+def test_a_plateau_in_steps_sees_each_score_that_there_is():
+    few = Limit(lambda model, values: values["depth"], 1, name="depth")
+    scores: list[float] = []
+    model = Net()
+    weights = torch.optim.SGD(model.parameters(), 0.1)
+    plateau = Plateau(weights)
+    found = run_search(
+        model,
+        weight_optimizer=weights,
+        lr_scheduler=plateau,
+        scheduler_interval="step",
+        limits=[few],
+        callback=lambda record: scores.append(getattr(record, "score", math.nan)),
+        epochs=4,
+        seed=1,
+    )
+    judged = [score for score in scores if not math.isnan(score)]
+    assert plateau.seen == judged
+    assert 0 < len(judged) < len(scores) - len(found.history)  # in some steps there was nothing to judge
+
+
+def test_a_plateau_in_epochs_sees_the_mean_score_of_a_judge():
+    model = Net()
+    weights = torch.optim.SGD(model.parameters(), 0.1)
+    plateau = Plateau(weights)
+    run_search(model, weight_optimizer=weights, lr_scheduler=plateau, judge=lambda model, batch: 7)
+    assert plateau.seen == [7.0, 7.0]
+
+
+def test_another_interval_is_refused():
+    with pytest.raises(ValueError, match='scheduler_interval must be "epoch" or "step", got \'batch\''):
+        run_search(scheduler_interval="batch")
+
+
+def test_the_default_cosine_in_steps_needs_a_length():
+    class Stream:
+        def __iter__(self):
+            return iter(batches(2))
+
+    with pytest.raises(ValueError, match=r"train_loader has no length, .*; pass an lr_scheduler"):
+        run_search(train_loader=Stream(), scheduler_interval="step")
+
+
+def one_cycle_search(checkpoint, loss_fn=cross_entropy):
+    torch.manual_seed(0)
+    model = Net()
+    weights = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    options = {"lr_scheduler": OneCycleLR(weights, 0.4, total_steps=20), "scheduler_interval": "step"}
+    found = run_search(model, loss_fn=loss_fn, weight_optimizer=weights, epochs=4, checkpoint=checkpoint, **options)
+    return outcome(model, found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", [2, 21, 47])
+def test_a_schedule_in_steps_resumes_bit_for_bit(tmp_path, call):
+    whole = one_cycle_search(None)
+    with pytest.raises(KeyboardInterrupt):
+        one_cycle_search(tmp_path / "search.pt", interrupt_at(call))
+    assert same(one_cycle_search(tmp_path / "search.pt"), whole)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_another_interval_is_refused(tmp_path):
+    run_search(checkpoint=tmp_path / "search.pt")
+    with pytest.raises(ValueError, match="scheduler_interval"):
+        run_search(checkpoint=tmp_path / "search.pt", scheduler_interval="step")
