@@ -103,7 +103,7 @@ def test_a_process_that_dies_ends_the_others_with_an_error(moment, tmp_path):
 
 
 def hang(rank, folder):
-    """A search whose second process hangs in the third epoch, in a group with a timeout of three seconds."""
+    """A search whose second process hangs in the third epoch, in a group with a timeout of five seconds."""
 
     def loss(model, batch):
         if next(calls) == 25 and rank == 1:
@@ -112,8 +112,9 @@ def hang(rank, folder):
         return cross_entropy(model, batch)
 
     calls = itertools.count(1)
+    small_search(None, epochs=1, dropout=0.0)  # imports what the first step imports, which may take longer
     dist.destroy_process_group()
-    group = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=3)}
+    group = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=5)}
     dist.init_process_group("gloo", init_method=f"file://{folder}/another", **group)
     small_search(Path(folder, "checkpoint.pt"), loss_fn=loss, dropout=0.0)
 
