@@ -55,7 +55,8 @@ def to_outcome(returned: Any) -> Outcome:
     """Check what a loss function returned: a scalar tensor, or a pair of one and its metrics."""
     loss, metrics = split_metrics(returned)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        got = _format_value(loss)
+        has_loss = isinstance(getattr(loss, "loss", None), Tensor)  # the output of a Hugging Face model
+        got = f"a {type(loss).__name__}; return its .loss" if has_loss else _format_value(loss)
         raise ValueError(f"loss_fn(model, batch) must return a scalar tensor, or (loss, metrics), got {got}")
     if loss.is_complex():
         raise ValueError(f"loss_fn(model, batch) must return a real number, got {loss.dtype}; take its abs() or real")

@@ -95,6 +95,8 @@ class LoaderJob(Job):
     def wants_stop(self, record: Mapping[str, Any] | None = None) -> bool:
         """What the callback says to the newest step, or to the record of an epoch."""
         returned = None if self._callback is None else self._callback(self._newest if record is None else dict(record))
+        if isinstance(returned, torch.Tensor) and returned.numel() == 1:
+            returned = returned.item()
         return isinstance(returned, (bool, np.bool_)) and bool(returned)
 
     def _start_epoch(self) -> Iterator[tuple[Batch, Batch]]:

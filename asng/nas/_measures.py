@@ -94,13 +94,13 @@ class ForwardMeasure(StaticMeasure):
     """A measure of one forward on example inputs."""
 
     def __init__(self, *args: Any, kwargs: Mapping[str, Any] | None = None) -> None:
+        if kwargs is not None and not isinstance(kwargs, Mapping):
+            raise ValueError(f"kwargs are inputs by name, such as {{'input_ids': ids}}, got {_describe(kwargs)}")
         if not args and not kwargs:
             raise ValueError(
                 "example inputs are missing; give what the model is called with, such as torch.zeros(1, 3, 32, 32) or "
                 'kwargs={"input_ids": ids}'
             )
-        if kwargs is not None and not isinstance(kwargs, Mapping):
-            raise ValueError(f"kwargs are inputs by name, such as {{'input_ids': ids}}, got {kwargs!r}")
         if len(args) == 1 and isinstance(args[0], (tuple, list)) and all(isinstance(n, int) for n in args[0]):
             shape = tuple(args[0])
             raise ValueError(f"an example input is a tensor, not its shape {shape}; give torch.zeros{shape}")

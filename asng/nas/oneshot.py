@@ -430,3 +430,12 @@ class OneShot:
             parameter.grad = torch.zeros_like(parameter) if touched else None
         if self._captured is not None:
             self._captured.forget()
+
+
+def check_oneshot(oneshot: Any) -> None:
+    """Raise ValueError for what is no OneShot, such as a result."""
+    if not isinstance(oneshot, OneShot):
+        raise ValueError(
+            f"the distribution is that of a OneShot, got a {type(oneshot).__name__}; pass that of your loop, or after "
+            "nas.search OneShot(model, result.arch_optimizer, weight_optimizer, loss_fn)"
+        )

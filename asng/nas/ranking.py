@@ -17,7 +17,7 @@ from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import unwrap
 from asng.nas._preserve import preserve_state, set_training
 from asng.nas.limits import Limit, Measure, measure_all
-from asng.nas.oneshot import Batch, OneShot
+from asng.nas.oneshot import Batch, OneShot, check_oneshot
 from asng.nas.recalibration import recalibrate
 from asng.nas.result import Architecture, architecture_of, format_table, top
 from asng.nas.supernet import Supernet, Values
@@ -166,7 +166,13 @@ class Front:
 
 
 def front(
-    oneshot: OneShot, measures: Sequence[Measure], batches: Iterable[Batch], judge: Judge, *, k: int = 50
+    oneshot: OneShot,
+    measures: Sequence[Measure],
+    batches: Iterable[Batch],
+    judge: Judge,
+    *,
+    k: int = 50,
+    recalibrate_on: Any = None,
 ) -> Front:
     """Find the Pareto front of the score and of costs among architectures that share the weights of a search.
 
@@ -179,7 +185,7 @@ def front(
         oneshot: A search, usually at its end.
         measures: `parameters`, `Flops`, `Latency`, or functions (model, values) -> number of at least 0, as in `Limit`.
         batches: What each architecture is judged on: a list, a DataLoader, or any iterable that starts over.
-        judge: As in `score`.
+        judge, recalibrate_on: As in `score`.
         k: How many architectures are scored, at least 1; fewer where there are no more.
 
     Returns:
@@ -199,8 +205,9 @@ def front(
     0.5    6           0.33         {'width': 2}
     0.25   12          0.33         {'width': 4}
     """
+    check_oneshot(oneshot)
     k = check_int(k, "k", min=1)
-    _check_repeatable(batches)
+    _check_repeatable(batches, recalibrate_on)
     if not isinstance(measures, Sequence) or not measures:
         raise ValueError(f"a front needs a list of measures, such as [nas.parameters], got {measures!r}")
     limits = [Limit(measure, 1.0) for measure in measures]  # which check them and have their names
@@ -209,7 +216,7 @@ def front(
         key = supernet.key(supernet.canonical(values))
         if key in found or not oneshot.is_feasible(values):
             continue
-        number = _shared_score(oneshot, values, batches, judge, None)
+        number = _shared_score(oneshot, values, batches, judge, recalibrate_on)
         costs = measure_all(supernet, limits, values)
         found[key] = architecture_of(oneshot, values)._replace(score=number, costs=costs)
         if len(found) == k:

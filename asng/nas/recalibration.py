@@ -48,7 +48,9 @@ def recalibrate(
     kinds = nn.modules.batchnorm._BatchNorm
     norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]
     if not norms:
-        raise ValueError("the model has no batch norm with running statistics, so there is nothing to recalibrate")
+        raise ValueError(
+            "the model has no batch norm with running statistics, so there is nothing to recalibrate; leave this out"
+        )
     with snapshot(model.modules()), torch.no_grad():  # restored also after an error
         set_training(model)
         trained = [norm for norm in norms if norm.training]

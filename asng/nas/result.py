@@ -16,7 +16,7 @@ from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas.limits import format_bounds
-from asng.nas.oneshot import OneShot
+from asng.nas.oneshot import OneShot, check_oneshot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
@@ -157,18 +157,19 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, float]]) -> Se
 def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
     """Find the k most likely feasible architectures, without extracting them.
 
-    The most likely values come first; with k = 1 and values that meet all limits this is cheap enough for every
-    epoch. Otherwise a thousand candidates are drawn from a copy of the optimizer, ordered by the probability of their
-    values, and measured until k networks are feasible. Of several processes all have to call it: rank 0 measures and
-    broadcasts the costs.
+    The mode of the distribution comes first: the most probable choices, and of integers the rounded mean, which may be
+    less probable than a bound, since draws beyond it are clipped. With k = 1 and a mode that meets all limits this is
+    cheap enough for every epoch. Otherwise a thousand candidates are drawn from a copy of the optimizer, ordered by the
+    probability of their values, and measured until k networks are feasible. Of several processes all have to call it:
+    rank 0 measures and broadcasts the costs.
 
     Args:
         oneshot: A search, at any time.
         k: The number of architectures, at least 1.
 
     Returns:
-        At most k architectures of different networks, most likely first. Where none is feasible, the nearest one of
-        all measured so far, with `feasible` False.
+        At most k architectures of different networks, those behind the mode by probability. Where none is feasible,
+        the nearest one of all measured so far, with `feasible` False.
 
     Raises:
         ValueError: k is not a positive integer, or this is no OneShot.
@@ -182,9 +183,7 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
     >>> [(architecture.values, round(architecture.probability, 3)) for architecture in nas.top(oneshot, k=2)]
     [({'act': 'tanh'}, 0.75), ({'act': 'relu'}, 0.25)]
     """
-    if not isinstance(oneshot, OneShot):
-        kind = type(oneshot).__name__
-        raise ValueError(f"the distribution is that of a OneShot, got a {kind}; pass the OneShot of the search")
+    check_oneshot(oneshot)
     k = check_int(k, "k", min=1)
     supernet = oneshot.supernet
     found: dict[str, dict[str, Any]] = {}  # by network, each once

@@ -24,7 +24,7 @@ def test_a_callback_that_returns_no_true_changes_nothing():
     assert same(small_search(None, callback=lambda record: 1), small_search(None))
 
 
-@pytest.mark.parametrize("true", [True, np.True_])
+@pytest.mark.parametrize("true", [True, np.True_, torch.tensor(True)])
 def test_true_after_an_epoch_ends_the_search_with_the_result_so_far(true):
     found = run_search(model := Net(), callback=lambda r: isinstance(r, dict) and true, epochs=9)
     assert len(found.history) == 1

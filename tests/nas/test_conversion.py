@@ -236,6 +236,10 @@ def hooked() -> nn.Linear:
             r"nas.Linear differ in their parameters \(bias\); give both the same settings",
         ),
         (
+            lambda: convert(nn.ReLU(), {nn.ReLU: nn.SiLU}),
+            r"replace must be a function \(path, module\) -> module or None",
+        ),
+        (
             lambda: convert(nn.ReLU(), lambda path, module: nn.ReLU),
             "must return a module for 'the model', or None, got",
         ),

@@ -197,6 +197,8 @@ def test_keywords_are_a_part_of_what_a_cost_depends_on():
 def test_keywords_that_are_no_mapping_are_refused(measure):
     with pytest.raises(ValueError, match=r"kwargs are inputs by name, such as \{'input_ids': ids\}, got \[1\]"):
         measure(kwargs=[1])
+    with pytest.raises(ValueError, match=r"kwargs are inputs by name, .*, got \(1, 4\) torch\.float32"):
+        measure(kwargs=torch.zeros(1, 4))
 
 
 @pytest.mark.parametrize("measure", [Flops, Latency])

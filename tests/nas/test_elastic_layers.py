@@ -4,6 +4,7 @@
 
 import copy
 import pickle
+from abc import ABCMeta
 from typing import Any
 
 import pytest
@@ -388,6 +389,54 @@ def test_statistics_of_an_own_layer_reach_the_layer():
     assert torch.equal(layer.eval()(x), known.eval()(x))
 
 
+class Bilinear(nas.ElasticLayer, nn.Bilinear):
+    torch_layer, elastic = nn.Bilinear, ("in1_features",)
+
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        return {"weight": self.weight[:, : self.sizes["in1_features"]()], "bias": self.bias}
+
+
+COMPLETE = {"torch_layer": nn.Bilinear, "elastic": ("in1_features",)}
+
+
+@pytest.mark.parametrize(
+    ("bases", "attributes", "message"),
+    [
+        ((nas.ElasticLayer, nn.Bilinear), {}, "Own needs the class attributes torch_layer and elastic, such as"),
+        ((nas.ElasticLayer,), COMPLETE, r"class Own\(nas\.ElasticLayer, Bilinear\)"),
+        ((nn.Bilinear, nas.ElasticLayer), COMPLETE, "must derive from ElasticLayer first"),
+        ((Bilinear,), {"elastic": ("in_features",)}, "elastic of Own names 'in_features', but the arguments of Bilin"),
+    ],
+)
+def test_an_own_layer_that_lacks_something_is_told_what(bases, attributes, message):
+    own: Any = ABCMeta("Own", bases, {"active_tensors": Bilinear.active_tensors, **attributes})
+    with pytest.raises(TypeError, match=message):
+        own(width(), 3, 5)
+
+
+@pytest.mark.parametrize("use", [lambda layer: layer(torch.ones(1, 2), torch.ones(1, 3)), extract])
+@pytest.mark.parametrize(
+    ("rename", "message"),
+    [
+        (lambda weight, bias: {"wieght": weight, "bias": bias}, r"weight \(5, 2, 3\), bias \(5,\); got wieght"),
+        (lambda weight, bias: {"weight": weight}, r"\(in1_features=2, .*, bias \(5,\); got weight \(5, 2, 3\)\."),
+        (
+            lambda weight, bias: {"weight": weight[:, :1], "bias": bias},
+            r": weight \(5, 2, 3\), .*; got weight \(5, 1, 3\), .* Slice them by the selected sizes",
+        ),
+    ],
+)
+def test_slices_of_an_own_layer_are_those_of_torchs(use, rename, message):
+    class Own(Bilinear):
+        def active_tensors(self) -> dict[str, Tensor | None]:
+            return rename(**super().active_tensors())
+
+    layer = Own(width(), 3, 5)
+    select(layer, {"a": 2})
+    with pytest.raises(TypeError, match=message):
+        use(layer)
+
+
 # What does not fit, and what capturing makes of it.
 
 
@@ -405,6 +454,10 @@ def test_statistics_of_an_own_layer_reach_the_layer():
         (lambda: nas.GroupNorm(2, nas.AnySize(4)), r"AnySize\(4\), cannot be split into num_groups=2"),
         (lambda: nas.MultiheadAttention(width(), 2), r"but 'a' is not by 2 .*; let it be a product, such as heads \*"),
         (lambda: nas.MultiheadAttention(8, 2, dropout=Value("p", Integer(0, 1))), "dropout cannot be a decision"),
+        (
+            lambda: nas.Conv2d(3, 4, odd(), padding=odd() // 2),
+            "padding cannot .* Give the number for the largest kernel",
+        ),
         (lambda: nas.Conv1d(3, 4, 3, groups=2), "in_channels must be divisible by groups"),
         (lambda: nas.Conv3d(3, 4, odd(), padding=(2, 2, 1)), r"padding=\(2, 2, 1\) is too small"),
     ],

@@ -4,6 +4,7 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from asng.nas import (
     parameters,
     recalibrate,
     rerank,
+    result,
     score,
     select,
     selected,
@@ -289,6 +291,22 @@ def test_a_front_is_printed_as_a_table():
 def test_a_front_needs_measures(measures):
     with pytest.raises(ValueError, match=r"a front needs a list of measures, such as \[nas\.parameters\]"):
         front(make_oneshot(), measures, batches(1), cross_entropy)
+
+
+def test_a_result_in_the_place_of_the_search_is_refused_with_the_cure():
+    found: Any = result(make_oneshot())
+    for rank in (lambda: top(found), lambda: front(found, [parameters], batches(1), cross_entropy)):
+        with pytest.raises(ValueError, match=r"got a SearchResult; .* OneShot\(model, result\.arch_optimizer, "):
+            rank()
+
+
+def test_a_front_recalibrates_each_architecture_where_told_to():
+    oneshot, data = trained(), batches(2)
+    found = front(oneshot, [parameters], data, cross_entropy, k=3, recalibrate_on=batches(3))
+    scored = [*found.points, *found.others]
+    for recalibrate_on, is_equal in ((batches(3), True), (None, False)):
+        scores = [score(oneshot.model, a.values, data, cross_entropy, recalibrate_on=recalibrate_on) for a in scored]
+        assert ([a.score for a in scored] == scores) is is_equal
 
 
 def test_a_front_without_feasible_architectures_is_an_error():

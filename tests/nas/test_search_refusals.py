@@ -3,6 +3,7 @@
 import itertools
 import math
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -112,6 +113,7 @@ def test_wrong_settings_are_named(name, value):
     ("loss", "message"),
     [
         (lambda model, x: 1.0, r"must return a scalar tensor, or \(loss, metrics\), got 1\.0"),
+        (lambda model, x: SimpleNamespace(loss=model(x), logits=x), r"got a SimpleNamespace; return its \.loss$"),
         (lambda model, x: model(x) * torch.ones(2), r"got a tensor of shape \(2,\)"),
         (lambda model, x: (model(x), 0.5), r"metrics must be a mapping of names to numbers, got 0\.5"),
         (lambda model, x: (model(x), {1: 0.5}), r"names of metrics must be strings, got 1"),

@@ -56,6 +56,7 @@ class ElasticLayer(Searchable):
         sizes: These arguments by name, as a `Size`, or a tuple of them; calling one gives the selected size.
 
     Raises:
+        TypeError: The class lacks one of these attributes or bases, or names arguments that the torch layer has not.
         ValueError: A size can be less than 1, or another argument is a decision.
 
     >>> import torch
@@ -77,6 +78,7 @@ class ElasticLayer(Searchable):
     elastic: ClassVar[tuple[str, ...]]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        _check_class(type(self))
         bound = signature(self.torch_layer).bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
@@ -211,8 +213,9 @@ class ElasticLayer(Searchable):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call torch's layer of the selected sizes, made of the slices."""
-        static = on_meta(self.torch_layer, **self.static_settings())
-        for name, tensor in self.active_tensors().items():
+        static, tensors = on_meta(self.torch_layer, **self.static_settings()), self.active_tensors()
+        self._check_tensors(static, tensors)
+        for name, tensor in tensors.items():
             owner, key = owner_of(static, name)
             (owner._buffers if key in owner._buffers else owner._parameters)[key] = tensor  # type: ignore[assignment]
         return static.train(self.training)(*args, **kwargs)
@@ -228,11 +231,13 @@ class ElasticLayer(Searchable):
 
         Raises:
             ValueError: `in_channels` does not fit, or the class has a `forward` of its own.
+            TypeError: `active_tensors` has other names or shapes than the torch layer.
         """
         self._check_static(in_channels)
         computed = self._any_size is not None or self._forward_pre_hooks
         with self._prepare(in_channels) if computed else nullcontext():
             static, tensors = on_meta(self.torch_layer, **self.static_settings()), self.active_tensors()
+        self._check_tensors(static, tensors)
         build = current_build.get()
         copies = build is None or build.copies
         for name, used in tensors.items():
@@ -253,6 +258,22 @@ class ElasticLayer(Searchable):
         for module in static.modules() if static._modules else ():
             module.__dict__["training"] = self.training
         return static
+
+    def _check_tensors(self, static: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
+        """Raise TypeError for slices that are not those of the static layer; of its submodules nothing is checked."""
+        slots = {**static._parameters, **static._buffers}
+        held = {name: tensor for name, tensor in slots.items() if tensor is not None}
+        given = {name: tensor for name, tensor in tensors.items() if tensor is not None and "." not in name}
+        fits = all(name in tensors and given.get(name, whole).shape == whole.shape for name, whole in held.items())
+        if not fits or any(name not in slots for name in given):
+            expected, got = (
+                ", ".join(f"{name} {tuple(t.shape)}" for name, t in part.items()) for part in (held, given)
+            )
+            raise TypeError(
+                f"active_tensors() of {type(self).__name__} must have the tensors of {self.torch_layer.__name__}("
+                f"{static.extra_repr()}): {expected}; got {got or 'none'}. Slice them by the selected sizes, "
+                "self.sizes[...]()"
+            )
 
     @contextmanager
     def _prepare(self, in_channels: int | None) -> Iterator[None]:
@@ -314,6 +335,28 @@ class ElasticLayer(Searchable):
                 expected = size() if not size.decisions else f"{size} = {size()}"
                 up_to = "up to " if isinstance(size, AnySize) else ""
                 raise RuntimeError(f"{path_of(self)} takes {up_to}{expected} {unit}, but got {got}")
+
+
+@cache
+def _check_class(kind: Any) -> None:
+    """Raise TypeError for a subclass of ElasticLayer that is not as its docstring says."""
+    if not all(hasattr(kind, name) for name in ("torch_layer", "elastic")):
+        raise TypeError(
+            f"{kind.__name__} needs the class attributes torch_layer and elastic, such as torch_layer, elastic = "
+            'nn.GRUCell, ("input_size", "hidden_size")'
+        )
+    bases, layer = kind.__mro__, kind.torch_layer
+    if layer not in bases or bases.index(layer) < bases.index(ElasticLayer):
+        raise TypeError(
+            f"{kind.__name__} must derive from ElasticLayer first, then from its torch_layer: "
+            f"class {kind.__name__}(nas.ElasticLayer, {layer.__name__})"
+        )
+    arguments = signature(layer).parameters
+    if unknown := [name for name in kind.elastic if name not in arguments]:
+        raise TypeError(
+            f"elastic of {kind.__name__} names {', '.join(map(repr, unknown))}, but the arguments of "
+            f"{layer.__name__} are {', '.join(arguments)}"
+        )
 
 
 @cache

@@ -60,10 +60,10 @@ def check_fixed(elastic: Sequence[str], **settings: Any) -> None:
     for name, setting in settings.items():
         for part in setting if isinstance(setting, (tuple, list)) else (setting,):
             if isinstance(part, (Decision, Size)):
-                raise ValueError(
-                    f"{name} cannot be a decision, got {part!r}; only {', '.join(elastic)} can. Choose among "
-                    f"layers instead: OneOf(name, [one layer for each {name}])"
-                )
+                cure = f"Choose among layers instead: OneOf(name, [one layer for each {name}])"
+                if name == "padding":
+                    cure = "Give the number for the largest kernel: it shrinks with the kernel"
+                raise ValueError(f"{name} cannot be a decision, got {part!r}; only {', '.join(elastic)} can. {cure}")
 
 
 def refuse_any_size(sizes: Mapping[str, Any]) -> None:
