@@ -131,8 +131,8 @@ class OneShot:
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
         if capture:
-            from asng.nas._capture import CapturedStep, find_obstacle
-            from asng.nas._iteration import Iteration
+            from asng.nas._capture.iteration import Iteration
+            from asng.nas._capture.step import CapturedStep, find_obstacle
 
             options: Any = {"judge": judge, "max_grad_norm": self._weights.max_grad_norm, "amp_dtype": amp_dtype}
             optimizers = self._weights.optimizers

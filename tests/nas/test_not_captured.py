@@ -16,11 +16,19 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from asng import Categorical, Integer, Real, nas
-from asng.nas import OneOf, Value, _capture
-from asng.nas import _trace as trace
-from asng.nas._cases import Refused
-from asng.nas._rules import unsupported_reason
-from asng.nas._setter import MIN_CUDA, MIN_TORCH, Versions, installed_versions, outdated_reason, unavailable_reason
+from asng.nas import OneOf, Value
+from asng.nas._capture import step as _capture
+from asng.nas._capture import trace
+from asng.nas._capture.cases import Refused
+from asng.nas._capture.rules import unsupported_reason
+from asng.nas._capture.setter import (
+    MIN_CUDA,
+    MIN_TORCH,
+    Versions,
+    installed_versions,
+    outdated_reason,
+    unavailable_reason,
+)
 from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
 from tests.helpers.searches import batches, cross_entropy, pairs
 
