@@ -123,6 +123,9 @@ def test_the_steps_that_the_recipes_plan_for_are_those_measured():
         assert free == decisions * (choices - 1)
         for noise, expected in enumerate(steps):  # that of 3 takes too long to repeat
             assert median(names["steps_needed"](decisions, choices, noise, seed) for seed in range(5)) == expected
+    assert "take 250, 75 and 30 steps with 2, 4 and 8 candidates" in text
+    for size, expected in ((4, 75), (8, 30)):
+        assert median(names["steps_needed"](20, 5, 0, seed, size) for seed in range(5)) == expected
 
 
 def messages_of_the_package() -> list[str]:
