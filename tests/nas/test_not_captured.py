@@ -121,7 +121,7 @@ def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
 
 def test_metrics_that_change_their_names_are_refused():
     calls = itertools.count()
-    search = oneshot(Choosy(), loss_fn=None)
+    search = oneshot(Choosy())
 
     def loss(model, batch):
         return cross_entropy(model, batch), {f"metric {next(calls)}": 1.0}
