@@ -1,9 +1,128 @@
 """Figures of results, for notebooks and files; they need matplotlib."""
 
+import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+COLOR, GRAY = "#0072B2", "0.75"
+HALVES = {"train": COLOR, "valid": "#D55E00"}  # of a step; blue and vermilion, which color-blind people tell apart
+OTHER = "#009E73"
+COLUMNS = 4
+NOT_DRAWN = {"epoch", "seconds", "delta", "capture_seconds", "capture_gb"}
+LAST = "largest_probability"  # of the panels
+
+
+def history(result: Any) -> "Figure":
+    """Draw losses, metrics and certainty over the epochs of a search.
+
+    A panel has a loss or a metric of both halves of the steps, those that train weights and those that judge; others
+    have the score of a judge, the share of feasible candidates, and the mean of the decisions' largest probabilities.
+
+    Args:
+        result: What `asng.nas.search` returned, or `asng.nas.result` with a history.
+
+    Returns:
+        A matplotlib figure, which notebooks show; `figure.savefig("history.svg")` writes it.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: The history is empty.
+
+    >>> from types import SimpleNamespace
+    >>> first, second = {"train_loss": 0.9, "valid_loss": 1.1}, {"train_loss": 0.5, "valid_loss": 0.6}
+    >>> figure = history(SimpleNamespace(history=[first, second]))
+    >>> [(line.get_label(), line.get_ydata().tolist()) for line in figure.axes[0].lines]
+    [('train', [0.9, 0.5]), ('valid', [1.1, 0.6])]
+    """
+    records = result.history
+    if not records:
+        raise ValueError("the history is empty; pass the records of your epochs, as in nas.result(oneshot, history)")
+    names = dict.fromkeys(name for record in records for name in record if name not in NOT_DRAWN)
+    panels: dict[str, dict[str, str]] = {}  # the names in the records by panel and label
+    for name in sorted(names, key=LAST.__eq__):  # which keeps the order of the others
+        half, _, rest = name.partition("_")
+        panel, label = (rest, half) if half in HALVES and rest else (name, name)
+        panels.setdefault(panel, {})[label] = name
+    figure, axes = _panels(len(panels), height=2.6)
+    for panel, (title, lines) in zip(axes, panels.items(), strict=True):
+        panel.set(title=title.replace("_", " "), xlabel="epoch")
+        for label, name in sorted(lines.items()):
+            epochs = [record.get("epoch", index) for index, record in enumerate(records, 1)]
+            numbers = [record.get(name, math.nan) for record in records]
+            panel.plot(epochs, numbers, ".-", color=HALVES.get(label, OTHER), label=label)
+        panel.locator_params(axis="x", integer=True)
+        if len(lines) > 1:
+            panel.legend(frameon=False)
+    return figure
+
+
+def distribution(result: Any) -> "Figure":
+    """Draw the final distribution of a search, one panel for each decision.
+
+    Choices are bars with their probabilities, the value of the result in blue. Numbers are a mean with one standard
+    deviation to both sides, within their bounds. Decisions without effect on the result are gray.
+
+    Args:
+        result: What `asng.nas.search` or `asng.nas.result` returned.
+
+    Returns:
+        A matplotlib figure, which notebooks show; `figure.savefig("distribution.svg")` writes it.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+
+    >>> from types import SimpleNamespace
+    >>> import asng
+    >>> optimizer = asng.ASNG({"act": asng.Categorical(["relu", "tanh"])}, initial={"act": [0.25, 0.75]})
+    >>> figure = distribution(SimpleNamespace(values={"act": "tanh"}, inactive=(), arch_optimizer=optimizer))
+    >>> [axes.get_title() for axes in figure.axes]
+    ['act: tanh']
+    >>> [round(float(bar.get_width()), 3) for bar in figure.axes[0].patches]
+    [0.25, 0.75]
+    """
+    optimizer, values = result.arch_optimizer, result.values
+    now = optimizer.distribution()
+    longest = max(np.size(parameters) for parameters in now.values())
+    figure, axes = _panels(len(now), height=min(0.9 + 0.25 * longest, 10.0))
+    for panel, (name, parameters) in zip(axes, now.items(), strict=True):
+        variable, is_active = optimizer.space[name], name not in result.inactive
+        color = COLOR if is_active else GRAY
+        panel.set_title(f"{name}: {_shorten(values[name])}", color="black" if is_active else "0.5")
+        if isinstance(parameters, np.ndarray) and variable.values() is not None:
+            _draw_choices(panel, variable, parameters, variable.index(values[name]), color)
+        elif hasattr(parameters, "std") and hasattr(variable, "low"):
+            _draw_number(panel, variable, parameters, color)
+        else:  # of a family of the user's own
+            panel.text(0.5, 0.5, str(parameters), ha="center", va="center", transform=panel.transAxes)
+            panel.set_axis_off()
+    return figure
+
+
+def _draw_choices(axes: "Axes", variable: Any, probabilities: Any, chosen: int, color: str) -> None:
+    colors = [color if index == chosen else GRAY for index in range(len(probabilities))]
+    labels = [_shorten(value) for value in variable.values()]
+    axes.barh(range(len(probabilities)), probabilities, color=colors, tick_label=labels)
+    axes.invert_yaxis()  # the first on top
+    axes.set(xlim=(0, 1), xlabel="probability")
+
+
+def _draw_number(axes: "Axes", variable: Any, normal: Any, color: str) -> None:
+    low, high = variable.low, variable.high
+    if log := getattr(variable, "log", False):  # then std is that of the logarithm
+        ends = normal.mean * math.exp(-min(normal.std, 700.0)), normal.mean * math.exp(min(normal.std, 700.0))
+        axes.set_xscale("log")
+    else:
+        ends = normal.mean - normal.std, normal.mean + normal.std
+    axes.plot([max(ends[0], low), min(ends[1], high)], [0, 0], color=color, linewidth=3)
+    axes.plot([normal.mean], [0], "o", color=color)
+    margin = 0 if log else 0.03 * (high - low)
+    axes.set(xlim=(low - margin, high + margin), yticks=[], xlabel="mean and standard deviation")
+    axes.spines["left"].set_visible(False)
 
 
 def front(front: Any) -> "Figure":
@@ -24,19 +143,33 @@ def front(front: Any) -> "Figure":
     >>> [axes.get_xlabel() for axes in figure.axes]
     ['parameters']
     """
+    figure, panels = _panels(len(front.measures), height=3.5, width=4.0)
+    for index, (axes, measure) in enumerate(zip(panels, front.measures, strict=True)):
+        axes.set(xlabel=measure, ylabel="" if index else "score")
+        for architectures, color, label in ((front.others, GRAY, "others"), (front.points, COLOR, "front")):
+            costs, scores = [a.costs[index] for a in architectures], [a.score for a in architectures]
+            axes.plot(costs, scores, "o", color=color, markersize=5, label=label)
+        if len(panels) == 1:  # with more of them the front is a surface
+            axes.plot(costs, scores, color=color, drawstyle="steps-post")
+    panels[0].legend(frameon=False)
+    return figure
+
+
+def _panels(count: int, *, height: float, width: float = 3.2) -> tuple["Figure", list["Axes"]]:
+    """A figure of its own, without pyplot's global state, and its panels in rows; sizes in inches of one panel."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(f"figures need matplotlib ({error}): pip install '.[plot]'") from None
-    panels = len(front.measures)
-    figure = Figure(figsize=(1 + 4 * panels, 3.5), layout="constrained")
-    for index, measure in enumerate(front.measures):
-        axes = figure.add_subplot(1, panels, index + 1, xlabel=measure, ylabel="" if index else "score")
-        for architectures, color, label in ((front.others, "0.75", "others"), (front.points, "#0072B2", "front")):
-            costs, scores = [a.costs[index] for a in architectures], [a.score for a in architectures]
-            axes.plot(costs, scores, "o", color=color, markersize=5, label=label)
-        if panels == 1:  # with more of them the front is a surface
-            axes.plot(costs, scores, color=color, drawstyle="steps-post")
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].legend(frameon=False)
-    return figure
+    columns = min(count, COLUMNS)
+    rows = -(-count // columns)
+    figure = Figure(figsize=(1 + width * columns, height * rows), layout="constrained")
+    panels = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+    return figure, panels
+
+
+def _shorten(value: Any) -> str:
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text if len(text) <= 20 else f"{text[:17]}..."

@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,21 @@ def fits(text):
     assert number("mean squared error:", text) < 0.1 * number("of the mean", text)
 
 
+def fits_after_a_checkpoint(text):
+    assert "1000 steps" in text
+    assert number("mean squared error:", text) < 0.1 * number("of the mean", text)
+
+
+def a_front_of_many_sizes(text):
+    points = [(float(score), int(cost)) for score, cost in re.findall(r"^([\d.]+) +(\d+) ", text, re.M)]
+    assert len(points) >= 8
+    assert all(worse[0] > better[0] and worse[1] < better[1] for worse, better in pairwise(points))
+    best, largest = points[-1]
+    assert any(score < best + 0.05 and 2 * cost <= largest for score, cost in points)
+    accuracies = [float(accuracy) for accuracy in re.findall(r"test accuracy ([\d.]+)", text)]
+    assert accuracies[1] > max(0.9, accuracies[0])
+
+
 def much_smaller_and_as_good(text):
     found, trained = (number(f"{name}: accuracy:", text) for name in ("found", "trained"))
     assert found > 0.85
@@ -83,6 +99,8 @@ def much_smaller_and_as_good(text):
 
 
 CLAIMS = {
+    "lightning": fits_after_a_checkpoint,
+    "pareto": a_front_of_many_sizes,
     "resnet": much_smaller_and_as_good,
     "hugging_face": better_than_random,
     "training_loop": better_than_random,
@@ -96,8 +114,9 @@ CLAIMS = {
 @pytest.mark.long
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs_without_warnings_and_finds_what_it_says(path, tmp_path):
-    if path.stem == "hugging_face":
-        pytest.importorskip("transformers")  # which make test-integrations installs
+    for name, library in {"hugging_face": "transformers", "lightning": "pytorch_lightning"}.items():
+        if path.stem == name:
+            pytest.importorskip(library)  # which make test-integrations installs
     printed = run(["-W", "error", str(path)], tmp_path)
     assert printed.strip()
     assert FINDS.get(path.stem, "") in printed

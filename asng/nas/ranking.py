@@ -16,10 +16,11 @@ from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import unwrap
 from asng.nas._preserve import preserve_state, set_training
+from asng.nas._tables import format_table
 from asng.nas.limits import Limit, Measure, measure_all
 from asng.nas.oneshot import Batch, OneShot, check_oneshot
 from asng.nas.recalibration import recalibrate
-from asng.nas.result import Architecture, architecture_of, format_table, top
+from asng.nas.result import Architecture, architecture_of, top
 from asng.nas.supernet import Supernet, Values
 
 ATTEMPTS = 20  # per architecture of a front, to find one that is new and feasible

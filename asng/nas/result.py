@@ -4,7 +4,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +15,7 @@ from asng._checks import check_int
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
+from asng.nas._tables import format_decisions, format_history
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot, check_oneshot
 from asng.nas.supernet import Values
@@ -52,9 +53,9 @@ class Architecture(NamedTuple):
     costs: tuple[float, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult:
-    """What a search ends with; printed, it is a table of the decisions.
+    """What a search ends with; printed, or as the last line of a notebook's cell, tables of decisions and epochs.
 
     Attributes:
         values: The architecture: the most likely feasible one, one value for each decision, by name.
@@ -89,25 +90,15 @@ class SearchResult:
     certainty: float
     inactive: tuple[str, ...]
     model: nn.Module
-    history: list[dict[str, float]] = field(repr=False)
-    arch_optimizer: Optimizer = field(repr=False)
+    history: list[dict[str, float]]
+    arch_optimizer: Optimizer
 
-    def __str__(self) -> str:
-        """The decisions, the probabilities of their values, and the largest ones that are possible."""
-        now = self.arch_optimizer.distribution()
-        largest = sharpest_distribution(self.arch_optimizer.space, self.values)
-        rows: list[tuple[str, ...]] = [("decision", "value", "probability", "at most")]
-        for name, variable in self.arch_optimizer.space.items():
-            value = str(self.values[name])
-            if name in self.inactive:
-                rows.append((name, value, "without effect", ""))
-            elif variable.values() is None:
-                rows.append((name, value, str(now[name]), ""))
-            else:
-                numbers = (math.exp(variable.log_prob(where[name], self.values[name])) for where in (now, largest))
-                rows.append((name, value, *(f"{number:.3f}" for number in numbers)))
+    def __repr__(self) -> str:
+        space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
+        decisions = format_decisions(space, self.values, self.inactive, now, sharpest_distribution(space, self.values))
         feasible = "" if self.feasible else ", infeasible"
-        return f"{format_table(rows)}\n\nprobability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
+        sure = f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
+        return "\n\n".join([decisions, sure, *([format_history(self.history)] if self.history else [])])
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> SearchResult:
@@ -132,9 +123,9 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     >>> found = nas.result(oneshot)
     >>> found.values, round(found.probability, 3)
     ({'act': 'tanh'}, 0.75)
-    >>> print(found)
-    decision  value  probability  at most
-    act       tanh   0.750        0.750
+    >>> found
+    decision  value  probability  at most  others
+    act       tanh   0.750        0.750    relu 0.250
     <BLANKLINE>
     probability 0.75, certainty 1.00
     """
@@ -281,18 +272,6 @@ def probability(distribution: Mapping[str, Any], space: Mapping[str, Variable], 
     for name, variable in space.items():  # sum() rounds differently in later versions of Python
         logarithm += variable.log_prob(distribution[name], values[name])
     return math.exp(logarithm)
-
-
-def format_table(rows: Sequence[Sequence[str]]) -> str:
-    """Rows of text as columns, without spaces at the ends of lines.
-
-    >>> print(format_table([("a", "b"), ("long", "c")]))
-    a     b
-    long  c
-    """
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
-    return "\n".join(line.rstrip() for line in lines)
 
 
 def certainty(optimizer: Optimizer) -> dict[str, float]:

@@ -102,16 +102,36 @@ def test_decisions_without_effect_are_named_in_all_results():
 def test_a_result_is_printed_as_a_table_that_marks_them():
     found = result(shallow())
     lines = str(found).splitlines()
-    assert lines[0].split() == ["decision", "value", "probability", "at", "most"]
+    assert lines[0].split() == ["decision", "value", "probability", "at", "most", "others"]
     assert lines[3].split() == ["op1", str(found.values["op1"]), "without", "effect"]
-    assert [float(number) <= 1 for number in lines[1].split()[2:]] == [True, True]
+    assert [float(number) <= 1 for number in lines[1].split()[2:4]] == [True, True]
     assert lines[-1] == f"probability {found.probability:.3g}, certainty {found.certainty:.2f}"
     assert all(line == line.rstrip() for line in lines)
 
 
 def test_a_table_shows_real_numbers_by_their_distribution():
-    found = result(oneshot(Values(rate=Real(0.0, 1.0))))
-    assert "rate      0.5    Normal(mean=0.5, std=0.5)" in str(found)
+    found = result(oneshot(Values(rate=Real(0.0, 1.0)), initial={"rate": (0.12345678, 0.5)}))
+    assert str(found).splitlines()[1].split() == ["rate", "0.123457", "mean", "0.1235,", "std", "0.5"]
+
+
+def test_a_table_shows_the_other_choices_the_likeliest_first():
+    model = Values(op=Categorical(["a", "b", "c", "d", "e"]), size=Integer(1, 5))
+    initial = {"op": [0.1, 0.2, 0.4, 0.15, 0.15], "size": (2.0, 1.5)}
+    found = result(oneshot(model, initial=initial))
+    op, size = str(found).splitlines()[1:3]
+    assert op.endswith("b 0.200, d 0.150, e 0.150, ...")
+    assert size.endswith("mean 2, std 1.5")
+
+
+def test_a_result_prints_its_epochs_of_many_ten_with_first_and_last():
+    history = [{"epoch": number, "train_loss": 1 / number} for number in range(1, 101)]
+    search = shallow()
+    tables = repr(result(search, history)).split("\n\n")
+    header, *lines = tables[-1].splitlines()
+    assert header == "epoch  train loss"
+    assert (len(lines), lines[0].split(), lines[-1].split()) == (10, ["1", "1"], ["100", "0.01"])
+    assert repr(result(search)) == "\n\n".join(tables[:-1])
+    assert len(repr(result(search, history[:3])).split("\n\n")[-1].splitlines()) == 4
 
 
 # Searches that are too short -----------------------------------------------------------------------

@@ -43,11 +43,13 @@ def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
     assert 0 < result.probability <= 1
 
 
-def test_a_result_prints_without_history_and_optimizer():
-    text = repr(run_search(epochs=1))
-    assert text.startswith("SearchResult(values={")
-    assert "train_loss" not in text
-    assert "ASNG" not in text
+def test_a_result_prints_as_tables_without_optimizer_and_layers():
+    result = run_search(epochs=1)
+    decisions, _, epochs = repr(result).split("\n\n")
+    assert [line.split()[0] for line in decisions.splitlines()] == ["decision", *result.values]
+    assert len(epochs.splitlines()) == 2
+    assert "ASNG" not in repr(result)
+    assert "Linear" not in repr(result)
 
 
 def test_history_holds_the_means_of_the_steps():

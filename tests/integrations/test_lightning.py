@@ -1,0 +1,15 @@
+"""PyTorch Lightning: a LightningModule with manual optimization searches, and its checkpoints continue a search."""
+
+import pytest
+
+from tests.test_examples import EXAMPLES, fits_after_a_checkpoint, run
+
+pytest.importorskip("pytorch_lightning")
+
+pytestmark = pytest.mark.long
+
+
+def test_the_example_finds_what_it_says(tmp_path):
+    path = next(path for path in EXAMPLES if path.stem == "lightning")
+    fits_after_a_checkpoint(run(["-W", "error", str(path)], tmp_path))
+    assert (tmp_path / "checkpoints" / "epoch=19-step=1000.ckpt").exists()
