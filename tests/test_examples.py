@@ -82,7 +82,18 @@ def much_smaller_and_as_good(text):
     assert 3 * sizes[1] <= sizes[0]
 
 
+def searching_the_hyperparameters_helps(text):
+    searched, fixed = (
+        [float(n) for n in re.findall(rf"^{name}, accuracy: ([\d.]+)", text, re.M)]
+        for name in ("searched", "fixed at 0")
+    )
+    assert len(searched) == len(fixed) == 3  # seeds
+    assert sum(searched) > sum(fixed)
+    assert min(searched) > 0.93
+
+
 CLAIMS = {
+    "hyperparameters": searching_the_hyperparameters_helps,
     "resnet": much_smaller_and_as_good,
     "hugging_face": better_than_random,
     "training_loop": better_than_random,
