@@ -15,6 +15,8 @@ HYPER = {"dropout": [0.0, 0.2, 0.4], "augmentation": [0.0, 0.05, 0.1, 0.2], "smo
 
 
 class Net(nn.Module):
+    dropout: nas.Value | nas.Constant
+
     def __init__(self, searched):
         super().__init__()
         for name, choices in HYPER.items():  # a Constant is what a Value becomes when it is extracted
@@ -40,20 +42,18 @@ def judge(model, batch):  # the loss on other images as they are, without dropou
         gradients = torch.autograd.grad(loss_fn(model, batch[:2]), weights, allow_unused=True, materialize_grads=True)
     torch._foreach_add_(weights, gradients, alpha=-0.1)  # by the learning rate of the weights
     score = F.cross_entropy(model.eval()(batch[2]), batch[3])
-    torch._foreach_copy_(weights, before)
-    model.train()
+    torch._foreach_copy_(list(model.train().parameters()), before)
     return score
 
 
 digits = load_digits()
-for seed, searched in [(seed, searched) for seed in range(3) for searched in (True, False)]:
+for seed, searched in [(seed, searched) for seed in (0, 1) for searched in (True, False)]:
     torch.manual_seed(seed)
     model, order = Net(searched), torch.randperm(1797)
     x, y = torch.tensor(digits.images[order, None] / 16).float(), torch.tensor(digits.target)[order]
-    train, others = (x[:600], y[:600]), (x[600:1200], y[600:1200])  # a batch to judge on has some of both
-    loaders = [DataLoader(TensorDataset(*data), 50, shuffle=True) for data in (train, (*train, *others))]
-    arch_optimizer = ASNG(nas.space_of(model), population_size=4, seed=seed)
-    options = {"weight_optimizer": torch.optim.SGD(model.parameters(), 0.1, 0.9), "arch_optimizer": arch_optimizer}
-    result = nas.search(model, *loaders, loss_fn, epochs=60, judge=judge, **options)
+    some, others = (x[:600], y[:600]), (x[600:1200], y[600:1200])  # a batch to judge on has images of both
+    train, valid = (DataLoader(TensorDataset(*data), 50, shuffle=True) for data in (some, (*some, *others)))
+    asng, sgd = ASNG(nas.space_of(model), population_size=4, seed=seed), torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    result = nas.search(model, train, valid, loss_fn, epochs=60, judge=judge, arch_optimizer=asng, weight_optimizer=sgd)
     accuracy = (result.model.eval()(x[1200:]).argmax(1) == y[1200:]).float().mean()
     print(f"{'searched' if searched else 'fixed at 0'}, accuracy: {accuracy:.3f}", result.values)

@@ -87,7 +87,7 @@ def searching_the_hyperparameters_helps(text):
         [float(n) for n in re.findall(rf"^{name}, accuracy: ([\d.]+)", text, re.M)]
         for name in ("searched", "fixed at 0")
     )
-    assert len(searched) == len(fixed) == 3  # seeds
+    assert len(searched) == len(fixed) == 2  # seeds
     assert sum(searched) > sum(fixed)
     assert min(searched) > 0.93
 
