@@ -8,7 +8,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels format hooks bench results clean
+.PHONY: demo quick test test-all test-integrations test-kernels format hooks fuzz crash bench results clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -39,6 +39,12 @@ format: .venv/installed  ## rewrite the sources in the project's format
 
 hooks: .venv/installed  ## run the checks before each commit
 	$(BIN)/pre-commit install
+
+fuzz: .venv/installed  ## hostile input for minutes; SECONDS=3600 for longer
+	$(BIN)/python -m tests.fuzz.fuzz --seconds $(or $(SECONDS),240)
+
+crash: .venv/installed  ## searches killed at any moment, for minutes; SECONDS=3600 for longer
+	$(BIN)/python -m tests.fuzz.crash --seconds $(or $(SECONDS),240)
 
 bench: .venv/installed-bench  ## cost of ask and tell beside other libraries
 	$(BIN)/python benchmarks/ask_tell.py

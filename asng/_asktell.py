@@ -245,13 +245,14 @@ class Optimizer(ABC):
         """Mask (n, variables) of active variables, 0 or 1."""
         try:
             name_sets = list(islice(active, n + 1))
-        except TypeError:  # not iterable
-            name_sets = []
+            named = list(chain.from_iterable(name_sets))
+        except TypeError:  # not iterable, as arrays without axes are although they are collections
+            name_sets, named = [], []
         if len(name_sets) != n or any(
             isinstance(names, str) or not isinstance(names, Collection) for names in name_sets
         ):
             raise ValueError(f"active holds a set of names for each of the {n} candidates, got {active!r}")
-        for name in chain.from_iterable(name_sets):
+        for name in named:
             if not isinstance(name, str) or name not in self._space.names:
                 raise ValueError(f"active names {name!r}, which is not in the space: {', '.join(self._space.names)}")
         return np.array([[name in names for name in self._space.names] for names in name_sets], dtype=float)

@@ -4,16 +4,17 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from asng._asktell import Candidate, Seed
 from asng._capped import CappedASNG, default_population_size
-from asng._checks import as_float
+from asng._checks import as_float, as_int, check_int
 from asng._decoding import Space
 from asng._evaluation import Outcome
 from asng._ragged import Array
+from asng._untrusted import mismatch
 from asng.optimizer import ASNG
 from asng.space import Variable, describe
 
@@ -62,6 +63,19 @@ class Judged(NamedTuple):
     violation: Violation
 
 
+class SavedState(TypedDict):
+    """A minimization in a checkpoint."""
+
+    entropy: tuple[Any, list[int]]
+    optimizers: list[dict[str, Any]]
+    history: list[tuple[list[float], int, float | None, str]]
+    queue: list[list[float]]
+    judged: list[tuple[list[float], float | None, tuple[int, float | None]]]
+    elite: tuple[list[float], float, int] | None
+    counters: tuple[int, int, int]
+    before: tuple[int, int]
+
+
 class BlackBox:
     """One minimization: optimizers, history, and the candidates between ask and tell.
 
@@ -81,10 +95,15 @@ class BlackBox:
     ) -> None:
         self._space = Space(space)
         self._variables, self._initial = dict(space), initial
-        self._seed, self._noisy, self._limits, self._restarts = seed, noisy, limits, restarts
-        self.population_size = default_population_size(space) if population_size is None else population_size
+        self._seed: Seed = seed if (number := as_int(seed)) is None else number
+        self._noisy, self._limits, self._restarts = noisy, limits, restarts
+        self.population_size = default_population_size(space)
+        if population_size is not None:
+            self.population_size = check_int(population_size, "population_size", min=2)
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
-        sequence = seed if isinstance(seed, np.random.SeedSequence) else np.random.SeedSequence(seed)
+        sequence = self._seed
+        if not isinstance(sequence, np.random.SeedSequence):
+            sequence = np.random.SeedSequence(sequence)
         self._entropy, self._spawn_key = _plain(sequence.entropy), tuple(sequence.spawn_key)
         self.history: list[Evaluation] = []
         self._origins: list[tuple[Array, int]] = []  # of each evaluation: the raw draw, the optimizer that drew it
@@ -300,11 +319,15 @@ class BlackBox:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore a state of the same identity, before any evaluation."""
+        if fault := mismatch(state, SavedState):
+            raise ValueError(fault)
         self._entropy, self._spawn_key = state["entropy"][0], tuple(state["entropy"][1])
         self.optimizers += [self._make_optimizer(start) for start in range(1, len(state["optimizers"]))]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         for x, start, loss, error in state["history"]:
+            if not 0 <= start < len(self.optimizers):
+                raise ValueError(f"an evaluation of start {start}, of which there are {len(self.optimizers)}")
             candidate = self._candidate(x)
             self._remember(Evaluation(candidate.values, _from_json(loss), error), candidate.x, start)
         self._queue.extend(map(self._candidate, state["queue"]))

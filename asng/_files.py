@@ -9,6 +9,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import time
 import warnings
 from collections.abc import Collection, Iterator, Mapping
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from weakref import WeakSet
 
+from asng._untrusted import NON_BLOCKING, read_text
+
 try:
     import fcntl
 except ImportError:  # on Windows, where nothing is locked
@@ -24,6 +27,7 @@ except ImportError:  # on Windows, where nothing is locked
 
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.asng-[0-9]+-[0-9a-f]{8}")  # the file it is for, process, random digits
 NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link may lead to a file that is not asng's
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, or what the user may have of it
 NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 PREVIOUS = ".asng-previous"
 MAX_SHOWN = 5  # differences in a message
@@ -67,7 +71,7 @@ class Lock:
     def _acquire(self) -> None:
         if fcntl is None:
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder_for(self._path)
         try:
             file, locked = _open_locked(self._path, "ab")
         except OSError as error:
@@ -125,14 +129,27 @@ def previous_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}{PREVIOUS}{path.suffix}")
 
 
-def check_checkpoint_path(path: Path, example: str) -> None:
-    """Raise ValueError for a folder and for the checkpoint before the newest one."""
+def as_checkpoint_path(given: Any, example: str) -> Path:
+    """The path of a checkpoint; ValueError for a folder, the checkpoint before the newest one, and what is no path."""
+    try:
+        path = Path(given)
+    except TypeError:
+        raise ValueError(f"checkpoint must be the path of a file, such as {example!r}, got {given!r}") from None
     if path.is_dir():
         raise ValueError(f"the checkpoint {path} is a folder; give the path of a file, such as {path / example}")
     if path.stem.endswith(PREVIOUS):
         raise ValueError(
             f"{path} is kept by another search; rename it to {path.stem.removesuffix(PREVIOUS)}{path.suffix}"
         )
+    return path
+
+
+def make_folder_for(path: Path) -> None:
+    """Make the folder of a file, and those above it; ValueError names a file that is in the way."""
+    blocking = next((parent for parent in path.parents if parent.exists()), path.parent)
+    if blocking.exists() and not blocking.is_dir():
+        raise ValueError(f"{blocking} is a file, not a folder; choose another path than {path}")
+    path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def lock_checkpoint(path: Path) -> Lock:
@@ -157,21 +174,39 @@ def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
     under which the replaced file stays. A link at `path` is replaced, not followed.
     """
     temporary = _temporary(path)
-    file, _ = _open_locked(temporary, "xb")
+    with explain_full_disk(path):
+        file, _ = _open_locked(temporary, "xb")
+        try:
+            with file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+                if keep is not None and path.exists():
+                    _link_or_copy(path, keep)
+                if os.name != "posix":  # Windows renames no open file; elsewhere its lock protects it to the end
+                    file.close()
+                os.replace(temporary, path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        _sync_folder(path.parent)
+
+
+@contextmanager
+def explain_full_disk(path: Path) -> Iterator[None]:
+    """Let the error of a full disk name the file, the folder, the space that is left, and the cure."""
     try:
-        with file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-            if keep is not None and path.exists():
-                _link_or_copy(path, keep)
-            if os.name != "posix":  # Windows renames no open file; elsewhere its lock protects it to the end
-                file.close()
-            os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    _sync_folder(path.parent)
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        free = ""
+        with suppress(OSError):
+            free = f" ({shutil.disk_usage(path.parent).free:,} bytes are left)"
+        cure = "make room there; the same command, or call, continues from what was saved"
+        raise OSError(
+            error.errno, f"{error.strerror}: {path} cannot be written to the disk of {path.parent}{free}; {cure}"
+        ) from None
 
 
 def remove_leftovers(folder: Path, names: Collection[str] = ()) -> None:
@@ -223,7 +258,11 @@ def _open_locked(path: Path, mode: str) -> tuple[BinaryIO, bool | None]:
 
 
 def _open_no_link(path: str, flags: int) -> int:
-    return os.open(path, flags | NO_FOLLOW, 0o666)
+    opened = os.open(path, flags | NO_FOLLOW | NON_BLOCKING, 0o666)
+    if not stat.S_ISREG(os.fstat(opened).st_mode):
+        os.close(opened)
+        raise OSError(errno.EINVAL, "it is no regular file; remove it", path)
+    return opened
 
 
 def _flock(file: BinaryIO) -> bool | None:
@@ -248,8 +287,8 @@ def _is_at(file: BinaryIO, path: Path) -> bool:
 def _holder(path: Path) -> str:
     """The process that holds a lock, as its file names it."""
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
+        text = read_text(path, "")
+    except (OSError, ValueError):
         return "another process"
     return text if text.isprintable() and 0 < len(text) < 400 else "another process"
 

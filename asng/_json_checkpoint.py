@@ -3,11 +3,21 @@
 import hashlib
 import json
 import time
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from os import PathLike
 from typing import Any
 
-from asng._files import atomic_write, check_checkpoint_path, differences, lock_checkpoint, offer_previous, previous_path
+from asng._files import (
+    as_checkpoint_path,
+    atomic_write,
+    differences,
+    lock_checkpoint,
+    make_folder_for,
+    offer_previous,
+    previous_path,
+)
+from asng._untrusted import parse_json, read_bytes
 
 MIN_INTERVAL = 1.0  # seconds between two saves
 MAX_SHARE = 0.05  # of the time, spent on saving
@@ -16,10 +26,10 @@ MAX_SHARE = 0.05  # of the time, spent on saving
 class JsonCheckpoint:
     """The file of a run with this identity, locked until it is released."""
 
-    def __init__(self, path: Path, format: str, identity: Mapping[str, Any]) -> None:
+    def __init__(self, given: str | PathLike[str], format: str, identity: Mapping[str, Any]) -> None:
+        path = as_checkpoint_path(given, "search.json")
         self._path, self._format, self._identity = path, format, _normalize(identity)
-        check_checkpoint_path(path, "search.json")
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder_for(path)
         self._lock = lock_checkpoint(path)
         self._next_save = time.monotonic() + MIN_INTERVAL
 
@@ -27,8 +37,9 @@ class JsonCheckpoint:
         """The saved state, or None where there is no file; ValueError for damaged files and those of other runs."""
         if not self._path.exists():
             return None
+        raw = read_bytes(self._path)
         try:
-            content = json.loads(self._path.read_bytes())
+            content = parse_json(raw)
             found, identity, state = content["format"], content["identity"], content["state"]
             is_intact = content["checksum"] == _checksum(state)
         except Exception as error:  # anything may be in it
@@ -44,16 +55,27 @@ class JsonCheckpoint:
             raise ValueError(f"{self._path} is damaged: it is not as it was saved{offer_previous(self._path)}")
         return state
 
+    @contextmanager
+    def explain_errors(self) -> Iterator[None]:
+        """Turn any error in using a state, which anybody may have written, into a ValueError with path and cure."""
+        try:
+            yield
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"[:80]
+            raise ValueError(f"{self._path} is damaged ({reason}){offer_previous(self._path)}") from None
+
     @property
     def is_due(self) -> bool:
         """Whether the last save was long enough ago."""
         return time.monotonic() >= self._next_save
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the file atomically."""
+        """Replace the file atomically; ValueError if another process took it over."""
         begin = time.monotonic()
         state = _normalize(state)
         content = {"format": self._format, "identity": self._identity, "checksum": _checksum(state), "state": state}
+        make_folder_for(self._path)  # it may have been removed
+        self._lock.renew()
         with atomic_write(self._path, keep=previous_path(self._path)) as file:
             file.write(json.dumps(content, allow_nan=False).encode())
         end = time.monotonic()

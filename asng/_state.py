@@ -54,7 +54,9 @@ def read_state(state: Any, expected: dict[str, Any], current: Any) -> tuple[Any,
         intact &= generator.bit_generator.state == state["generator"] and state["generator"]["state"]["inc"] % 2 == 1
         arrays = [np.array(state["state"][name]) for name in current._fields]
         loaded = type(current)(*(array if array.ndim else float(array) for array in arrays))
-        best = state["best"] and (np.array(state["best"]["x"], dtype=float), float(state["best"]["loss"]))
+        best = state["best"]
+        if best is not None:
+            best = np.array(best["x"], dtype=float), float(best["loss"])
     except Exception as error:  # anything may stand where dicts and numbers belong
         raise ValueError(f"the state is damaged: {error!r}") from None
     if not intact:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from os import PathLike
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +15,7 @@ from asng._blackbox import BlackBox, Evaluation, Job, Limits
 from asng._checks import check_bool, check_float, check_int
 from asng._evaluation import Evaluator, ExecutorLost, InExecutor, InProcess
 from asng._progress import Progress, no_progress, progress_bar
+from asng._signals import sigterm_as_interrupt
 from asng.optimizer import ASNG
 from asng.space import Variable
 
@@ -35,8 +35,8 @@ class Result(NamedTuple):
         evaluations: How many were made.
         stopped: Why it ended: "evaluations" (all were made), "target", "converged" (the distribution has been as narrow
             as it may become for a while), "nothing new" (ten populations of known values), "infeasible" (a thousand
-            populations without a feasible new candidate), "callback", "interrupted" (Ctrl-C), "failures" (five
-            populations in a row failed) or "executor" (it broke).
+            populations without a feasible new candidate), "callback", "interrupted" (Ctrl-C or SIGTERM), "failures"
+            (five populations in a row failed) or "executor" (it broke).
         history: All evaluations, in the order in which they ended.
         optimizer: Can be inspected or continued. After restarts it is the one that found the lowest loss.
 
@@ -101,7 +101,7 @@ def minimize(
     restarts: int = 0,
     progress: bool = True,
 ) -> Result:
-    """Minimize a black box over a space. Ctrl-C ends it early with the result so far.
+    """Minimize a black box over a space. Ctrl-C and SIGTERM end it early with the result so far.
 
     An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN, -infinity or no number is one
     evaluation with the worst loss; a warning says why.
@@ -162,7 +162,7 @@ def minimize(
         evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
     elif timeout is not None:
         raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
-    with _saved(run, checkpoint) as save, _shown(progress) as report:
+    with sigterm_as_interrupt(), _saved(run, checkpoint) as save, _shown(progress) as report:
         try:
             stopped = _evaluate(run, evaluator, evaluations, target, callback, save, report)
         except KeyboardInterrupt:
@@ -241,11 +241,12 @@ def _saved(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable
         return
     from asng._json_checkpoint import JsonCheckpoint  # loads files and compressors
 
-    file = JsonCheckpoint(Path(path), FORMAT, run.identity())
+    file = JsonCheckpoint(path, FORMAT, run.identity())
     try:
         state = file.load()
         if state is not None:
-            run.load_state_dict(state)
+            with file.explain_errors():
+                run.load_state_dict(state)
 
         def save() -> None:
             if file.is_due:

@@ -6,13 +6,14 @@ dropped when the folder is opened again.
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_type_hints
 
 from asng import __version__
-from asng._files import Lock, atomic_write, differences
+from asng._files import Lock, atomic_write, differences, explain_full_disk, make_folder_for
+from asng._untrusted import mismatch, read_bytes, read_json, read_json_lines
 
 CONFIG = "config.json"
 LOCK = ".asng-lock"
@@ -29,7 +30,7 @@ class Run:
     """The folder of a run; opened again with the same configuration, the run continues.
 
     `lines` names the file of JSON lines: results, which stand for themselves, or the metrics of a
-    training, of which only those before its checkpoint count. The folder is locked until the run is
+    training, a copy of what its checkpoint holds. The folder is locked until the run is
     left (`with Run(...) as run`); a second process that opens it is refused.
     """
 
@@ -37,9 +38,7 @@ class Run:
         self.folder = Path(folder)
         self.config: dict[str, Any] = json.loads(json.dumps(config))  # as it is read back
         self._lines = self.folder / lines
-        if self.folder.exists() and not self.folder.is_dir():
-            raise ValueError(f"{self.folder} is a file; a run needs a folder")
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder_for(self.folder / CONFIG)
         cure = "wait until it ends, or use another folder (--out)"
         self._lock = Lock(self.folder / LOCK, self.folder, cure)
         try:
@@ -64,7 +63,8 @@ class Run:
         else:
             write_json(self.folder / CONFIG, self.config)
         if self._lines.exists():
-            self.truncate(self._lines.read_bytes().count(b"\n"))  # drops a torn line
+            content = read_bytes(self._lines)
+            os.truncate(self._lines, content.rfind(b"\n") + 1)  # drops a torn line
 
     def renew(self) -> None:
         """Before something is written: raise ValueError if the folder is no longer this run's."""
@@ -81,26 +81,29 @@ class Run:
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a finished record; it is on the disk when this returns."""
         self.renew()
-        with open(self._lines, "a", encoding="utf-8") as file:
-            file.write(json.dumps(record, allow_nan=False) + "\n")
+        with explain_full_disk(self._lines), open(self._lines, "ab") as file:
+            file.write(_to_line(record))
             file.flush()
             os.fsync(file.fileno())
 
     def results(self) -> list[dict[str, Any]]:
         """The finished records, in the order in which they were appended."""
-        lines = self._lines.read_text(encoding="utf-8").splitlines() if self._lines.exists() else []
-        try:
-            return [json.loads(line) for line in lines]
-        except json.JSONDecodeError as error:
-            raise ValueError(
-                f"{self._lines} is damaged ({error}); delete the folder, or the line if you can spare it"
-            ) from None
+        cure = "delete the folder, or the line if you can spare it"
+        return read_json_lines(self._lines, cure) if self._lines.exists() else []
 
-    def truncate(self, count: int) -> None:
-        """Keep the first `count` lines; the others are about to be computed again."""
-        if self._lines.exists():
-            lines = self._lines.read_bytes().splitlines(keepends=True)
-            os.truncate(self._lines, sum(len(line) for line in lines[:count]))
+    def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Make these the finished records; the file is rewritten only where it holds others."""
+        try:
+            content = b"".join(map(_to_line, records))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{self.folder} has a checkpoint with damaged records ({error}); delete it") from None
+        if content != (read_bytes(self._lines) if self._lines.exists() else b""):
+            with atomic_write(self._lines) as file:
+                file.write(content)
+
+
+def _to_line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
 
 
 def make_config(experiment: str, kind: str, settings: Any, **more: Any) -> dict[str, Any]:
@@ -119,14 +122,9 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
     path = folder / CONFIG
     if not folder.is_dir():
         raise ValueError(f"there is no folder {folder}")
-    if not path.is_file():
+    if not path.exists():
         raise ValueError(f"{folder} is no run: it has no {CONFIG}")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(config, dict):
-            raise ValueError("it holds no settings")
-    except ValueError as error:
-        raise ValueError(f"{path} is damaged ({error}); delete the folder, or use another") from None
+    config: dict[str, Any] = read_json(path, "delete the folder, or use another", dict[str, Any])
     if experiment is not None and config.get("experiment") != experiment:
         raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {config.get('experiment')!r}")
     if needs is not None and not (folder / needs).is_file():
@@ -135,7 +133,7 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
 
 
 def settings_from_config(kind: type[Settings], config: Mapping[str, Any]) -> Settings:
-    """Settings from a run's configuration; lists become tuples."""
+    """Settings from a run's configuration; lists become tuples. ValueError for those of another type."""
     tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     try:
         given = {field.name: tuples[field.name] for field in fields(kind)}  # type: ignore[arg-type]
@@ -145,7 +143,15 @@ def settings_from_config(kind: type[Settings], config: Mapping[str, Any]) -> Set
             f"the run was made by {made}, without the setting {error}, and this is asng {__version__}; "
             f"do this with {made}, or run it again"
         ) from None
+    check_config(kind, given)
     return kind(**given)
+
+
+def check_config(kind: type, config: Mapping[str, Any]) -> None:
+    """Raise ValueError for settings in a run's configuration that are not of their types."""
+    for name, hint in get_type_hints(kind).items():
+        if name in config and (fault := mismatch(config[name], hint)):
+            raise ValueError(f"{CONFIG} of the run is damaged ({name} {fault}); run it again in another folder")
 
 
 def write_json(path: Path, data: Any) -> None:

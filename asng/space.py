@@ -220,7 +220,10 @@ class Categorical(Variable):
         return math.log(parameters[self.index(value)])
 
     def from_json(self, data: Any) -> Any:
-        written = json.dumps(data, sort_keys=True)
+        try:
+            written = json.dumps(data, sort_keys=True)
+        except (TypeError, ValueError):  # not of JSON
+            raise _outside(self, data) from None
         fitting = [choice for choice in self.choices if _write(choice) == written]
         if not fitting:
             raise _outside(self, data)
@@ -454,6 +457,8 @@ def check_names(names: Iterable[str], space: Mapping[str, Variable]) -> None:
 
 def check_values(values: Mapping[str, Any], space: Mapping[str, Variable]) -> None:
     """Raise ValueError unless these are values of a space, one for each name."""
+    if not isinstance(values, Mapping):
+        raise ValueError(f"values must be a dict, with one for each name of the space, got {repr(values)[:80]}")
     check_names(values, space)
     for name, variable in space.items():
         if not variable.contains(values[name]):

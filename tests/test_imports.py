@@ -16,18 +16,21 @@ CORE = ["minimize", "_blackbox", "_capped", "_evaluation", "baselines", "optimiz
 CORE += ["space", "families", "_ragged", "_checks"]
 CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
-MAY_IMPORT["cli"] |= {"report", "runs", "integrations", "asng"}
+MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}
 MAY_IMPORT["experiments"] |= {"runs", "fused", "asng"}
 MAY_IMPORT["integrations"] = {"integrations", *CORE}
 MAY_IMPORT["report"] = {"report", "runs"}
 MAY_IMPORT["plot"] = {"plot"}
-MAY_IMPORT["_files"] = {"_files"}
-MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files"}
-MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress"}
+MAY_IMPORT["_files"] = {"_files", "_untrusted"}
+MAY_IMPORT["_untrusted"] = {"_untrusted"}
+MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files", "_untrusted"}
+MAY_IMPORT["_signals"] = {"_signals"}
+MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress", "_signals"}
+MAY_IMPORT["_blackbox"] |= {"_untrusted"}
 MAY_IMPORT["fused"] = {"fused"}
-MAY_IMPORT["runs"] = {"runs", "_files", "asng"}  # the package itself: its version
+MAY_IMPORT["runs"] = {"runs", "_files", "_untrusted", "asng"}  # the package itself: its version
 for room in ("cli", "experiments", "nas"):
-    MAY_IMPORT[room] |= {"_files", "_progress"}
+    MAY_IMPORT[room] |= {"_files", "_progress", "_untrusted"}
 MAY_IMPORT["nas"] |= {"fused"}
 MAY_IMPORT["_progress"] = {"_progress"}
 MAY_IMPORT["asng"] = {"asng", *CORE}  # the package itself: the public names of the core
@@ -40,6 +43,8 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "experiments": {"numpy", "torch", "matplotlib", "sklearn", "PIL", "pooch", "requests"},
     "runs": set(),
     "_files": set(),
+    "_untrusted": set(),
+    "_signals": set(),
     "_json_checkpoint": set(),
     "_progress": {"rich"},
     "report": {"numpy", "matplotlib", "jinja2"},

@@ -70,9 +70,9 @@ def test_a_run_of_another_version_is_refused_with_both_versions(tmp_path):
         Run(tmp_path, {**CONFIG, "version": "0.2.0", "new": 3})
 
 
-@pytest.mark.parametrize("content", ["", "{", "[1]", "3"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"3", b"\xff", b"[" * 10**5])
 def test_a_damaged_configuration_is_an_error_that_names_the_file(tmp_path, content):
-    (tmp_path / "config.json").write_text(content)
+    (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(ValueError, match=r"config\.json is damaged"):
         Run(tmp_path, CONFIG)
 
@@ -151,15 +151,33 @@ def test_json_files_change_completely_or_not_at_all(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["summary.json"]
 
 
-def test_lines_behind_a_number_of_them_can_be_dropped(tmp_path):
+@pytest.mark.parametrize("found", [None, b"", b'{"n": 0}\n{"n": 1}\n{"n": 2}\n', b'{"n": 9}\n', b"\xff\n5\nnull\n"])
+def test_records_are_restored_whatever_the_file_holds(tmp_path, found):
+    with Run(tmp_path, CONFIG, METRICS):
+        if found is not None:
+            (tmp_path / METRICS).write_bytes(found)
     with Run(tmp_path, CONFIG, METRICS) as run:
-        run.truncate(3)  # there is none yet
-        for number in range(5):
-            run.append({"n": number})
-        run.truncate(2)
+        run.restore([{"n": 0}, {"n": 1}])
         assert run.results() == [{"n": 0}, {"n": 1}]
         run.append({"n": 7})
     assert (tmp_path / METRICS).read_text() == '{"n": 0}\n{"n": 1}\n{"n": 7}\n'
+
+
+def test_records_as_they_should_be_are_not_written_again(tmp_path):
+    with Run(tmp_path, CONFIG, METRICS) as run:
+        run.append({"n": 0})
+        before = os.stat(tmp_path / METRICS)
+        run.restore([{"n": 0}])
+        assert os.stat(tmp_path / METRICS) == before
+
+
+@pytest.mark.parametrize("name", ["config.json", "results.jsonl", ".asng-lock"])
+def test_a_pipe_in_the_folder_is_refused_without_waiting(tmp_path, name):
+    kept_in(tmp_path, {"a": 1})
+    (tmp_path / name).unlink(missing_ok=True)
+    os.mkfifo(tmp_path / name)
+    with pytest.raises((ValueError, OSError), match=name):
+        Run(tmp_path, CONFIG)
 
 
 def test_a_folder_says_which_run_it_is(tmp_path):
@@ -208,6 +226,12 @@ def test_a_folder_of_something_else_is_refused(tmp_path, there, message):
     (tmp_path / "config.json").write_text(json.dumps(there))
     with pytest.raises(ValueError, match=message):
         read_config(tmp_path, "cifar10", needs=CHECKPOINT)
+
+
+@pytest.mark.parametrize("wrong", ["six", None, [1], {}, 1.5, True, 10**40])
+def test_settings_of_another_type_are_damaged(wrong):
+    with pytest.raises(ValueError, match=r"config\.json of the run is damaged \(count is .*, not int\); run it again"):
+        settings_from_config(Some, {"count": wrong, "lr": 0.1})
 
 
 def test_settings_of_another_version_are_refused():

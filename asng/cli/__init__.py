@@ -4,13 +4,17 @@ Flags are the fields of each experiment's settings.
 """
 
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from importlib import import_module
+from io import TextIOWrapper
 from pkgutil import resolve_name
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from asng import __version__
+from asng._signals import sigterm_as_interrupt
+from asng._untrusted import printable
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
 WRONG_INPUT = 2
@@ -57,23 +61,39 @@ def function_of(command: str) -> Callable[[Sequence[str]], None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Exit codes: 0 done, 2 wrong input, 130 interrupted."""
+    """Run a command. Exit codes: 0 done, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     command = " ".join(arguments[:2])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # whatever a name holds, and the terminal cannot show
     try:
         if command in commands():
-            function_of(command)(arguments[2:])
+            with sigterm_as_interrupt(), warnings.catch_warnings():
+                warnings.showwarning = show_own_warning
+                function_of(command)(arguments[2:])
         elif arguments[:1] == ["--version"]:
             print(f"asng {__version__}")
         else:
             print_overview(arguments)
     except ImportError as error:  # where it is imported: there is no list of what a command needs
         sys.exit(f"asng: {error}; the commands need pip install '.[experiments]'")
+    except MemoryError as error:
+        sys.exit(f"asng: there is not enough memory ({printable(str(error))}); choose smaller settings")
     except (ValueError, OSError) as error:
-        print(f"asng: {error}", file=sys.stderr)
+        print(f"asng: {printable(str(error))}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+
+
+def show_own_warning(message: Warning | str, *about: Any, **more: Any) -> None:
+    """Print a warning of asng's in one line, and none of the libraries that it uses."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__") == "warnings":
+        frame = frame.f_back
+    if str(frame.f_globals.get("__name__")).split(".")[0] == "asng":
+        print(f"asng: warning: {printable(str(message))}", file=sys.stderr)
 
 
 def print_overview(arguments: Sequence[str]) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rich import box
 from rich.table import Table
 
-from asng.cli.terminal import Flat, console, parse_command, progress_bar
+from asng.cli.terminal import Flat, console, parse_command, print_lines, progress_bar
 from asng.experiments import digits
 from asng.runs import ARCHITECTURE
 
@@ -38,9 +38,9 @@ def run_search(arguments: Sequence[str]) -> None:
         summary = digits.run(command.settings, command.out, progress)
     row = summary["rows"][-1]
     found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
-    print(f"Found with seed {row['seed']}, probability {row['probability']:.2g}: {found}")
+    print_lines(f"Found with seed {row['seed']}, probability {row['probability']:.2g}: {found}")
     console.print(digits_table(summary))
-    print(f"Architecture: {command.out / ARCHITECTURE}")
+    print_lines(f"Architecture: {command.out / ARCHITECTURE}")
 
 
 def digits_table(summary: dict[str, Any]) -> Table:

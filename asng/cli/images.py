@@ -1,17 +1,17 @@
 """The commands of all image experiments: `search`, `retrain` and `evaluate`."""
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Generic, TypeVar
 
 import tyro
 
-from asng.cli.terminal import Flat, parse_command, progress_bar
+from asng.cli.terminal import Flat, parse_command, print_lines, progress_bar
 from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._task import DataSettings, Task
-from asng.runs import CHECKPOINT, read_config
+from asng.runs import CHECKPOINT, check_config, read_config
 
 # A folder that is named without a flag.
 SomeRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -72,9 +72,10 @@ def run_search(task: type[Task], arguments: Sequence[str]) -> None:
     with progress_bar(title, folder) as progress:
         summary = search(loaded, flags.settings, folder, progress, capture=flags.capture)
     if not summary["feasible"]:
-        print("No architecture met the limit; this is the nearest one.")
-    _print_lines(loaded.describe_found(summary, folder))
-    print("Train it from scratch:", next_command(task.name, "retrain", folder, flags.where, small=flags.small))
+        print_lines("No architecture met the limit; this is the nearest one.")
+    print_lines(*loaded.describe_found(summary, folder))
+    command = next_command(task.name, "retrain", folder, flags.where, small=flags.small)
+    print_lines(f"Train it from scratch: {command}")
 
 
 def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
@@ -82,6 +83,8 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     title = f"{task.name} retrain"
     flags = _parse(RetrainFlags, title, task, task.train_settings, arguments, small=task.small_train)
     config = {} if flags.run is None else read_config(flags.run, task.name)
+    if config.get("kind") == "search":
+        check_config(task.search_settings, config)
     searched = {**vars(task.small_search if flags.small else task.search_settings()), **config}
     inherited = {name: getattr(flags.settings, name) or searched[name] for name in task.inherited}
     settings = replace(flags.settings, **inherited)
@@ -91,8 +94,8 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     loaded = _load(task, replace(flags, settings=settings))
     with progress_bar(title, folder) as progress:
         summary = retrain(loaded, settings, values, folder, progress)
-    _print_lines(loaded.describe_trained(summary, folder))
-    print("Test it:", next_command(task.name, "evaluate", folder, flags.where))
+    print_lines(*loaded.describe_trained(summary, folder))
+    print_lines(f"Test it: {next_command(task.name, 'evaluate', folder, flags.where)}")
 
 
 def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
@@ -101,10 +104,10 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
     config = read_config(flags.run, task.name, needs=CHECKPOINT)  # before anything slow
     with progress_bar(task.loading) as progress:
         loaded = task.load_for_test(flags.where, config, flags.settings, progress)
-    _print_lines(loaded.describe_data())
+    print_lines(*loaded.describe_data())
     with progress_bar(f"testing on {len(loaded.test):,} {task.noun}") as progress:
         report = evaluate(loaded, flags.run, config, progress, flags.settings)
-    _print_lines(loaded.describe_test(report, flags.run))
+    print_lines(*loaded.describe_test(report, flags.run))
 
 
 def _parse(flags: Any, title: str, task: type[Task], settings: type, arguments: Sequence[str], **presets: Any) -> Any:
@@ -115,13 +118,8 @@ def _parse(flags: Any, title: str, task: type[Task], settings: type, arguments: 
 def _load(task: type[Task], flags: Any) -> Task:
     with progress_bar(task.loading) as progress:
         loaded = task.load(flags.where, progress)
-    _print_lines(loaded.describe_data(flags.settings))
+    print_lines(*loaded.describe_data(flags.settings))
     return loaded
-
-
-def _print_lines(lines: Iterable[str]) -> None:
-    for line in lines:
-        print(line)
 
 
 def _choose_values(task: type[Task], flags: Any, searched: dict[str, Any]) -> dict[str, Any]:

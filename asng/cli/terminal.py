@@ -1,5 +1,6 @@
 """Shared by all commands: flags from dataclasses, a progress bar."""
 
+import shlex
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ from rich.console import Console
 
 from asng import _progress
 from asng._progress import Progress
+from asng._untrusted import printable
 
 Flat = tyro.conf.arg(name="")  # flags without a prefix
 console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
@@ -24,6 +26,10 @@ def parse_command(
 
     `presets`: by the name of a flag without a value, the settings that it makes the defaults of the other flags.
     """
+    if "" in arguments:  # such as a shell's variable that is not set
+        raise ValueError(
+            f"an argument is empty, behind {shlex.join(arguments[: arguments.index('')])!r}; give its value"
+        )
     # Looked for before parsing, since defaults come first.
     given = [settings for flag, settings in presets.items() if f"--{flag}" in arguments]
     return tyro.cli(
@@ -47,5 +53,11 @@ def progress_bar(title: str, folder: Path | None = None, console: Console = cons
         if folder is not None:
             kept = any(path.suffix in (".jsonl", ".pt") for path in folder.glob("*"))
             where = f" What is finished is in {folder}; the same command continues." if kept else " Nothing was saved."
-        print(f"Interrupted.{where}", file=sys.stderr)
+        print(printable(f"Interrupted.{where}"), file=sys.stderr)
         raise
+
+
+def print_lines(*lines: str) -> None:
+    """Print each line harmlessly, whatever names are in it."""
+    for line in lines:
+        print(printable(line))

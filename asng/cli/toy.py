@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from rich import box
 from rich.table import Table
 
-from asng.cli.terminal import Flat, console, parse_command, progress_bar
+from asng.cli.terminal import Flat, console, parse_command, print_lines, progress_bar
 from asng.experiments import toy
 
 
@@ -40,7 +40,7 @@ def run_sweep(arguments: Sequence[str]) -> None:
     with progress_bar("toy problem", folder) as progress:
         summary = toy.run(command.settings, folder, progress)
     console.print(toy_table(summary))
-    print(f"Picture: {folder / 'toy.png'}")
+    print_lines(f"Picture: {folder / 'toy.png'}")
 
 
 def toy_table(summary: dict[str, Any]) -> Table:

@@ -79,10 +79,11 @@ def evaluate(
 
 def _load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> tuple[nn.Module, int]:
     """The network that a run has trained so far, or found, and after how many steps."""
-    job: Any
-    if config["kind"] == "search":
-        job = SearchJob(task, settings_from_config(task.search_settings, config))
-    else:
-        job = TrainJob(task, settings_from_config(task.train_settings, config), from_dict(config["architecture"]))
-    steps = Checkpoint(folder / CHECKPOINT, config).restore(job)["index"]
-    return job.network(job.load_result(folder)) if config["kind"] == "search" else job.model, steps
+    checkpoint = Checkpoint(folder / CHECKPOINT, config)
+    if config.get("kind") == "search":
+        settings = settings_from_config(task.search_settings, config)
+        search_job, steps = checkpoint.restore(lambda: SearchJob(task, settings))
+        return search_job.network(search_job.load_result(folder)), steps
+    train_settings, values = settings_from_config(task.train_settings, config), from_dict(config.get("architecture"))
+    train_job, steps = checkpoint.restore(lambda: TrainJob(task, train_settings, values))
+    return train_job.model, steps

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from asng import RandomSearch, nas
 from asng._progress import Progress, no_progress
+from asng._untrusted import read_text
 from asng.experiments._images import Batches, halves
 from asng.experiments._settings import AMP_DTYPES, METHODS, JobSettings, SearchSettings, set_lr
 from asng.experiments._task import Task, Values
@@ -184,7 +185,7 @@ class SearchJob(_ImageJob):
         path = folder / ARCHITECTURE
         if not path.exists():
             raise ValueError(f"{folder} is a random search, which chooses an architecture at its end; let it finish")
-        return from_json(path.read_text(encoding="utf-8"), self.arch_optimizer.space)
+        return from_json(read_text(path, "let the search finish again"), self.arch_optimizer.space)
 
     def _draw_feasible(self) -> list[dict[str, Any]]:
         """The feasible candidates of random search."""

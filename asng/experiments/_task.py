@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asng import RandomSearch, nas
 from asng._progress import Progress, no_progress
+from asng._untrusted import read_text
 from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import JobSettings, SearchSettings
 from asng.nas._candidates import to_outcome
@@ -114,7 +115,7 @@ class Task(ABC):
         if not path.is_file():
             raise ValueError(f"there is no file {path}; give one as {ARCHITECTURE}, or the word random")
         try:
-            return cls.read_values(path.read_text(encoding="utf-8"), searched)
+            return cls.read_values(read_text(path, f"give one as {ARCHITECTURE}"), searched)
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 import torch
@@ -19,12 +19,13 @@ from torch import Tensor, nn
 from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress, part_of
+from asng._untrusted import mismatch
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas._schedules import Schedules
-from asng.nas.architecture import to_dict
+from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
-from asng.runs import ARCHITECTURE, SUMMARY, Run, make_config, write_json
+from asng.runs import ARCHITECTURE, RESULTS, SUMMARY, Run, make_config, write_json
 
 BLOCKS = 3  # in each of the two stages
 HANDCRAFTED = {
@@ -192,6 +193,26 @@ def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any
     return {"values": values, "accuracy": accuracy, "parameters": parameters}
 
 
+class SearchRecord(TypedDict):
+    """A search in results.jsonl."""
+
+    seed: int
+    kind: Literal["search"]
+    values: dict[str, Any]
+    probability: float
+    seconds: float
+
+
+class TrainRecord(TypedDict):
+    """A training in results.jsonl."""
+
+    seed: int
+    kind: Literal["found", "handcrafted", "random"]
+    values: dict[str, Any]
+    accuracy: float
+    parameters: int
+
+
 def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
     """Run every seed that the folder does not hold yet; returns the summary, and writes it there.
 
@@ -201,13 +222,37 @@ def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress
     del config["seeds"]
     last = settings.seed + settings.seeds
     with Run(folder, config) as run:
+        _read_records(run, settings)  # before anything that takes long
         with _one_thread():
             for number, seed in enumerate(range(settings.seed, last)):
                 _one_seed(settings, seed, run, part_of(progress, number / settings.seeds, 1 / settings.seeds))
-        summary = summarize([record for record in run.results() if record["seed"] < last])
+        summary = summarize([record for record in _read_records(run, settings) if record["seed"] < last])
         write_json(run.folder / SUMMARY, summary)
         write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
+
+
+def _read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
+    """The finished records; ValueError for any that no run of these settings writes."""
+    records, space = run.results(), nas.space_of(Net())
+    kinds: dict[int, list[str]] = {}
+    expected = ["search", "found", "handcrafted", *["random"] * settings.num_random]
+    for record in records:
+        fault = mismatch(record, SearchRecord if record.get("kind") == "search" else TrainRecord)
+        if not fault:
+            so_far = kinds.setdefault(record["seed"], [])
+            so_far.append(record["kind"])
+            if so_far != expected[: len(so_far)]:
+                fault = f"seed {record['seed']} has {', '.join(so_far)}"
+            elif not 0 <= record["probability" if record["kind"] == "search" else "accuracy"] <= 1:
+                fault = f"{record} is no share"
+        try:
+            from_dict({"version": VERSION, "values": record.get("values")}, space)
+        except ValueError as error:
+            fault = fault or str(error)
+        if fault:
+            raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
+    return records
 
 
 @contextmanager
@@ -224,7 +269,7 @@ def _one_thread() -> Iterator[None]:
 def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress) -> None:
     """Search; then train the result, the handcrafted network and random ones, all that the run has no record of."""
     data = load_split(seed)
-    done = [record for record in run.results() if record["seed"] == seed]
+    done = [record for record in _read_records(run, settings) if record["seed"] == seed]
     if not done:
         checkpoint = Checkpoint(run.folder / f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
         result = search(settings, seed, data, part_of(progress, 0.0, 0.4), checkpoint)

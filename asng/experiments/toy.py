@@ -13,18 +13,19 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng._ragged import Array
+from asng._untrusted import mismatch
 from asng.baselines import SNGState, adam_init, adam_update, sng_update
 from asng.experiments.workers import run_parallel
 from asng.families import CategoricalFamily
 from asng.optimizer import asng_init, asng_update
-from asng.runs import SUMMARY, Run, make_config, write_json
+from asng.runs import RESULTS, SUMMARY, Run, make_config, write_json
 
 METHODS = ("ASNG", "SNG", "Adam")
 POPULATION_SIZE = 2  # lambda, for the weights and for the distribution
@@ -80,6 +81,13 @@ class Setting(NamedTuple):
     lr: float
     power: float
     alpha: float | None  # ASNG only
+
+
+class Record(TypedDict):
+    """A finished setting in results.jsonl."""
+
+    setting: tuple[str, float, float, float | None]
+    iterations: list[int | None]
 
 
 def settings_of(sweep: ToySettings) -> list[Setting]:
@@ -170,8 +178,12 @@ def run(sweep: ToySettings, folder: Path, progress: Progress = no_progress) -> d
     config = make_config("toy", "sweep", sweep)
     del config["workers"]  # does not change the results
     with Run(folder, config) as run:
-        reached = dict(_read(record, sweep) for record in run.results())
         settings = settings_of(sweep)
+        reached = {}
+        for record in run.results():
+            if fault := _fault(record, sweep, settings):
+                raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
+            reached[Setting(*record["setting"])] = record["iterations"]
         missing = [setting for setting in settings if setting not in reached]
         # Long and short settings mixed, so that the first ones tell how long the rest will take.
         np.random.default_rng(0).shuffle(missing)
@@ -187,15 +199,17 @@ def run(sweep: ToySettings, folder: Path, progress: Progress = no_progress) -> d
     return summary
 
 
-def _read(record: dict[str, Any], sweep: ToySettings) -> tuple[Setting, list[int | None]]:
-    """A finished setting as it was kept."""
-    try:
-        setting, iterations = Setting(*record["setting"]), list(record["iterations"])
-    except (KeyError, TypeError):
-        raise ValueError(f"the results hold {record}, which is no setting of this sweep; delete the folder") from None
-    if len(iterations) != sweep.runs:
-        raise ValueError(f"the results hold {len(iterations)} runs of {setting}, not {sweep.runs}; delete the folder")
-    return setting, iterations
+def _fault(record: dict[str, Any], sweep: ToySettings, settings: list[Setting]) -> str:
+    """What is wrong with a record of the sweep; empty if nothing is."""
+    if fault := mismatch(record, Record):
+        return fault
+    if tuple(record["setting"]) not in settings:
+        return f"{record['setting']} is no setting of this sweep"
+    if len(record["iterations"]) != sweep.runs:
+        return f"{len(record['iterations'])} runs of {record['setting']}, not {sweep.runs}"
+    if not all(number is None or 1 <= number <= sweep.iterations for number in record["iterations"]):
+        return f"iterations of {record['setting']} that are not among 1 to {sweep.iterations}"
+    return ""
 
 
 # The report.

@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from asng._files import atomic_write, offer_previous, previous_path
+from asng._files import atomic_write, make_folder_for, offer_previous, previous_path
+from asng._untrusted import open_regular
 
 FORMAT = "asng checkpoint 2"
 LOADABLE = frozenset({bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter})
@@ -29,9 +30,15 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems sen
 def save(path: Path, state: dict[str, Any]) -> None:
     """Replace the checkpoint at `path` atomically; ValueError names what could not be loaded again."""
     content = {"format": FORMAT, "state": _to_loadable(state)}
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder_for(path)
     with atomic_write(path, keep=previous_path(path)) as file:
-        torch.save(content, file)
+        try:
+            torch.save(content, file)
+        except RuntimeError as error:  # torch's own, which hides that of the disk
+            if isinstance(error.__context__, OSError):
+                raise error.__context__ from None
+            file.flush()  # the first bytes, if they did not fit either
+            raise
 
 
 def _to_loadable(value: Any, where: str = "") -> Any:
@@ -67,7 +74,7 @@ def _is_loadable(value: Any) -> bool:
 
 def load(path: Path) -> dict[str, Any]:
     """Load the state at `path` onto the CPU; ValueError says what is wrong and offers the previous checkpoint."""
-    with open(path, "rb") as file:
+    with open_regular(path) as file:
         try:
             with zipfile.ZipFile(file) as archive:  # torch itself does not notice changed weights
                 changed = archive.testzip()

@@ -98,6 +98,12 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
     )
 
 
+def check_module(model: Any) -> None:
+    """Raise ValueError for a model that is no module."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be an instance of torch.nn.Module, got {repr(model)[:80]}")
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
     while (optimized := is_optimized(model)) or isinstance(model, (DataParallel, DistributedDataParallel)):
@@ -176,15 +182,23 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
             )
 
 
-def check_step_options(max_grad_norm: float | None, amp_dtype: torch.dtype | None, judge: Any, failures: Any) -> None:
+def check_step_options(
+    loss_fn: Any, max_grad_norm: float | None, amp_dtype: torch.dtype | None, judge: Any, failures: Any
+) -> None:
     """Raise ValueError for options that a step cannot have."""
+    if not callable(loss_fn):
+        raise ValueError(f"loss_fn must be a function (model, batch) -> loss, got {repr(loss_fn)[:80]}")
     if not isinstance(failures, tuple) or not all(isinstance(f, type) and issubclass(f, Exception) for f in failures):
         raise ValueError(f"failures must be a tuple of exception classes, such as (MemoryError,), got {failures!r}")
     if judge is not None and not callable(judge):
         raise ValueError(f"judge must be a function (model, batch) -> number, the lower the better, got {judge!r}")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {max_grad_norm!r}")
-    if amp_dtype not in (None, torch.bfloat16, torch.float16):
+    try:
+        is_norm = max_grad_norm is None or float(max_grad_norm) > 0
+    except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers
+        is_norm = False
+    if not is_norm:
+        raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {repr(max_grad_norm)[:80]}")
+    if not any(amp_dtype is each for each in (None, torch.bfloat16, torch.float16)):
         raise ValueError(f"amp_dtype must be torch.bfloat16, torch.float16 or None, got {amp_dtype}")
 
 

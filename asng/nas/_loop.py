@@ -7,11 +7,11 @@ on its index, on the state that its job saves, and on the global RNG states, whi
 import math
 import random
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch import Tensor
 from asng._checks import check_int
 from asng._files import Lock, differences, lock_checkpoint, previous_path
 from asng._progress import Progress, no_progress
+from asng._untrusted import mismatch
 from asng.nas import _checkpoints, _distributed
 from asng.nas._step import finite_mean
 
@@ -93,14 +94,17 @@ class Job(Protocol):
         """Continue from such a state."""
 
 
+JobT = TypeVar("JobT", bound=Job)
+
+
 class Records(Protocol):
     """The records of a job in a file, such as those of an `asng.runs.Run`."""
 
     def renew(self) -> None:
         """Raise ValueError if another process took over."""
 
-    def truncate(self, count: int) -> None:
-        """Keep the first `count` records."""
+    def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Make these the records of the file."""
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Add the record of an epoch."""
@@ -157,14 +161,18 @@ class Checkpoint:
         for path in (self.path, previous_path(self.path)):
             path.unlink(missing_ok=True)
 
-    def restore(self, job: Job) -> dict[str, Any]:
-        """Load the state of a job that will not run, such as to test its model; returns the whole state."""
+    def restore(self, make_job: Callable[[], JobT]) -> tuple[JobT, int]:
+        """Make a job that will not run, such as to test its model, with the saved state; and how many steps it made.
+
+        The job is made after the identity has been compared, since that may take long.
+        """
         state = self.load()
         if state is None:
             raise ValueError(f"there is no {self.path} yet; let the run reach its first checkpoint")
+        job = make_job()
         with self.explain_errors():
             job.load_state_dict(state["job"])
-        return state
+            return job, check_int(state["index"], "index", min=0)
 
     @contextmanager
     def explain_errors(self) -> Iterator[None]:
@@ -251,7 +259,7 @@ class _Loop:
             with checkpoint.explain_errors():
                 self.load_state_dict(loaded)
         if checkpoint.records is not None and _distributed.is_rank0():
-            checkpoint.records.truncate(len(self.history))
+            checkpoint.records.restore(self.history)
 
     def step(self, progress: Progress) -> bool:
         """Do a step; False at the end of the epoch."""
@@ -351,9 +359,16 @@ class _Loop:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         if len(state["history"]) > self._epochs:
             raise ValueError(f"it has {len(state['history'])} {self._unit}s, more than the {self._epochs} asked for")
+        if fault := mismatch(state["history"], list[dict[str, Any]]):
+            raise ValueError(f"history {fault}")
+        if [record[self._unit] for record in state["history"]] != list(range(1, len(state["history"]) + 1)):
+            raise ValueError(f"the {self._unit}s of its history are not consecutive")
+        index, steps = (check_int(state[name], name, min=0) for name in ("index", "steps"))
+        per_epoch = self._job.steps_per_epoch
+        if per_epoch is not None and (index != len(state["history"]) * per_epoch + steps or steps > per_epoch):
+            raise ValueError(f"step {index} is not step {steps} after {len(state['history'])} {self._unit}s")
         self._job.load_state_dict(state["job"])
-        self.history = [dict(record) for record in state["history"]]
-        self._index, steps = (check_int(state[name], name, min=0) for name in ("index", "steps"))
+        self.history, self._index = state["history"], index
         measured = {name: list(map(float, values)) for name, values in state["measured"].items()}
         self._epoch = Epoch(len(self.history) + 1, steps, measured, float(state["seconds"]))
         self._saved = self._index

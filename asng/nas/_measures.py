@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry
 
+from asng._checks import check_int
 from asng.nas._devices import find_device, to_device
 from asng.nas._extract import StaticBuild
 from asng.nas._preserve import WeightsWritten, WriteGuard, preserve_rng
@@ -214,11 +215,12 @@ class Latency(ForwardMeasure):
         warmup: int = 3,
     ) -> None:
         super().__init__(*args, kwargs=kwargs)
-        self.device = None if device is None else torch.device(device)
-        if repeats < 1 or warmup < 0:
-            raise ValueError(f"repeats must be at least 1 and warmup 0, got {repeats} and {warmup}")
-        self.repeats = repeats
-        self.warmup = warmup
+        try:
+            self.device = None if device is None else torch.device(device)
+        except (RuntimeError, TypeError):
+            raise ValueError(f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from None
+        self.repeats = check_int(repeats, "repeats", min=1)
+        self.warmup = check_int(warmup, "warmup", min=0)
 
     def _measure(self, build: StaticBuild, device: torch.device, at_most: float) -> float:
         device = self.device or device

@@ -8,7 +8,7 @@ from typing import Any
 from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
 
 from asng.nas._identity import length_of
-from asng.nas._weight_optimizers import as_list
+from asng.nas._weight_optimizers import as_list, check_alike
 
 INTERVALS = ("epoch", "step")
 
@@ -90,6 +90,7 @@ class Schedules:
         Where the default schedule ended and there are more epochs to come, it starts over for these.
         """
         for scheduler, saved in zip(self._schedulers, as_list(state), strict=True):
+            check_alike(saved, scheduler.state_dict(), "lr_scheduler")
             scheduler.load_state_dict(saved)
         if self._is_default and done < self._epochs and self._schedulers[0].last_epoch == self._schedulers[0].T_max:
             for optimizer in self._optimizers:

@@ -59,7 +59,29 @@ class WeightOptimizers:
         if isinstance(state, Mapping) is not self.is_single or len(states) != len(self.optimizers):
             raise ValueError(f"it has {len(states)} weight optimizers, this one {len(self.optimizers)}")
         for optimizer, saved in zip(self.optimizers, states, strict=True):
+            check_alike(saved["param_groups"], optimizer.state_dict()["param_groups"], "param_groups")
             optimizer.load_state_dict(saved)
+
+
+def check_alike(saved: Any, current: Any, where: str) -> None:
+    """Raise ValueError where a saved state has no number, list or dict in the place of one; torch takes anything.
+
+    >>> check_alike({"lr": "a"}, {"lr": 0.1}, "param_groups")
+    Traceback (most recent call last):
+    ValueError: param_groups.lr is 'a', in the place of 0.1
+    """
+    kinds: Any = [(int, float, Tensor), (list, tuple), dict]
+    expected: Any = next(
+        (kind for kind in kinds if isinstance(current, kind) and not isinstance(current, bool)), object
+    )
+    if not isinstance(saved, expected):
+        raise ValueError(f"{where} is {repr(saved)[:40]}, in the place of {repr(current)[:40]}")
+    if isinstance(current, (list, tuple)):
+        for index, pair in enumerate(zip(saved, current, strict=False)):
+            check_alike(*pair, f"{where}.{index}")
+    elif isinstance(current, dict):
+        for name in current.keys() & saved.keys():
+            check_alike(saved[name], current[name], f"{where}.{name}")
 
 
 def as_list(given: Any) -> list[Any]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from asng._untrusted import parse_json
 from asng.nas.supernet import Values
 from asng.space import Variable, check_names, to_plain
 
@@ -16,6 +17,8 @@ def to_dict(values: Values) -> dict[str, Any]:
     >>> to_dict({"op": "conv", "kernel": (3, 5)})
     {'version': 1, 'values': {'op': 'conv', 'kernel': [3, 5]}}
     """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"an architecture is a dict of values by their names, got {_shorten(values)}")
     plain = {_name(name): _convert(to_plain, value, name) for name, value in values.items()}
     return {"version": VERSION, "values": plain}
 
@@ -32,6 +35,8 @@ def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[st
     values = dict(data["values"])
     if space is None:
         return values
+    if not isinstance(space, Mapping):
+        raise ValueError(f"space must be a dict of names and variables, as space_of returns, got {_shorten(space)}")
     check_names(values, space)
     return {name: _convert(variable.from_json, values[name], name) for name, variable in space.items()}
 
@@ -72,8 +77,8 @@ def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[st
     {'kernel': (3, 5)}
     """
     try:
-        data = json.loads(text)
-    except ValueError as error:
+        data = parse_json(text)
+    except (ValueError, TypeError) as error:
         raise ValueError(f"an architecture is JSON, got {_shorten(text)} ({error})") from None
     return from_dict(data, space)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from asng._checks import check_int
+from asng._checks import as_int, check_int
 from asng.nas._decision import Decision
 from asng.nas._size import to_size
 from asng.nas._static import Chain, Constant, Item
@@ -32,6 +32,8 @@ class OneOf(Decision):
     """
 
     def __init__(self, name: str, modules: Iterable[nn.Module] | Mapping[str, nn.Module] | nn.ModuleDict) -> None:
+        if not isinstance(modules, (Iterable, nn.ModuleDict)):
+            raise ValueError(f"OneOf {name!r} chooses among modules, got {modules!r}; give a list or a dict of them")
         pairs: Any = modules.items() if isinstance(modules, (Mapping, nn.ModuleDict)) else enumerate(modules)
         named = dict(pairs)
         if not named:
@@ -123,7 +125,7 @@ class Repeat(Decision):
         for index, block in enumerate(blocks):
             if not isinstance(block, nn.Module):
                 raise ValueError(f"Repeat {name!r} runs modules, got {block!r} for block {index}; give instances")
-        if not 0 <= low < len(blocks):
+        if as_int(low) is None or not 0 <= low < len(blocks):
             raise ValueError(
                 f"Repeat {name!r} runs from low to all of its blocks, got low={low} and {len(blocks)} of them; "
                 "low must be at least 0 and fewer than there are"
@@ -212,10 +214,11 @@ class Width(Value):
     """
 
     def __init__(self, name: str, low: int | Sequence[int], high: int | None = None) -> None:
+        lowest, highest = as_int(low), as_int(high)
         if isinstance(low, Sequence):
             super().__init__(name, Categorical(low))
-        elif high is None or not low < high:
+        elif lowest is None or highest is None or not lowest < highest:
             raise ValueError(f"Width {name!r} needs low < high, or a list of widths, got low={low!r} and high={high!r}")
         else:
-            super().__init__(name, Integer(low, high))
+            super().__init__(name, Integer(lowest, highest))
         to_size(self, "a width")

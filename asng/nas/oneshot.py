@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from asng._asktell import Candidate, Optimizer
+from asng._checks import check_bool
 from asng.nas import _checkpoints, _checks, _distributed
 from asng.nas._candidates import (
     FAILED,
@@ -108,16 +109,18 @@ class OneShot:
         failures: tuple[type[Exception], ...] = FAILURES,
         capture: bool = False,
     ) -> None:
+        _checks.check_module(model)
         paths = {module: path for path, module in model.named_modules()}
         _checks.check_not_ddp(paths)
         self.model, self.arch_optimizer, self.judge = _checks.unwrap(model), arch_optimizer, judge
         self.weight_optimizer: Any = weight_optimizer
-        self._loss_fn, self._mask_inactive, self._amp_dtype = loss_fn, mask_inactive, amp_dtype
+        self._loss_fn, self._mask_inactive = loss_fn, check_bool(mask_inactive, "mask_inactive")
+        self._amp_dtype = amp_dtype
         self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
         self.supernet = Supernet(self.model)
         self.costs = Costs(self.supernet, limits)
         _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
-        _checks.check_step_options(max_grad_norm, amp_dtype, judge, failures)
+        _checks.check_step_options(loss_fn, max_grad_norm, amp_dtype, judge, failures)
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
         self._parameters, self.device = self._weights.parameters, self._weights.device
         self._failures = Failures(self.device, failures)
@@ -130,9 +133,9 @@ class OneShot:
             set_training(self.model)
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
         self._captured = None
-        if capture:
-            from asng.nas._capture import CapturedStep, find_obstacle
-            from asng.nas._iteration import Iteration
+        if check_bool(capture, "capture"):
+            from asng.nas._capture.iteration import Iteration
+            from asng.nas._capture.step import CapturedStep, find_obstacle
 
             options: Any = {"judge": judge, "max_grad_norm": self._weights.max_grad_norm, "amp_dtype": amp_dtype}
             optimizers = self._weights.optimizers

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.nas._checks import unwrap
+from asng.nas._checks import check_module, unwrap
 from asng.nas._devices import find_device, to_device
 from asng.nas._preserve import set_training, snapshot
 
@@ -41,6 +41,9 @@ def recalibrate(
     >>> net.running_mean
     tensor([2.])
     """
+    check_module(model)
+    if not isinstance(batches, Iterable):
+        raise ValueError(f"batches must be given as a list or a loader, got {repr(batches)[:80]}")
     model = unwrap(model)
     kinds = nn.modules.batchnorm._BatchNorm
     norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]

@@ -16,8 +16,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data.distributed import DistributedSampler
 
 from asng._asktell import Optimizer
-from asng._checks import check_int
-from asng._files import check_checkpoint_path
+from asng._checks import check_bool, check_int
+from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, LossFn
@@ -142,7 +142,7 @@ def search(
     >>> found.values, len(found.history)
     ({'act': 'relu'}, 5)
     """
-    epochs = check_int(epochs, "epochs", min=1)
+    epochs, progress = check_int(epochs, "epochs", min=1), check_bool(progress, "progress")
     for name, batches in (("train_loader", train_loader), ("valid_loader", valid_loader)):
         _check_batches(name, batches, epochs)
     if callback is not None and not callable(callback):
@@ -178,8 +178,7 @@ def search(
             **({} if judge is None else {"judge": judge}),
             **({} if interval == "epoch" else {"scheduler_interval": interval}),
         )
-        check_checkpoint_path(Path(checkpoint), "search.pt")
-        saved = Checkpoint(Path(checkpoint), identity, may_extend=True)
+        saved = Checkpoint(as_checkpoint_path(checkpoint, "search.pt"), identity, may_extend=True)
     with closing(job), _show_progress(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates

@@ -10,7 +10,7 @@ from torch import nn
 
 from asng._decoding import Space
 from asng.fused import unfuse
-from asng.nas._checks import check_not_sharded, unregistered_error, unregistered_modules, unwrap
+from asng.nas._checks import check_module, check_not_sharded, unregistered_error, unregistered_modules, unwrap
 from asng.nas._decision import Decision, Searchable
 from asng.nas._extract import StaticBuild, holds_decisions, walk
 from asng.nas._preserve import forbid_changes
@@ -54,6 +54,7 @@ class Supernet:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        check_module(model)
         self.model = model
         self.paths = {module: path for path, module in model.named_modules()}
         check_not_sharded(self.paths)
@@ -320,6 +321,7 @@ def selected(model: nn.Module) -> dict[str, Any]:
     >>> selected(model)
     {'act': 'tanh'}
     """
+    check_module(model)
     return {module.name: module.value for module in model.modules() if isinstance(module, Decision)}
 
 

@@ -85,8 +85,9 @@ def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp
     assert re.fullmatch(rf"asng: .*{missing}.*; the commands need pip install '\.\[experiments\]'\n", done.stderr)
 
 
-def test_ctrl_c_anywhere_is_exit_code_130_without_a_traceback(monkeypatch):
-    monkeypatch.setattr(cli, "import_module", lambda name: os.kill(os.getpid(), signal.SIGINT))
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_anywhere_is_exit_code_130_without_a_traceback(monkeypatch, number):
+    monkeypatch.setattr(cli, "import_module", lambda name: os.kill(os.getpid(), number))
     done = run("toy", "sweep")
     assert (done.code, done.out, done.err) == (130, "", "")
 
@@ -206,14 +207,15 @@ def test_a_folder_in_use_is_refused(words, tmp_path):
 
 
 @pytest.mark.long
-def test_ctrl_c_keeps_what_is_finished_and_the_same_command_continues(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_keeps_what_is_finished_and_the_same_command_continues(tmp_path, number):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert run("toy", "sweep", *LONGER, "--out", whole).code == 0
 
     results = parted / "results.jsonl"
     sign = tmp_path / "first result"
     program = hold_at(Run, "append", 1, sign) + MAIN
-    done = interrupt(["-c", program, "toy", "sweep", *LONGER, "--out", str(parted)], sign.exists)
+    done = interrupt(["-c", program, "toy", "sweep", *LONGER, "--out", str(parted)], sign.exists, number)
     assert done.code == 130
     assert done.err == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     kept = results.read_text()
@@ -273,6 +275,24 @@ def test_quick_changes_defaults_and_flags_still_count(monkeypatch, tmp_path):
     assert seen[1][0].iterations == toy.ToySettings().iterations
     assert seen[0][1] == tmp_path
     assert str(seen[1][1]) == "runs/toy"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_digits_continues_after_a_signal_in_a_training(tmp_path, number):
+    words = ["digits", "search", "--epochs", "1", "--training-epochs", "1", "--out"]
+    whole, parted, sign = tmp_path / "whole", tmp_path / "parted", tmp_path / "second record"
+    assert run(*words, whole).code == 0
+    program = hold_at(Run, "append", 2, sign) + MAIN
+    done = interrupt(["-c", program, *words, str(parted)], sign.exists, number)
+    said = f"Interrupted. What is finished is in {parted}; the same command continues.\n"
+    assert (done.code, done.err) == (130, said)
+    assert (parted / "results.jsonl").read_text().count("\n") == 2
+    assert run(*words, parted).code == 0
+    one, other = (json.loads((folder / "summary.json").read_text()) for folder in (whole, parted))
+    for summary in (one, other):
+        summary["rows"][0].pop("seconds")
+    assert one == other
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """minimize with a checkpoint: what was interrupted, killed or finished continues as if nothing had happened."""
 
+import hashlib
 import json
 import os
 import signal
@@ -213,6 +214,52 @@ def test_a_damaged_checkpoint_is_refused_and_the_previous_offered(tmp_path, dama
         minimize(loss, BLEND, **SETTINGS, checkpoint=path)
     os.replace(previous_path(path), path)
     assert minimize(loss, BLEND, **SETTINGS, checkpoint=path).history == minimize(loss, BLEND, **SETTINGS).history
+
+
+def forge(path, change):
+    """Change the state of a checkpoint, with the checksum that belongs to it."""
+    content = json.loads(path.read_text())
+    change(content["state"])
+    text = json.dumps(content["state"], sort_keys=True).encode()
+    path.write_text(json.dumps({**content, "checksum": hashlib.sha256(text).hexdigest()}))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda state: state.pop("queue"),
+        lambda state: state.update(history=5),
+        lambda state: state["history"][0].__setitem__(0, ["x"]),
+        lambda state: state["history"][0].__setitem__(0, [1e300]),
+        lambda state: state["history"][0].__setitem__(1, 7),
+        lambda state: state["history"][0].__setitem__(2, "low"),
+        lambda state: state.update(counters=["a", 0, 0]),
+        lambda state: state.update(optimizers=[{}]),
+        lambda state: state.update(queue=[[0.0]]),
+    ],
+)
+def test_a_forged_state_is_refused_and_the_file_stays(tmp_path, change):
+    path = tmp_path / "state.json"
+    minimize(loss, BLEND, **SETTINGS | {"evaluations": 10}, checkpoint=path)
+    forge(path, change)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"state\.json is damaged \("):
+        minimize(loss, BLEND, **SETTINGS, checkpoint=path)
+    assert path.read_bytes() == before
+
+
+def test_a_pipe_in_place_of_the_checkpoint_is_refused(tmp_path):
+    os.mkfifo(tmp_path / "state.json")
+    with pytest.raises(ValueError, match=r"state\.json is no regular file; remove it, or use another path"):
+        minimize(loss, BLEND, **SETTINGS, checkpoint=tmp_path / "state.json")
+
+
+def test_a_file_where_a_folder_belongs_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(
+        ValueError, match=rf"{tmp_path}/file is a file, not a folder; choose another path than .*x\.json"
+    ):
+        minimize(loss, BLEND, **SETTINGS, checkpoint=tmp_path / "file" / "x.json")
 
 
 @pytest.mark.parametrize(

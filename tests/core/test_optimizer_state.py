@@ -206,6 +206,8 @@ FORGED: dict[str, tuple[Any, Any]] = {
     "a best of no choice": (ASNG, change_at(["best", "x", 1], 3.0)),
     "a best far away": (SNG, change_at(["best", "x", 2], 1e200)),
     "a best too short": (ASNG, change_at(["best", "x"], [0.0])),
+    "zero as best": (ASNG, change_at(["best"], 0)),
+    "no best, but an empty list": (ASNG, change_at(["best"], [])),
     "a best of text": (ASNG, change_at(["best", "loss"], "low")),
 }
 

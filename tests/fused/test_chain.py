@@ -18,7 +18,7 @@ from asng.experiments.inpainting.encoding import random_values, search_space
 from asng.experiments.inpainting.network import Net
 from asng.fused import _chain
 from asng.nas import OneShot, select
-from asng.nas._iteration import Iteration
+from asng.nas._capture.iteration import Iteration
 
 
 @pytest.fixture(autouse=True)

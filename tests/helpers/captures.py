@@ -8,7 +8,7 @@ from torch import nn
 
 from asng import ASNG, Integer
 from asng.nas import OneOf, OneShot, Pick, Repeat, Searchable, Value, space_of
-from asng.nas._iteration import Iteration
+from asng.nas._capture.iteration import Iteration
 from tests.helpers.searches import cross_entropy, pairs
 
 

@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from asng import ASNG, nas
-from asng.nas import Repeat, Width, _capture, convert, extract, parameters, select, space_of
-from asng.nas._iteration import Iteration
+from asng.nas import Repeat, Width, convert, extract, parameters, select, space_of
+from asng.nas._capture import step as _capture
+from asng.nas._capture.iteration import Iteration
 from tests.test_examples import EXAMPLES, better_than_random, run
 
 transformers: Any = pytest.importorskip("transformers")

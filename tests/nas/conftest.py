@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from asng.nas import _capture
-from asng.nas._iteration import Iteration
+from asng.nas._capture import step as _capture
+from asng.nas._capture.iteration import Iteration
 from tests.helpers.searches import small_search
 
 

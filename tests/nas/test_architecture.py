@@ -176,3 +176,19 @@ def test_choices_that_json_cannot_tell_apart_are_refused():
 def test_choices_that_json_cannot_hold_do_not_hinder_the_others():
     space = {"op": Categorical([print, "conv"])}
     assert from_json(to_json({"op": "conv"}), space) == {"op": "conv"}
+
+
+@pytest.mark.parametrize("wrong", [None, 5, "x", [], {1, 2}, range(3)])
+def test_what_is_no_architecture_is_refused_by_what_it_should_be(wrong):
+    with pytest.raises(ValueError, match="an architecture is a dict of values by their names, got"):
+        to_json(wrong)
+    with pytest.raises(ValueError, match="an architecture is JSON, got"):
+        from_json(wrong)
+    if wrong is not None:
+        with pytest.raises(ValueError, match="space must be a dict of names and variables, as space_of returns, got"):
+            from_json(to_json({"op": "conv"}), wrong)
+
+
+def test_json_that_is_nested_without_end_is_refused():
+    with pytest.raises(ValueError, match=r"an architecture is JSON, got .* \(it is nested too deeply\)"):
+        from_json("[" * 10**5)

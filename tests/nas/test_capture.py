@@ -15,12 +15,12 @@ from torch.overrides import TorchFunctionMode
 from asng import Categorical, Integer, nas
 from asng.experiments.cifar10.network import Net as CifarNet
 from asng.nas import Limit, OneOf, Value, Width, parameters, select
-from asng.nas import _trace as trace
 from asng.nas import oneshot as oneshot_module
-from asng.nas._branch import SplitGroups
-from asng.nas._cases import Columns
-from asng.nas._rules import CAPTURABLE
-from asng.nas._update import WeightUpdate
+from asng.nas._capture import trace
+from asng.nas._capture.branch import SplitGroups
+from asng.nas._capture.cases import Columns
+from asng.nas._capture.rules import CAPTURABLE
+from asng.nas._capture.update import WeightUpdate
 from asng.nas.supernet import Supernet
 from tests.helpers.captures import Body, Choosy, assert_same_steps, iteration, oneshot, step, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs

@@ -21,12 +21,13 @@ from asng.experiments.cifar10.space import random_values
 from asng.experiments.inpainting.encoding import search_space
 from asng.experiments.inpainting.network import Net as Autoencoders
 from asng.experiments.inpainting.network import to_device_format
-from asng.nas import Limit, OneOf, Width, _rules, parameters, select
-from asng.nas import _trace as trace
+from asng.nas import Limit, OneOf, Width, parameters, select
 from asng.nas import oneshot as oneshot_module
-from asng.nas._setter import unavailable_reason
-from asng.nas._switch import BranchingGraph
-from asng.nas._update import WeightUpdate
+from asng.nas._capture import rules as _rules
+from asng.nas._capture import trace
+from asng.nas._capture.setter import unavailable_reason
+from asng.nas._capture.switch import BranchingGraph
+from asng.nas._capture.update import WeightUpdate
 from tests.helpers.captures import Choosy, oneshot, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs
 

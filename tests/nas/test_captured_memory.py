@@ -14,7 +14,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from asng.nas import OneOf
-from asng.nas import _trace as trace
+from asng.nas._capture import trace
 from tests.helpers.captures import Choosy, oneshot
 from tests.helpers.searches import batches, cross_entropy
 

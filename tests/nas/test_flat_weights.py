@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from asng import nas
-from asng.nas._update import WeightUpdate
+from asng.nas._capture.update import WeightUpdate
 from tests.helpers.captures import Body, Choosy, iteration, oneshot, step
 from tests.helpers.searches import batches, pairs
 

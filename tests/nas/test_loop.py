@@ -326,6 +326,59 @@ def test_an_epoch_takes_the_mean_of_what_is_finite_wherever_it_lies():
     assert epoch.means() == {"loss": 3.0, "lost": None}
 
 
+# Files
+
+
+@pytest.mark.parametrize(
+    "harm", [lambda text: None, lambda text: "", lambda text: text[:20], lambda text: "5\n" + text]
+)
+@pytest.mark.parametrize("interrupt_at", [None, 7])
+def test_damaged_metrics_are_restored_from_the_checkpoint(tmp_path, whole, harm, interrupt_at):
+    if interrupt_at is None:
+        run(Noisy(), tmp_path)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            run(Noisy(interrupt_at=interrupt_at), tmp_path)
+    path = tmp_path / METRICS
+    damaged = harm(path.read_text())
+    path.unlink()
+    if damaged is not None:
+        path.write_text(damaged)
+    records = run(Noisy(), tmp_path)
+    assert without_times(records) == whole[0]
+    assert [json.loads(line) for line in path.read_text().splitlines()] == records
+
+
+@pytest.mark.parametrize(("part", "wrong"), [("index", 8), ("index", 10**6), ("steps", 0), ("steps", STEPS + 1)])
+def test_a_position_that_no_run_reaches_is_refused(tmp_path, part, wrong):
+    with pytest.raises(KeyboardInterrupt):
+        run(Noisy(interrupt_at=6), tmp_path)
+    state = checkpoints.load(tmp_path / CHECKPOINT)
+    checkpoints.save(tmp_path / CHECKPOINT, {**state, part: wrong})
+    with pytest.raises(
+        ValueError, match=r"checkpoint\.pt is of another run \(step \d+ is not step \d+ after 1 epochs\)"
+    ):
+        run(Noisy(), tmp_path)
+
+
+def test_records_that_json_cannot_hold_are_refused(tmp_path):
+    run(Noisy(), tmp_path)
+    state = checkpoints.load(tmp_path / CHECKPOINT)
+    state["history"][1]["train_loss"] = torch.zeros(2)
+    checkpoints.save(tmp_path / CHECKPOINT, state)
+    with pytest.raises(ValueError, match=r"has a checkpoint with damaged records \(.*Tensor.*\); delete it"):
+        run(Noisy(), tmp_path)
+
+
+@pytest.mark.parametrize("name", [CHECKPOINT, METRICS])
+def test_a_pipe_among_the_files_is_refused_without_waiting(tmp_path, name):
+    run(Noisy(), tmp_path)
+    (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(ValueError, match=rf"{name} is no regular file; remove it, or use another path"):
+        run(Noisy(), tmp_path)
+
+
 # Small things
 
 

@@ -16,11 +16,19 @@ from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from asng import Categorical, Integer, Real, nas
-from asng.nas import OneOf, Value, _capture
-from asng.nas import _trace as trace
-from asng.nas._cases import Refused
-from asng.nas._rules import unsupported_reason
-from asng.nas._setter import MIN_CUDA, MIN_TORCH, Versions, installed_versions, outdated_reason, unavailable_reason
+from asng.nas import OneOf, Value
+from asng.nas._capture import step as _capture
+from asng.nas._capture import trace
+from asng.nas._capture.cases import Refused
+from asng.nas._capture.rules import unsupported_reason
+from asng.nas._capture.setter import (
+    MIN_CUDA,
+    MIN_TORCH,
+    Versions,
+    installed_versions,
+    outdated_reason,
+    unavailable_reason,
+)
 from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
 from tests.helpers.searches import batches, cross_entropy, pairs
 
@@ -113,7 +121,7 @@ def test_what_cannot_be_open_is_refused_with_its_name(model, reason):
 
 def test_metrics_that_change_their_names_are_refused():
     calls = itertools.count()
-    search = oneshot(Choosy(), loss_fn=None)
+    search = oneshot(Choosy())
 
     def loss(model, batch):
         return cross_entropy(model, batch), {f"metric {next(calls)}": 1.0}

@@ -34,6 +34,10 @@ class Stream:
         return iter(batches(self.n))
 
 
+def groups_of(job):
+    return job["search"]["weight_optimizer"]["param_groups"]
+
+
 def test_fewer_batches_than_before_the_pause_are_noticed(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
@@ -299,6 +303,8 @@ def test_a_checkpoint_that_lacks_something_is_refused_by_its_name(tmp_path):
     [
         *itertools.product(("index", "steps", "history", "measured", "seconds", "rng", "job"), ("a", [1, 2])),
         ("index", -1),
+        ("history", [{"epoch": 2}]),
+        ("history", [{}]),
         ("measured", {"train_loss": ["a"]}),
         *((f"job.{name}", "a") for name in ("steps", "losses", "search", "lr_scheduler", "rng_at_epoch_start")),
         ("rng.generators", "a"),
@@ -317,6 +323,26 @@ def test_a_part_of_a_checkpoint_that_is_of_another_type_is_refused(tmp_path, par
     functools.reduce(dict.__getitem__, outer, whole)[name] = wrong
     checkpoints.save(path, whole)
     with pytest.raises(ValueError, match=r"checkpoint\.pt is of another run \(.*\); use another path, or delete it"):
+        run_search(checkpoint=path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda job: job["lr_scheduler"].update(last_epoch={}), "lr_scheduler.last_epoch is {}, in the place of 0"),
+        (lambda job: job["lr_scheduler"].update(_last_lr=5), "lr_scheduler._last_lr is 5, in the place of"),
+        (lambda job: groups_of(job)[0].update(lr="a"), "param_groups.0.lr is 'a', in the place of 0.025"),
+        (lambda job: groups_of(job)[0].update(momentum=None), "param_groups.0.momentum is None, in the place of 0.9"),
+    ],
+)
+def test_a_schedule_or_rate_of_another_type_is_refused(tmp_path, change, message):
+    path = tmp_path / "checkpoint.pt"
+    with pytest.raises(KeyboardInterrupt):
+        run_search(checkpoint=path, loss_fn=interrupt_at(23))
+    whole = checkpoints.load(path)
+    change(whole["job"])
+    checkpoints.save(path, whole)
+    with pytest.raises(ValueError, match=rf"checkpoint\.pt is of another run \(.*{re.escape(message)}"):
         run_search(checkpoint=path)
 
 

@@ -1,10 +1,15 @@
 """Several processes compute what one computes, and end together when one of them stops or dies."""
 
+import itertools
 import os
+import signal
+from datetime import timedelta
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from asng._files import lock_checkpoint
 from asng.nas import _checkpoints as checkpoints
@@ -20,7 +25,7 @@ from tests.helpers.processes import (
     step_oneshots,
     torchrun,
 )
-from tests.helpers.searches import Net, small_search
+from tests.helpers.searches import Net, cross_entropy, small_search
 from tests.helpers.tasks import LONG
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
@@ -95,6 +100,36 @@ def test_a_process_that_dies_ends_the_others_with_an_error(moment, tmp_path):
     assert exit_code_of(first) == 1
     assert "Error" in (tmp_path / "stderr0.txt").read_text()
     assert not list(tmp_path.glob("finished*"))
+
+
+def hang(rank, folder):
+    """A search whose second process hangs in the third epoch, in a group with a timeout of five seconds."""
+
+    def loss(model, batch):
+        if next(calls) == 25 and rank == 1:
+            Path(folder, "hangs").touch()
+            signal.pause()
+        return cross_entropy(model, batch)
+
+    calls = itertools.count(1)
+    small_search(None, epochs=1, dropout=0.0)  # imports what the first step imports, which may take longer
+    dist.destroy_process_group()
+    group = {"rank": rank, "world_size": 2, "timeout": timedelta(seconds=5)}
+    dist.init_process_group("gloo", init_method=f"file://{folder}/another", **group)
+    small_search(Path(folder, "checkpoint.pt"), loss_fn=loss, dropout=0.0)
+
+
+def test_a_process_that_hangs_ends_the_others_after_the_timeout_of_the_group(tmp_path):
+    first, second = crowd(hang, tmp_path)
+    assert exit_code_of(first) == 1
+    assert (tmp_path / "hangs").exists()
+    said = (tmp_path / "stderr0.txt").read_text()
+    assert "imed out" in said
+    assert "the same call continues from there" in said
+    second.kill()
+    assert exit_code_of(second) == -signal.SIGKILL
+    again = small_search(tmp_path / "checkpoint.pt", dropout=0.0)
+    assert len(again["history"]) == 6
 
 
 # search --------------------------------------------------------------------------------------------

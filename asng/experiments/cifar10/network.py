@@ -23,7 +23,7 @@ from asng.experiments.cifar10.space import (
     loose_ends,
     reduction_indices,
 )
-from asng.nas import _trace
+from asng.nas._capture import trace as _trace
 
 STREAMS = 8  # on which paths of a cell run side by side
 Model = TypeVar("Model", bound=nn.Module)

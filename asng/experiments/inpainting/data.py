@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from asng._progress import Progress, no_progress
+from asng._untrusted import read_text
 from asng.experiments._images import ImageSet, data_folder, send
 from asng.experiments.inpainting.faces import Faces, read_faces
 from asng.experiments.inpainting.masks import Mask, draw_masks
@@ -107,7 +108,8 @@ def _listed_split(cached: Faces, lists: Lists) -> list[list[int]]:
     for path in lists:
         if not path.is_file():
             raise ValueError(f"there is no file {path}; give one with the name of an image in each line")
-        names = [line.strip() for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        lines = read_text(path, "write it in UTF-8, one name in each line").splitlines()
+        names = [line.strip() for line in lines if line.strip()]
         if wrong := [name for name in names if name not in rows and name not in damaged]:
             raise ValueError(f"{path} names images that are not in the folder, or not only once: {_join_names(wrong)}")
         chosen.append([rows[name] for name in names if name in rows])

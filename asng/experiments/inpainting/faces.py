@@ -11,14 +11,14 @@ taken. Where several of these folders lie together, only the first is used, for 
 import hashlib
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
-from zipfile import BadZipFile
+from typing import Any, NamedTuple
 
 import numpy as np
 import pooch  # type: ignore[import-untyped]
@@ -27,8 +27,10 @@ from PIL import Image, ImageOps
 
 from asng._files import atomic_write, remove_leftovers
 from asng._progress import Progress, no_progress
+from asng._untrusted import mismatch, open_regular, parse_json, read_text
 
 CACHE_VERSION = 2  # of the cache file; part of the fingerprint
+MAX_PIXELS = 50_000_000  # of an image: each of the threads that decode them may hold one
 CHUNK = 128  # images between two reports of progress
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 BOXES = "list_bbox_celeba.txt"
@@ -89,7 +91,7 @@ def _walk(folder: Path) -> Iterator[File]:
 
 def read_boxes(path: Path) -> dict[str, Box]:
     """Where the faces are in CelebA's original images, by the name of the image file."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = read_text(path, "download it again").splitlines()
     boxes: dict[str, Box] = {}
     try:
         for line in lines[2:]:
@@ -128,7 +130,9 @@ def crop(width: int, height: int, box: Box | None) -> tuple[int, int, int, int]:
 
 def face(path: Path, size: int, box: Box | None) -> Bytes:
     """One image, cropped and resized: (3, size, size)."""
-    with Image.open(path) as image:
+    with Image.open(path) as image:  # reads the header alone
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"{image.width}x{image.height} pixels are more than {MAX_PIXELS:,}; make it smaller")
         if box is None:  # cameras may store images sideways and say so; boxes count the pixels as they are stored
             ImageOps.exif_transpose(image, in_place=True)
         square = image.crop(crop(image.width, image.height, box))
@@ -169,11 +173,9 @@ def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -
     files, boxes = sources(folder)
     fingerprint, where = map(_digest, (json.dumps([CACHE_VERSION, files, boxes]), str(folder.resolve())))
     path = Path(pooch.os_cache("asng")) / "faces" / f"{where}-{size}.npz"
-    damage = (OSError, ValueError, KeyError, EOFError, BadZipFile)  # or there is no such file
-    with suppress(*damage), open(path, "rb") as kept, np.load(kept) as cached:  # a zip archive, with checksums
-        before, names, damaged = json.loads(str(cached["index"]))
-        if before == fingerprint:
-            return Faces(cached["images"], tuple(names), damaged)
+    with suppress(Exception):  # there is no such file, or it is damaged, which may raise anything
+        if (cached := _read_cache(path, fingerprint, [file.name for file in files], size)) is not None:
+            return cached
     made = _crop_all(folder, [file.name for file in files], boxes and read_boxes(folder / boxes.name), size, progress)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -188,6 +190,19 @@ def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -
     return made
 
 
+def _read_cache(path: Path, fingerprint: str, names: list[str], size: int) -> Faces | None:
+    """The cached faces if they are those of the files with these names; a damaged cache may raise anything."""
+    with open_regular(path) as file, np.load(file, allow_pickle=False) as cached:  # a zip archive, with checksums
+        index: Any = parse_json(str(cached["index"]))
+        if mismatch(index, tuple[str, list[str], dict[str, str]]) or index[0] != fingerprint:
+            return None
+        kept, damaged = index[1:]
+        images = cached["images"]
+    if sorted([*kept, *damaged]) != names or images.dtype != np.uint8 or images.shape != (len(kept), 3, size, size):
+        return None
+    return Faces(images, tuple(kept), damaged)
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
@@ -197,10 +212,12 @@ def _crop_all(folder: Path, names: list[str], boxes: dict[str, Box] | None, size
     results: dict[str, Bytes | str] = {}
     pool = ThreadPoolExecutor(os.cpu_count())
     try:
-        for name, result in zip(names, pool.map(partial(face_or_fault, folder, boxes, size), names), strict=True):
-            if len(results) % CHUNK == 0:
-                progress(len(results) / len(names))
-            results[name] = result
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # Pillow's, of damaged metadata and the like, a line for each image
+            for name, result in zip(names, pool.map(partial(face_or_fault, folder, boxes, size), names), strict=True):
+                if len(results) % CHUNK == 0:
+                    progress(len(results) / len(names))
+                results[name] = result
     finally:
         pool.shutdown(cancel_futures=True)  # an interruption does not wait for the rest
     damaged = {name: result for name, result in results.items() if isinstance(result, str)}

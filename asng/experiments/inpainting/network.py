@@ -17,7 +17,7 @@ from asng.experiments.inpainting import encoding
 from asng.experiments.inpainting.encoding import SIZE, Layer, Values, Variables
 from asng.fused._chain import FIELDS, Chain
 from asng.fused._chain import Layer as ChainLayer
-from asng.nas import _trace
+from asng.nas._capture import trace as _trace
 
 IMAGE_CHANNELS = 3
 

@@ -2,11 +2,15 @@
 # mypy: disable-error-code="arg-type, index, union-attr"
 
 import io
+import json
 import os
+import struct
 import threading
+import zlib
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from asng.experiments.inpainting import faces
 from asng.experiments.inpainting.faces import read_faces
@@ -61,6 +65,24 @@ def test_damaged_images_are_listed_and_left_out(tmp_path):
     assert "truncated" in kept.damaged["cut.jpg"]
     assert all(str(tmp_path) not in reason for reason in kept.damaged.values())
     assert read_faces(tmp_path).damaged == kept.damaged  # from the cache too
+
+
+def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded(tmp_path):
+    save(tmp_path / "good.png")
+    content = bytearray((tmp_path / "good.png").read_bytes())
+    content[16:24] = struct.pack(">II", 8000, 7000)  # the header alone: there are no such pixels to decode
+    content[29:33] = struct.pack(">I", zlib.crc32(content[12:29]))
+    (tmp_path / "huge.png").write_bytes(content)
+    kept = read_faces(tmp_path)
+    assert kept.names == ("good.png",)
+    assert kept.damaged == {"huge.png": "8000x7000 pixels are more than 50,000,000; make it smaller"}
+
+
+def test_warnings_of_pillow_are_not_heard(tmp_path):
+    Image.new("RGB", (64, 64)).save(tmp_path / "a.jpg", exif=b"Exif\0\0II*\0\x08\0\0\0\x01\0\x12\x01")
+    with pytest.warns(UserWarning, match="orrupt EXIF"):
+        faces.face(tmp_path / "a.jpg", 64, None)
+    assert read_faces(tmp_path).names == ("a.jpg",)
 
 
 def test_a_folder_without_good_images_is_an_error_with_the_cure(tmp_path, cache_files):
@@ -124,13 +146,32 @@ def npz(**arrays):
     return file.getvalue()
 
 
+def with_index(change, images=None):
+    """An archive with a changed index of its images, and perhaps others."""
+
+    def harm(content):
+        with np.load(io.BytesIO(content)) as cached:
+            index = json.dumps(change(json.loads(str(cached["index"]))))
+            return npz(images=cached["images"] if images is None else images, index=index)
+
+    return harm
+
+
 HARM = {
     "cut off": lambda content: content[: len(content) // 2],
     "one bit": lambda content: content[:500] + bytes([content[500] ^ 1]) + content[501:],
     "empty": lambda content: b"",
     "no archive": lambda content: b"an image",
     "no names": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8)),
-    "other names": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8), index="{"),
+    "no JSON": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8), index="{"),
+    "nested without end": lambda content: npz(images=np.zeros((1, 3, 64, 64), np.uint8), index="[" * 10**5),
+    "no list": with_index(lambda index: 5),
+    "names of another type": with_index(lambda index: [index[0], 5, {}]),
+    "another name": with_index(lambda index: [index[0], ["b.png"], {}]),
+    "images and no names": with_index(lambda index: [index[0], [], {"a.png": "damaged"}]),
+    "another size": with_index(lambda index: index, np.zeros((1, 3, 8, 8), np.uint8)),
+    "another type": with_index(lambda index: index, np.zeros((1, 3, 64, 64))),
+    "a pickle": with_index(lambda index: index, np.array([os.getpid], dtype=object)),
 }
 
 
@@ -142,6 +183,16 @@ def test_a_damaged_cache_is_built_again(tmp_path, cache_files, harm):
     file.write_bytes(HARM[harm](file.read_bytes()))
     assert builds(tmp_path)
     assert np.array_equal(read_faces(tmp_path).images[0], pixels.transpose(2, 0, 1))
+
+
+def test_a_pipe_in_place_of_the_cache_is_replaced(tmp_path, cache_files):
+    save(tmp_path / "a.png")
+    read_faces(tmp_path)
+    (file,) = cache_files()
+    file.unlink()
+    os.mkfifo(file)
+    assert builds(tmp_path)
+    assert not builds(tmp_path)
 
 
 def test_an_interruption_leaves_the_old_cache_and_nothing_else(tmp_path, cache_files):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from asng.nas._cases import Refused
+from asng.nas._capture.cases import Refused
 
 
 class StaticBatch:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from asng.nas import _cases
-from asng.nas._branch import Branch, Scope, Source, Weights, add_all, leaves
-from asng.nas._cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
+from asng.nas._capture import cases as _cases
+from asng.nas._capture.branch import Branch, Scope, Source, Weights, add_all, leaves
+from asng.nas._capture.cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
 from asng.nas._decision import Decision, Searchable
 from asng.nas.decisions import Value, Width
 from asng.nas.supernet import Supernet

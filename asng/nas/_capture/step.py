@@ -9,13 +9,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from asng.nas import _distributed, _switch
+from asng.nas import _distributed
 from asng.nas._candidates import Numbers
-from asng.nas._cases import Refused, running_modules
+from asng.nas._capture import switch as _switch
+from asng.nas._capture.cases import Refused, running_modules
+from asng.nas._capture.iteration import Iteration
+from asng.nas._capture.rules import unsupported_reason
+from asng.nas._capture.setter import unavailable_reason
 from asng.nas._checks import unwrap
-from asng.nas._iteration import Iteration
-from asng.nas._rules import unsupported_reason
-from asng.nas._setter import unavailable_reason
 from asng.nas.supernet import Supernet, Values
 
 MAX_CAPTURES = 4  # of one search; each takes as long as many steps

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asng.nas._setter import check, setter_kernel
+from asng.nas._capture.setter import check, setter_kernel
 
 CAPACITY = 1 << 16  # switches of a graph
 MAX_BRANCHES = 6  # side by side, each with a stream for every switch inside another: torch has 32 streams in all

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from asng.fused._sgd import FlatSGD, is_supported
-from asng.nas._flat import FlatGroup
+from asng.nas._capture.flat import FlatGroup
 
 CAPTURABLE = ("ASGD", "Adadelta", "Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Rprop")
 # What the state begins with where that is not zero; None: with the learning rate of the first step.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.fused._sgd import LINE
-from asng.nas._branch import Weights
+from asng.nas._capture.branch import Weights
 
 _flat_storages: "WeakSet[torch.UntypedStorage]" = WeakSet()  # of values
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from asng.nas._branch import Weights
-from asng.nas._flat import FlatGroup
-from asng.nas._rules import rule_for
+from asng.nas._capture.branch import Weights
+from asng.nas._capture.flat import FlatGroup
+from asng.nas._capture.rules import rule_for
 
 CHANGING = ("params", "lr", "initial_lr")  # settings that a graph does not hold
 

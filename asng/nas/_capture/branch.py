@@ -16,10 +16,10 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from asng.nas._cases import Case, Mode, Site
+from asng.nas._capture.cases import Case, Mode, Site
 
 if TYPE_CHECKING:
-    from asng.nas._trace import Trace
+    from asng.nas._capture.trace import Trace
 
 LARGE = 1 << 15  # numbers, of which torch's kernel for many tensors gives each a few blocks of threads only
 

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.nas import _switch
-from asng.nas._batch import StaticBatch
-from asng.nas._branch import RefuseGenerators, SplitGroups
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
-from asng.nas._cases import Case, Columns, Refused, Unswitchable, running_modules
-from asng.nas._trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
-from asng.nas._update import WeightUpdate
+from asng.nas._capture import switch as _switch
+from asng.nas._capture.batch import StaticBatch
+from asng.nas._capture.branch import RefuseGenerators, SplitGroups
+from asng.nas._capture.cases import Case, Columns, Refused, Unswitchable, running_modules
+from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
+from asng.nas._capture.update import WeightUpdate
 from asng.nas.supernet import Supernet, Values
 
 Fork = Callable[[Sequence[Callable[[], None]]], None]

@@ -1,0 +1,43 @@
+"""Arguments of types that belong nowhere are refused by ValueErrors; NumPy's scalars are numbers like any other."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from asng import ASNG, Categorical, Integer, minimize
+
+SPACE: dict[str, Any] = {"op": Categorical(["a", "b"]), "n": Integer(1, 10**6)}
+
+
+def loss(values):
+    return values["n"]
+
+
+@pytest.mark.parametrize("names", [np.array("op"), np.array(None), np.float64(1.0), 5, "op", b"op"])
+def test_active_without_axes_is_refused(names):
+    optimizer = ASNG(SPACE, seed=0)
+    for active in (names, [names, ["op"]]):
+        with pytest.raises(ValueError, match=r"active (holds a set of names for each of the 2 candidates|names)"):
+            optimizer.tell(optimizer.ask(2), [1.0, 2.0], active=active)
+
+
+@pytest.mark.parametrize("size", ["4", 4.0, [4], {}, None.__class__, np.array(None), np.datetime64("2020"), 1, True])
+def test_a_population_size_that_is_none_is_refused(size):
+    with pytest.raises(ValueError, match=r"population_size must be (an integer|at least 2), got"):
+        minimize(loss, SPACE, evaluations=4, population_size=size, progress=False)
+
+
+@pytest.mark.parametrize("path", [5, 1.5, True, b"x", [], {}, np.int64(3), abs])
+def test_a_checkpoint_that_is_no_path_is_refused(path):
+    with pytest.raises(ValueError, match=r"checkpoint must be the path of a file, such as 'search\.json', got"):
+        minimize(loss, SPACE, evaluations=4, checkpoint=path, progress=False)
+
+
+def test_scalars_of_numpy_are_numbers(tmp_path):
+    settings: dict[str, Any] = {"evaluations": 40, "seed": 3, "population_size": 4, "restarts": 1, "target": 1}
+    expected = minimize(loss, SPACE, **settings, progress=False)
+    numpys: dict[str, Any] = {name: np.int64(value) for name, value in settings.items()}
+    for checkpoint in (None, tmp_path / "search.json"):
+        assert minimize(loss, SPACE, **numpys, checkpoint=checkpoint, progress=False).history == expected.history
+    assert minimize(loss, SPACE, **settings, checkpoint=checkpoint, progress=False).history == expected.history

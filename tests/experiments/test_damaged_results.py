@@ -1,0 +1,94 @@
+"""results.jsonl of the toy problem and of digits: what no run writes is refused before anything takes long."""
+
+import json
+from typing import Any
+
+import pytest
+
+from asng.experiments import digits, toy
+from asng.runs import Run, make_config
+
+SWEEP = toy.ToySettings(runs=2, iterations=10, lrs=(0.05,), powers=(0.0,), alphas=(1.5,), workers=1)
+DIGITS = digits.DigitsSettings(epochs=1, training_epochs=1)
+SWEPT: dict[str, Any] = {"setting": ["SNG", 0.05, 0.0, None], "iterations": [3, None]}
+FOUND: dict[str, Any] = {
+    "seed": 0,
+    "kind": "search",
+    "values": digits.HANDCRAFTED,
+    "probability": 0.5,
+    "seconds": 1.0,
+}
+TRAINED: dict[str, Any] = {"seed": 0, "values": digits.HANDCRAFTED, "accuracy": 0.9, "parameters": 10}
+
+
+def open_with(folder, experiment, kind, settings, without, lines):
+    """A folder of a run of these settings that holds these lines."""
+    config = make_config(experiment, kind, settings)
+    del config[without]
+    with Run(folder, config):
+        (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_takes_long(monkeypatch):
+    def never(*arguments):
+        raise AssertionError("it began to compute")
+
+    monkeypatch.setattr(toy, "run_parallel", never)
+    monkeypatch.setattr(digits, "search", never)
+    monkeypatch.setattr(digits, "train", never)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        5,
+        None,
+        [],
+        {},
+        {**SWEPT, "setting": 5},
+        {**SWEPT, "setting": ["SNG", 0.05, [0.0], None]},
+        {**SWEPT, "setting": ["SNG", 0.05, 7.0, None]},
+        {**SWEPT, "iterations": [3, "x"]},
+        {**SWEPT, "iterations": [3, -1]},
+        {**SWEPT, "iterations": [3, 11]},
+        {**SWEPT, "iterations": [3]},
+        {**SWEPT, "more": 1},
+    ],
+    ids=str,
+)
+def test_a_record_that_no_sweep_writes_is_refused(tmp_path, record):
+    open_with(tmp_path, "toy", "sweep", SWEEP, "workers", [json.dumps(SWEPT), json.dumps(record)])
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/results\.jsonl is damaged \(.*\); delete the folder"):
+        toy.run(SWEEP, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        5,
+        None,
+        {},
+        {**TRAINED, "kind": "best"},
+        {**TRAINED, "kind": "handcrafted"},  # before what was found
+        {**TRAINED, "kind": "found", "accuracy": 2.0},
+        {**TRAINED, "kind": "found", "accuracy": "high"},
+        {**TRAINED, "kind": "found", "values": {"width": 24}},
+        {**TRAINED, "kind": "found", "values": None},
+        {**FOUND, "seconds": "long"},
+        FOUND,  # twice
+        {**FOUND, "seed": 1, "values": {**digits.HANDCRAFTED, "width": 99}},
+    ],
+    ids=str,
+)
+def test_a_record_that_no_search_of_digits_writes_is_refused(tmp_path, record):
+    open_with(tmp_path, "digits", "search", DIGITS, "seeds", [json.dumps(FOUND), json.dumps(record)])
+    with pytest.raises(ValueError, match=rf"^{tmp_path}/results\.jsonl is damaged \(.*\); delete the folder"):
+        digits.run(DIGITS, tmp_path)
+
+
+def test_records_that_are_as_written_are_taken(tmp_path):
+    kinds = ["found", "handcrafted", *["random"] * DIGITS.num_random]
+    records = [FOUND, *({**TRAINED, "kind": kind} for kind in kinds)]
+    open_with(tmp_path, "digits", "search", DIGITS, "seeds", map(json.dumps, records))
+    assert digits.run(DIGITS, tmp_path)["accuracy"]["found"]["mean"] == 0.9
