@@ -98,9 +98,19 @@ def much_smaller_and_as_good(text):
     assert 3 * sizes[1] <= sizes[0]
 
 
+def what_is_found_with_hyperparameters_fits(text):
+    searched, fixed = (
+        [float(n) for n in re.findall(rf"^{name}, accuracy: ([\d.]+)", text, re.M)]
+        for name in ("searched", "fixed at 0")
+    )
+    assert len(searched) == len(fixed) == 2  # seeds
+    assert min(searched) > 0.93
+
+
 CLAIMS = {
     "lightning": fits_after_a_checkpoint,
     "pareto": a_front_of_many_sizes,
+    "hyperparameters": what_is_found_with_hyperparameters_fits,
     "resnet": much_smaller_and_as_good,
     "hugging_face": better_than_random,
     "training_loop": better_than_random,

@@ -76,6 +76,8 @@ def test_the_guide_to_one_shot_search_runs_as_it_stands(tmp_path, monkeypatch):
     for one, other in zip(names["again"].model.parameters(), names["result"].model.parameters(), strict=True):
         assert torch.equal(one, other)
     assert names["small"].eval()(x).shape == (2, 1)
+    assert names["tuned"].evaluations == len(names["curves"]) == 8
+    assert {len(curve) for curve in names["curves"]} > {3}  # some trials are pruned, some are not
     assert not any(isinstance(module, nas.Decision) for module in names["small"].modules())
 
 
