@@ -15,7 +15,7 @@ def _offsets(index, C: tl.constexpr, COUNT: tl.constexpr):
 
 @triton.jit
 def _copy_rectified(x, y, index, mask, C: tl.constexpr, COUNT: tl.constexpr):
-    value = tl.load(x + index, mask, other=0.0)
+    value = tl.load(x + index, mask, other=0.0).to(tl.float32)
     tl.store(y + _offsets(index, C, COUNT), tl.where(value < 0, 0.0, value).to(y.dtype.element_ty), mask)
 
 
@@ -42,8 +42,8 @@ def concat_relu_backward(
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     number, mask = tl.program_id(1), index < numbers
     offsets = _offsets(index, C, COUNT)
-    value = tl.load(y + offsets, mask, other=0.0)
-    gradient = tl.load(dy + offsets, mask, other=0.0)
+    value = tl.load(y + offsets, mask, other=0.0).to(tl.float32)
+    gradient = tl.load(dy + offsets, mask, other=0.0).to(tl.float32)
     gradient = tl.where(value <= 0, 0.0, gradient).to(dx0.dtype.element_ty)
     if number == 0:
         tl.store(dx0 + index, gradient, mask)
