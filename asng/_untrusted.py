@@ -107,7 +107,7 @@ def mismatch(value: Any, shape: Any) -> str:
     elif _fits(value, shape, origin, arguments):
         parts = {}
     if parts is None:
-        return f" is {_shorten(value)}, not {_name(shape)}".lstrip()
+        return f" is {shorten(value)}, not {_name(shape)}".lstrip()
     for key, (each, kind) in parts.items():
         if fault := mismatch(each, kind):
             return f"[{key!r}]{fault if fault.startswith('[') else f' {fault}'}"
@@ -141,7 +141,8 @@ def _name(shape: Any) -> str:
     return shape.__name__ if isinstance(shape, type) else str(shape).replace("typing.", "")
 
 
-def _shorten(value: Any) -> str:
+def shorten(value: Any) -> str:
+    """A value in at most 80 characters, whatever it is."""
     try:
         text = repr(value)
     except (RecursionError, ValueError):  # an integer of too many digits

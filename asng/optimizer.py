@@ -55,8 +55,12 @@ def rank_utilities(losses: Losses) -> Array:
         first, second = finite[..., :1], finite[..., 1:]
         lead = (first < second).astype(float) - (first > second)
         return np.concatenate((lead, -lead), -1)
-    one, all_ = finite[..., None], finite[..., None, :]
-    first, last = (all_ < one).sum(-1), (all_ <= one).sum(-1)  # slots of equal losses
+    if finite.ndim == 1:
+        ranked = np.sort(finite)
+        first, last = ranked.searchsorted(finite, "left"), ranked.searchsorted(finite, "right")  # slots of equal losses
+    else:  # of many runs at once
+        others = finite[..., None, :]
+        first, last = (others < finite[..., None]).sum(-1), (others <= finite[..., None]).sum(-1)
     sums = _slot_sums(n)
     utilities: Array = (sums[last] - sums[first]) / (last - first)
     return utilities

@@ -16,7 +16,6 @@ RUN; after Ctrl-C the same command continues.
 """
 
 import argparse
-import json
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from matplotlib.figure import Figure
 from scipy.stats import kendalltau, spearmanr  # type: ignore[import-untyped]
 
 from asng import nas
+from asng._untrusted import read_json_lines
 from asng.experiments._jobs import SearchJob, TrainJob
 from asng.experiments._settings import parse_device
 from asng.experiments.cifar10.data import load_cifar10
@@ -189,9 +189,7 @@ def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
     """The finished rows of a folder by their seeds, without its lock."""
     if not (folder / RESULTS).is_file():
         raise ValueError(f"{folder} holds no {RESULTS}")
-    text = (folder / RESULTS).read_text(encoding="utf-8")
-    rows = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # without a torn line
-    return {row["seed"]: row for row in rows}
+    return {row["seed"]: row for row in read_json_lines(folder / RESULTS, "let the benchmark continue")}
 
 
 def show(out: Path) -> None:

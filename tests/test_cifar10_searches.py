@@ -17,6 +17,14 @@ def test_the_page_has_the_table_of_the_files(searches):
     assert bench.table_of(searches) in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
+def test_the_page_has_the_sizes_of_the_networks_found(searches):
+    assert bench.sizes_of(searches) in (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+
+
+def test_few_random_architectures_have_cells_without_influence():
+    assert bench.idle_share(draws=200) < 0.1
+
+
 def test_an_epoch_that_was_not_tested_has_a_dash(searches):
     table = bench.table_of([searches[0]._replace(tests={})], [100])
     assert table.splitlines()[-1] == "| 0 | 100 | 82.6 % | - | 0.954 | 0 |"

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from asng._untrusted import parse_json
+from asng._untrusted import parse_json, shorten
 from asng.nas.supernet import Values
 from asng.space import Variable, check_names, to_plain
 
@@ -18,7 +18,7 @@ def to_dict(values: Values) -> dict[str, Any]:
     {'version': 1, 'values': {'op': 'conv', 'kernel': [3, 5]}}
     """
     if not isinstance(values, Mapping):
-        raise ValueError(f"an architecture is a dict of values by their names, got {_shorten(values)}")
+        raise ValueError(f"an architecture is a dict of values by their names, got {shorten(values)}")
     plain = {_name(name): _convert(to_plain, value, name) for name, value in values.items()}
     return {"version": VERSION, "values": plain}
 
@@ -26,7 +26,7 @@ def to_dict(values: Values) -> dict[str, Any]:
 def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[str, Any]:
     """The values that `to_dict` was given; with a space they are checked, and are its own choices again."""
     if not isinstance(data, Mapping) or not isinstance(data.get("values"), Mapping) or "version" not in data:
-        raise ValueError(f'an architecture is {{"version": {VERSION}, "values": {{...}}}}, got {_shorten(data)}')
+        raise ValueError(f'an architecture is {{"version": {VERSION}, "values": {{...}}}}, got {shorten(data)}')
     if data["version"] != VERSION:
         raise ValueError(
             f"the architecture is of version {data['version']!r}, but this asng reads version {VERSION}; "
@@ -36,7 +36,7 @@ def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[st
     if space is None:
         return values
     if not isinstance(space, Mapping):
-        raise ValueError(f"space must be a dict of names and variables, as space_of returns, got {_shorten(space)}")
+        raise ValueError(f"space must be a dict of names and variables, as space_of returns, got {shorten(space)}")
     check_names(values, space)
     return {name: _convert(variable.from_json, values[name], name) for name, variable in space.items()}
 
@@ -79,7 +79,7 @@ def from_json(text: str, space: Mapping[str, Variable] | None = None) -> dict[st
     try:
         data = parse_json(text)
     except (ValueError, TypeError) as error:
-        raise ValueError(f"an architecture is JSON, got {_shorten(text)} ({error})") from None
+        raise ValueError(f"an architecture is JSON, got {shorten(text)} ({error})") from None
     return from_dict(data, space)
 
 
@@ -95,8 +95,3 @@ def _convert(convert: Callable[[Any], Any], value: Any, name: str) -> Any:
         return convert(value)
     except ValueError as error:
         raise ValueError(f"{error}, which is {name!r}") from None
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."

@@ -19,6 +19,7 @@ from asng.experiments.cifar10.space import (
     NODES,
     SPACE,
     Paths,
+    cell_inputs,
     influential_cells,
     loose_ends,
     reduction_indices,
@@ -178,7 +179,7 @@ def run_nodes(
     done: dict[tuple[int, nn.Module], Tensor] = {}
     fork = Fork(next(iter(states.values())).device)
     for node, pair in enumerate(nodes):
-        for path in paths if fork.is_open else pair:  # side by side each begins as soon as its source is there
+        for path in paths if fork.is_captured else pair:  # side by side each begins as soon as its source is there
             if path not in done and path[0] in states:
                 done[path] = fork.run(path[1], states[path[0]])
         scales: list[Tensor | None] = []
@@ -195,14 +196,14 @@ class Fork:
 
     def __init__(self, device: torch.device) -> None:
         self._cuda: Any = torch.cuda
-        self.is_open = device.type == "cuda" and self._cuda.is_current_stream_capturing()
-        if self.is_open and device not in self._streams:
+        self.is_captured = device.type == "cuda" and self._cuda.is_current_stream_capturing()
+        if self.is_captured and device not in self._streams:
             self._streams[device] = [self._cuda.Stream(device) for _ in range(STREAMS)]
         self._events: dict[int, Any] = {}  # by the id of a result
 
     def run(self, module: nn.Module, x: Tensor) -> Tensor:
         """Start a module; `join` waits for its result."""
-        if not self.is_open or isinstance(module, nn.Identity):
+        if not self.is_captured or isinstance(module, nn.Identity):
             return module(x)  # type: ignore[no-any-return]
         stream, outer = self._streams[x.device][len(self._events) % STREAMS], self._cuda.current_stream()
         stream.wait_stream(outer)
@@ -240,7 +241,7 @@ class Cell(nn.Module):
         self.entries, self.join, self.norm = entries, join, norm
         self.operations = nn.ModuleList(modules)
         self.paths = [[(source, modules.index(module)) for source, module in pair] for pair in nodes]
-        self.inputs = sorted({source for pair in nodes for source, _ in pair if source < 2})
+        self.inputs = cell_inputs(nodes)
         self.ends, self.sum, self.concat = list(ends), PathSum(), Concat()
         self.register_buffer("drop_path", torch.zeros((), dtype=torch.float64), persistent=False)
 

@@ -85,9 +85,9 @@ def random_values(seed: int) -> dict[str, Any]:
     return values_of([int(random.integers(len(variable.choices))) for variable in SPACE.values()])
 
 
-def cell_inputs(paths: Paths) -> list[int]:
+def cell_inputs(nodes: Iterable[Iterable[tuple[int, Any]]]) -> list[int]:
     """Which of its two inputs a cell looks at: 0, the output of cell k-2, and 1, that of cell k-1."""
-    return sorted({source for pair in paths for source, _ in pair if source < 2})
+    return sorted({source for pair in nodes for source, _ in pair if source < 2})
 
 
 def influential_cells(inputs: Sequence[Sequence[int]], outputs: Iterable[int]) -> set[int]:
