@@ -30,8 +30,8 @@ def convert(model: nn.Module, replace: Replace) -> nn.Module:
 
     Raises:
         ValueError: The model is no module; `replace` is no function, or returns no module; an elastic layer cannot take
-            the weights, since its largest size is another one; or the model refers to a replaced module where torch does
-            not see it.
+            the weights, since its largest size is another one; or the model refers to a replaced module where torch
+            does not see it.
 
     >>> from asng import nas
     >>> def replace(path, module):

@@ -39,8 +39,8 @@ class Limit:
         name: The name in messages; by default that of the measure.
 
     Raises:
-        ValueError: The measure cannot be called, its `fingerprint` or the name is no text, or a bound is no number above
-            0, is missing, or is on the wrong side of the other.
+        ValueError: The measure cannot be called, its `fingerprint` or the name is no text, or a bound is no number
+            above 0, is missing, or is on the wrong side of the other.
 
     >>> from asng.nas import parameters
     >>> limit = Limit(parameters, 100_000, at_least=50_000)
