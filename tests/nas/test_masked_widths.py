@@ -200,6 +200,14 @@ class Body(nn.Module):
         return x * self.scale.value
 
 
+def test_masks_are_checked_without_tf32():
+    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    with masked.without_tf32():
+        assert not torch.backends.cuda.matmul.allow_tf32
+        assert not torch.backends.cudnn.allow_tf32
+    assert before == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+
+
 def test_a_difference_is_relative_to_the_expected_gradient():
     expected = {0: torch.tensor([3.0, 4.0]), 1: torch.tensor([0.0])}
     assert masked.difference({0: torch.tensor([3.0, 4.0]), 1: torch.tensor([0.5])}, expected) == pytest.approx(0.1)

@@ -127,7 +127,7 @@ class Iteration:
         self._allocate(len(self._columns))
         gradients = self.update.weights[0].gradients
         for values in masked.some_architectures(self._supernet):
-            with masked.WithoutDropout(), self._in_full_precision():
+            with masked.WithoutDropout(), masked.without_tf32(), self._in_full_precision():
                 self.update.begin()
                 self._rows[0] = torch.tensor(self._columns.encode(values), dtype=torch.int32)
                 self._train_pass(0, run_one)
