@@ -57,11 +57,12 @@ results: .venv/installed  ## tables and figures of docs/results.md, from the fil
 
 # Without torch, whose builds for CPUs and GPUs come from several indexes, with sums and packages of their own.
 OF_CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton
-lock:  ## renew requirements-dev.txt by uv: hashes of what constraints.txt names, for all systems
-	printf '%s\n' $(OF_CUDA) | uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
-		--extra experiments --extra onnx --extra dev --constraint constraints.txt --excludes /dev/stdin \
-		--no-emit-package torch --no-annotate --custom-compile-command 'make lock' \
-		--default-index https://pypi.org/simple --output-file requirements-dev.txt pyproject.toml
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraint constraints.txt \
+	--no-annotate --custom-compile-command 'make lock' --default-index https://pypi.org/simple
+lock:  ## renew, by uv, the hashes of what make and the release install: of constraints.txt's versions, for all systems
+	printf '%s\n' $(OF_CUDA) | $(LOCK) --excludes /dev/stdin --no-emit-package torch --output-file requirements-dev.txt \
+		--extra experiments --extra onnx --extra dev pyproject.toml
+	printf '%s\n' build setuptools twine | $(LOCK) --output-file .github/requirements-release.txt -
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
