@@ -1,0 +1,274 @@
+"""The page of a report, section by section."""
+
+import base64
+import hashlib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from statistics import fmean, stdev
+from typing import Any
+
+from asng import __version__
+from asng.report._autoencoder import draw_autoencoder, is_autoencoder
+from asng.report._cells import draw_cells, is_cells
+from asng.report._command import repeat_command
+from asng.report._curves import Panel, group_runs, metric_panels, probability_panels, sweep_panels
+from asng.report._html import Html, element, format_number, join, script_json, table
+from asng.report._read import RunData, is_normal, is_number
+from asng.report._warnings import find_warnings
+
+HIDDEN = {"values", "distribution", "last", "machine", "chain", "rows", "points", "ranges", "accuracy", "shown"}
+NOT_FINAL = {"epoch", "step", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
+MAX_ROWS = 200  # of a table
+
+
+class Page:
+    """Sections of a page, and the data of its charts."""
+
+    def __init__(self, runs: Sequence[RunData], max_points: int, reload_every: int | None) -> None:
+        self._runs, self._groups = runs, group_runs(runs)
+        self._max_points, self._reload_every = max_points, reload_every
+        self._charts: list[dict[str, Any]] = []
+
+    def render(self) -> str:
+        """The whole page."""
+        sections = [
+            self._warnings(),
+            _overview(self._groups),
+            self._curves(),
+            *(self._architecture(run) for run in self._runs),
+            *(self._probabilities(run) for run in self._runs),
+            _baselines(self._runs),
+            *(_settings(run) for run in self._runs),
+        ]
+        kinds = " and ".join(dict.fromkeys(run.kind for run in self._runs))
+        count = "1 run" if len(self._runs) == 1 else f"{len(self._runs)} runs"
+        head = element(
+            "header",
+            element("h1", kinds),
+            element("p", f"Report of {count} by asng {__version__}: ", ", ".join(run.title for run in self._runs)),
+            self._reload_switch(),
+        )
+        body = join([head, element("main", *sections), element("noscript", "Charts need JavaScript.")])
+        return _document(f"{kinds}: asng report", body, {"charts": self._charts, "reload": self._reload_every})
+
+    def _reload_switch(self) -> Html | None:
+        if self._reload_every is None:
+            return None
+        box = element("input", type="checkbox", id="reload", checked=True)
+        return element("label", box, f" reload every {self._reload_every} seconds")
+
+    def _chart(self, panel: Panel, look: str = "") -> Html:
+        number = len(self._charts)
+        self._charts.append(panel.to_json(self._max_points))
+        keys = "Left and right arrows read values, plus and minus zoom, 0 shows all."
+        plot = element(
+            "div", class_="plot", tabindex="0", role="application", aria_label=f"{panel.describe()} {keys}"
+        )
+        legend = [
+            element("li", Html(f'<svg aria-hidden="true"><path class="c{c.color} d{c.dash}" d="M0 6H26"></path></svg>'), c.name)
+            for c in panel.curves
+            if not c.faint
+        ]
+        return element(
+            "figure",
+            element("figcaption", element("h3", panel.title)),
+            element("ul", *legend, class_="legend") if len(panel.curves) > 1 or panel.unit else None,
+            plot,
+            element("output", aria_live="polite", class_="reading"),
+            element("details", element("summary", "Numbers"), element("div", class_="scroll"), class_="numbers"),
+            class_=f"chart {look}".strip(),
+            data_chart=str(number),
+        )
+
+    def _warnings(self) -> Html:
+        items = [
+            element("li", element("b", f"{run.title}: ") if len(self._runs) > 1 else None, text)
+            for run in self._runs
+            for text in find_warnings(run)
+        ]
+        listed = element("ul", *items) if items else element("p", "None.")
+        return _section("Warnings", listed, class_="warnings" if items else "quiet")
+
+    def _curves(self) -> Html | None:
+        panels = metric_panels(self._groups) + [panel for run in self._runs for panel in sweep_panels(run)]
+        if not panels:
+            return None
+        spread = any(len(runs) > 1 for runs in self._groups.values())
+        note = "Bands are one standard deviation over the runs to both sides; thin lines are the runs." if spread else ""
+        charts = element("div", *(self._chart(panel) for panel in panels), class_="charts")
+        hint = "Drag across a chart to zoom in; a double click shows all again."
+        return _section("Curves", element("p", f"{hint} {note}".strip(), class_="hint"), _axis_switch(), charts)
+
+    def _architecture(self, run: RunData) -> Html | None:
+        if not run.values:
+            return None
+        distribution = run.final_distribution()
+        if is_cells(run.values):
+            drawn = element("div", *draw_cells(run.values, distribution), class_="graphs")
+            note = "A node adds two operations. Numbers, and how strong lines and boxes are, are probabilities."
+            drawing = [drawn, element("p", note, class_="hint")] if distribution else [drawn]
+        elif is_autoencoder(run.values):
+            drawing = [draw_autoencoder(run.values)]
+        else:
+            return self._section_of("Architecture", run, _decisions(run))
+        folded = element("details", element("summary", "All decisions"), _decisions(run))
+        return self._section_of("Architecture", run, *drawing, folded)
+
+    def _probabilities(self, run: RunData) -> Html | None:
+        panels = probability_panels(run)
+        if not panels:
+            return None
+        charts = [self._chart(panel, "small") for panel in panels[:MAX_ROWS]]
+        return self._section_of("Probabilities over time", run, element("div", *charts, class_="charts"))
+
+    def _section_of(self, title: str, run: RunData, *children: Any) -> Html:
+        return _section(f"{title}: {run.title}" if len(self._runs) > 1 else title, *children)
+
+
+def _section(title: str, *children: Any, **attributes: Any) -> Html:
+    return element("section", element("h2", title), *children, **attributes)
+
+
+def _axis_switch() -> Html:
+    choices = [("step", "steps"), ("time", "time")]
+    buttons = [
+        element("label", element("input", type="radio", name="axis", value=value, checked=value == "step"), f" {text}")
+        for value, text in choices
+    ]
+    return element("fieldset", element("legend", "Against"), *buttons, class_="axis")
+
+
+def _overview(groups: Mapping[str, Sequence[RunData]]) -> Html:
+    """A row for each run, and for runs of several seeds their means."""
+    runs = [run for members in groups.values() for run in members]
+    finals = {id(run): _final_numbers(run) for run in runs}
+    names = list(dict.fromkeys(name for run in runs for name in finals[id(run)]))
+    rows = []
+    for label, members in groups.items():
+        for run in members:
+            seed = format_number(run.config.get("seed"))
+            rows.append([run.title, seed, _state(run), *(format_number(finals[id(run)].get(n, "")) for n in names)])
+        if len(members) > 1:
+            cells = [_mean_and_deviation([finals[id(run)][n] for run in members if n in finals[id(run)]]) for n in names]
+            title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
+            rows.append([element("b", title), "", f"{len(members)} runs", *cells])
+    head = ["run", "seed", "state", *(name.replace("_", " ") for name in names)]
+    return _section("Overview", table(head, rows[:MAX_ROWS], "Runs and their last numbers"))
+
+
+def _final_numbers(run: RunData) -> dict[str, Any]:
+    """The last numbers of a run, and those of its summary and tests."""
+    last = run.records[-1] if run.records else {}
+    numbers = {name: value for name, value in last.items() if name not in NOT_FINAL and is_number(value)}
+    numbers |= {name: value for name, value in run.summary.items() if name not in HIDDEN and is_number(value)}
+    for name, evaluation in run.evaluations.items():
+        ending = name.removeprefix("evaluation").removesuffix(".json")
+        numbers |= {f"{key}{ending}": value for key, value in evaluation.items() if is_number(value)}
+    if run.records:
+        numbers["seconds"] = run.seconds[-1]
+    return numbers
+
+
+def _state(run: RunData) -> str:
+    progress, is_finished = run.progress, bool(run.summary)
+    if progress is None:
+        return "finished" if is_finished else f"{len(run.results)} results"
+    unit = "epochs" if is_number(run.config.get("epochs")) else "iterations"
+    done = f"{format_number(int(progress[0]))} of {format_number(int(progress[1]))} {unit}"
+    return f"finished, {done}" if is_finished else done
+
+
+def _mean_and_deviation(numbers: Sequence[float]) -> str:
+    """Numbers of several runs.
+
+    >>> _mean_and_deviation([1.0, 3.0])
+    '2 ± 1.414'
+    """
+    if len(numbers) < 2:
+        return ""
+    return f"{format_number(float(fmean(numbers)))} ± {format_number(float(stdev(numbers)))}"
+
+
+def _decisions(run: RunData) -> Html:
+    """A row for each decision: its value, and how likely the choices are."""
+    distribution, inactive = run.final_distribution(), run.summary.get("inactive")
+    idle = set(map(str, inactive)) if isinstance(inactive, list) else set()
+    rows: list[list[Any]] = []
+    for name, value in run.values.items():
+        shown = format_number(value) + (" (no effect)" if name in idle else "")
+        rows.append([name, shown, *([_bars(distribution.get(name, {}), value)] if distribution else [])])
+    head = ["decision", "value", *(["probabilities"] if distribution else [])]
+    return table(head, rows, "Decisions", class_="decisions")
+
+
+def _bars(parameters: Mapping[str, float], value: Any) -> Any:
+    if is_normal(parameters):
+        return f"mean {format_number(parameters['mean'])}, standard deviation {format_number(parameters['std'])}"
+    bars = []
+    for choice, probability in list(parameters.items())[:40]:
+        width = f"width:{100 * min(max(probability, 0.0), 1.0):.1f}%"
+        bar = element("span", element("span", style=width), class_="bar", aria_hidden="true")
+        label = element("b", choice) if choice == str(value) else choice
+        bars.append(element("li", bar, label, f" {probability:.3f}"))
+    return element("ul", *bars, class_="bars") if bars else ""
+
+
+def _baselines(runs: Sequence[RunData]) -> Html | None:
+    """Results that stand for themselves, such as trainings of what was found and of baselines: means by their kind."""
+    rows = []
+    for run in runs:
+        kinds: dict[str, list[dict[str, Any]]] = {}
+        for record in run.results:
+            if isinstance(kind := record.get("kind", record.get("method")), str):
+                kinds.setdefault(kind, []).append(record)
+        for kind, records in list(kinds.items())[:MAX_ROWS]:
+            names = dict.fromkeys(name for record in records for name in record if name != "seed")
+            for name in names:
+                numbers = [float(record[name]) for record in records if is_number(record.get(name))]
+                if numbers:
+                    cells = [_mean_and_deviation(numbers) or format_number(numbers[0])]
+                    cells += [format_number(len(numbers)), format_number(min(numbers)), format_number(max(numbers))]
+                    where = f"{run.title}: {kind}" if len(runs) > 1 else kind
+                    rows.append([where, name.replace("_", " "), *cells])
+    if not rows:
+        return None
+    head = ["kind", "", "mean ± standard deviation", "how many", "lowest", "highest"]
+    return _section("Results and baselines", table(head, rows[:MAX_ROWS], "Results by kind"))
+
+
+def _settings(run: RunData) -> Html:
+    """Settings, limits, machine and how to repeat the run."""
+    settings = {n.replace("_", " "): format_number(v) for n, v in run.config.items() if not isinstance(v, dict)}
+    summary = {n.replace("_", " "): format_number(v) for n, v in run.summary.items() if n not in HIDDEN}
+    machine = run.summary.get("machine")
+    parts: list[Any] = [table(["setting", "value"], settings.items(), f"Settings of {run.title}")]
+    known = {**summary, **({"machine": format_number(machine)} if machine else {}), "folder": str(run.folder)}
+    parts.append(table(["", "value"], known.items(), f"Outcome of {run.title}"))
+    command = repeat_command(run)
+    if command is not None:
+        parts.append(element("h3", "Repeat it"))
+        parts.append(element("pre", element("code", command), tabindex="0"))
+    return _section(f"Settings: {run.title}", element("div", *parts[:2], class_="pair"), *parts[2:])
+
+
+def _document(title: str, body: Html, data: Mapping[str, Any]) -> str:
+    """The page around its content. The script is known by its hash: no other one runs, and nothing is loaded."""
+    style, script = ((files("asng.report") / name).read_text() for name in ("report.css", "report.js"))
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    head = element(
+        "head",
+        element("meta", charset="utf-8"),
+        element("meta", http_equiv="Content-Security-Policy", content=policy),
+        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        element("meta", name="color-scheme", content="light dark"),
+        element("title", title),
+        Html(f"<style>{style}</style>"),
+    )
+    arrow = Html(
+        '<svg class="defs" aria-hidden="true"><defs><marker id="head" viewBox="0 0 8 6" refX="6" refY="3" '
+        'markerWidth="8" markerHeight="6" markerUnits="userSpaceOnUse" orient="auto">'
+        '<path d="M0 0L8 3L0 6z"></path></marker></defs></svg>'
+    )
+    content = element("body", arrow, body, script_json(data, "data"), Html(f"<script>{script}</script>"))
+    return f'<!DOCTYPE html>\n<html lang="en">{head}{content}</html>\n'
