@@ -3,12 +3,20 @@
 from collections.abc import Mapping
 from typing import Any
 
-from asng.experiments.inpainting.encoding import SIZE, Layer, chain, describe_chain, layers_in, sizes
-from asng.experiments.inpainting.encoding import LAYER_KINDS, KERNELS
+from asng.experiments.inpainting.encoding import (
+    KERNELS,
+    LAYER_KINDS,
+    SIZE,
+    Layer,
+    chain,
+    describe_chain,
+    layers_in,
+    sizes,
+)
 from asng.report._html import Html, element
 
 MAX_LAYERS = 200
-ROW, BOX, WIDTH, GAP = 46, 30, 150, 90  # pixels
+ROW, BOX, WIDTH, GAP = 46, 32, 172, 90  # pixels
 LEFT, TOP = 10, 10
 
 
@@ -38,7 +46,7 @@ def _is_node(values: Mapping[str, Any], name: str, node: int, is_output: bool) -
     return type(kernel) is int and 1 <= kernel <= len(KERNELS) and type(values.get(f"{name}.skip")) is bool
 
 
-def draw_autoencoder(values: Mapping[str, Any]) -> Html:
+def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
     """A figure: layers that run on images of 64 x 64, from the image down and up again, and their skips."""
     layers = [(layer, size) for layer, runs, size in sizes(chain(values), SIZE) if runs]
     height, width = TOP * 2 + ROW * (len(layers) + 1) + BOX, 2 * (LEFT + WIDTH) + GAP
@@ -57,7 +65,7 @@ def draw_autoencoder(values: Mapping[str, Any]) -> Html:
         role="img",
     )
     caption = element("figcaption", element("strong", "Autoencoder"), f" — {len(layers)} layers; dashed: skips")
-    region = element("div", svg, class_="scroll", tabindex="0", role="region", aria_label="autoencoder")
+    region = element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=f"autoencoder of {title}")
     return element("figure", caption, region, class_="graph")
 
 

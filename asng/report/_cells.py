@@ -12,7 +12,13 @@ from asng.report._html import Html, element
 from asng.report._read import Distribution
 
 PIXELS = 104  # per inch
-NAMES = {"identity": "identity", "avg_pool": "avg 3×3", "max_pool": "max 3×3", "sep_conv3": "sep 3×3", "sep_conv5": "sep 5×5"}
+NAMES = {
+    "identity": "identity",
+    "avg_pool": "avg 3×3",
+    "max_pool": "max 3×3",
+    "sep_conv3": "sep 3×3",
+    "sep_conv5": "sep 5×5",
+}
 STATES = ("cell k − 2", "cell k − 1", *(f"node {node}" for node in range(NODES)))
 
 # Inches. A layer is, from its top: arrow heads, operations, the way to the sum, the sum.
@@ -30,9 +36,9 @@ def is_cells(values: Mapping[str, Any]) -> bool:
     return all(type(values[name]) in (int, str) and values[name] in SPACE[name].choices for name in SPACE)
 
 
-def draw_cells(values: Mapping[str, Any], distribution: Distribution) -> list[Html]:
-    """A figure for each of the two cells."""
-    return [_Cell(kind, values, distribution).draw() for kind in CELL_KINDS]
+def draw_cells(values: Mapping[str, Any], distribution: Distribution, title: str) -> list[Html]:
+    """A figure for each of the two cells; `title` is that of the run."""
+    return [_Cell(kind, values, distribution).draw(title) for kind in CELL_KINDS]
 
 
 class _Cell:
@@ -53,7 +59,7 @@ class _Cell:
         self._lines: list[Html] = []
         self._boxes: list[Html] = []
 
-    def draw(self) -> Html:
+    def draw(self, run: str) -> Html:
         """The figure with a caption and, for those who do not see it, a description."""
         used = {state for pair in self._paths for state, _ in pair}
         for state in (0, 1):
@@ -77,7 +83,7 @@ class _Cell:
         )
         note = " — stride 2 on its two inputs" if self._kind == "reduction" else ""
         caption = element("figcaption", element("strong", f"{self._kind.capitalize()} cell"), note)
-        label = f"{self._kind} cell"
+        label = f"{self._kind} cell of {run}"
         return element(
             "figure",
             caption,

@@ -121,9 +121,9 @@ def metric_panels(groups: Mapping[str, Sequence[RunData]]) -> list[Panel]:
             half, _, rest = name.partition("_")
             panel, half = (rest, half) if half in HALVES and rest else (name, "")
             dash = HALVES.index(half) if half else 0
-            look = {"color": (color if len(groups) > 1 else dash) % COLORS, "dash": dash}
-            text = " ".join(part for part in (label if len(groups) > 1 else "", half or name.replace("_", " ")) if part)
-            of_runs = [metrics[name]._replace(**look) for metrics in by_run if name in metrics]
+            shown = (color if len(groups) > 1 else dash) % COLORS
+            text = " ".join(part for part in (label if len(groups) > 1 else "", half) if part)
+            of_runs = [metrics[name]._replace(color=shown, dash=dash) for metrics in by_run if name in metrics]
             curves.setdefault(panel, []).extend(_with_mean(text, of_runs, [run.title for run in runs]))
     titles = {panel: TITLES.get(panel, panel.replace("_", " ").capitalize()) for panel in curves}
     order = sorted(curves, key=lambda panel: (panel in LAST and LAST.index(panel) + 1, panel != "loss"))
@@ -143,9 +143,9 @@ def _with_mean(name: str, curves: list[Curve], titles: Sequence[str]) -> list[Cu
     seconds = [fmean(each[step][0] for each in points) for step in common]
     means = [fmean(each[step][1] for each in points) for step in common]
     spread = [stdev(each[step][1] for each in points) for step in common]
-    look = {"color": curves[0].color, "dash": curves[0].dash}
-    mean = Curve(f"{name}, mean of {len(curves)} runs", common, seconds, means, spread, **look)
-    faint = [c._replace(name=f"{name}, {title}", faint=True) for c, title in zip(curves, titles, strict=False)]
+    named = f"{name}, " if name else ""
+    mean = Curve(f"{named}mean of {len(curves)} runs", common, seconds, means, spread, curves[0].color, curves[0].dash)
+    faint = [c._replace(name=f"{named}{title}", faint=True) for c, title in zip(curves, titles, strict=False)]
     return [*faint, *([mean] if common else [])]
 
 
@@ -203,7 +203,9 @@ def probability_panels(run: RunData) -> list[Panel]:
         return []
     panels = []
     for name, parameters in moments[-1][2].items():
-        kept = [(step, second, now[name]) for step, second, now in moments if now.get(name, {}).keys() == parameters.keys()]
+        kept = [
+            (step, second, now[name]) for step, second, now in moments if now.get(name, {}).keys() == parameters.keys()
+        ]
         steps, seconds = [step for step, _, _ in kept], [second for _, second, _ in kept]
         if is_normal(parameters):
             mean, std = ([now[part] for _, _, now in kept] for part in ("mean", "std"))
@@ -222,11 +224,11 @@ def sweep_panels(run: RunData) -> list[Panel]:
     found: dict[Any, dict[str, list[tuple[float, float]]]] = {}
     points = run.summary.get("points")
     for point in points if isinstance(points, list) else []:
-        if isinstance(point, dict) and all(is_number(point.get(name)) for name in ("lr", "step", "measure")):
-            if min(point["step"], point["measure"]) > 0:
-                alpha = f", alpha {format_number(point['alpha'])}" if is_number(point.get("alpha")) else ""
-                line = found.setdefault(point["lr"], {}).setdefault(f"{clean(point.get('method'))}{alpha}", [])
-                line.append((float(point["step"]), float(point["measure"])))
+        numbers = [point.get(name) if isinstance(point, dict) else None for name in ("lr", "step", "measure")]
+        if all(map(is_number, numbers)) and min(numbers[1:]) > 0:
+            alpha = f", alpha {format_number(point['alpha'])}" if is_number(point.get("alpha")) else ""
+            line = found.setdefault(numbers[0], {}).setdefault(f"{clean(point.get('method'))}{alpha}", [])
+            line.append((float(numbers[1]), float(numbers[2])))
     panels = []
     for lr, lines in found.items():
         curves = []

@@ -73,7 +73,7 @@ def format_number(value: Any) -> str:
     if isinstance(value, int):
         return clean(f"{value:,}") if abs(value) < 10**15 else clean(value)
     if isinstance(value, float):
-        return f"{value:,.0f}" if math.isfinite(value) and 10_000 <= abs(value) < 1e15 else f"{value:.4g}"
+        return f"{value:,.0f}" if math.isfinite(value) and 1000 <= abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, list):
         return clean(", ".join(format_number(each) for each in value[:50]))
     return clean(value)

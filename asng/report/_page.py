@@ -16,7 +16,7 @@ from asng.report._html import Html, element, format_number, join, script_json, t
 from asng.report._read import RunData, is_normal, is_number
 from asng.report._warnings import find_warnings
 
-HIDDEN = {"values", "distribution", "last", "machine", "chain", "rows", "points", "ranges", "accuracy", "shown"}
+HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown"}
 NOT_FINAL = {"epoch", "step", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
 MAX_ROWS = 200  # of a table
 
@@ -38,7 +38,8 @@ class Page:
             *(self._architecture(run) for run in self._runs),
             *(self._probabilities(run) for run in self._runs),
             _baselines(self._runs),
-            *(_settings(run) for run in self._runs),
+            _limits(self._runs),
+            _settings(self._runs),
         ]
         kinds = " and ".join(dict.fromkeys(run.kind for run in self._runs))
         count = "1 run" if len(self._runs) == 1 else f"{len(self._runs)} runs"
@@ -61,18 +62,20 @@ class Page:
         number = len(self._charts)
         self._charts.append(panel.to_json(self._max_points))
         keys = "Left and right arrows read values, plus and minus zoom, 0 shows all."
-        plot = element(
-            "div", class_="plot", tabindex="0", role="application", aria_label=f"{panel.describe()} {keys}"
-        )
+        plot = element("div", class_="plot", tabindex="0", role="application", aria_label=f"{panel.describe()} {keys}")
         legend = [
-            element("li", Html(f'<svg aria-hidden="true"><path class="c{c.color} d{c.dash}" d="M0 6H26"></path></svg>'), c.name)
+            element(
+                "li",
+                Html(f'<svg aria-hidden="true"><path class="c{c.color} d{c.dash}" d="M0 6H26"></path></svg>'),
+                c.name,
+            )
             for c in panel.curves
             if not c.faint
         ]
         return element(
             "figure",
             element("figcaption", element("h3", panel.title)),
-            element("ul", *legend, class_="legend") if len(panel.curves) > 1 or panel.unit else None,
+            element("ul", *legend, class_="legend") if any(curve.name for curve in panel.curves) else None,
             plot,
             element("output", aria_live="polite", class_="reading"),
             element("details", element("summary", "Numbers"), element("div", class_="scroll"), class_="numbers"),
@@ -94,21 +97,24 @@ class Page:
         if not panels:
             return None
         spread = any(len(runs) > 1 for runs in self._groups.values())
-        note = "Bands are one standard deviation over the runs to both sides; thin lines are the runs." if spread else ""
+        note = (
+            "Bands are one standard deviation over the runs to both sides; thin lines are the runs." if spread else ""
+        )
         charts = element("div", *(self._chart(panel) for panel in panels), class_="charts")
         hint = "Drag across a chart to zoom in; a double click shows all again."
-        return _section("Curves", element("p", f"{hint} {note}".strip(), class_="hint"), _axis_switch(), charts)
+        switch = None if all(panel.log_x for panel in panels) else _axis_switch()
+        return _section("Curves", element("p", f"{hint} {note}".strip(), class_="hint"), switch, charts)
 
     def _architecture(self, run: RunData) -> Html | None:
         if not run.values:
             return None
         distribution = run.final_distribution()
         if is_cells(run.values):
-            drawn = element("div", *draw_cells(run.values, distribution), class_="graphs")
+            drawn = element("div", *draw_cells(run.values, distribution, run.title), class_="graphs")
             note = "A node adds two operations. Numbers, and how strong lines and boxes are, are probabilities."
             drawing = [drawn, element("p", note, class_="hint")] if distribution else [drawn]
         elif is_autoencoder(run.values):
-            drawing = [draw_autoencoder(run.values)]
+            drawing = [draw_autoencoder(run.values, run.title)]
         else:
             return self._section_of("Architecture", run, _decisions(run))
         folded = element("details", element("summary", "All decisions"), _decisions(run))
@@ -149,7 +155,9 @@ def _overview(groups: Mapping[str, Sequence[RunData]]) -> Html:
             seed = format_number(run.config.get("seed"))
             rows.append([run.title, seed, _state(run), *(format_number(finals[id(run)].get(n, "")) for n in names)])
         if len(members) > 1:
-            cells = [_mean_and_deviation([finals[id(run)][n] for run in members if n in finals[id(run)]]) for n in names]
+            cells = [
+                _mean_and_deviation([finals[id(run)][n] for run in members if n in finals[id(run)]]) for n in names
+            ]
             title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
             rows.append([element("b", title), "", f"{len(members)} runs", *cells])
     head = ["run", "seed", "state", *(name.replace("_", " ") for name in names)]
@@ -198,7 +206,7 @@ def _decisions(run: RunData) -> Html:
         shown = format_number(value) + (" (no effect)" if name in idle else "")
         rows.append([name, shown, *([_bars(distribution.get(name, {}), value)] if distribution else [])])
     head = ["decision", "value", *(["probabilities"] if distribution else [])]
-    return table(head, rows, "Decisions", class_="decisions")
+    return table(head, rows, f"Decisions of {run.title}", class_="decisions")
 
 
 def _bars(parameters: Mapping[str, float], value: Any) -> Any:
@@ -232,23 +240,55 @@ def _baselines(runs: Sequence[RunData]) -> Html | None:
                     rows.append([where, name.replace("_", " "), *cells])
     if not rows:
         return None
-    head = ["kind", "", "mean ± standard deviation", "how many", "lowest", "highest"]
+    head = ["kind", "number", "mean ± standard deviation", "how many", "lowest", "highest"]
     return _section("Results and baselines", table(head, rows[:MAX_ROWS], "Results by kind"))
 
 
-def _settings(run: RunData) -> Html:
-    """Settings, limits, machine and how to repeat the run."""
-    settings = {n.replace("_", " "): format_number(v) for n, v in run.config.items() if not isinstance(v, dict)}
-    summary = {n.replace("_", " "): format_number(v) for n, v in run.summary.items() if n not in HIDDEN}
-    machine = run.summary.get("machine")
-    parts: list[Any] = [table(["setting", "value"], settings.items(), f"Settings of {run.title}")]
-    known = {**summary, **({"machine": format_number(machine)} if machine else {}), "folder": str(run.folder)}
-    parts.append(table(["", "value"], known.items(), f"Outcome of {run.title}"))
-    command = repeat_command(run)
-    if command is not None:
-        parts.append(element("h3", "Repeat it"))
-        parts.append(element("pre", element("code", command), tabindex="0"))
-    return _section(f"Settings: {run.title}", element("div", *parts[:2], class_="pair"), *parts[2:])
+def _limits(runs: Sequence[RunData]) -> Html | None:
+    """Limits of searches beside what was found, and how many candidates met them."""
+    rows = []
+    for run in runs:
+        limit, cost = run.config.get("max_params"), run.summary.get("parameters")
+        shares = [record["feasible"] for record in run.records if is_number(record.get("feasible"))]
+        if not (is_number(limit) or shares or run.config.get("limits")):
+            continue
+        bounds = (
+            f"parameters <= {format_number(limit)}" if is_number(limit) else format_number(run.config.get("limits"))
+        )
+        met = run.summary.get("feasible")
+        found = "" if not is_number(cost) else f"{format_number(cost)} parameters"
+        first, last = ("", "") if not shares else (f"{shares[0]:.0%}", f"{shares[-1]:.0%}")
+        rows.append([run.title, bounds, found, "" if met is None else format_number(met), first, last])
+    if not rows:
+        return None
+    head = ["run", "limit", "found", "met", "candidates that met it at first", "at last"]
+    return _section("Limits", table(head, rows, "Limits and costs"))
+
+
+def _settings(runs: Sequence[RunData]) -> Html:
+    """Settings, outcome and machine, a column for each run; and how to repeat it."""
+    settings = [{name: v for name, v in run.config.items() if not isinstance(v, dict)} for run in runs]
+    outcomes = [{n: v for n, v in run.summary.items() if n not in HIDDEN} for run in runs]
+    for run, outcome in zip(runs, outcomes, strict=True):
+        outcome["folder"] = str(run.folder)
+    parts = [_columns("setting", runs, settings, "Settings"), _columns("outcome", runs, outcomes, "Outcome")]
+    commands = [command for run in runs if (command := repeat_command(run)) is not None]
+    repeat = [element("pre", element("code", command), tabindex="0") for command in commands]
+    title = element("h3", "Commands that repeat the runs" if len(runs) > 1 else "Command that repeats the run")
+    look = "pair" if len(runs) == 1 else None
+    return _section("Settings", element("div", *parts, class_=look), *([title, *repeat] if repeat else []))
+
+
+def _columns(head: str, runs: Sequence[RunData], columns: Sequence[Mapping[str, Any]], caption: str) -> Html:
+    """Values by their names, a column for each run; rows in which runs differ are marked."""
+    names = list(dict.fromkeys(name for column in columns for name in column))[:MAX_ROWS]
+    rows = []
+    for name in names:
+        cells = [format_number(column[name]) if name in column else "" for column in columns]
+        shown = [element("mark", cell) for cell in cells] if len(set(cells)) > 1 else cells
+        rows.append([name.replace("_", " "), *shown])
+    titles = [run.title for run in runs] if len(runs) > 1 else ["value"]
+    return table([head, *titles], rows, caption, class_="values")
 
 
 def _document(title: str, body: Html, data: Mapping[str, Any]) -> str:

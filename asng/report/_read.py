@@ -142,10 +142,11 @@ def to_distribution(data: Any, values: Mapping[str, Any]) -> Distribution:
     """A distribution as a record or a summary has it; whatever is none is left out."""
     found: Distribution = {}
     for name, parameters in (data if isinstance(data, dict) else {}).items():
-        if isinstance(parameters, list) and not mismatch(parameters, list[float]) and parameters:
-            parameters = dict(zip(_labels(name, parameters, values), map(float, parameters), strict=True))
-        if isinstance(parameters, dict) and parameters and not mismatch(parameters, dict[str, float]):
-            found[name] = {label: float(number) for label, number in parameters.items()}
+        if not parameters or mismatch(parameters, list[float] | dict[str, float]):
+            continue
+        is_list = isinstance(parameters, list)
+        pairs = zip(_labels(name, parameters, values), parameters, strict=True) if is_list else parameters.items()
+        found[name] = {label: float(number) for label, number in pairs}
     return found
 
 

@@ -42,7 +42,7 @@ def _not_finite(run: RunData) -> Iterator[str]:
 def _unmet_limits(run: RunData) -> Iterator[str]:
     shares = [record["feasible"] for record in run.records if is_number(record.get("feasible"))]
     if run.summary.get("feasible") is False:
-        yield "No architecture met the limits; the one shown is the nearest. Raise the limits, or allow smaller choices."
+        yield "No architecture met the limits; this is the nearest. Raise the limits, or allow smaller choices."
     elif shares and max(shares) == 0:
         yield "No candidate has met the limits so far. Raise the limits, or allow smaller choices."
 
@@ -102,7 +102,7 @@ def _no_influence(run: RunData) -> Iterator[str]:
 
 
 def _idle_share(run: RunData) -> str:
-    whole, effective = run.summary.get("parameters"), run.summary.get("effective_parameters")
+    whole, effective = (run.summary.get(name, 0) for name in ("parameters", "effective_parameters"))
     if not (is_number(whole) and is_number(effective)) or not 0 <= effective < whole:
         return ""
     return f" They, and inputs that are not used, hold {1 - effective / whole:.0%} of the parameters."

@@ -21,8 +21,9 @@ function html(name, text, parent) {
 }
 
 function format(number) {
+  if (number === 0) return "0"; // not -0
   const size = Math.abs(number);
-  if (size !== 0 && (size >= 1e6 || size < 1e-3)) return number.toExponential(2).replace(/\.?0+e/, "e");
+  if (size >= 1e6 || size < 1e-3) return number.toExponential(2).replace(/\.?0+e/, "e");
   return number.toLocaleString("en", { maximumSignificantDigits: size >= 1e4 ? 6 : 4 });
 }
 
@@ -41,7 +42,8 @@ function logTicks(low, high, count) {
   const factors = last - first <= 2 ? [1, 2, 5] : [1];
   const ticks = [];
   for (let power = first; power <= last; power += every) ticks.push(...factors.map((factor) => factor * 10 ** power));
-  return ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+  const shown = ticks.filter((tick) => tick >= low * 0.999 && tick <= high * 1.001);
+  return shown.length > 1 ? shown : linearTicks(low, high, count);
 }
 
 function scaleOf(low, high, start, end, isLog) {
@@ -100,7 +102,8 @@ class Chart {
     if (ends[0] > ends[1]) return [0, 1];
     ends = widen(ends, this.spec.log);
     const room = this.spec.log ? (ends[1] / ends[0]) ** 0.05 : (ends[1] - ends[0]) * 0.05;
-    return this.spec.log ? [ends[0] / room, ends[1] * room] : [ends[0] - room, ends[1] + room];
+    if (this.spec.log) return [ends[0] / room, ends[1] * room];
+    return [ends[0] >= 0 ? Math.max(0, ends[0] - room) : ends[0] - room, ends[1] + room];
   }
 
   draw() {
@@ -131,7 +134,7 @@ class Chart {
 
   drawAxes() {
     const { width, height } = this.size, bottom = height - MARGIN.bottom;
-    for (const tick of this.y.ticks(4)) {
+    for (const tick of this.y.ticks(5)) {
       const y = this.y(tick);
       svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y, y2: y }, this.root);
       svg("text", { x: MARGIN.left - 6, y: y + 4, "text-anchor": "end" }, this.root).textContent = format(tick);
@@ -139,7 +142,7 @@ class Chart {
     const [unit, name] = this.isTime ? this.timeUnit() : [1, this.spec.x];
     const scale = this.isTime ? scaleOf(this.x.invert(MARGIN.left) / unit, this.x.invert(width - MARGIN.right) / unit,
       MARGIN.left, width - MARGIN.right, false) : this.x;
-    for (const tick of scale.ticks(Math.max(2, Math.floor(width / 90)))) {
+    for (const tick of scale.ticks(Math.max(2, Math.floor(width / 75)))) {
       const x = scale(tick);
       svg("line", { class: "frame", x1: x, x2: x, y1: bottom, y2: bottom + 4 }, this.root);
       const anchor = x > width - 28 ? "end" : "middle";
