@@ -169,7 +169,7 @@ def _derived(run: RunData) -> list[dict[str, float]]:
     """Per record: the entropy of the distribution, and how many decisions have another mode than before."""
     derived: list[dict[str, float]] = []
     before: Any = None
-    for record, now in zip(run.records, run.distributions(), strict=True):
+    for record, now in zip(run.records, run.distributions, strict=True):
         entropies = [entropy(parameters) for parameters in now.values() if not is_normal(parameters)]
         fields = {"entropy": fmean(entropies)} if entropies else {}
         code = record.get("architecture")
@@ -195,9 +195,7 @@ def entropy(probabilities: Mapping[str, float]) -> float:
 def probability_panels(run: RunData) -> list[Panel]:
     """A panel for each decision: the probabilities of its choices over time, or a mean with its deviation."""
     moments = [
-        (step, second, now)
-        for step, second, now in zip(run.steps, run.seconds, run.distributions(), strict=True)
-        if now
+        (step, second, now) for step, second, now in zip(run.steps, run.seconds, run.distributions, strict=True) if now
     ]
     if len(moments) < 2:
         return []
@@ -224,7 +222,9 @@ def sweep_panels(run: RunData) -> list[Panel]:
     found: dict[Any, dict[str, list[tuple[float, float]]]] = {}
     points = run.summary.get("points")
     for point in points if isinstance(points, list) else []:
-        numbers = [point.get(name) if isinstance(point, dict) else None for name in ("lr", "step", "measure")]
+        numbers: list[Any] = [
+            point.get(name) if isinstance(point, dict) else None for name in ("lr", "step", "measure")
+        ]
         if all(map(is_number, numbers)) and min(numbers[1:]) > 0:
             alpha = f", alpha {format_number(point['alpha'])}" if is_number(point.get("alpha")) else ""
             line = found.setdefault(numbers[0], {}).setdefault(f"{clean(point.get('method'))}{alpha}", [])

@@ -75,7 +75,7 @@ def format_number(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:,.0f}" if math.isfinite(value) and 1000 <= abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, list):
-        return clean(", ".join(format_number(each) for each in value[:50]))
+        return clean(", ".join(clean(each) if isinstance(each, list) else format_number(each) for each in value[:50]))
     return clean(value)
 
 

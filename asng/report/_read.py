@@ -2,17 +2,21 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from asng._untrusted import mismatch, parse_json, read_bytes, read_json
 from asng.experiments.cifar10.space import SPACE as CELL_SPACE
+from asng.report._html import clean
 from asng.runs import ARCHITECTURE, METRICS, RESULTS, SUMMARY, read_config
 
 Distribution = dict[str, dict[str, float]]  # per decision: probabilities by choice, or a mean and a std
 
 LENGTHS = ("epochs", "iterations")  # settings that say how long a run is, in epochs or in steps
 MAX_DECISIONS = 2000
+MAX_NUMBER = 1e100
+Simple = None | bool | int | float | str
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ class RunData:
         parts = [self.config.get(name) for name in ("experiment", "benchmark", "kind")]
         return " ".join(part for part in parts if isinstance(part, str)) or "search"
 
-    @property
+    @cached_property
     def steps(self) -> list[float]:
         """The step, or epoch, at which each record was written."""
         names = ("step", "epoch", "checkpoint")
@@ -48,7 +52,7 @@ class RunData:
             for index, record in enumerate(self.records, start=1)
         ]
 
-    @property
+    @cached_property
     def seconds(self) -> list[float]:
         """The time from the start to each record."""
         total, times = 0.0, []
@@ -66,19 +70,24 @@ class RunData:
                 return done[name], float(self.config[name])
         return None
 
+    @cached_property
     def distributions(self) -> list[Distribution]:
         """The distribution after each record; empty ones where the run did not write it."""
         return [to_distribution(record.get("distribution"), self.values) for record in self.records]
 
+    @cached_property
     def final_distribution(self) -> Distribution:
         """The newest distribution; empty where the run has none."""
-        newest = [now for now in self.distributions()[-1:] if now]
+        newest = [now for now in self.distributions[-1:] if now]
         return newest[0] if newest else to_distribution(self.summary.get("distribution"), self.values)
 
 
 def read_run(folder: Path) -> RunData:
     """Read the folder of a run, finished or not; ValueError for one that is none. Damaged files are faults."""
-    config = read_config(folder)
+    whole = read_config(folder)
+    config = {
+        name: value if not mismatch(value, Simple | list[Simple]) else clean(value) for name, value in whole.items()
+    }
     faults: list[str] = []
 
     def read(name: str, key: str | None = None) -> dict[str, Any]:
@@ -96,7 +105,7 @@ def read_run(folder: Path) -> RunData:
 
     evaluations = {path.name: read(path.name) for path in sorted(folder.glob("evaluation*.json"))[:20]}
     summary = read(SUMMARY)
-    values = read(ARCHITECTURE, "values") or _first_dict(summary.get("values"), config.get("architecture"))
+    values = read(ARCHITECTURE, "values") or _first_dict(summary.get("values"), whole.get("architecture"))
     records, results = (_read_lines(folder / name, faults) for name in (METRICS, RESULTS))
     if len(values) > MAX_DECISIONS:
         faults.append(f"{folder / ARCHITECTURE} has {len(values):,} decisions; the first {MAX_DECISIONS:,} are shown")
@@ -134,8 +143,8 @@ def _read_lines(path: Path, faults: list[str]) -> list[dict[str, Any]]:
 
 
 def is_number(value: Any) -> bool:
-    """Whether a value of a file is a finite number."""
-    return not mismatch(value, float)
+    """Whether a value of a file is a number that can be drawn: finite, and so that sums of squares are."""
+    return not mismatch(value, float) and abs(value) <= MAX_NUMBER
 
 
 def to_distribution(data: Any, values: Mapping[str, Any]) -> Distribution:

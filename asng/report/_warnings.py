@@ -1,6 +1,5 @@
 """What a reader of a report should be warned of."""
 
-import math
 from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
@@ -8,7 +7,7 @@ from typing import Any
 from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
 from asng.report._cells import STATES, is_cells
 from asng.report._html import format_number
-from asng.report._read import RunData, is_normal, is_number
+from asng.report._read import MAX_NUMBER, RunData, is_normal, is_number
 
 MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
 MIN_CERTAINTY = 0.9  # mean of the largest probabilities
@@ -29,7 +28,7 @@ def _not_finite(run: RunData) -> Iterator[str]:
         for name, value in record.items():
             if name == "not_finite" and is_number(value) and value > 0:
                 bad.setdefault("losses", []).append(step)
-            elif isinstance(value, float) and not math.isfinite(value):
+            elif isinstance(value, float) and not abs(value) <= MAX_NUMBER:
                 bad.setdefault(name.replace("_", " "), []).append(step)
     for name, steps in bad.items():
         times = "once" if len(steps) == 1 else f"in {len(steps)} records"
@@ -49,7 +48,7 @@ def _unmet_limits(run: RunData) -> Iterator[str]:
 
 def _short(run: RunData) -> Iterator[str]:
     """As the library warns at the end of a search: few steps, and the distribution undecided."""
-    distribution = run.final_distribution()
+    distribution = run.final_distribution
     choices = [parameters for parameters in distribution.values() if not is_normal(parameters)]
     if not choices or not run.records or run.config.get("method") == "uniform":
         return
