@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from asng._files import atomic_write
+from asng._files import atomic_write, make_folder_for
 from asng.report._page import Page
 from asng.report._read import RunData, read_run
 
@@ -48,6 +48,7 @@ def write(
     if not runs:
         raise ValueError("there are no folders; give those of one or more runs")
     content = _render(runs, reload_every).encode()
+    make_folder_for(Path(path))
     with atomic_write(Path(path)) as file:
         file.write(content)
     return Path(path)

@@ -14,7 +14,7 @@ from tests.helpers.report_pages import SEEDS, values_of, write_run
 
 playwright = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
+AXE = Path(os.environ.get("AXE_CORE", ".venv/node_modules/axe-core/axe.min.js"))
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")]
 
