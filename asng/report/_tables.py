@@ -5,7 +5,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from asng.report._command import repeat_command
-from asng.report._html import Html, element, format_number, table
+from asng.report._html import Html, element, format_number, join, table
 from asng.report._read import RunData, is_normal, is_number
 
 HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown"}
@@ -59,15 +59,16 @@ def _state(run: RunData) -> str:
     return f"finished, {done}" if is_finished else done
 
 
-def _mean_and_deviation(numbers: Sequence[float]) -> str:
-    """Numbers of several runs.
+def _mean_and_deviation(numbers: Sequence[float]) -> Html | str:
+    """Numbers of several runs; one line, or two in a narrow table.
 
     >>> _mean_and_deviation([1.0, 3.0])
-    '2 ± 1.414'
+    '2 <span class="together">± 1.414</span>'
     """
     if len(numbers) < 2:
         return ""
-    return f"{format_number(float(fmean(numbers)))} ± {format_number(float(stdev(numbers)))}"
+    deviation = element("span", f"± {format_number(float(stdev(numbers)))}", class_="together")
+    return join([format_number(float(fmean(numbers))), " ", deviation])
 
 
 def decisions_table(run: RunData) -> Html:
