@@ -281,7 +281,8 @@ def _shown(progress: bool) -> Iterator[Progress]:
 
 def _shorten(values: Mapping[str, Any]) -> str:
     """Values as text, cut to the first few."""
-    shown = [f"{name!r}: {str(repr(value))[:40]}" for name, value in list(values.items())[:MAX_SHOWN]]
+    texts = {name: f"{v:.6g}" if isinstance(v, float) else str(repr(v))[:40] for name, v in values.items()}
+    shown = [f"{name!r}: {text}" for name, text in list(texts.items())[:MAX_SHOWN]]
     return f"{{{', '.join(shown + ['...'] * (len(values) > MAX_SHOWN))}}}"
 
 

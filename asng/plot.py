@@ -136,6 +136,7 @@ def front(front: Any) -> "Figure":
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: This is no front, such as the result of a search.
 
     >>> from asng import nas
     >>> points = (nas.Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
@@ -143,6 +144,11 @@ def front(front: Any) -> "Figure":
     >>> [axes.get_xlabel() for axes in figure.axes]
     ['parameters']
     """
+    if not hasattr(front, "measures"):
+        raise ValueError(
+            f"this draws what nas.front returns, got a {type(front).__name__}; pass nas.front(result, ...), or draw a "
+            "result by plot.history and plot.distribution"
+        )
     figure, panels = _panels(len(front.measures), height=3.5, width=4.0)
     for index, (axes, measure) in enumerate(zip(panels, front.measures, strict=True)):
         axes.set(xlabel=measure, ylabel="" if index else "score")

@@ -164,6 +164,11 @@ def test_the_front_of_one_cost_is_a_line_of_steps():
     assert file.getvalue()[:4] == b"\x89PNG"
 
 
+def test_a_result_in_the_place_of_a_front_is_refused_with_the_cure():
+    with pytest.raises(ValueError, match=r"got a SearchResult; pass nas\.front\(result, .* by plot\.history"):
+        plot.front(found())
+
+
 @pytest.mark.parametrize("draw", [lambda: plot.front(small_front()), lambda: plot.distribution(found())])
 def test_without_matplotlib_there_is_a_cure(monkeypatch, draw):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)

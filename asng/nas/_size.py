@@ -228,6 +228,11 @@ def as_size(of: Any) -> Size:
         return of
     if isinstance(of, Arithmetic):
         decision: Any = of
+        if not decision.is_number:
+            raise ValueError(
+                f"a size is a number, but the {type(decision).__name__} {decision.name!r} chooses what runs; use a "
+                f"nas.Width, or to follow it nas.Value({decision.name!r}, {decision.variable})"
+            )
         if not all(isinstance(value, (int, float)) for value in decision.variable.values() or (None,)):
             raise ValueError(f"a size follows choices among numbers, but {decision.name!r} is {decision.variable}")
         return LinearSize(decision, 1, 0)

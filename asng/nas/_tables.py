@@ -54,7 +54,23 @@ def _others(variable: Variable, parameters: Any, value: Any) -> str:
 
 
 def _format_value(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return value if isinstance(value, str) else format_rounded(value)
+
+
+def format_rounded(value: Any) -> str:
+    """The repr of a value, with floats of six digits, also in tuples and dicts.
+
+    >>> format_rounded({"rate": 0.1 + 0.2, "op": ("conv", 1 / 3)})
+    "{'rate': 0.3, 'op': ('conv', 0.333333)}"
+    """
+    match value:
+        case float():
+            return f"{value:.6g}"
+        case tuple() if type(value) is tuple and len(value) > 1:
+            return f"({', '.join(map(format_rounded, value))})"
+        case dict():
+            return f"{{{', '.join(f'{key!r}: {format_rounded(item)}' for key, item in value.items())}}}"
+    return repr(value)
 
 
 def _format_parameters(parameters: Any) -> str:

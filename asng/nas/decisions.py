@@ -31,6 +31,8 @@ class OneOf(Decision):
     Categorical(choices=('relu', 'tanh'))
     """
 
+    is_number = False
+
     def __init__(self, name: str, modules: Iterable[nn.Module] | Mapping[str, nn.Module] | nn.ModuleDict) -> None:
         if not isinstance(modules, (Iterable, nn.ModuleDict)):
             raise ValueError(f"OneOf {name!r} chooses among modules, got {modules!r}; give a list or a dict of them")
@@ -78,6 +80,8 @@ class Pick(Decision):
     'y'
     """
 
+    is_number = False
+
     def __init__(self, name: str, n: int) -> None:
         inputs = check_int(n, f"the number of inputs of Pick {name!r}", min=1)
         super().__init__(name, Categorical(range(inputs)))
@@ -117,6 +121,8 @@ class Repeat(Decision):
     >>> layers(torch.zeros(4, 2), torch.zeros(4, 3)).shape, len(layers)
     (torch.Size([4, 2]), 2)
     """
+
+    is_number = False
 
     def __init__(self, name: str, blocks: Iterable[nn.Module], low: int = 1) -> None:
         if not isinstance(blocks, Iterable):

@@ -152,6 +152,11 @@ class OneShot:
         """
         return {} if self._captured is None else dict(self._captured.cost)
 
+    def release_capture(self) -> None:
+        """Free the device memory of a captured step; another step captures again."""
+        if self._captured is not None:
+            self._captured.release()
+
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """Run one iteration; the selection of the model is restored on exit.
 
@@ -430,12 +435,3 @@ class OneShot:
             parameter.grad = torch.zeros_like(parameter) if touched else None
         if self._captured is not None:
             self._captured.forget()
-
-
-def check_oneshot(oneshot: Any) -> None:
-    """Raise ValueError for what is no OneShot, such as a result."""
-    if not isinstance(oneshot, OneShot):
-        raise ValueError(
-            f"the distribution is that of a OneShot, got a {type(oneshot).__name__}; pass that of your loop, or after "
-            "nas.search OneShot(model, result.arch_optimizer, weight_optimizer, loss_fn)"
-        )

@@ -4,7 +4,7 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +15,9 @@ from asng._checks import check_int
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
-from asng.nas._tables import format_decisions, format_history
+from asng.nas._tables import format_decisions, format_history, format_rounded
 from asng.nas.limits import format_bounds
-from asng.nas.oneshot import OneShot, check_oneshot
+from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
@@ -52,6 +52,13 @@ class Architecture(NamedTuple):
     score: float | None = None
     costs: tuple[float, ...] = ()
 
+    def __repr__(self) -> str:
+        """Rounded, without what is not set."""
+        fields = {
+            name: v for name, v in self._asdict().items() if name in ("probability", "feasible") or v not in (None, ())
+        }
+        return f"Architecture({', '.join(f'{name}={format_rounded(value)}' for name, value in fields.items())})"
+
 
 @dataclass(frozen=True, repr=False)
 class SearchResult:
@@ -69,6 +76,9 @@ class SearchResult:
             `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
             judge), the largest probabilities, seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
+        oneshot: The search itself, for `top`, `rerank` and `front`, which take the result as well, and to train on. It
+            holds the supernet and the state of the weight optimizer as long as the result is kept; a copy or a pickle
+            of a result has None.
 
     >>> import torch
     >>> from asng import ASNG, nas
@@ -92,6 +102,10 @@ class SearchResult:
     model: nn.Module
     history: list[dict[str, float]]
     arch_optimizer: Optimizer
+    oneshot: OneShot | None = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "oneshot": None}  # large, and with functions that cannot be pickled
 
     def __repr__(self) -> str:
         space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
@@ -134,6 +148,7 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
 
 def build_result(oneshot: OneShot, history: Sequence[Mapping[str, float]]) -> SearchResult:
     """`result` for functions that users call: a warning points at the line that called them."""
+    oneshot = oneshot_of(oneshot)
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_violation_message(oneshot, architecture.values), stacklevel=3)
@@ -142,10 +157,24 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, float]]) -> Se
         model=oneshot.supernet.extract(architecture.values),
         history=[dict(record) for record in history],
         arch_optimizer=oneshot.arch_optimizer,
+        oneshot=oneshot,
     )
 
 
-def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
+def oneshot_of(search: OneShot | SearchResult) -> OneShot:
+    """The search itself, or that of a result; raises ValueError for anything else."""
+    if isinstance(search, SearchResult) and search.oneshot is None:
+        raise ValueError(
+            "a copied or loaded result does not hold its search; pass the one that nas.search returned, or the OneShot"
+        )
+    oneshot = search.oneshot if isinstance(search, SearchResult) else search
+    if not isinstance(oneshot, OneShot):
+        got = type(oneshot).__name__
+        raise ValueError(f"pass the OneShot of your loop, or what nas.search or nas.result returned, got a {got}")
+    return oneshot
+
+
+def top(oneshot: OneShot | SearchResult, k: int = 1) -> list[Architecture]:
     """Find the k most likely feasible architectures, without extracting them.
 
     The mode of the distribution comes first: the most probable choices, and of integers the rounded mean, which may be
@@ -155,15 +184,16 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
     rank 0 measures and broadcasts the costs.
 
     Args:
-        oneshot: A search, at any time.
+        oneshot: A search, at any time, or its result.
         k: The number of architectures, at least 1.
 
     Returns:
-        At most k architectures of different networks, those behind the mode by probability. Where none is feasible,
-        the nearest one of all measured so far, with `feasible` False.
+        At most k architectures of different networks, those behind the mode by probability; of values that lead to
+        the same sizes, the most likely ones. Where none is feasible, the nearest one of all measured so far, with
+        `feasible` False.
 
     Raises:
-        ValueError: k is not a positive integer, or this is no OneShot.
+        ValueError: k is not a positive integer, or this is no search.
 
     >>> import torch
     >>> from asng import ASNG, nas
@@ -174,13 +204,13 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
     >>> [(architecture.values, round(architecture.probability, 3)) for architecture in nas.top(oneshot, k=2)]
     [({'act': 'tanh'}, 0.75), ({'act': 'relu'}, 0.25)]
     """
-    check_oneshot(oneshot)
+    oneshot = oneshot_of(oneshot)
     k = check_int(k, "k", min=1)
     supernet = oneshot.supernet
     found: dict[str, dict[str, Any]] = {}  # by network, each once
     for values in _by_probability(oneshot):
         if oneshot.is_feasible(values):
-            found.setdefault(supernet.key(supernet.canonical(values)), values)
+            found.setdefault(supernet.network_key(values), values)
         if len(found) == k:
             break
     nearest = oneshot.costs.nearest() or oneshot.arch_optimizer.mode()

@@ -182,6 +182,7 @@ def search(
     with closing(job), _show_progress(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
+    oneshot.release_capture()  # the result holds the search on
     outcome = build_result(oneshot, history)
     oneshot.supernet.choose(outcome.values)
     steps = length_of(train_loader)

@@ -102,6 +102,11 @@ class CapturedStep:
         """Take over gradients and momentum before the next step: they were loaded."""
         self._is_current = False
 
+    def release(self) -> None:
+        """Free the memory of the graph."""
+        self.leave()
+        self._iteration = None
+
     def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         if self._captures == MAX_CAPTURES:
             what = "the optimizer's settings, the weights' memory or their requires_grad change"
