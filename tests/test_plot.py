@@ -96,6 +96,24 @@ def test_a_result_without_a_history_says_how_to_have_one():
         plot.history(found())
 
 
+def test_probabilities_are_drawn_over_the_epochs():
+    result = searched()
+    axes = panels(plot.probabilities(result))
+    assert list(axes) == list(result.values)
+    for choice in ("tanh", "none"):
+        assert drawn(axes["op0"])[choice] == [[r["epoch"], r["distribution"]["op0"][choice]] for r in result.history]
+    (mean,) = drawn(axes["width"]).values()
+    assert mean == [[r["epoch"], r["distribution"]["width"]["mean"]] for r in result.history]
+    last = result.arch_optimizer.distribution()
+    assert mean[-1][1] == last["width"].mean
+    assert drawn(axes["op0"])["tanh"][-1][1] == last["op0"][0]
+
+
+def test_a_history_without_distributions_is_refused():
+    with pytest.raises(ValueError, match="the history has no distributions; pass what"):
+        plot.probabilities(found([{"train_loss": 3.0}]))
+
+
 # The distribution -----------------------------------------------------------------------------------
 
 

@@ -80,14 +80,14 @@ def _format_parameters(parameters: Any) -> str:
 
 
 def format_history(history: Sequence[Mapping[str, Any]]) -> str:
-    """The records of a search, one line each; of many, some at equal distances with the first and the last.
+    """The numbers of records, a line each; of many, some at equal distances with the first and the last.
 
     >>> print(format_history([{"epoch": 1, "train_loss": 0.51234}, {"epoch": 2, "train_loss": 0.4, "seconds": 1.0}]))
     epoch  train loss  seconds
     1      0.5123
     2      0.4         1
     """
-    names = list(dict.fromkeys(name for record in history for name in record))
+    names = list(dict.fromkeys(name for record in history for name in record if not isinstance(record[name], Mapping)))
     shown = min(len(history), MAX_EPOCHS)
     chosen = [history[round(index * (len(history) - 1) / max(shown - 1, 1))] for index in range(shown)]
     rows = [[name.replace("_", " ") for name in names]]

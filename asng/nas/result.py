@@ -74,7 +74,8 @@ class SearchResult:
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
         history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
             `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
-            judge), the largest probabilities, seconds.
+            judge), the largest probabilities, the `distribution` at its end (for each decision the probabilities by
+            choice, or mean and std of a number), seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
         oneshot: The search itself, for `top`, `rerank` and `front`, which take the result as well, and to train on. It
             holds the supernet and the state of the weight optimizer as long as the result is kept; a copy or a pickle
@@ -100,7 +101,7 @@ class SearchResult:
     certainty: float
     inactive: tuple[str, ...]
     model: nn.Module
-    history: list[dict[str, float]]
+    history: list[dict[str, Any]]
     arch_optimizer: Optimizer
     oneshot: OneShot | None = field(default=None, compare=False)
 
@@ -115,7 +116,7 @@ class SearchResult:
         return "\n\n".join([decisions, sure, *([format_history(self.history)] if self.history else [])])
 
 
-def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> SearchResult:
+def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:
     """Extract the most likely feasible architecture of a search so far.
 
     Of several processes all have to call it, as in `top`.
@@ -146,7 +147,7 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     return build_result(oneshot, history)
 
 
-def build_result(oneshot: OneShot, history: Sequence[Mapping[str, float]]) -> SearchResult:
+def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> SearchResult:
     """`result` for functions that users call: a warning points at the line that called them."""
     oneshot = oneshot_of(oneshot)
     (architecture,) = top(oneshot)
@@ -309,3 +310,25 @@ def certainty(optimizer: Optimizer) -> dict[str, float]:
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
     return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record
+
+
+def describe_distribution(optimizer: Optimizer) -> dict[str, Any]:
+    """The distribution as plain numbers: for each variable the probabilities by choice, or a mean and a std.
+
+    >>> from asng import ASNG, Categorical, Integer
+    >>> describe_distribution(ASNG({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)}))
+    {'act': {'relu': 0.5, 'tanh': 0.5}, 'depth': {'mean': 2.0, 'std': 1.0}}
+    """
+    described: dict[str, Any] = {}
+    for name, parameters in optimizer.distribution().items():
+        choices = optimizer.space[name].values()
+        if isinstance(parameters, np.ndarray) and choices is not None:
+            labels = [str(choice) for choice in choices]
+            if len({*labels}) < len(labels):  # such as of 1 and "1"
+                labels = [str(index) for index in range(len(labels))]
+            described[name] = dict(zip(labels, parameters.tolist(), strict=True))
+        elif hasattr(parameters, "_asdict"):
+            described[name] = {key: float(number) for key, number in parameters._asdict().items()}
+        else:  # of a family of the user's own
+            described[name] = {"parameters": str(parameters)}
+    return described
