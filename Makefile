@@ -27,7 +27,7 @@ test-all: test  ## and those that are: whole searches and trainings, examples, b
 	$(PYTEST) -m long
 	$(MAKE) test-integrations test-kernels
 
-test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's transformers, Lightning
+test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, Lightning, TensorBoard
 	$(PYTEST) tests/integrations
 
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
@@ -70,7 +70,7 @@ clean:
 	touch $@
 
 .venv/installed-integrations: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers pytorch-lightning
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers accelerate pytorch-lightning tensorboard
 	touch $@
 
 .venv/installed-kernels: .venv/installed
