@@ -128,7 +128,8 @@ def minimize(
             continues from it, also with more evaluations.
         target: Ends the minimization at a loss that is not above it.
         timeout: Seconds that an evaluation by an executor may take, with the start of its process.
-        restarts: How often to start over, each time with twice the population, once converged or without anything new.
+        restarts: How often to start over, each time with twice the population, up to 10,000, once converged or without
+            anything new.
         progress: Show a progress bar, if stderr is a terminal.
 
     Returns:
@@ -289,7 +290,8 @@ def _shorten(values: Mapping[str, Any]) -> str:
 def _check_callables(f: Any, executor: Any, limits: Any, callback: Any) -> None:
     if not callable(f):
         raise ValueError(f"minimize takes a function of the values first, then the space; got {str(f)[:80]} first")
-    if executor is not None and not (hasattr(executor, "submit") and hasattr(executor, "shutdown")):
+    methods = ("submit", "shutdown")
+    if executor is not None and (isinstance(executor, type) or not all(hasattr(executor, each) for each in methods)):
         raise ValueError(
             f"executor must be a concurrent.futures executor, such as a ThreadPoolExecutor, got {executor!r}"
         )

@@ -1,6 +1,7 @@
 """Figures of results, for notebooks and files; they need matplotlib."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,7 +33,7 @@ def history(result: Any) -> "Figure":
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: The history is empty.
+        ValueError: This is no result, or its history is empty.
 
     >>> from types import SimpleNamespace
     >>> first, second = {"train_loss": 0.9, "valid_loss": 1.1}, {"train_loss": 0.5, "valid_loss": 0.6}
@@ -40,10 +41,13 @@ def history(result: Any) -> "Figure":
     >>> [(line.get_label(), line.get_ydata().tolist()) for line in figure.axes[0].lines]
     [('train', [0.9, 0.5]), ('valid', [1.1, 0.6])]
     """
+    _check_result(result, "history")
     records = result.history
-    if not records:
-        raise ValueError("the history is empty; pass the records of your epochs, as in nas.result(oneshot, history)")
+    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
+        raise ValueError(f"the history must be a list of records, dicts of names and numbers, got {repr(records)[:80]}")
     names = dict.fromkeys(name for record in records for name in record if name not in NOT_DRAWN)
+    if not names:
+        raise ValueError("the history is empty; pass the records of your epochs, as in nas.result(oneshot, history)")
     panels: dict[str, dict[str, str]] = {}  # the names in the records by panel and label
     for name in sorted(names, key=LAST.__eq__):  # which keeps the order of the others
         half, _, rest = name.partition("_")
@@ -122,6 +126,7 @@ def distribution(result: Any) -> "Figure":
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: This is no result.
 
     >>> from types import SimpleNamespace
     >>> import asng
@@ -132,6 +137,7 @@ def distribution(result: Any) -> "Figure":
     >>> [round(float(bar.get_width()), 3) for bar in figure.axes[0].patches]
     [0.25, 0.75]
     """
+    _check_result(result, "arch_optimizer", "values", "inactive")
     optimizer, values = result.arch_optimizer, result.values
     now = optimizer.distribution()
     longest = max(np.size(parameters) for parameters in now.values())
@@ -191,7 +197,7 @@ def front(front: Any) -> "Figure":
     >>> [axes.get_xlabel() for axes in figure.axes]
     ['parameters']
     """
-    if not hasattr(front, "measures"):
+    if not all(hasattr(front, name) for name in ("points", "others", "measures")):
         raise ValueError(
             f"this draws what nas.front returns, got a {type(front).__name__}; pass nas.front(result, ...), or draw a "
             "result by plot.history and plot.distribution"
@@ -206,6 +212,11 @@ def front(front: Any) -> "Figure":
             axes.plot(costs, scores, color=color, drawstyle="steps-post")
     panels[0].legend(frameon=False)
     return figure
+
+
+def _check_result(result: Any, *attributes: str) -> None:
+    if not all(hasattr(result, name) for name in attributes):
+        raise ValueError(f"a result is drawn as asng.nas.search or result returned it, got {repr(result)[:80]}")
 
 
 def _panels(count: int, *, height: float, width: float = 3.2) -> tuple["Figure", list["Axes"]]:

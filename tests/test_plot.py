@@ -5,6 +5,7 @@
 import io
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -200,3 +201,18 @@ def test_figures_leave_pyplot_alone():
     before = pyplot.get_fignums()
     plot.distribution(found())
     assert pyplot.get_fignums() == before
+
+
+@pytest.mark.parametrize(
+    ("draw", "given", "message"),
+    [
+        (plot.history, 5, "as asng.nas.search or result returned it, got 5"),
+        (plot.history, SimpleNamespace(history=[5]), r"a list of records, .*, got \[5\]"),
+        (plot.history, SimpleNamespace(history=[{}]), "the history is empty; pass the records"),
+        (plot.distribution, {}, "as asng.nas.search or result returned it, got {}"),
+        (plot.front, [], r"a front is drawn as asng.nas.front returned it, got \[\]"),
+    ],
+)
+def test_what_is_no_result_is_refused(draw, given, message):
+    with pytest.raises(ValueError, match=message):
+        draw(given)

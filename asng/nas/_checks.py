@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from asng._asktell import Optimizer
+from asng._checks import is_endless
 from asng._files import differences
 from asng.nas import _distributed
 from asng.nas._decision import Decision
@@ -103,6 +104,21 @@ def check_module(model: Any) -> None:
     """Raise ValueError for a model that is no module."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be an instance of torch.nn.Module, got {repr(model)[:80]}")
+
+
+def check_batches(batches: Any, name: str, *, may_be_endless: bool = False) -> None:
+    """Raise ValueError for what cannot be iterated, and for iterators of itertools that never end."""
+    if not isinstance(batches, Iterable) or getattr(batches, "ndim", 1) == 0:
+        raise ValueError(f"{name} must give batches when it is iterated, such as a DataLoader, got {batches!r}")
+    if is_endless(batches) and not may_be_endless:
+        kind = type(batches).__name__
+        raise ValueError(f"{name} must end, got an itertools.{kind}; give a list, a DataLoader, or an islice of it")
+
+
+def check_judge(judge: Any) -> None:
+    """Raise ValueError for a judge that cannot be called."""
+    if not callable(judge):
+        raise ValueError(f"judge must be a function (model, batch) -> number, the lower the better, got {judge!r}")
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -210,8 +226,8 @@ def check_step_options(
         raise ValueError(f"loss_fn must be a function (model, batch) -> loss, got {repr(loss_fn)[:80]}")
     if not isinstance(failures, tuple) or not all(isinstance(f, type) and issubclass(f, Exception) for f in failures):
         raise ValueError(f"failures must be a tuple of exception classes, such as (MemoryError,), got {failures!r}")
-    if judge is not None and not callable(judge):
-        raise ValueError(f"judge must be a function (model, batch) -> number, the lower the better, got {judge!r}")
+    if judge is not None:
+        check_judge(judge)
     try:
         is_norm = max_grad_norm is None or float(max_grad_norm) > 0
     except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers

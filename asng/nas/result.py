@@ -129,6 +129,9 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> Searc
         The result. Where no architecture that was drawn or measured is feasible, it is the nearest one, and a warning
         says by how much it misses the limits.
 
+    Raises:
+        ValueError: This is no OneShot, or the history no list of records.
+
     >>> import torch
     >>> from asng import ASNG, nas
     >>> model = nn.Sequential(nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}), nn.Linear(2, 1))
@@ -150,6 +153,8 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> Searc
 def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> SearchResult:
     """`result` for functions that users call: a warning points at the line that called them."""
     oneshot = oneshot_of(oneshot)
+    if not isinstance(history, Sequence) or not all(isinstance(record, Mapping) for record in history):
+        raise ValueError(f"history must be a list of records, dicts of names and numbers, got {repr(history)[:80]}")
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_violation_message(oneshot, architecture.values), stacklevel=3)

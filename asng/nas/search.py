@@ -21,7 +21,7 @@ from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, LossFn
-from asng.nas._checks import check_decisions
+from asng.nas._checks import check_batches, check_decisions
 from asng.nas._identity import describe_search, length_of
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
@@ -197,8 +197,7 @@ def search(
 
 
 def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
-    if not isinstance(batches, Iterable):
-        raise ValueError(f"{name} must give batches when it is iterated, such as a DataLoader, got {batches!r}")
+    check_batches(batches, name, may_be_endless=name == "valid_loader")
     if isinstance(batches, Iterator) and epochs > 1:
         raise ValueError(
             f"{name} is an iterator ({type(batches).__name__}), which ends after one epoch of {epochs}; pass what it "

@@ -53,6 +53,8 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
         channels, groups = sizes["num_channels"], sizes["num_groups"]
         if isinstance(channels, AnySize):
             raise ValueError(f"channels of any size, {channels}, cannot be split into num_groups={groups}")
+        if groups.max < 1:
+            raise ValueError(f"num_groups must be at least 1, got {groups}")
         if (channels.is_elastic or groups.is_elastic) and remainder(channels, groups).max:
             raise ValueError(
                 f"num_channels must always be divisible by num_groups, but {channels} is not by {groups} for some "
