@@ -162,7 +162,7 @@ class Optimizer(ABC):
         Raises:
             ValueError: n is not a positive integer.
         """
-        n = self._population_size if n is None else check_int(n, "n", min=1)
+        n = self.population_size if n is None else check_int(n, "n", min=1)
         x = self._family.sample(self._state[0], n, self._generator)
         x.setflags(write=False)
         return list(map(Candidate, self._space.decode(x), x))
@@ -256,6 +256,11 @@ class Optimizer(ABC):
             if not isinstance(name, str) or name not in self._space.names:
                 raise ValueError(f"active names {name!r}, which is not in the space: {', '.join(self._space.names)}")
         return np.array([[name in names for name in self._space.names] for names in name_sets], dtype=float)
+
+    @property
+    def population_size(self) -> int:
+        """The number of candidates that the next ask returns."""
+        return self._population_size
 
     @property
     def space(self) -> dict[str, Variable]:

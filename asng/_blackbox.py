@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from asng._asktell import Candidate, Seed
-from asng._capped import CappedASNG, default_population_size
+from asng._black_box_defaults import black_box_asng, default_population_size
 from asng._checks import as_float, as_int, check_int
 from asng._decoding import Space
 from asng._evaluation import Outcome
@@ -110,6 +110,7 @@ class BlackBox:
         self._losses: dict[Hashable, float] = {}
         self._best: int | None = None
         self.failures_in_row = 0
+        self.last_cause: BaseException | None = None  # what the last evaluation raised
         self._queue: deque[Candidate] = deque()
         self.jobs: dict[Job, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
@@ -124,7 +125,7 @@ class BlackBox:
         if start:
             seed = np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
         size = self.population_size * 2**start
-        return CappedASNG(self._variables, population_size=size, initial=self._initial, seed=seed)
+        return black_box_asng(self._variables, population_size=size, initial=self._initial, seed=seed)
 
     @property
     def optimizer(self) -> ASNG:
@@ -144,7 +145,7 @@ class BlackBox:
     @property
     def exhausted(self) -> str:
         """Why nothing is left to evaluate, or an empty text."""
-        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / self.optimizer._population_size)
+        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / self.optimizer.population_size)
         if self._stale >= MAX_STALE:
             return "nothing new"
         if self._barren >= MAX_INFEASIBLE:
@@ -187,7 +188,8 @@ class BlackBox:
         """Take the outcome of a job in; a whole population is told."""
         self.is_whole = False
         others = self.jobs.pop(job)
-        evaluation = Evaluation(job.candidate.values, *outcome)
+        evaluation = Evaluation(job.candidate.values, outcome.loss, outcome.error)
+        self.last_cause = outcome.cause
         self._remember(evaluation, job.candidate.x, job.start)
         if job.start == len(self.optimizers) - 1:
             for candidate in (job.candidate, *others):
@@ -208,7 +210,7 @@ class BlackBox:
         self._judged.append(judged)
         if math.isfinite(loss) and (self._elite is None or loss < self._elite.loss):
             self._elite, self._elite_age = judged, 0
-        if len(self._judged) >= self.optimizer._population_size:
+        if len(self._judged) >= self.optimizer.population_size:
             self._tell()
             self._count()
             if self.exhausted and len(self.optimizers) <= self._restarts:

@@ -63,7 +63,7 @@ class Result(NamedTuple):
 
 
 class EvaluationError(RuntimeError):
-    """No evaluation gave a finite loss.
+    """No evaluation gave a finite loss; `__cause__` is what the last one raised.
 
     Attributes:
         history: The evaluations, with their errors.
@@ -104,7 +104,7 @@ def minimize(
     """Minimize a black box over a space. Ctrl-C and SIGTERM end it early with the result so far.
 
     An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN, -infinity or no number is one
-    evaluation with the worst loss; a warning says why.
+    evaluation with the worst loss; a warning says why, once for equal reasons.
 
     Args:
         f: Called with a dict of values; returns a number, lower is better.
@@ -188,6 +188,7 @@ def _evaluate(
     report: Progress,
 ) -> str:
     """Evaluate until there is a reason to stop, and return it."""
+    warned: set[str] = set()
     while True:
         if target is not None and run.best is not None and run.best.loss <= target:
             return "target"
@@ -202,7 +203,8 @@ def _evaluate(
         is_over = False
         for job, outcome in evaluator.wait():
             evaluation = run.record(job, outcome)
-            if evaluation.error:
+            if evaluation.error and evaluation.error not in warned:
+                warned.add(evaluation.error)
                 shown = f"evaluation {len(run.history)} of {_shorten(evaluation.values)}"
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)
@@ -224,7 +226,7 @@ def _result(run: BlackBox, stopped: str) -> Result:
             why = f"the last one: {last.error or last.loss}"
         error = EvaluationError(f"none of {n} evaluations gave a finite loss; {why}")
         error.history, error.optimizer = run.history, run.optimizer
-        raise error
+        raise error from run.last_cause
     if stopped == "failures":
         why = run.history[-1].error or "the loss is infinite"
         warnings.warn(f"minimize ends early: the last {run.failures_in_row} evaluations failed: {why}", stacklevel=3)

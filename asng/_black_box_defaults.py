@@ -1,33 +1,25 @@
-"""ASNG with the defaults of black boxes: the population, and steps that leave numbers a spread."""
+"""The defaults of black boxes: the population, and steps that leave numbers a spread."""
 
 import math
 from collections.abc import Mapping
 from typing import Any
 
-from asng._ragged import Array
 from asng.families import CategoricalFamily
-from asng.optimizer import ASNG, ASNGState
+from asng.optimizer import ASNG
 from asng.space import Variable, family_of
 
 MAX_BETA = 1 / 6  # where there are numbers
 
 
-class CappedASNG(ASNG):
+def black_box_asng(space: Mapping[str, Variable], **settings: Any) -> ASNG:
     """ASNG that, where there are numbers, keeps beta = delta / sqrt(n_theta) at MAX_BETA or less, initially, too.
 
     A step that moves the mean of a number by d lowers its variance by d^2. Without the cap, a few long steps that
     agree leave the mean behind with no spread to move on. Choices alone are quicker without the cap.
     """
-
-    def __init__(self, space: Mapping[str, Variable], **settings: Any) -> None:
-        family = family_of(space)
-        self._delta_cap = family.root_dimension * (1.0 if isinstance(family, CategoricalFamily) else MAX_BETA)
-        super().__init__(space, delta_init=min(1.0, self._delta_cap), **settings)
-        self._settings |= {"delta_cap": self._delta_cap}
-
-    def _update(self, x: Array, losses: list[float], active: Array | None) -> ASNGState:
-        state = super()._update(x, losses, active)
-        return state._replace(divisor=max(state.divisor, self._delta_init / self._delta_cap))
+    family = family_of(space)
+    max_beta = 1.0 if isinstance(family, CategoricalFamily) else MAX_BETA
+    return ASNG(space, delta_init=min(1.0, family.root_dimension * max_beta), max_beta=max_beta, **settings)
 
 
 def default_population_size(space: Mapping[str, Variable]) -> int:
