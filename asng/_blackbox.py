@@ -8,14 +8,14 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from asng._asktell import Candidate, Seed
-from asng._black_box_defaults import black_box_asng, default_population_size
+from asng._asktell import Candidate, Optimizer, Seed
+from asng._black_box_defaults import black_box_optimizer, default_population_size
 from asng._checks import as_float, as_int, check_int
+from asng._covariance import CovarianceASNG
 from asng._decoding import Space
 from asng._evaluation import Outcome
 from asng._ragged import Array
 from asng._untrusted import mismatch
-from asng.optimizer import ASNG
 from asng.space import Variable, describe
 
 Limits = Sequence[Callable[[dict[str, Any]], Any]]
@@ -114,21 +114,23 @@ class BlackBox:
         self._queue: deque[Candidate] = deque()
         self.jobs: dict[Job, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
+        # Numbers with covariances would go on following a draw that is told again, and their spread stay wide.
+        self._has_elite = not noisy and not isinstance(self.optimizer, CovarianceASNG)
         self._elite: Judged | None = None  # the best that the current optimizer drew
         self._elite_age = 0  # populations since
         self._stale = self._barren = self._settled = 0
         self._started_before = self._told_before = 0  # evaluations started and ended at the last tell
         self.is_whole = True  # False in the middle of a change
 
-    def _make_optimizer(self, start: int) -> ASNG:
+    def _make_optimizer(self, start: int) -> Optimizer:
         seed: Seed = self._seed
         if start:
             seed = np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
         size = self.population_size * 2**start
-        return black_box_asng(self._variables, population_size=size, initial=self._initial, seed=seed)
+        return black_box_optimizer(self._variables, population_size=size, initial=self._initial, seed=seed)
 
     @property
-    def optimizer(self) -> ASNG:
+    def optimizer(self) -> Optimizer:
         """The optimizer that draws now."""
         return self.optimizers[-1]
 
@@ -138,7 +140,7 @@ class BlackBox:
         return None if self._best is None else self.history[self._best]
 
     @property
-    def best_optimizer(self) -> ASNG:
+    def best_optimizer(self) -> Optimizer:
         """The optimizer that found the lowest loss."""
         return self.optimizer if self._best is None else self.optimizers[self._origins[self._best][1]]
 
@@ -223,7 +225,7 @@ class BlackBox:
         distribution could not narrow elsewhere. A noisy loss might have been a lucky one, and is ranked once.
         """
         judged, elite = self._judged, self._elite
-        if elite is not None and not self._noisy and 0 < self._elite_age <= MAX_ELITE_AGE:
+        if elite is not None and self._has_elite and 0 < self._elite_age <= MAX_ELITE_AGE:
             judged = [*judged, elite]
         self._elite_age += 1
         steps = sorted({each.violation for each in judged})

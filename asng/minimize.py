@@ -1,4 +1,4 @@
-"""Black-box minimization: a loop around ASNG's ask and tell, with the defaults of black boxes."""
+"""Black-box minimization: a loop around ask and tell, with the defaults of black boxes."""
 
 import time
 import warnings
@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng._asktell import Seed
+from asng._asktell import Optimizer, Seed
 from asng._blackbox import BlackBox, Evaluation, Job, Limits
 from asng._checks import check_bool, check_float, check_int
 from asng._evaluation import Evaluator, ExecutorLost, InExecutor, InProcess
 from asng._progress import Progress, no_progress, progress_bar
 from asng._signals import sigterm_as_interrupt
-from asng.optimizer import ASNG
 from asng.space import Variable
 
 FORMAT = "asng minimize 1"
@@ -54,7 +53,7 @@ class Result(NamedTuple):
     evaluations: int
     stopped: str
     history: list[Evaluation]
-    optimizer: ASNG
+    optimizer: Optimizer
 
     def __repr__(self) -> str:
         """Short, without mode, history and optimizer."""
@@ -80,7 +79,7 @@ class EvaluationError(RuntimeError):
     """
 
     history: list[Evaluation]
-    optimizer: ASNG
+    optimizer: Optimizer
 
 
 def minimize(
@@ -141,7 +140,7 @@ def minimize(
     >>> import asng
     >>> space = {"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}
     >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=100, seed=0)
-    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=15, stopped='nothing new')
+    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=12, stopped='nothing new')
     """
     check_int(evaluations, "evaluations", min=2)
     _check_callables(f, executor, limits, callback)

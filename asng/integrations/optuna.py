@@ -16,7 +16,7 @@ except ImportError as error:
     raise ImportError(f"asng.integrations.optuna needs Optuna 5 ({error}): pip install '.[optuna]'") from error
 
 from asng._asktell import Candidate
-from asng._black_box_defaults import black_box_asng, default_population_size
+from asng._black_box_defaults import capped_asng, default_population_size
 from asng._checks import check_int
 from asng._ragged import Array
 from asng.optimizer import ASNG
@@ -161,9 +161,7 @@ class ASNGSampler(BaseSampler):
             fresh, self._parameters = trials, parameters
             space = {name: parameter.variable for name, parameter in parameters.items()}
             self._population_size = self._given_size or default_population_size(space)
-            self._optimizer = black_box_asng(
-                space, population_size=self._population_size, seed=0
-            )  # draws nothing itself
+            self._optimizer = capped_asng(space, population_size=self._population_size, seed=0)  # draws nothing itself
         sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
         for trial in fresh:
             self._seen.add(trial.number)
