@@ -22,7 +22,7 @@ Limits = Sequence[Callable[[dict[str, Any]], Any]]
 Violation = tuple[int, float]  # limits not reached, violation of the first violated one
 FEASIBLE: Violation = (0, 0.0)
 WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
-MAX_ELITE_AGE = 20  # populations that the best so far is ranked with
+MAX_ELITE_AGE, MAX_NOISY_ELITE_AGE = 20, 2  # populations that the best so far is ranked with
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
@@ -115,7 +115,8 @@ class BlackBox:
         self.jobs: dict[Job, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
         # Numbers with covariances would go on following a draw that is told again, and their spread stay wide.
-        self._has_elite = not noisy and not isinstance(self.optimizer, CovarianceASNG)
+        has_elite = not isinstance(self.optimizer, CovarianceASNG)
+        self._max_elite_age = (MAX_NOISY_ELITE_AGE if noisy else MAX_ELITE_AGE) if has_elite else 0
         self._elite: Judged | None = None  # the best that the current optimizer drew
         self._elite_age = 0  # populations since
         self._stale = self._barren = self._settled = 0
@@ -222,10 +223,10 @@ class BlackBox:
         """Tell losses, and for infeasible candidates numbers above them in the order of their violations.
 
         The best so far is ranked with the next populations, too, so that it is not lost again; not with all, or the
-        distribution could not narrow elsewhere. A noisy loss might have been a lucky one, and is ranked once.
+        distribution could not narrow elsewhere. A noisy loss may have been a lucky one, and is soon forgotten.
         """
         judged, elite = self._judged, self._elite
-        if elite is not None and self._has_elite and 0 < self._elite_age <= MAX_ELITE_AGE:
+        if elite is not None and 0 < self._elite_age <= self._max_elite_age:
             judged = [*judged, elite]
         self._elite_age += 1
         steps = sorted({each.violation for each in judged})

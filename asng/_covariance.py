@@ -15,6 +15,7 @@ from asng.space import Variable
 
 ALPHA, DELTA_INIT = 1.5, 1.0  # of ASNG
 INITIAL_SPREAD = 0.3  # standard deviations to start with, as shares of half the range
+BEYOND = 0.5  # standard deviations that draws lie beyond a bound at most
 MIN_EIGENVALUE = 1e-12  # of correlations
 
 
@@ -81,13 +82,12 @@ class Moments(NamedTuple):
     covariance_path: Array
 
 
-def cma_update(state: Moments, y: Array, weights: Array, rates: Rates) -> tuple[Array, Moments]:
-    """The step of the mean and the moments after it, from draws y (population, n), less the mean, with their weights.
+def cma_update(state: Moments, step: Array, y: Array, weights: Array, rates: Rates) -> Moments:
+    """The moments after a step of the mean, from draws y (population, n), less the mean, with their weights.
 
     The covariance includes the step size, whose changes multiply it and its path.
     """
     n = len(state.covariance)
-    step = np.maximum(weights, 0) @ y
     values, vectors = eigen(state.covariance)
     white_step, white = (each @ vectors / np.sqrt(values) @ vectors.T for each in (step, y))
     sigma_path = (1 - rates.sigma) * state.sigma_path
@@ -103,7 +103,7 @@ def cma_update(state: Moments, y: Array, weights: Array, rates: Rates) -> tuple[
     covariance = (1 - rates.rank_one * (1 - lost) - rates.rank_mu * weights.sum()) * state.covariance
     covariance += rates.rank_one * np.outer(path, path) + rates.rank_mu * (scaled[:, None] * y).T @ y
     growth = math.exp(min(1.0, rates.sigma / rates.damping * (length - 1)))
-    return step, Moments(covariance * growth**2, sigma_path, path * growth)
+    return Moments(covariance * growth**2, sigma_path, path * growth)
 
 
 class CovarianceASNG(Optimizer):
@@ -163,11 +163,15 @@ class CovarianceASNG(Optimizer):
             theta[own] = choices.theta
         if finite.min() == finite.max():  # nothing to learn
             return state
-        mean, _ = self._normal._mean_and_var(theta[self._own])
-        # What lies beyond a bound has the value at the bound, and would make the distribution ever wider.
-        y = np.clip(x[:, self._columns], self._normal._low, self._normal._high) - mean
+        mean, var = self._normal._mean_and_var(theta[self._own])
+        low, high = self._normal._low - mean, self._normal._high - mean
+        # What lies beyond a bound has the value at the bound, and would make the distribution ever wider; without any
+        # of it the mean would not get there.
+        y = np.clip(x[:, self._columns] - mean, low - BEYOND * np.sqrt(var), high + BEYOND * np.sqrt(var))
         rates = rates_of(len(mean), len(losses))
-        step, moments = cma_update(Moments(*state[4:]), y, rank_weights(rates.weights, finite), rates)
+        weights = rank_weights(rates.weights, finite)
+        step = np.clip(np.maximum(weights, 0) @ y, low, high)
+        moments = cma_update(Moments(*state[4:]), step, y, weights, rates)
         mean, var = mean + step, np.diagonal(moments.covariance)
         theta[self._own] = self._normal.project(np.concatenate((mean, mean * mean + var)))
         scale = np.sqrt(self._normal._mean_and_var(theta[self._own])[1] / var)  # the bounds of standard deviations

@@ -13,8 +13,8 @@
     1+1, NGOpt      nevergrad's DiscreteOnePlusOne and NGOpt
     GA              pymoo's MixedVariableGA, all defaults
 
-"pbo" are functions of IOHprofiler's pseudo-Boolean suite (36 bits), "mixint" those of COCO's bbob-mixint (10 variables,
-8 of them integers); seeds go through their first 15 instances.
+"pbo" are functions of IOHprofiler's pseudo-Boolean suite (36 bits, of which seeds flip some), "mixint" those of COCO's
+bbob-mixint (10 variables, 8 of them integers; seeds go through the first 15 instances).
 
 A method chooses values after its evaluations: nevergrad its recommendation, asng the mode of its distribution where
 losses are noisy, all others the values of the lowest loss they have seen. What counts is the loss of these values

@@ -110,7 +110,7 @@ def nasbench201(data: Path) -> Problem:
 
 
 def pseudo_boolean(function: int, bits: int, seed: int) -> Problem:
-    """A function of IOHprofiler's PBO suite, some bits of which a seed flips; its negative where the optimum is unknown.
+    """A function of IOHprofiler's PBO suite, of which a seed flips bits; its negative where the optimum is unknown.
 
     Instance 1: the others also scale the function, so that losses of several seeds could not be compared.
     """

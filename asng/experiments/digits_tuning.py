@@ -45,11 +45,11 @@ class TuneSettings:
 
     trials: int = 20
     """Searches, each with its own hyper-parameters."""
-    epochs: int = 60
+    epochs: int = 30
     """Of each search, over half of the training images; the other half judges."""
     startup_trials: int = 5
     """Trials before any is ended early."""
-    min_epochs: int = 10
+    min_epochs: int = 5
     """Epochs before a trial is ended early."""
     training_epochs: int = 30
     """Of training from scratch, over all training images."""
