@@ -85,6 +85,14 @@ def test_damaged_files_are_named_with_the_cure_and_left_alone(tmp_path, contents
     assert everything_in(tmp_path) == before
 
 
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(tmp_path, contents):
+    folder = write(tmp_path / "cifar-10-batches-bin", contents)
+    (folder / "data_batch_3.bin").unlink()
+    os.mkfifo(folder / "data_batch_3.bin")
+    with pytest.raises(ValueError, match=r"data_batch_3\.bin is no regular file; remove it"):
+        load_cifar10(tmp_path, "cpu")
+
+
 def test_an_archive_is_not_a_folder(tmp_path, contents):
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(archive_of(contents))
     with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is a file; name the folder"):
