@@ -5,6 +5,7 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from asng._checks import check_int
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
+from asng.nas._saving import save_result
 from asng.nas._tables import format_decisions, format_history, format_rounded
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
@@ -114,6 +116,28 @@ class SearchResult:
         feasible = "" if self.feasible else ", infeasible"
         sure = f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
         return "\n\n".join([decisions, sure, *([format_history(self.history)] if self.history else [])])
+
+    def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+        """Save the result, without its weights, as the folder of a run, which `asng.report.write` shows.
+
+        Args:
+            folder: A new folder, or one without a run.
+            settings: Yours, to be shown: a seed, learning rates, an `experiment` that names it all. Results whose
+                settings differ by `seed` alone are averaged in a report.
+
+        Raises:
+            ValueError: The folder holds a run already, or JSON cannot hold the settings.
+
+        >>> import tempfile, torch
+        >>> from asng import ASNG, nas, report
+        >>> model = nn.Sequential(nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}), nn.Linear(2, 1))
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> oneshot = nas.OneShot(model, ASNG(nas.space_of(model)), sgd, lambda net, x: net(x).square().mean())
+        >>> with tempfile.TemporaryDirectory() as parent:
+        ...     nas.result(oneshot).save(f"{parent}/mine", {"seed": 0})
+        ...     page = report.write([f"{parent}/mine"], f"{parent}/report.html").read_text()
+        """
+        save_result(self, Path(folder), settings or {})
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:

@@ -55,8 +55,8 @@ def test_an_experiment_alone_lists_its_verbs():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tony"], "no command 'tony'; asng has cifar10, digits, inpainting, toy"),
-        (["--runs", "3"], "no command '--runs'; asng has cifar10, digits, inpainting, toy"),
+        (["tony"], "no command 'tony'; asng has cifar10, digits, inpainting, toy, report"),
+        (["--runs", "3"], "no command '--runs'; asng has cifar10, digits, inpainting, toy, report"),
         (["cifar10", "serach"], "no command 'cifar10 serach'; cifar10 has search, retrain, evaluate"),
         (["digits", "--seeds", "3"], "no command 'digits --seeds'; digits has search, tune"),
         (["toy", "--quick"], "no command 'toy --quick'; toy has sweep"),

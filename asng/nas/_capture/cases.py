@@ -106,7 +106,7 @@ class Columns:
         self.unread.difference_update(decision.name for decision in size.decisions)
         key = Size, repr(size)
         if key not in self._starts:
-            self._append(key, lambda values, positions: [size.under(values)], 1)
+            self._append(key, lambda values, positions: [size._under(values)], 1)
         return self._starts[key]
 
     def _append(self, key: Any, encoder: Encoder, length: int) -> None:
