@@ -16,7 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from asng.nas._capture.cases import Case, Mode, Site
+from asng.nas._capture.cases import Case, Mode, Refused, Site
 
 if TYPE_CHECKING:
     from asng.nas._capture.trace import Trace
@@ -91,6 +91,8 @@ class Branch:
         return buffers
 
     def backward(self, gradients: Sequence[Tensor | None]) -> None:
+        if not self._trace.goes_back:  # it would add to the gradients of weights, and only the last pass may
+            raise Refused(f"the loss has a backward pass of its own through {self._site.label}")
         self._switch([partial(self._go_back, n, case, gradients) for n, case in enumerate(self._site.cases)])
         self._graphs.clear()
 
@@ -135,7 +137,7 @@ class Branch:
         if not pairs:
             return
         trace = self._trace
-        with trace.enter(scope):
+        with trace.fix(case.assignment), trace.enter(scope):
             leaves = [*inputs, *trace.leaves_of(case)]
             found = trace.grad([output for output, _ in pairs], [g for _, g in pairs], leaves, scope)
             targets = [gradient for gradient in self._gradients if gradient is not None]

@@ -136,6 +136,7 @@ class Trace:
         self._masked = set(masked)
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
+        self.goes_back = False  # the backward pass runs
         self._depths: dict[int, int] = {}  # of parameters, in a dry run
         self.consumers: dict[int, set[str]] = {}  # of parameters, in a dry run: the names of autograd's nodes
 
@@ -164,12 +165,15 @@ class Trace:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss to those of the parameters."""
-        if loss.requires_grad:
-            root = self.scope.case
-            if self.discovers:
-                root.parameters = self.parameters_of([loss], "the loss")
+        if not loss.requires_grad:
+            return
+        root = self.scope.case
+        if self.discovers:
+            root.parameters = self.parameters_of([loss], "the loss")
+        self.goes_back = True
+        with self.run():  # torch.utils.checkpoint calls modules again
             found = self.grad([loss], [None], self.leaves_of(root), self.scope)
-            add_all(self.gradients_of(root), found)
+        add_all(self.gradients_of(root), found)
 
     def index(self, column: int) -> Tensor:
         return self.row.new_zeros(()) if self.discovers else self.row[column]
@@ -216,6 +220,8 @@ class Trace:
             scope = Scope(Case(), Mode.FIXED) if self.scope.mode is Mode.SHAPED else self.scope
             with self.enter(scope):
                 return function(*inputs, **named)
+        if self.goes_back:
+            raise Refused(f"{label} runs again in the backward pass; leave out torch.utils.checkpoint around it")
         flat, spec = pytree.tree_flatten((inputs, named))
         site = self._site(label, lambda: function(*inputs, **named), may_be_many)
         if not site.cases:
