@@ -271,16 +271,16 @@ class CheckMode(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map_only(torch.dtype, _widen, (tuple(args), dict(kwargs or {})))
-        name = getattr(func, "__name__", "")
+        name, given = getattr(func, "__name__", ""), args[0] if args else kwargs.get("input")
         if "dropout" in name:
-            return args[0] if args else kwargs["input"]
+            return given
         if name == "scaled_dot_product_attention":
             names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
             return func(**{**dict(zip(names, args, strict=False)), **kwargs, "dropout_p": 0.0})
         if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
             func = Tensor.double
         if func is torch.empty_like:  # as for the results of a switch, of which a dry run found the type
-            kwargs.setdefault("dtype", _widen(args[0].dtype))
+            kwargs.setdefault("dtype", _widen(given.dtype))
         return func(*args, **kwargs)
 
 
