@@ -182,6 +182,23 @@ def test_a_choice_that_is_recomputed_in_the_backward_pass_is_refused():
         iteration(oneshot(Recomputes()), batches(1)[0])
 
 
+class Rectifies(nn.Module):
+    def __init__(self, *, inplace):
+        super().__init__()
+        self.body = nn.Sequential(OneOf("op", [nn.Identity(), nn.Linear(4, 4)]), nn.ReLU(inplace=inplace))
+        self.stem, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(x + self.body(x))
+
+
+def test_writes_into_what_an_option_passes_on_are_refused():
+    with pytest.raises(Refused, match=r"^'op' \(body.0\) can pass its input on, and one of both is written later"):
+        iteration(oneshot(Rectifies(inplace=True)), batches(1)[0])
+    assert_same_steps(Rectifies(inplace=False))
+
+
 def with_step_hook(parameters):
     optimizer = torch.optim.SGD(parameters, 0.1)
     optimizer.register_step_post_hook(lambda *args: None)

@@ -73,6 +73,7 @@ class Branch:
         self._trace, self._site, self._function, self._flat, self._spec = trace, site, function, flat, spec
         self._graphs: dict[int, tuple[list[Tensor], list[Tensor], Scope]] = {}  # inputs, outputs, scope of a case
         self._with_gradient = torch.is_grad_enabled()
+        self.passes_on = False  # whether a case, in a dry run, returned memory of an input
 
     def run(self) -> Any:
         tensors = [leaf for leaf in self._flat if isinstance(leaf, Tensor)]
@@ -115,6 +116,9 @@ class Branch:
         since = torch.autograd._get_sequence_nr()  # of the next node
         with trace.fix(case.assignment), trace.enter(scope), torch.set_grad_enabled(self._with_gradient):
             outputs = pytree.tree_flatten(self._function(*args, **named))[0]
+        if trace.discovers:
+            storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+            self.passes_on |= any(output.untyped_storage().data_ptr() in storages for output in outputs)
         with torch.no_grad():
             for buffer, output in zip(buffers, outputs, strict=True):
                 buffer.copy_(output)

@@ -351,6 +351,7 @@ class Iteration:
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
         with trace.run(), self._autocast(), groups, RefuseGenerators() if trace.discovers else nullcontext():
             returned = self._functions[kind](self._supernet.model, self._batches[kind].batch)
+        trace.check_watched()
         if not isinstance(split_metrics(returned)[0], Tensor):
             name = "the loss" if kind == "train" else "the judge"
             raise Refused(f"{name} returns a number of Python, which a graph would not compute again; return a tensor")

@@ -137,6 +137,7 @@ class Trace:
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
         self.goes_back = False  # the backward pass runs
+        self._watched: list[tuple[str, Tensor, int]] = []  # in a dry run: inputs and results of switches, versions
         self._depths: dict[int, int] = {}  # of parameters, in a dry run
         self.consumers: dict[int, set[str]] = {}  # of parameters, in a dry run: the names of autograd's nodes
 
@@ -226,7 +227,21 @@ class Trace:
         site = self._site(label, lambda: function(*inputs, **named), may_be_many)
         if not site.cases:
             return function(*inputs, **named)
-        return Branch(self, site, function, flat, spec).run()
+        branch = Branch(self, site, function, flat, spec)
+        returned = branch.run()
+        if branch.passes_on:
+            tensors = [leaf for leaf in (*flat, *pytree.tree_leaves(returned)) if isinstance(leaf, Tensor)]
+            self._watched += [(label, tensor.detach(), tensor._version) for tensor in tensors]
+        return returned
+
+    def check_watched(self) -> None:
+        """Refuse writes into what some cases of a switch pass on: a switch gives a copy, as other cases do."""
+        for label, tensor, version in self._watched:
+            if tensor._version != version:
+                raise Refused(
+                    f"{label} can pass its input on, and one of both is written later; leave out inplace=True"
+                )
+        self._watched.clear()
 
     def _site(self, label: str, call: Callable[[], Any], may_be_many: bool) -> Site:
         """The next switch of the pass; a dry run finds its cases."""
