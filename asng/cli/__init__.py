@@ -36,7 +36,10 @@ CIFAR10, INPAINTING = "asng.experiments.cifar10.task:Cifar10", "asng.experiments
 # The others than those on images have verbs of their own.
 EXPERIMENTS: dict[str, Images | dict[str, str]] = {
     "cifar10": Images(CIFAR10, "the cells of an image classifier, on CIFAR-10", "test accuracy"),
-    "digits": {"search": "a search of a minute or two, on handwritten digits"},
+    "digits": {
+        "search": "a search of a minute or two, on handwritten digits",
+        "tune": "hyper-parameters chosen by short searches",
+    },
     "inpainting": Images(INPAINTING, "an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
     "toy": {"sweep": "the paper's toy problem: robustness to the initial step size"},
 }

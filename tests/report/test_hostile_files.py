@@ -82,7 +82,21 @@ def test_the_name_of_a_folder_stays_text(tmp_path):
     assert "--mask '$(reboot)'" in page.text("Settings")
 
 
-VALUES: list[object] = [None, True, -1, 10**30, 1e308, -1e308, "x", [], {}, [[1]], {"a": {"b": 1}}, [None], {"values": []}]
+VALUES: list[object] = [
+    None,
+    True,
+    -1,
+    10**30,
+    1e308,
+    -1e308,
+    "x",
+    [],
+    {},
+    [[1]],
+    {"a": {"b": 1}},
+    [None],
+    {"values": []},
+]
 
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
