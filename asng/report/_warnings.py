@@ -67,8 +67,8 @@ def _collapse(run: RunData) -> Iterator[str]:
         free = sum(operation in PARAMETER_FREE for operation in operations)
         if len(operations) >= MIN_OPERATIONS and free >= MAX_FREE * len(operations):
             yield (
-                f"{free} of {len(operations)} operations of the {where} have no parameters, which one-shot searches tend to "
-                "favor. Compare with another seed or a longer search, trained from scratch."
+                f"{free} of {len(operations)} operations of the {where} have no parameters, which one-shot searches "
+                "tend to favor. Compare with another seed or a longer search, trained from scratch."
             )
 
 
