@@ -33,6 +33,12 @@ def send_again(number: int) -> None:
     signal.raise_signal(number)
 
 
+def ignore_signals() -> None:
+    """Ignore Ctrl-C and SIGTERM from now on."""
+    for number in DEFAULTS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt at SIGTERM as at Ctrl-C, once in a burst; not at signals that the caller handles.

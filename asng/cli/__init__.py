@@ -3,6 +3,7 @@
 Flags are the fields of each experiment's settings.
 """
 
+import atexit
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from asng import __version__
-from asng._signals import sigterm_as_interrupt
+from asng._signals import ignore_signals, sigterm_as_interrupt
 from asng._untrusted import printable
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -90,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"asng: {printable(str(error))}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     except KeyboardInterrupt:
+        atexit.register(ignore_signals)  # another one would only disturb the exit
         sys.exit(INTERRUPTED)
 
 

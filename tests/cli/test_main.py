@@ -230,6 +230,24 @@ def test_a_signal_keeps_what_is_finished_and_the_same_command_continues(tmp_path
         assert (parted / name).read_bytes() == (whole / name).read_bytes()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_exit_after_another_is_not_heard(number):
+    program = f"""
+import atexit, signal
+import asng.cli
+
+def interrupt(arguments):
+    signal.raise_signal({number})
+
+atexit.register(signal.raise_signal, {number})
+asng.cli.function_of = lambda command: interrupt
+asng.cli.main(["toy", "sweep"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
