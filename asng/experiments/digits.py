@@ -123,7 +123,7 @@ def search(
     with closing(job):
         history = run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress)
     start = time.perf_counter()
-    best = nas.rerank(oneshot, [data.valid], classification_loss, k=TOP_K, recalibrate_on=[data.train])[0]
+    best = second_stage(oneshot, data)
     (likely,) = nas.top(oneshot)
     seconds = sum(record["seconds"] for record in history) + time.perf_counter() - start
     return {
@@ -133,6 +133,11 @@ def search(
         "certainty": likely.certainty,
         "seconds": seconds,
     }
+
+
+def second_stage(oneshot: nas.OneShot, data: Data) -> nas.Architecture:
+    """Of the likely architectures, the one with the lowest loss on all validation images, with the shared weights."""
+    return nas.rerank(oneshot, [data.valid], classification_loss, k=TOP_K, recalibrate_on=[data.train])[0]
 
 
 def make_search(
