@@ -8,8 +8,7 @@ half, SGD with momentum and clipping; float32 with TF32, and bfloat16. A step is
 the host: the median over steps with random candidates, the same for all rows. Plain steps come after 100 others, in
 which torch settles how to compute convolutions of most shapes. Kernels are those of torch's profiler, on three more
 steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice, and "busy share" is the
-part of these steps in which at least one runs. The profiler makes launches slower, so plain steps without it have a
-larger share.
+time in which at least one of them runs, of that of steps without the profiler.
 """
 
 from collections.abc import Callable, Iterator

@@ -72,33 +72,31 @@ def measure(row: Row) -> dict[str, float]:
         seconds.append(time.perf_counter() - start)
     times = seconds[WARMUP:]
     profile_steps(step, 1)  # the profiler takes long at first
-    kernels, seconds_profiled = profile_steps(step, PROFILED)
+    kernels = profile_steps(step, PROFILED)
+    step_ms = 1e3 * statistics.median(times)
     return {
-        "step_ms": 1e3 * statistics.median(times),
+        "step_ms": step_ms,
         "fastest_ms": 1e3 * min(times),
         "slowest_ms": 1e3 * max(times),
         "first_step_s": seconds[0],
         "kernels": len(kernels) / PROFILED,
         "busy_ms": sum(end - start for start, end in kernels) / 1e3 / PROFILED,
-        "busy_share": covered(kernels) / 1e6 / seconds_profiled,
+        "busy_share": min(1.0, covered(kernels) / 1e3 / PROFILED / step_ms),
         "reserved_gb": torch.cuda.memory_reserved() / 1e9,
     }
 
 
-def profile_steps(step: Callable[[], Any], n: int) -> tuple[list[tuple[float, float]], float]:
-    """When each kernel and copy of n steps starts and ends, in microseconds, and the seconds that the steps take."""
+def profile_steps(step: Callable[[], Any], n: int) -> list[tuple[float, float]]:
+    """When each kernel and copy of n steps starts and ends, in microseconds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
-            torch.cuda.synchronize()
-            start = time.perf_counter()
             for _ in range(n):
                 step()
             torch.cuda.synchronize()
-            seconds = time.perf_counter() - start
         on_device: Any = torch.autograd.DeviceType.CUDA
         events = [e for e in profiler.events() or () if e.device_type == on_device and not e.is_user_annotation]
-    return [(event.time_range.start, event.time_range.end) for event in events], seconds
+    return [(event.time_range.start, event.time_range.end) for event in events]
 
 
 def covered(intervals: Iterable[tuple[float, float]]) -> float:

@@ -7,8 +7,8 @@ How it is measured. Networks of 20 cells with as many channels as 4.0e6 paramete
 mini-batches of 80 random images, SGD with momentum and clipping. The architectures are what the search of seed 0 found
 (results/cifar10/seed0) and a random one. A step is timed until the GPU has finished: the median. The first step
 captures, and compiles fused kernels that were not compiled before. Kernels are those of torch's profiler, on three more
-steps; "GPU busy" is the sum of their times, "busy share" the part of these steps in which at least one runs. The
-profiler makes launches slower, so plain steps without it have a larger share.
+steps; "GPU busy" is the sum of their times, "busy share" the time in which at least one of them runs, of that of steps
+without the profiler.
 """
 
 from collections.abc import Callable, Iterator

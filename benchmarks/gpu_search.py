@@ -9,8 +9,7 @@ authors_search.py, NCHW, as their program runs it. A step is timed from its call
 over steps with random candidates, the same for all rows of ours. The first captured step finds all switches, captures
 them and launches once; with fused kernels it compiles those that were not compiled before. Kernels are those of torch's
 profiler, on three more steps; "GPU busy" is the sum of their times, which counts kernels that run side by side twice,
-and "busy share" is the part of these steps in which at least one runs. The profiler makes launches slower, so plain
-steps without it have a larger share.
+and "busy share" is the time in which at least one of them runs, of that of steps without the profiler.
 """
 
 from collections.abc import Callable, Iterator

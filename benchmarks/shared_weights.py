@@ -18,7 +18,7 @@ RUN; after Ctrl-C the same command continues.
 import argparse
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import lru_cache, partial
 from pathlib import Path
@@ -174,14 +174,16 @@ def _spread(accuracies: Sequence[float]) -> str:
     return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
 
 
-def draw(rows: Sequence[dict[str, Any]], folder: Path) -> None:
-    """Accuracies with shared weights against those of trainings alone."""
-    figure = Figure(figsize=(9, 3), layout="constrained")
-    for axes, (way, text) in zip(figure.subplots(1, len(WAYS), sharey=True), WAYS.items(), strict=True):
-        axes.plot([100 * row[way] for row in rows], [100 * row["alone"] for row in rows], "o", color=BLUE)
-        axes.set_xlabel(text.replace(", ", ",\n"), fontsize=8)
-        axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("test accuracy, trained alone, %", fontsize=8)
+def draw(searches: Mapping[str, Sequence[dict[str, Any]]], folder: Path) -> None:
+    """Accuracies with the shared weights of each search against those of trainings alone."""
+    figure = Figure(figsize=(9, 3 * len(searches)), layout="constrained")
+    grid = figure.subplots(len(searches), len(WAYS), sharey=True, squeeze=False)
+    for line, (name, rows) in zip(grid, searches.items(), strict=True):
+        line[0].set_ylabel(f"{name}: test accuracy,\ntrained alone, %", fontsize=8)
+        for axes, (way, text) in zip(line, WAYS.items(), strict=True):
+            axes.plot([100 * row[way] for row in rows], [100 * row["alone"] for row in rows], "o", color=BLUE)
+            axes.set_xlabel(text.replace(", ", ",\n") + ", %", fontsize=8)
+            axes.grid(alpha=0.3)
     save_figure(figure, folder, "shared-weights", dpi=150)
 
 
@@ -192,15 +194,16 @@ def read_rows(folder: Path) -> dict[int, dict[str, Any]]:
     return {row["seed"]: row for row in read_json_lines(folder / RESULTS, "let the benchmark continue")}
 
 
-def show(out: Path) -> None:
-    """Print the table of each search in a folder of results, and draw its figure there."""
-    alone = read_rows(out / ALONE)
+def show(out: Path, figures: Path) -> None:
+    """Print the table of each search in a folder of results, and draw a figure of all."""
+    alone, searches = read_rows(out / ALONE), {}
     for folder in sorted(path.parent for path in out.glob(f"*/{RESULTS}") if path.parent.name != ALONE):
         shared = read_rows(folder)
         rows = [{**alone[seed], **shared[seed]} for seed in sorted(alone.keys() & shared.keys())]
-        after = read_config(folder)["after_epoch"]
-        print(f"\n{folder.name}, after epoch {after}: {show_table(rows)}")
-        draw(rows, folder)
+        print(f"\n{folder.name}, after epoch {read_config(folder)['after_epoch']}: {show_table(rows)}")
+        searches[folder.name] = rows
+    if searches:
+        draw(searches, figures)
 
 
 def main() -> None:
@@ -216,12 +219,14 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the data; default: ASNG_DATA, or the user's cache")
     parser.add_argument("--device", default="auto", help="cpu, cuda; auto is the GPU where there is one")
     parser.add_argument("--draw", type=Path, metavar="FOLDER", help="show the results in a folder; runs nothing")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="where the figure goes; default: the results")
     given = parser.parse_args()
+    out = given.draw or given.out
     try:
         if given.draw is None:
             size = Size(*(getattr(given, name) for name in Size._fields))
             run_all(given.run, given.out, size, given.architectures, given.workers)
-        show(given.draw or given.out)
+        show(out, given.figures or out)
     except ValueError as error:
         sys.exit(f"shared_weights: {error}")
     except KeyboardInterrupt:

@@ -74,8 +74,9 @@ def test_the_table_shows_each_way_and_the_spread_of_trainings_alone():
     assert all(f"| {text} | 27.5 % (10.0 to 50.0) | 1.00 [1.00, 1.00] |" in table for text in bench.WAYS.values())
 
 
-def test_the_figure_is_drawn_beside_the_results(tmp_path):
-    bench.draw(rows_of([0.1, 0.2], [0.4, 0.5]), tmp_path)
+def test_one_figure_shows_all_searches(tmp_path):
+    bench.draw({"a": rows_of([0.1, 0.2], [0.4, 0.5]), "b": rows_of([0.3, 0.2], [0.4, 0.5])}, tmp_path)
+    assert all(f"{name}: test accuracy" in (tmp_path / "shared-weights.svg").read_text() for name in "ab")
     assert (tmp_path / "shared-weights.png").stat().st_size > 1000
 
 
@@ -88,10 +89,11 @@ def test_rows_of_both_kinds_meet_by_their_seeds(tmp_path, capsys):
         with Run(tmp_path / name, {"after_epoch": 7}) as run:
             for row in reversed(rows):
                 run.append({key: row[key] for key in ("seed", *kept)})
-    bench.show(tmp_path)
+    bench.show(tmp_path, tmp_path / "figures")
+    assert (tmp_path / "figures/shared-weights.png").exists()
     assert "found, after epoch 7: 3 architectures; trained alone: 50.0 % (40.0 to 60.0)." in capsys.readouterr().out
 
 
 def test_a_folder_without_results_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"alone holds no results\.jsonl"):
-        bench.show(tmp_path)
+        bench.show(tmp_path, tmp_path)

@@ -101,6 +101,10 @@ class Size(Arithmetic):
         """The size under the selected values."""
         return int(self._number())
 
+    def under(self, values: Mapping[str, Any]) -> int:
+        """The size under the values of an architecture, whatever is selected."""
+        return int(next(iter(self._numbers(values))))
+
     def all(self) -> list[int]:
         """List every size there can be.
 

@@ -438,6 +438,45 @@ def test_states_that_begin_with_other_numbers_than_zero_are_captured(name):
     assert all(math.isfinite(loss) for step in steps for loss in step.train_losses)
 
 
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16])
+def test_widths_of_many_combinations_are_captured_with_masks(amp_dtype):
+    widths: list[Any] = [Width(f"w{i}", 2, 9) for i in range(3)]
+    layers: list[nn.Module] = []
+    for before, width in zip([4, *widths], widths, strict=False):
+        layers += [nas.Linear(before, width), nas.BatchNorm1d(width), nn.Sigmoid()]
+    torch.manual_seed(0)
+    model = nn.Sequential(*layers, nas.LayerNorm(widths[-1]), nas.Linear(widths[-1], 3)).cuda()
+    twin = copy.deepcopy(model)
+    plain, captured = oneshot(model, amp_dtype=amp_dtype), oneshot(twin, amp_dtype=amp_dtype, capture=True)
+    for train, valid in gpu_pairs(20):
+        expected, got = plain.step(train, valid), captured.step(train, valid)
+        tolerance = 2e-3 if amp_dtype is None else 3e-2
+        torch.testing.assert_close(
+            [*got.train_losses, *got.valid_losses],
+            [*expected.train_losses, *expected.valid_losses],
+            rtol=tolerance,
+            atol=tolerance,
+        )
+    assert captured.capture_cost["capture_seconds"] > 0
+    if amp_dtype is None:
+        torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=1e-2, atol=1e-3)
+        # Candidates run side by side, so of two updates of a statistic at once one may be lost.
+        assert twin[1].running_mean.isfinite().all()  # type: ignore[operator]
+
+
+def test_a_mean_over_all_channels_is_not_captured_with_masks():
+    class Centered(nn.Module):
+        def forward(self, x):
+            return x - x.mean(1, keepdim=True)
+
+    width = Width("w", 1, 99)
+    model = nn.Sequential(nas.Linear(4, width), Centered(), nas.Linear(width, 3)).cuda()
+    search = oneshot(model, capture=True)
+    (train, valid), *_ = gpu_pairs(1)
+    with pytest.warns(UserWarning, match="with masks its gradient differs"):
+        assert all(map(math.isfinite, search.step(train, valid).valid_losses))
+
+
 def test_blocks_with_widths_are_captured():
     torch.manual_seed(0)
     width = Width("width", [2, 3, 5])

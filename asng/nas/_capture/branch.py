@@ -58,6 +58,7 @@ class Scope:
     next: int = 0
     anchor: Tensor | None = None  # ties switches to the graph even where no input has a gradient
     sources: dict[int, tuple[Tensor, Tensor, Tensor]] = field(default_factory=dict)
+    masks: dict[Any, Tensor] = field(default_factory=dict)  # of sizes
 
     def forget(self) -> None:
         """Break the cycle of tensors, their autograd graph and this, which Python's collector does not see."""

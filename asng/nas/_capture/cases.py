@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from asng.nas._size import Size
 from asng.nas.supernet import Supernet
 
 Assignment = tuple[tuple[str, int], ...]  # names of decisions and the positions of their values, in reading order
@@ -98,6 +99,14 @@ class Columns:
         key = function, args
         if key not in self._starts:
             self._append(key, lambda values, positions: function(values, *args), length)
+        return self._starts[key]
+
+    def add_size(self, size: Size) -> int:
+        """The column of a size that follows decisions."""
+        self.unread.difference_update(decision.name for decision in size.decisions)
+        key = Size, repr(size)
+        if key not in self._starts:
+            self._append(key, lambda values, positions: [size.under(values)], 1)
         return self._starts[key]
 
     def _append(self, key: Any, encoder: Encoder, length: int) -> None:

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
+from asng.nas._capture import masked
 from asng.nas._capture import switch as _switch
 from asng.nas._capture.batch import StaticBatch
 from asng.nas._capture.branch import RefuseGenerators, SplitGroups
 from asng.nas._capture.cases import Case, Columns, Refused, Unswitchable, running_modules
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
+from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet, Values
 
 Fork = Callable[[Sequence[Callable[[], None]]], None]
@@ -67,6 +69,7 @@ class Iteration:
         self._device = self.update.groups[0].gradient.device
         self._metrics: dict[str, list[str]] = {"train": [], "valid": []}  # their names
         self._surroundings: list[nn.Module] = []  # that are switches in place of modules inside them
+        self._masked: list[ElasticLayer] = []  # that run with masks
         self._discovers = False
         self._graph: _switch.BranchingGraph | None = None
 
@@ -87,8 +90,9 @@ class Iteration:
         is_on_cuda = self._device.type == "cuda"
         with self._preserve():
             with _switch.refuse_synchronization() if is_on_cuda else nullcontext():
-                while not self._discover():
-                    pass  # with one more module that is a switch
+                self._find_switches()
+            if self._masked:
+                self._check_masks()
             if self._amp_dtype is not None:
                 self.update.keep_low(self._amp_dtype, self._only_cast())
             self._allocate(len(self._columns))
@@ -99,6 +103,59 @@ class Iteration:
             self._try_capture(with_passes=False)  # which also sends what passes need and a graph cannot
             if self._limited:
                 self._try_capture(with_passes=True)
+
+    def _find_switches(self) -> None:
+        """Find the switches; where there are too many cases, with masks for the sizes of elastic layers."""
+        try:
+            self._discover_all()
+        except Refused as error:
+            self._masked = masked.find_layers(self._supernet)
+            if not self._masked:
+                raise
+            self._surroundings.clear()
+            try:
+                self._discover_all()
+            except Refused as other:
+                raise Refused(f"{error}; with masks for widths, {other}") from None
+
+    def _discover_all(self) -> None:
+        while not self._discover():
+            pass  # with one more module that is a switch
+
+    def _check_masks(self) -> None:
+        """Refuse masks where the model then computes something else, as by a mean over all channels."""
+        self._allocate(len(self._columns))
+        gradients = self.update.weights[0].gradients
+        for values in masked.some_architectures(self._supernet):
+            with masked.WithoutDropout(), masked.without_tf32(), self._in_full_precision():
+                self.update.begin()
+                self._rows[0] = torch.tensor(self._columns.encode(values), dtype=torch.int32)
+                self._train_pass(0, run_one)
+                expected = self._plain_gradients(values)
+            difference = masked.difference({key: gradients[key] for key in expected}, expected)
+            if not difference <= masked.TOLERANCE:
+                raise Refused(
+                    f"the model has too many widths for switches, and with masks its gradient differs by "
+                    f"{difference:.0%} from the plain one; something but elastic layers looks at all channels, such as "
+                    "a mean over them, or at their number"
+                )
+
+    def _plain_gradients(self, values: Values) -> dict[int, Tensor]:
+        """The gradients of a training pass of the plain path, by the ids of parameters."""
+        parameters = [p for flat in self.update.groups for p in flat.parameters if p.requires_grad]
+        with self._supernet.selecting(values):
+            loss = to_outcome(self._functions["train"](self._supernet.model, self._batches["train"].batch)).loss
+            found = torch.autograd.grad(loss / self._n, parameters, allow_unused=True)
+        pairs = zip(parameters, found, strict=True)
+        return {id(p): torch.zeros_like(p) if gradient is None else gradient for p, gradient in pairs}
+
+    @contextmanager
+    def _in_full_precision(self) -> Iterator[None]:
+        amp_dtype, self._amp_dtype = self._amp_dtype, None
+        try:
+            yield
+        finally:
+            self._amp_dtype = amp_dtype
 
     def _try_capture(self, *, with_passes: bool) -> None:
         """Capture the bodies of switches and drop them, of those around whole passes, too, or of those inside."""
@@ -249,7 +306,7 @@ class Iteration:
     def _trace(self, kind: str, row: int, number: int, switch: Switch) -> Trace:
         root, weights = self._passes[kind], self.update.weights[number]
         inputs = self._columns, switch, root, self._rows[row], weights
-        return Trace(self._supernet, *inputs, self._surroundings, self._discovers)
+        return Trace(self._supernet, *inputs, self._surroundings, self._masked, self._discovers)
 
     def _run_pass(self, kind: str, row: int, trace: Trace) -> Tensor:
         """Run a pass and write its numbers; returns its loss, with an autograd graph."""

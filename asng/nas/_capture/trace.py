@@ -20,8 +20,11 @@ from torch.utils import _pytree as pytree
 from asng.nas._capture import cases as _cases
 from asng.nas._capture.branch import Branch, Scope, Source, Weights, add_all, leaves
 from asng.nas._capture.cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
+from asng.nas._capture.masked import forward_of as forward_masked
 from asng.nas._decision import Decision, Searchable
+from asng.nas._size import Size
 from asng.nas.decisions import Value, Width
+from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet
 
 MAX_CASES = 64  # of one switch
@@ -111,6 +114,7 @@ class Trace:
         row: int32 tensor (columns,) that the switches read; a discovery reads none.
         weights: the parameters of the pass.
         surroundings: modules that are switches in place of those inside them.
+        masked: elastic layers that run at their largest size, with masks.
         discovers: whether this is the dry run that finds the switches.
     """
 
@@ -123,11 +127,13 @@ class Trace:
         row: Tensor,
         weights: Weights,
         surroundings: Iterable[nn.Module],
+        masked: Iterable[ElasticLayer],
         discovers: bool,
     ) -> None:
         self.columns, self.switch, self.row, self.discovers = columns, switch, row, discovers
         self._supernet, self._weights = supernet, weights
         kinds = [m for m in supernet.paths if isinstance(m, Searchable) and not isinstance(m, (Value, Width))]
+        self._masked = set(masked)
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
         self._depths: dict[int, int] = {}  # of parameters, in a dry run
@@ -141,7 +147,7 @@ class Trace:
             self._open(self._supernet.space)
             own = {module: module.__dict__["forward"] for module in self._switches if "forward" in module.__dict__}
             for module in self._switches:  # in front of the method of the class
-                module.__dict__["forward"] = partial(self._forward, module, module.forward)
+                module.__dict__["forward"] = self._forward_of(module)
             _current = self
             try:
                 yield
@@ -169,6 +175,25 @@ class Trace:
         return self.row.new_zeros(()) if self.discovers else self.row[column]
 
     # Switches.
+
+    def _forward_of(self, module: nn.Module) -> Callable[..., Any]:
+        if isinstance(module, ElasticLayer) and module in self._masked:
+            return forward_masked(module, self._mask)
+        return partial(self._forward, module, module.forward)
+
+    def _mask(self, size: Size, centered: bool) -> Tensor:
+        """Which entries of the largest size are selected: the first, or those in the middle."""
+        masks, key = self.scope.masks, (repr(size), centered)
+        if key not in masks:
+            number: Any = size.max
+            if size.decisions and not self.discovers:
+                number = self.row[self.columns.add_size(size)]
+            elif size.decisions:
+                self.columns.add_size(size)
+            entries = torch.arange(size.max, device=self.row.device)
+            start = (size.max - number) // 2 if centered else 0
+            masks[key] = (entries >= start) & (entries < start + number)
+        return masks[key]
 
     def _forward(self, module: nn.Module, function: Callable[..., Any], *inputs: Any, **named: Any) -> Any:
         try:

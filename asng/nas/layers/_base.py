@@ -18,7 +18,7 @@ from asng.nas.layers._sizes import AnySize, check_fixed, map_sizes, to_sizes
 
 
 @cache
-def _has_own_forward(kind: Any) -> bool:
+def has_own_forward(kind: Any) -> bool:
     """True if a subclass of an elastic layer has another forward()."""
     layer = next(base for base in kind.__mro__ if "torch_layer" in vars(base))
     return kind.forward is not layer.forward
@@ -298,7 +298,7 @@ class ElasticLayer(Searchable):
 
     def _check_static(self, in_channels: int | None) -> None:
         kind: Any = type(self)
-        if _has_own_forward(kind):
+        if has_own_forward(kind):
             raise ValueError(
                 f"{path_of(self)} is a {kind.__name__} with a forward() of its own, which the static layer would "
                 "not have; give it a build_static() of its own, too"
