@@ -35,6 +35,7 @@ class LoaderJob(Job):
         train_loader, valid_loader: Batches, as those of `nas.search`.
         seed: Of the order of the batches.
         callback: As that of `nas.search`.
+        warmup_epochs: The first epochs, in which the weights are trained and nothing is judged.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class LoaderJob(Job):
         valid_loader: Iterable[Batch],
         seed: int,
         callback: Callable[[Any], Any] | None = None,
+        warmup_epochs: int = 0,
     ) -> None:
         self.device = oneshot.device
         self._oneshot, self._schedules = oneshot, schedules
         self._callback, self._newest = callback, Step()
+        self._warmup_epochs = warmup_epochs
         self._score_name = "valid_loss" if oneshot.judge is None else "score"  # in records
         self._train_loader, self._valid_loader = train_loader, valid_loader
         self._valid_batches = self._repeat_valid_loader()
@@ -75,11 +78,12 @@ class LoaderJob(Job):
                 epoch = max(len(self._losses), 1)
                 raise ValueError(f"train_loader gave no batches in epoch {epoch}; is it empty, or used up?")
             return None
-        step = self._oneshot.step(*pair)
+        is_warmup = max(len(self._losses) - 1, 0) < self._warmup_epochs
+        step = self._oneshot.train_step(pair[0]) if is_warmup else self._oneshot.step(*pair)
         if not self._losses:  # what cannot be extracted is refused now, and not when the search ends
             StaticBuild(self._oneshot.supernet, self._oneshot.arch_optimizer.mode()).copy(share_weights=True)
         self._steps += 1
-        feasible = sum(not violated for violated in step.violations) / len(step.violations)
+        feasible = sum(not violated for violated in step.violations) / max(len(step.violations), 1)
         losses = {"train_loss": step.train_loss} if step.train_losses else {}
         losses |= {self._score_name: step.score} if feasible else {}
         if self._oneshot.out_of_memory:  # which is another error, after some steps of it
@@ -88,7 +92,7 @@ class LoaderJob(Job):
             self._losses.append(step.train_loss)
         self._schedules.end_step(step.score)
         self._newest = step
-        shares = {"feasible": feasible} if self._oneshot.costs.limits else {}
+        shares = {"feasible": feasible} if self._oneshot.costs.limits and step.violations else {}
         metrics = {**_means("train", step.train_metrics), **_means("valid", step.valid_metrics)}
         return {**metrics, **losses, **shares}  # a metric called loss does not hide the loss
 
