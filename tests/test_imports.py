@@ -42,7 +42,7 @@ MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_files", "_untrusted", "asng"}  # the package itself: its version
 for room in ("cli", "experiments", "nas"):
     MAY_IMPORT[room] |= {"_files", "_progress", "_untrusted"}
-MAY_IMPORT["nas"] |= {"fused", "asng"}  # the package itself: its version
+MAY_IMPORT["nas"] |= {"fused", "_signals", "asng"}  # the package itself: its version
 MAY_IMPORT["_progress"] = {"_progress"}
 MAY_IMPORT["asng"] = {"asng", *CORE}  # the package itself: the public names of the core
 MAY_IMPORT["__main__"] = {"cli"}
