@@ -10,7 +10,7 @@ import numpy as np
 
 from asng._asktell import Candidate, Optimizer, Seed
 from asng._black_box_defaults import black_box_optimizer, default_population_size
-from asng._checks import as_float, as_int, check_int
+from asng._checks import MAX_CANDIDATES, as_float, as_int, check_int
 from asng._covariance import CovarianceASNG
 from asng._decoding import Space
 from asng._evaluation import Outcome
@@ -23,6 +23,7 @@ Violation = tuple[int, float]  # limits not reached, violation of the first viol
 FEASIBLE: Violation = (0, 0.0)
 WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
 MAX_ELITE_AGE, MAX_NOISY_ELITE_AGE = 20, 2  # populations that the best so far is ranked with
+MAX_RESTART_SIZE = 10_000  # the population of a restart: doubled without end, it would only draw
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
@@ -99,7 +100,7 @@ class BlackBox:
         self._noisy, self._limits, self._restarts = noisy, limits, restarts
         self.population_size = default_population_size(space)
         if population_size is not None:
-            self.population_size = check_int(population_size, "population_size", min=2)
+            self.population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
         sequence = self._seed
         if not isinstance(sequence, np.random.SeedSequence):
@@ -216,7 +217,8 @@ class BlackBox:
         if len(self._judged) >= self.optimizer.population_size:
             self._tell()
             self._count()
-            if self.exhausted and len(self.optimizers) <= self._restarts:
+            is_small = 2 * self.optimizer.population_size <= MAX_RESTART_SIZE
+            if self.exhausted and len(self.optimizers) <= self._restarts and is_small:
                 self._restart()
 
     def _tell(self) -> None:

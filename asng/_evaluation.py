@@ -14,7 +14,7 @@ from asng._checks import as_float
 Values = dict[str, Any]
 Job = TypeVar("Job", bound=Hashable)
 MAX_TEXT = 200  # characters of an error
-MIN_POLL = 0.01  # seconds between two looks at running evaluations
+MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
 
 
 class Outcome(NamedTuple):
@@ -228,7 +228,7 @@ class InExecutor(Generic[Job]):
         if self._timeout is None:
             return None
         earliest = min(map(self._deadline, self._flights.values())) - time.monotonic()
-        return max(MIN_POLL, min(earliest, self._timeout / 10))
+        return max(MIN_POLL, min(earliest, self._timeout / 10, MAX_POLL))
 
     def _replace_executor(self, error: BaseException) -> None:
         """Make a pool of processes again, as it was; any other executor is lost."""

@@ -127,7 +127,8 @@ def minimize(
             continues from it, also with more evaluations.
         target: Ends the minimization at a loss that is not above it.
         timeout: Seconds that an evaluation by an executor may take, with the start of its process.
-        restarts: How often to start over, each time with twice the population, once converged or without anything new.
+        restarts: How often to start over, each time with twice the population, up to 10,000, once converged or without
+            anything new.
         progress: Show a progress bar, if stderr is a terminal.
 
     Returns:
@@ -282,14 +283,16 @@ def _shown(progress: bool) -> Iterator[Progress]:
 
 def _shorten(values: Mapping[str, Any]) -> str:
     """Values as text, cut to the first few."""
-    shown = [f"{name!r}: {str(repr(value))[:40]}" for name, value in list(values.items())[:MAX_SHOWN]]
+    texts = {name: f"{v:.6g}" if isinstance(v, float) else str(repr(v))[:40] for name, v in values.items()}
+    shown = [f"{name!r}: {text}" for name, text in list(texts.items())[:MAX_SHOWN]]
     return f"{{{', '.join(shown + ['...'] * (len(values) > MAX_SHOWN))}}}"
 
 
 def _check_callables(f: Any, executor: Any, limits: Any, callback: Any) -> None:
     if not callable(f):
         raise ValueError(f"minimize takes a function of the values first, then the space; got {str(f)[:80]} first")
-    if executor is not None and not (hasattr(executor, "submit") and hasattr(executor, "shutdown")):
+    methods = ("submit", "shutdown")
+    if executor is not None and (isinstance(executor, type) or not all(hasattr(executor, each) for each in methods)):
         raise ValueError(
             f"executor must be a concurrent.futures executor, such as a ThreadPoolExecutor, got {executor!r}"
         )

@@ -48,8 +48,11 @@ def rank_utilities(losses: Losses) -> Array:
     >>> rank_utilities([0.3, 0.1, math.nan, 0.2, 0.2])
     array([-1. ,  1. , -1. ,  0.5,  0.5])
     """
-    finite = np.where(np.isfinite(losses), losses, np.inf)
-    n = finite.shape[-1]
+    try:
+        finite = np.where(np.isfinite(losses), losses, np.inf)
+        n = finite.shape[-1]
+    except (TypeError, IndexError):  # no numbers, or a single one
+        n = 0
     if n < 2:
         raise ValueError(f"a ranking needs at least two losses, got {losses!r}")
     if n == 2:  # nothing to sort

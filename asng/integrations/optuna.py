@@ -64,7 +64,7 @@ class ASNGSampler(BaseSampler):
         seed: Of all draws; None for a random one. Processes on one storage may have the same.
 
     Raises:
-        ValueError: `population_size` is no integer of at least 2; when sampling, the study has several objectives.
+        ValueError: An argument does not fit; when sampling, the study has several objectives.
 
     >>> import optuna
     >>> optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -78,6 +78,12 @@ class ASNGSampler(BaseSampler):
         self, *, population_size: int | None = None, independent_sampler: Any = None, seed: int | None = None
     ) -> None:
         self._given_size = None if population_size is None else check_int(population_size, "population_size", min=2)
+        if independent_sampler is not None and not isinstance(independent_sampler, BaseSampler):
+            raise ValueError(
+                f"independent_sampler must be a sampler of Optuna, such as RandomSampler(), got {independent_sampler!r}"
+            )
+        if seed is not None:
+            check_int(seed, "seed", min=0)
         self._independent_sampler = independent_sampler or RandomSampler(seed=seed)
         self._entropy: Any = np.random.SeedSequence(seed).entropy
         self._lock = threading.Lock()  # `n_jobs` threads share the sampler
