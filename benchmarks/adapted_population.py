@@ -25,8 +25,9 @@ METHODS: dict[str, dict[str, Any]] = {
     "lambda adapted, delta = 1": {"adapt": "population_size"},
     "lambda adapted, delta = 0.1": {"adapt": "population_size", "delta_init": 0.1},
     "lambda adapted, delta = 0.01": {"adapt": "population_size", "delta_init": 0.01},
-    "delta = 1, lambda = 2": {"delta_max": 1.0},
-    "delta = 0.1, lambda = 2": {"delta_max": 1.0, "delta_init": 0.1},
+    # An adapted population that may not grow: nothing is adapted.
+    "delta = 1, lambda = 2": {"adapt": "population_size", "delta_max": 1.0},
+    "delta = 0.1, lambda = 2": {"adapt": "population_size", "delta_max": 1.0, "delta_init": 0.1},
 }
 
 

@@ -135,11 +135,11 @@ def leading_ones(values):
 
 
 def test_the_best_so_far_is_ranked_with_the_next_populations():
-    """A prefix of ones that was found once is not lost again, unless its loss may have been a lucky one."""
+    """A prefix of ones that was found once is not lost again, or sooner where its loss may have been a lucky one."""
     bits: dict[str, Any] = {str(i): Categorical([0, 1]) for i in range(20)}
     kept = [minimize(leading_ones, bits, evaluations=300, seed=seed).loss for seed in range(6)]
     noisy = [minimize(leading_ones, bits, evaluations=300, noisy=True, seed=seed).loss for seed in range(6)]
-    assert sum(kept) < sum(noisy) / 2
+    assert kept.count(0) >= 4 > noisy.count(0)
 
 
 def test_steps_that_agree_leave_a_spread_to_move_on():
