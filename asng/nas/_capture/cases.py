@@ -29,6 +29,10 @@ class Unswitchable(Refused):
     module: nn.Module | None = None
 
 
+def first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def running_modules(error: BaseException, supernet: Supernet) -> list[nn.Module]:
     """The modules that were running when an error was raised and later caught, the innermost last."""
     # Without the frame that caught it: Python keeps the locals that are read of a running frame, and so the error with
