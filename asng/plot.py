@@ -80,7 +80,7 @@ def probabilities(result: Any) -> "Figure":
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: The history has no distributions.
+        ValueError: This is no result, or its history has no distributions.
 
     >>> from types import SimpleNamespace
     >>> records = [{"distribution": {"act": {"relu": p, "tanh": 1 - p}}} for p in (0.5, 0.75)]
@@ -88,6 +88,7 @@ def probabilities(result: Any) -> "Figure":
     >>> [(line.get_label(), line.get_ydata().tolist()) for line in figure.axes[0].lines]
     [('relu', [0.5, 0.75]), ('tanh', [0.5, 0.25])]
     """
+    _check_result(result, "history")
     records = [record for record in result.history if "distribution" in record]
     if not records:
         raise ValueError("the history has no distributions; pass what nas.search returned")

@@ -210,7 +210,8 @@ def test_figures_leave_pyplot_alone():
         (plot.history, SimpleNamespace(history=[5]), r"a list of records, .*, got \[5\]"),
         (plot.history, SimpleNamespace(history=[{}]), "the history is empty; pass the records"),
         (plot.distribution, {}, "as asng.nas.search or result returned it, got {}"),
-        (plot.front, [], r"a front is drawn as asng.nas.front returned it, got \[\]"),
+        (plot.probabilities, 5, "as asng.nas.search or result returned it, got 5"),
+        (plot.front, [], "this draws what nas.front returns, got a list; pass"),
     ],
 )
 def test_what_is_no_result_is_refused(draw, given, message):

@@ -43,7 +43,7 @@ def test_only_what_runs_is_active(branch, depth, active):
     assert Supernet(model).active(values) == active | {"branch", "from"}
 
 
-@pytest.mark.parametrize("kind", [nn.Sequential, nn.Identity, lambda: Value("n", Integer(1, 2))])
+@pytest.mark.parametrize("kind", [nn.Sequential, nn.Identity, lambda: Repeat("n", [nn.ReLU()] * 2)])
 def test_a_module_in_the_place_of_the_list_is_refused(kind):
     class Own(nas.Searchable):
         def __init__(self):
