@@ -88,7 +88,9 @@ clean:
 	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers accelerate pytorch-lightning tensorboard
 	touch $@
 
+# torch's builds for CUDA have brought the Triton that they need.
 .venv/installed-kernels: .venv/installed
+	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) --no-deps triton==3.9.0
 	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,kernels]'
 	touch $@
 
