@@ -9,7 +9,7 @@ DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summa
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels format hooks fuzz crash bench results lock clean
+.PHONY: demo quick test test-all test-integrations test-kernels test-browser format hooks fuzz crash bench results lock clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -26,13 +26,16 @@ test: .venv/installed  ## format, lint, types, and the tests that are not long
 
 test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks; and the kernels
 	$(PYTEST) -m long
-	$(MAKE) test-integrations test-kernels
+	$(MAKE) test-integrations test-kernels test-browser
 
-test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's transformers, Lightning
+test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, Lightning, TensorBoard
 	$(PYTEST) tests/integrations
 
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
 	TRITON_INTERPRET=1 $(PYTEST) tests/fused
+
+test-browser: .venv/installed-browser  ## reports in headless Chromium, where there is one
+	$(PYTEST) tests/report/test_browser.py
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)
@@ -82,11 +85,17 @@ clean:
 	touch $@
 
 .venv/installed-integrations: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers pytorch-lightning
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers accelerate pytorch-lightning tensorboard
 	touch $@
 
 # torch's builds for CUDA have brought the Triton that they need.
 .venv/installed-kernels: .venv/installed
 	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) --no-deps triton==3.9.0
 	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,kernels]'
+	touch $@
+
+# axe-core, which looks for what keeps people out, is an npm package; without npm its tests are skipped.
+.venv/installed-browser: .venv/installed
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,browser]'
+	! command -v npm > /dev/null || npm install --silent --no-save --prefix .venv axe-core@4
 	touch $@

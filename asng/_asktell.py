@@ -150,6 +150,10 @@ class Optimizer(ABC):
     def _update(self, x: Array, losses: list[float], active: Array | None) -> Any:
         """The state after an update from draws x (lambda, variables), their losses and the mask of active variables."""
 
+    def _sample(self, n: int) -> Array:
+        """Raw draws (n, variables)."""
+        return self._family.sample(self._state[0], n, self._generator)
+
     def ask(self, n: int | None = None) -> list[Candidate]:
         """Draw candidates. Asking is free: nothing is pending afterwards.
 
@@ -162,8 +166,8 @@ class Optimizer(ABC):
         Raises:
             ValueError: n is no such integer.
         """
-        n = self._population_size if n is None else check_int(n, "n", min=1, max=MAX_CANDIDATES)
-        x = self._family.sample(self._state[0], n, self._generator)
+        n = self.population_size if n is None else check_int(n, "n", min=1, max=MAX_CANDIDATES)
+        x = self._sample(n)
         x.setflags(write=False)
         return list(map(Candidate, self._space.decode(x), x))
 
@@ -256,6 +260,11 @@ class Optimizer(ABC):
             if not isinstance(name, str) or name not in self._space.names:
                 raise ValueError(f"active names {name!r}, which is not in the space: {', '.join(self._space.names)}")
         return np.array([[name in names for name in self._space.names] for names in name_sets], dtype=float)
+
+    @property
+    def population_size(self) -> int:
+        """The number of candidates that the next ask returns."""
+        return self._population_size
 
     @property
     def space(self) -> dict[str, Variable]:

@@ -14,7 +14,8 @@ COLOR, GRAY = "#0072B2", "0.75"
 HALVES = {"train": COLOR, "valid": "#D55E00"}  # of a step; blue and vermilion, which color-blind people tell apart
 OTHER = "#009E73"
 COLUMNS = 4
-NOT_DRAWN = {"epoch", "seconds", "delta", "capture_seconds", "capture_gb"}
+NOT_DRAWN = {"epoch", "seconds", "delta", "distribution", "capture_seconds", "capture_gb"}
+MAX_LABELS = 8  # lines of a panel that are named
 LAST = "largest_probability"  # of the panels
 
 
@@ -61,6 +62,53 @@ def history(result: Any) -> "Figure":
             panel.plot(epochs, numbers, ".-", color=HALVES.get(label, OTHER), label=label)
         panel.locator_params(axis="x", integer=True)
         if len(lines) > 1:
+            panel.legend(frameon=False)
+    return figure
+
+
+def probabilities(result: Any) -> "Figure":
+    """Draw how the distribution of a search moved, one panel for each decision.
+
+    Choices are lines of their probabilities over the epochs; numbers are a mean between one standard deviation to both
+    sides.
+
+    Args:
+        result: What `asng.nas.search` returned.
+
+    Returns:
+        A matplotlib figure, which notebooks show; `figure.savefig("probabilities.svg")` writes it.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: This is no result, or its history has no distributions.
+
+    >>> from types import SimpleNamespace
+    >>> records = [{"distribution": {"act": {"relu": p, "tanh": 1 - p}}} for p in (0.5, 0.75)]
+    >>> figure = probabilities(SimpleNamespace(history=records))
+    >>> [(line.get_label(), line.get_ydata().tolist()) for line in figure.axes[0].lines]
+    [('relu', [0.5, 0.75]), ('tanh', [0.5, 0.25])]
+    """
+    _check_result(result, "history")
+    records = [record for record in result.history if "distribution" in record]
+    if not records:
+        raise ValueError("the history has no distributions; pass what nas.search returned")
+    epochs = [record.get("epoch", index) for index, record in enumerate(records, 1)]
+    names = list(records[0]["distribution"])
+    figure, axes = _panels(len(names), height=2.6)
+    for panel, name in zip(axes, names, strict=True):
+        over_time = [record["distribution"][name] for record in records]
+        panel.set(title=name, xlabel="epoch")
+        panel.locator_params(axis="x", integer=True)
+        if over_time[0].keys() == {"mean", "std"}:
+            mean, std = (np.array([one[key] for one in over_time]) for key in ("mean", "std"))
+            panel.plot(epochs, mean, ".-", color=COLOR)
+            panel.fill_between(epochs, mean - std, mean + std, color=COLOR, alpha=0.2, linewidth=0)
+            continue
+        for label, last in over_time[-1].items():
+            if isinstance(last, float):  # not of a family of the user's own
+                panel.plot(epochs, [one[label] for one in over_time], ".-", label=_shorten(label))
+        panel.set_ylim(0, 1)
+        if len(panel.lines) <= MAX_LABELS:
             panel.legend(frameon=False)
     return figure
 
@@ -142,7 +190,7 @@ def front(front: Any) -> "Figure":
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: This is no front.
+        ValueError: This is no front, such as the result of a search.
 
     >>> from asng import nas
     >>> points = (nas.Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
@@ -151,7 +199,10 @@ def front(front: Any) -> "Figure":
     ['parameters']
     """
     if not all(hasattr(front, name) for name in ("points", "others", "measures")):
-        raise ValueError(f"a front is drawn as asng.nas.front returned it, got {repr(front)[:80]}")
+        raise ValueError(
+            f"this draws what nas.front returns, got a {type(front).__name__}; pass nas.front(result, ...), or draw a "
+            "result by plot.history and plot.distribution"
+        )
     figure, panels = _panels(len(front.measures), height=3.5, width=4.0)
     for index, (axes, measure) in enumerate(zip(panels, front.measures, strict=True)):
         axes.set(xlabel=measure, ylabel="" if index else "score")

@@ -1,11 +1,13 @@
 """A search that takes a minute or two: scikit-learn's handwritten digits, 8x8 pixels, on the CPU.
 
-The architecture is searched with shared weights, trained again from scratch and tested, beside
-random architectures of the same space and a handcrafted network, all trained in the same way.
+The architecture is searched with shared weights, trained again from scratch and tested. Beside it are the best of as
+many random architectures as take the gradients of the search, each trained alone and chosen by its accuracy on the
+images that judge in the search, too; one random architecture; and a handcrafted one. Test images choose nothing.
 """
 
 import math
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +22,8 @@ from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress, part_of
 from asng._untrusted import mismatch
+from asng.experiments._digits_net import HANDCRAFTED as HANDCRAFTED
+from asng.experiments._digits_net import Net as Net
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas._schedules import Schedules
@@ -27,13 +31,8 @@ from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
 from asng.runs import ARCHITECTURE, RESULTS, SUMMARY, Run, make_config, write_json
 
-BLOCKS = 3  # in each of the two stages
-HANDCRAFTED = {
-    "width": 24,
-    **{f"depth{stage}": 2 for stage in (1, 2)},
-    **{f"op{stage}{block}": "conv3" for stage in (1, 2) for block in range(BLOCKS)},
-    **{f"act{stage}{block}": "relu" for stage in (1, 2) for block in range(BLOCKS)},
-}
+KINDS = ("found", "random_best", "random_first", "handcrafted")  # that are tested
+TOP_K = 20  # likely architectures that the second stage compares
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ class DigitsSettings:
 
     epochs: int = 180
     """Of the search, over half of the training images; the other half judges architectures."""
+    warmup: float = 2 / 3
+    """Share of these epochs, the first ones, that train the weights of random architectures and judge none."""
     training_epochs: int = 30
     """Of training an architecture from scratch, over all training images."""
     batch: int = 64
@@ -55,55 +56,18 @@ class DigitsSettings:
 
     def __post_init__(self) -> None:
         check_settings(self)
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup must be a share of the epochs, from 0 to below 1, got {self.warmup}")
+
+    @property
+    def warmup_epochs(self) -> int:
+        """Epochs before the distribution moves; at least one is left for that."""
+        return min(round(self.warmup * self.epochs), self.epochs - 1)
 
     @property
     def num_random(self) -> int:
         """Random architectures to train: as many as take the gradients of the search, of two architectures a step."""
-        return max(1, round(self.epochs / self.training_epochs))  # an epoch of the search is over half of the images
-
-
-class Block(nn.Module):
-    """An operation and an activation, each among several, at one width."""
-
-    def __init__(self, name: str, width: nas.Width) -> None:
-        super().__init__()
-        depthwise = nas.Conv2d(width, width, 3, padding=1, groups=width, bias=False)
-        self.op = nas.OneOf(
-            f"op{name}",
-            {
-                "identity": nn.Identity(),
-                "average": nn.AvgPool2d(3, 1, 1),
-                "max": nn.MaxPool2d(3, 1, 1),
-                "conv1": nas.Conv2d(width, width, 1, bias=False),
-                "conv3": nas.Conv2d(width, width, 3, padding=1, bias=False),
-                "separable": nn.Sequential(depthwise, nas.Conv2d(width, width, 1, bias=False)),
-            },
-        )
-        self.norm = nas.BatchNorm2d(width)
-        self.act = nas.OneOf(f"act{name}", {"none": nn.Identity(), "relu": nn.ReLU(), "tanh": nn.Tanh()})
-
-    def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.act(self.norm(self.op(x)))
-        return result
-
-
-class Net(nn.Module):
-    """Two stages of up to three blocks at one width between 4 and 32 channels; 15 decisions."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        width = nas.Width("width", 4, 32)
-        self.stem = nas.Conv2d(1, width, 3, padding=1)
-        self.stages = nn.Sequential(
-            nas.Repeat("depth1", [Block(f"1{block}", width) for block in range(BLOCKS)], low=1),
-            nn.MaxPool2d(2),
-            nas.Repeat("depth2", [Block(f"2{block}", width) for block in range(BLOCKS)], low=1),
-        )
-        self.head = nas.Linear(width, 10)
-
-    def forward(self, images: Tensor) -> Tensor:
-        result: Tensor = self.head(self.stages(self.stem(images)).mean((2, 3)))
-        return result
+        return max(1, round(2 * self.epochs / self.training_epochs))  # both are over half of the training images
 
 
 @dataclass(frozen=True)
@@ -154,31 +118,64 @@ def search(
     progress: Progress = no_progress,
     checkpoint: Checkpoint | None = None,
 ) -> dict[str, Any]:
-    """The architecture that ASNG finds, its probability and the seconds it took."""
+    """The architecture that ASNG and a second stage find, its probability, the most likely one, and the seconds."""
+    oneshot, job = make_search(settings, seed, data)
+    with closing(job):
+        history = run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress)
+    start = time.perf_counter()
+    best = second_stage(oneshot, data)
+    (likely,) = nas.top(oneshot)
+    seconds = sum(record["seconds"] for record in history) + time.perf_counter() - start
+    return {
+        "values": best.values,
+        "probability": best.probability,
+        "most_likely": likely.values,
+        "certainty": likely.certainty,
+        "seconds": seconds,
+    }
+
+
+def second_stage(oneshot: nas.OneShot, data: Data) -> nas.Architecture:
+    """Of the likely architectures, the one with the lowest loss on all validation images, with the shared weights."""
+    return nas.rerank(oneshot, [data.valid], classification_loss, k=TOP_K, recalibrate_on=[data.train])[0]
+
+
+def make_search(
+    settings: DigitsSettings, seed: int, data: Data, callback: Callable[[Any], Any] | None = None
+) -> tuple[nas.OneShot, LoaderJob]:
+    """A search before its first step, and the job that runs it."""
     torch.manual_seed(seed)
     model = Net()
     arch_optimizer = ASNG(nas.space_of(model), seed=seed)
-    weight_optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
+    weight_optimizer = make_weight_optimizer(settings, model)
     schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
     train, valid = (Batches(half, settings.batch, generator) for half in (data.train, data.valid))
-    with closing(LoaderJob(oneshot, schedules, train, valid, seed)) as job:
-        history = run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress)
-    architecture = nas.result(oneshot)
-    seconds = sum(record["seconds"] for record in history)
-    return {"values": architecture.values, "probability": architecture.probability, "seconds": seconds}
+    return oneshot, LoaderJob(oneshot, schedules, train, valid, seed, callback, settings.warmup_epochs)
 
 
-def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any]) -> dict[str, Any]:
-    """An architecture trained from scratch on all training images: test accuracy and parameters."""
+def make_weight_optimizer(settings: DigitsSettings, model: nn.Module) -> torch.optim.Optimizer:
+    """The same in search and training."""
+    return torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
+
+
+def train(
+    settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False
+) -> dict[str, Any]:
+    """An architecture trained from scratch: accuracies, parameters and seconds.
+
+    It is trained on all training images or, if `hold_out`, on the half that trains in the search; then the other half
+    gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images.
+    """
+    start = time.perf_counter()
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
-    optimizer = torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
+    optimizer = make_weight_optimizer(settings, model)
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
-    shuffled = Batches(both, settings.batch, generator)
+    shuffled = Batches(data.train if hold_out else both, settings.batch, generator)
     for _ in range(settings.training_epochs):
         for batch in shuffled:
             optimizer.zero_grad()
@@ -186,11 +183,26 @@ def train(settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
         lr_scheduler.step()
+    return {
+        "values": values,
+        "valid_accuracy": _accuracy(model, data.valid) if hold_out else None,
+        "accuracy": _accuracy(model, data.test),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def _accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
     model.eval()
     with torch.no_grad():
-        accuracy = (model(data.test[0]).argmax(1) == data.test[1]).double().mean().item()
-    parameters = sum(parameter.numel() for parameter in model.parameters())
-    return {"values": values, "accuracy": accuracy, "parameters": parameters}
+        accuracy: float = (model(data[0]).argmax(1) == data[1]).double().mean().item()
+    return accuracy
+
+
+def draw_random(settings: DigitsSettings, seed: int) -> list[dict[str, Any]]:
+    """The random architectures of a seed, from the distribution with which a search begins."""
+    draws = ASNG(nas.space_of(Net()), seed=np.random.SeedSequence([seed, 2]))
+    return [draws.ask(1)[0].values for _ in range(settings.num_random)]
 
 
 class SearchRecord(TypedDict):
@@ -200,17 +212,21 @@ class SearchRecord(TypedDict):
     kind: Literal["search"]
     values: dict[str, Any]
     probability: float
+    most_likely: dict[str, Any]
+    certainty: float
     seconds: float
 
 
 class TrainRecord(TypedDict):
-    """A training in results.jsonl."""
+    """A training in results.jsonl: with half of the images held out if the kind is random, else without."""
 
     seed: int
-    kind: Literal["found", "handcrafted", "random"]
+    kind: Literal["found", "handcrafted", "random", "random_first", "random_best"]
     values: dict[str, Any]
+    valid_accuracy: float | None
     accuracy: float
     parameters: int
+    seconds: float
 
 
 def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
@@ -226,7 +242,7 @@ def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress
         with _one_thread():
             for number, seed in enumerate(range(settings.seed, last)):
                 _one_seed(settings, seed, run, part_of(progress, number / settings.seeds, 1 / settings.seeds))
-        summary = summarize([record for record in _read_records(run, settings) if record["seed"] < last])
+        summary = summarize(settings, [record for record in _read_records(run, settings) if record["seed"] < last])
         write_json(run.folder / SUMMARY, summary)
         write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
@@ -236,18 +252,22 @@ def _read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
     """The finished records; ValueError for any that no run of these settings writes."""
     records, space = run.results(), nas.space_of(Net())
     kinds: dict[int, list[str]] = {}
-    expected = ["search", "found", "handcrafted", *["random"] * settings.num_random]
+    expected = ["search", "found", "handcrafted", *["random"] * settings.num_random, "random_first", "random_best"]
     for record in records:
         fault = mismatch(record, SearchRecord if record.get("kind") == "search" else TrainRecord)
         if not fault:
             so_far = kinds.setdefault(record["seed"], [])
             so_far.append(record["kind"])
+            shares = [record[name] for name in ("probability", "valid_accuracy", "accuracy") if name in record]
             if so_far != expected[: len(so_far)]:
                 fault = f"seed {record['seed']} has {', '.join(so_far)}"
-            elif not 0 <= record["probability" if record["kind"] == "search" else "accuracy"] <= 1:
+            elif (None in shares) == (record["kind"] in ("search", "random")):
+                fault = f"{record} has {'no' if None in shares else 'a'} valid_accuracy"
+            elif not all(0 <= share <= 1 for share in shares if share is not None):
                 fault = f"{record} is no share"
         try:
-            from_dict({"version": VERSION, "values": record.get("values")}, space)
+            for name in ("values", "most_likely") if record.get("kind") == "search" else ("values",):
+                from_dict({"version": VERSION, "values": record.get(name)}, space)
         except ValueError as error:
             fault = fault or str(error)
         if fault:
@@ -267,43 +287,66 @@ def _one_thread() -> Iterator[None]:
 
 
 def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress) -> None:
-    """Search; then train the result, the handcrafted network and random ones, all that the run has no record of."""
+    """Search; then train the result and the baselines, all that the run has no record of."""
     data = load_split(seed)
     done = [record for record in _read_records(run, settings) if record["seed"] == seed]
     if not done:
         checkpoint = Checkpoint(run.folder / f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
-        result = search(settings, seed, data, part_of(progress, 0.0, 0.4), checkpoint)
+        result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint)
         done.append({"seed": seed, "kind": "search", **result})
         run.append(done[0])
         checkpoint.remove()
-    draws = ASNG(nas.space_of(Net()), seed=np.random.SeedSequence([seed, 2]))
-    random = [("random", draws.ask(1)[0].values) for _ in range(settings.num_random)]
-    trainings = [("found", done[0]["values"]), ("handcrafted", HANDCRAFTED), *random]
+    random = draw_random(settings, seed)
+    trainings = [("found", done[0]["values"]), ("handcrafted", HANDCRAFTED)]
+    trainings += [("random", values) for values in random]
+    trainings += [("random_first", random[0]), ("random_best", None)]
     for number, (kind, values) in enumerate(trainings, start=1):
-        progress(0.4 + 0.6 * (number - 1) / len(trainings))
+        progress(0.5 + 0.5 * (number - 1) / len(trainings))
         if number >= len(done):
-            run.append({"seed": seed, "kind": kind, **train(settings, seed, data, values)})
+            chosen = values or best_random(done)["values"]
+            record = train(settings, seed, data, chosen, hold_out=kind == "random")
+            done.append({"seed": seed, "kind": kind, **record})
+            run.append(done[-1])
 
 
-def summarize(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Per seed the accuracies beside each other, and their means with standard errors."""
+def best_random(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The random architecture with the highest accuracy on the images held out, the first of several."""
+    random = [record for record in records if record["kind"] == "random"]
+    return max(random, key=lambda record: record["valid_accuracy"])
+
+
+def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Per seed the test accuracies beside each other, and their means with standard errors.
+
+    Beside them is what each costs to choose: `gradients`, of mini-batches, and mean `seconds`.
+    """
     rows = []
     for seed in sorted({record["seed"] for record in records}):
         of_seed = [record for record in records if record["seed"] == seed]
         by_kind = {record["kind"]: record for record in of_seed}
-        random = [_short(record) for record in of_seed if record["kind"] == "random"]
-        row = {name: by_kind["search"][name] for name in ("seed", "values", "probability", "seconds")}
-        row |= {kind: _short(by_kind[kind]) for kind in ("found", "handcrafted")}
-        row["random_mean"] = {name: float(np.mean([record[name] for record in random])) for name in random[0]}
-        row["random_best"] = max(random, key=lambda record: record["accuracy"])
-        rows.append({**row, "random_count": len(random)})
-    kinds = ("found", "random_mean", "random_best", "handcrafted")
-    means = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in kinds}
-    return {"rows": rows, "accuracy": means}
-
-
-def _short(record: dict[str, Any]) -> dict[str, Any]:
-    return {name: record[name] for name in ("accuracy", "parameters")}
+        row = {name: by_kind["search"][name] for name in ("seed", "values", "probability", "certainty", "seconds")}
+        row |= {kind: {name: by_kind[kind][name] for name in ("accuracy", "parameters")} for kind in KINDS}
+        row["random_seconds"] = sum(record["seconds"] for record in of_seed if record["kind"] == "random")
+        rows.append(row)
+    accuracy = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in KINDS}
+    differences = [row["found"]["accuracy"] - row["random_best"]["accuracy"] for row in rows]
+    steps = len(Batches(load_split(0).train, settings.batch, torch.Generator()))
+    gradients = {
+        "found": 2 * settings.epochs * steps,
+        "random_best": settings.num_random * settings.training_epochs * steps,
+    }
+    seconds = {
+        "found": np.mean([row["seconds"] for row in rows]),
+        "random_best": np.mean([row["random_seconds"] for row in rows]),
+    }
+    return {
+        "rows": rows,
+        "random_count": settings.num_random,
+        "accuracy": accuracy,
+        "found_minus_random_best": _mean_and_error(differences),
+        "gradients": gradients,
+        "seconds": {kind: float(mean) for kind, mean in seconds.items()},
+    }
 
 
 def _mean_and_error(numbers: list[float]) -> dict[str, float | None]:

@@ -18,6 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from asng._asktell import Optimizer
 from asng._checks import is_endless
 from asng._files import differences
+from asng.nas import _distributed
 from asng.nas._decision import Decision
 from asng.nas._weight_optimizers import as_list
 from asng.space import Variable
@@ -150,7 +151,7 @@ def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
 
 
 def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
-    """Raise ValueError for modules, given with their paths, in DistributedDataParallel.
+    """Raise ValueError for modules, given with their paths, in DistributedDataParallel, and for its batch norms.
 
     Looking through it would not do: after a forward pass of its own its hooks wait for gradients that the candidates of
     a process may not have, and the batches of those who use it differ between the processes.
@@ -161,6 +162,25 @@ def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
                 f"{path or 'the model'} is in DistributedDataParallel; pass the model itself, and the same batches in "
                 "all processes: asng shards the candidates over them, and needs no DDP"
             )
+        if isinstance(module, nn.SyncBatchNorm) and _distributed.is_distributed():
+            raise ValueError(
+                f"{path or 'the model'} is a SyncBatchNorm, which would mix different candidates; use BatchNorm, and "
+                "sync_batchnorm=True for the statistics of one candidate that several processes run"
+            )
+
+
+def check_sync_batchnorm(paths: Mapping[nn.Module, str]) -> None:
+    """Raise ValueError for modules, given with their paths, in which batch norms cannot be synchronized."""
+    for module, path in paths.items():
+        if is_compiled(module):
+            cure = "search the model itself, and compile what was found"
+        elif type(module).__module__.startswith("asng.fused"):
+            cure = "use torch's own: asng.fused.unfuse(model)"
+        else:
+            continue
+        raise ValueError(
+            f"sync_batchnorm does not reach {path or 'the model'}, a {type(module).__name__}; {cure}, or leave it out"
+        )
 
 
 def check_decisions(space: dict[str, Variable]) -> dict[str, Variable]:

@@ -17,7 +17,7 @@ from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
 from asng.nas._schedules import Schedules
 from asng.nas._step import Step, finite_mean
 from asng.nas.oneshot import Batch, OneShot
-from asng.nas.result import certainty
+from asng.nas.result import certainty, describe_distribution
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
 
@@ -35,6 +35,7 @@ class LoaderJob(Job):
         train_loader, valid_loader: Batches, as those of `nas.search`.
         seed: Of the order of the batches.
         callback: As that of `nas.search`.
+        warmup_epochs: The first epochs, in which the weights are trained and nothing is judged.
     """
 
     def __init__(
@@ -45,10 +46,12 @@ class LoaderJob(Job):
         valid_loader: Iterable[Batch],
         seed: int,
         callback: Callable[[Any], Any] | None = None,
+        warmup_epochs: int = 0,
     ) -> None:
         self.device = oneshot.device
         self._oneshot, self._schedules = oneshot, schedules
         self._callback, self._newest = callback, Step()
+        self._warmup_epochs = warmup_epochs
         self._score_name = "valid_loss" if oneshot.judge is None else "score"  # in records
         self._train_loader, self._valid_loader = train_loader, valid_loader
         self._valid_batches = self._repeat_valid_loader()
@@ -75,11 +78,12 @@ class LoaderJob(Job):
                 epoch = max(len(self._losses), 1)
                 raise ValueError(f"train_loader gave no batches in epoch {epoch}; is it empty, or used up?")
             return None
-        step = self._oneshot.step(*pair)
+        is_warmup = max(len(self._losses) - 1, 0) < self._warmup_epochs
+        step = self._oneshot.train_step(pair[0]) if is_warmup else self._oneshot.step(*pair)
         if not self._losses:  # what cannot be extracted is refused now, and not when the search ends
             StaticBuild(self._oneshot.supernet, self._oneshot.arch_optimizer.mode()).copy(share_weights=True)
         self._steps += 1
-        feasible = sum(not violated for violated in step.violations) / len(step.violations)
+        feasible = sum(not violated for violated in step.violations) / max(len(step.violations), 1)
         losses = {"train_loss": step.train_loss} if step.train_losses else {}
         losses |= {self._score_name: step.score} if feasible else {}
         if self._oneshot.out_of_memory:  # which is another error, after some steps of it
@@ -88,7 +92,7 @@ class LoaderJob(Job):
             self._losses.append(step.train_loss)
         self._schedules.end_step(step.score)
         self._newest = step
-        shares = {"feasible": feasible} if self._oneshot.costs.limits else {}
+        shares = {"feasible": feasible} if self._oneshot.costs.limits and step.violations else {}
         metrics = {**_means("train", step.train_metrics), **_means("valid", step.valid_metrics)}
         return {**metrics, **losses, **shares}  # a metric called loss does not hide the loss
 
@@ -137,7 +141,7 @@ class LoaderJob(Job):
             self._valid_batches, self._used = self._repeat_valid_loader(), 0
         return self._used, self._rng_at_pass_start if self._used else {}
 
-    def finish_epoch(self, epoch: Epoch) -> dict[str, float]:
+    def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
         means = {"train_loss": math.nan, self._score_name: math.nan}
         means |= {name: math.nan if mean is None else mean for name, mean in sorted(epoch.means().items())}
         if _distributed.is_rank0():
@@ -148,7 +152,8 @@ class LoaderJob(Job):
         self._valid_at_epoch_start = self._finish_valid_pass()
         cost = {} if self._cost == self._oneshot.capture_cost else self._oneshot.capture_cost
         self._cost = self._oneshot.capture_cost
-        return {**means, **certainty(self._oneshot.arch_optimizer), **cost}
+        arch_optimizer = self._oneshot.arch_optimizer
+        return {**means, **certainty(arch_optimizer), "distribution": describe_distribution(arch_optimizer), **cost}
 
     def _warn_of_explosion(self, train: float, epoch: int) -> None:
         """Warn, once, of a mean loss that is finite, but far above that of the first step, or of the first epoch."""

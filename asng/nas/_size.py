@@ -103,7 +103,7 @@ class Size(Arithmetic):
         """The size under the selected values."""
         return int(self._number())
 
-    def under(self, values: Mapping[str, Any]) -> int:
+    def _under(self, values: Mapping[str, Any]) -> int:
         """The size under the values of an architecture, whatever is selected."""
         return int(next(iter(self._numbers(values))))
 
@@ -240,6 +240,11 @@ def as_size(of: Any) -> Size:
         return of
     if isinstance(of, Arithmetic):
         decision: Any = of
+        if not decision.is_number:
+            raise ValueError(
+                f"a size is a number, but the {type(decision).__name__} {decision.name!r} chooses what runs; use a "
+                f"nas.Width, or to follow it nas.Value({decision.name!r}, {decision.variable})"
+            )
         values = decision.variable.values()
         if values is not None and len(values) > MAX_COMBINATIONS:
             raise _too_many(repr(decision.name))

@@ -33,6 +33,8 @@ class OneOf(Decision):
     Categorical(choices=('relu', 'tanh'))
     """
 
+    is_number = False
+
     def __init__(self, name: str, modules: Iterable[nn.Module] | Mapping[str, nn.Module] | nn.ModuleDict) -> None:
         if isinstance(modules, (Mapping, nn.ModuleDict)):
             named: dict[Any, nn.Module] = dict(modules.items())
@@ -90,6 +92,8 @@ class Pick(Decision):
     'y'
     """
 
+    is_number = False
+
     def __init__(self, name: str, n: int) -> None:
         inputs = check_int(n, f"the number of inputs of Pick {name!r}", min=1, max=MAX_ITEMS)
         super().__init__(name, Categorical(range(inputs)))
@@ -133,6 +137,8 @@ class Repeat(Decision):
     >>> layers(torch.zeros(4, 2), torch.zeros(4, 3)).shape, len(layers)
     (torch.Size([4, 2]), 2)
     """
+
+    is_number = False
 
     def __init__(self, name: str, blocks: Iterable[nn.Module], low: int = 1) -> None:
         blocks = _take_modules(blocks, f"Repeat {name!r} takes a list of blocks", "give one for each repetition")

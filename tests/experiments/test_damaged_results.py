@@ -16,9 +16,18 @@ FOUND: dict[str, Any] = {
     "kind": "search",
     "values": digits.HANDCRAFTED,
     "probability": 0.5,
+    "most_likely": digits.HANDCRAFTED,
+    "certainty": 0.7,
     "seconds": 1.0,
 }
-TRAINED: dict[str, Any] = {"seed": 0, "values": digits.HANDCRAFTED, "accuracy": 0.9, "parameters": 10}
+TRAINED: dict[str, Any] = {
+    "seed": 0,
+    "values": digits.HANDCRAFTED,
+    "valid_accuracy": None,
+    "accuracy": 0.9,
+    "parameters": 10,
+    "seconds": 1.0,
+}
 
 
 def open_with(folder, experiment, kind, settings, without, lines):
@@ -73,11 +82,13 @@ def test_a_record_that_no_sweep_writes_is_refused(tmp_path, record):
         {**TRAINED, "kind": "handcrafted"},  # before what was found
         {**TRAINED, "kind": "found", "accuracy": 2.0},
         {**TRAINED, "kind": "found", "accuracy": "high"},
+        {**TRAINED, "kind": "found", "valid_accuracy": 0.9},  # of images that it was trained on
         {**TRAINED, "kind": "found", "values": {"width": 24}},
         {**TRAINED, "kind": "found", "values": None},
         {**FOUND, "seconds": "long"},
         FOUND,  # twice
         {**FOUND, "seed": 1, "values": {**digits.HANDCRAFTED, "width": 99}},
+        {**FOUND, "seed": 1, "most_likely": {**digits.HANDCRAFTED, "width": 99}},
     ],
     ids=str,
 )
@@ -88,7 +99,11 @@ def test_a_record_that_no_search_of_digits_writes_is_refused(tmp_path, record):
 
 
 def test_records_that_are_as_written_are_taken(tmp_path):
-    kinds = ["found", "handcrafted", *["random"] * DIGITS.num_random]
-    records = [FOUND, *({**TRAINED, "kind": kind} for kind in kinds)]
+    random = [{**TRAINED, "kind": "random", "valid_accuracy": 0.8}] * DIGITS.num_random
+    first, last = (
+        [{**TRAINED, "kind": kind} for kind in kinds]
+        for kinds in (("found", "handcrafted"), ("random_first", "random_best"))
+    )
+    records = [FOUND, *first, *random, *last]
     open_with(tmp_path, "digits", "search", DIGITS, "seeds", map(json.dumps, records))
     assert digits.run(DIGITS, tmp_path)["accuracy"]["found"]["mean"] == 0.9

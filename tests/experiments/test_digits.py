@@ -2,14 +2,17 @@
 # mypy: disable-error-code="arg-type, index, union-attr"
 
 import json
+import math
 import signal
+from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import torch
 
 from asng import ASNG, nas
 from asng.experiments import digits
-from asng.nas._loop import Checkpoint
+from asng.nas._loop import Checkpoint, run_job
 from asng.nas.architecture import from_dict
 
 SMALL = digits.DigitsSettings(epochs=2, training_epochs=2)
@@ -58,7 +61,7 @@ def test_a_seed_gives_the_same_search_and_the_same_training_again():
     first, second = (digits.search(SMALL, 3, data) for _ in range(2))
     assert {**first, "seconds": 0} == {**second, "seconds": 0}
     trained = [digits.train(SMALL, 3, data, first["values"]) for _ in range(2)]
-    assert trained[0]["accuracy"] == trained[1]["accuracy"]
+    assert {**trained[0], "seconds": 0} == {**trained[1], "seconds": 0}
 
 
 @pytest.mark.long
@@ -67,13 +70,77 @@ def test_training_learns_the_digits():
     assert digits.train(settings, 0, digits.load_split(0), digits.HANDCRAFTED)["accuracy"] > 0.9
 
 
+@pytest.mark.slow
+def test_validation_images_are_held_out_of_a_training_that_they_judge():
+    data = digits.load_split(0)
+    wrong = replace(data, valid=(data.valid[0], (data.valid[1] + 1) % 10))  # labels that would be learned
+    settings = replace(SMALL, training_epochs=6)
+    right, judged = (digits.train(settings, 0, each, digits.HANDCRAFTED, hold_out=True) for each in (data, wrong))
+    assert right["accuracy"] == judged["accuracy"]
+    assert right["valid_accuracy"] > 0.5 > judged["valid_accuracy"]
+    assert digits.train(SMALL, 0, data, digits.HANDCRAFTED)["valid_accuracy"] is None
+
+
+@pytest.mark.slow
+def test_a_warm_up_trains_the_weights_and_leaves_the_distribution():
+    thetas: list[list[float]] = []
+    weights: list[torch.Tensor] = []
+
+    def keep(record):
+        if isinstance(record, dict):  # of an epoch
+            thetas.append(oneshot.arch_optimizer.theta.tolist())
+            weights.append(next(oneshot.model.parameters()).detach().clone())
+
+    oneshot, job = digits.make_search(replace(SMALL, epochs=3), 0, digits.load_split(0), keep)
+    start = oneshot.arch_optimizer.theta.tolist()
+    with closing(job):
+        history = run_job(job, epochs=3)
+    assert thetas[:2] == [start, start] != thetas[1:]
+    assert not torch.equal(weights[0], weights[1])
+    assert [math.isnan(record["valid_loss"]) for record in history] == [True, True, False]
+
+
+@pytest.mark.slow
+def test_the_second_stage_finds_the_lowest_loss_on_all_validation_images(monkeypatch):
+    oneshots, data = [], digits.load_split(0)
+    make_search = digits.make_search
+
+    def keep(*arguments):
+        oneshot, job = make_search(*arguments)
+        oneshots.append(oneshot)
+        return oneshot, job
+
+    monkeypatch.setattr(digits, "make_search", keep)
+    found = digits.search(SMALL, 0, data)
+    (oneshot,) = oneshots
+    (likely,) = nas.top(oneshot)
+    assert found["most_likely"] == likely.values
+    assert found["certainty"] == likely.certainty
+    best, most_likely = (loss_of(oneshot, data, found[name]) for name in ("values", "most_likely"))
+    assert best == min(loss_of(oneshot, data, each.values) for each in nas.top(oneshot, digits.TOP_K)) < most_likely
+
+
+def loss_of(oneshot, data, values):
+    """The mean loss on the validation images, of an architecture extracted and recalibrated by hand."""
+    model = nas.extract(oneshot.model, values)
+    nas.recalibrate(model, [data.train[0]])
+    with torch.no_grad():
+        return digits.classification_loss(model.eval(), data.valid).item()
+
+
+def test_a_warm_up_leaves_epochs_for_the_distribution():
+    assert digits.DigitsSettings().warmup_epochs == 120
+    assert digits.DigitsSettings(warmup=0.0).warmup_epochs == 0
+    assert [digits.DigitsSettings(epochs=epochs).warmup_epochs for epochs in (1, 2, 3)] == [0, 1, 2]
+
+
 @pytest.mark.long
 def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
     class Enough(Exception):
         pass
 
     def interrupt(done):
-        if done > 0.45:
+        if done > 0.55:
             raise Enough
 
     with pytest.raises(Enough):
@@ -86,11 +153,15 @@ def test_a_run_compares_and_goes_on_where_it_was_interrupted(tmp_path):
     assert heard == sorted(heard)
     (row,) = summary["rows"]
     records = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
-    random = [record["accuracy"] for record in records if record["kind"] == "random"]
-    assert row["random_count"] == len(random) == SMALL.num_random
-    assert row["random_best"]["accuracy"] == max(random)
-    assert row["random_mean"]["accuracy"] == pytest.approx(sum(random) / len(random))
+    *_, first, best = records
+    random = [record for record in records if record["kind"] == "random"]
+    assert summary["random_count"] == len(random) == SMALL.num_random
+    assert best["values"] == max(random, key=lambda record: record["valid_accuracy"])["values"]
+    assert first["values"] == random[0]["values"]
+    assert row["random_best"] == {name: best[name] for name in ("accuracy", "parameters")}
+    assert row["random_seconds"] == sum(record["seconds"] for record in random)
     assert summary["accuracy"]["found"] == {"mean": row["found"]["accuracy"], "standard_error": None}
+    assert summary["gradients"] == {"found": 2 * 2 * 9, "random_best": SMALL.num_random * 2 * 9}
     assert not list(tmp_path.glob("*.pt"))
     kept = json.loads((tmp_path / "architecture.json").read_text())
     assert from_dict(kept, nas.space_of(digits.Net())) == row["values"]
@@ -100,24 +171,37 @@ def test_random_architectures_take_as_many_gradients_as_the_search():
     settings, data = digits.DigitsSettings(), digits.load_split(0)
     half = len(digits.Batches(data.train, settings.batch, torch.Generator()))
     search = settings.epochs * half * 2  # architectures a step
-    assert settings.num_random * settings.training_epochs * 2 * half == search
-    assert SMALL.num_random == digits.DigitsSettings(epochs=1).num_random == 1
+    assert settings.num_random * settings.training_epochs * half == search
+    assert SMALL.num_random == 2
+    assert digits.DigitsSettings(epochs=1).num_random == 1
+
+
+def test_the_best_random_one_is_chosen_by_validation_accuracy():
+    def record(name, valid, test):
+        return {"kind": "random", "values": name, "valid_accuracy": valid, "accuracy": test}
+
+    found = {"kind": "found", "values": "found", "valid_accuracy": None, "accuracy": 1.0}
+    records = [found, record("a", 0.8, 0.9), record("b", 0.9, 0.7), record("c", 0.9, 0.8)]
+    assert digits.best_random(records)["values"] == "b"
 
 
 @pytest.mark.slow
-def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path):
+@pytest.mark.parametrize("after", [1, 2], ids=["in the warm-up", "behind it"])
+def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path, after):
+    settings = replace(SMALL, epochs=3)
+    assert settings.warmup_epochs == 2
     pressed: list[bool] = []  # only once: a second Ctrl-C does not wait for the end of the step
 
     def interrupt(fraction, text="", *, line=False):
-        if not pressed:
+        if fraction >= after / 3 and not pressed:
             pressed.append(True)
             signal.raise_signal(signal.SIGINT)
 
     data, identity = digits.load_split(3), {"seed": 3}
     with pytest.raises(KeyboardInterrupt, match=r"saved in .*: the same call continues"):
-        digits.search(SMALL, 3, data, interrupt, Checkpoint(tmp_path / "c.pt", identity))
-    parted = digits.search(SMALL, 3, data, checkpoint=Checkpoint(tmp_path / "c.pt", identity))
-    assert {**parted, "seconds": 0} == {**digits.search(SMALL, 3, data), "seconds": 0}
+        digits.search(settings, 3, data, interrupt, Checkpoint(tmp_path / "c.pt", identity))
+    parted = digits.search(settings, 3, data, checkpoint=Checkpoint(tmp_path / "c.pt", identity))
+    assert {**parted, "seconds": 0} == {**digits.search(settings, 3, data), "seconds": 0}
 
 
 @pytest.mark.long
@@ -132,7 +216,12 @@ def test_more_seeds_continue_a_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
-    [({"epochs": 0}, "epochs.*got 0"), ({"lr": -1.0}, "lr.*got -1")],
+    [
+        ({"epochs": 0}, "epochs.*got 0"),
+        ({"lr": -1.0}, "lr.*got -1"),
+        ({"warmup": 1.0}, "warmup must be a share.*got 1"),
+        ({"warmup": float("nan")}, "warmup.*got nan"),
+    ],
 )
 def test_wrong_settings_are_refused(wrong, message):
     with pytest.raises(ValueError, match=message):

@@ -13,7 +13,7 @@ import signal
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from asng.experiments.inpainting import data as faces
 from asng.experiments.inpainting import network as inpainting_network
 from asng.experiments.inpainting import task as inpainting
 from asng.experiments.inpainting.encoding import search_space
-from asng.nas._loop import Epoch
+from asng.nas._loop import Epoch, run_job
 from tests.helpers.small_cifar10 import RECORD, random_files
 from tests.helpers.small_faces import texture
 
@@ -263,31 +263,52 @@ def real_data() -> Path:
 
 
 def digits_short() -> Values:
-    """All parts of a run of two epochs."""
-    with tempfile.TemporaryDirectory() as folder, recorded_losses(digits, "classification_loss") as losses:
-        digits.run(digits.DigitsSettings(epochs=2, training_epochs=2), Path(folder))
+    """A search of two epochs, and trainings."""
+    settings, data = digits.DigitsSettings(epochs=2, warmup=0.0, training_epochs=2), digits.load_split(0)
+    found, losses = _digits_most_likely(settings, data)
+    values = {"random": digits.draw_random(settings, 0)[0], "hand": digits.HANDCRAFTED, "found": found.values}
+    bits: Values = {"losses": losses}
+    for kind, each in values.items():
+        trained = digits.train(settings, 0, data, each)
+        bits[kind] = {name: trained.get(name) for name in ("values", "probability", "accuracy", "parameters")}
+    untrained = {"accuracy": None, "parameters": None}
+    bits["search"] = {"values": found.values, "probability": found.probability, **untrained}
+    return {"portable": {"losses": losses[:36]}, "bits": bits}
+
+
+def digits_run() -> Values:
+    """All records of a run: a search with a warm-up and a second stage, and its baselines."""
+    with tempfile.TemporaryDirectory() as folder:
+        digits.run(digits.DigitsSettings(epochs=3, training_epochs=2), Path(folder))
         records = [json.loads(line) for line in (Path(folder) / "results.jsonl").read_text().splitlines()]
-    names = ("values", "probability", "accuracy", "parameters")
-    first = {record["kind"]: {name: record.get(name) for name in names} for record in reversed(records)}
-    first["hand"] = first.pop("handcrafted")
-    return {"portable": {"losses": losses[:36]}, "bits": {"losses": losses[: 2 * 36], **first}}
+    for record in records:
+        del record["seconds"]
+    return {"portable": {"random": [record["values"] for record in records[3:-2]]}, "bits": {"records": records}}
 
 
 def digits_search() -> Values:
-    """The search with seed 0, and the training of what it finds."""
-    settings, data = digits.DigitsSettings(), digits.load_split(0)
-    with recorded_losses(digits, "classification_loss") as losses:
-        result = digits.search(settings, 0, data)
-    trained = digits.train(settings, 0, data, result["values"])
+    """The search with seed 0 without a warm-up, and the training of the most likely architecture."""
+    settings, data = digits.DigitsSettings(warmup=0.0), digits.load_split(0)
+    found, losses = _digits_most_likely(settings, data)
+    trained = digits.train(settings, 0, data, found.values)
     epochs = [losses[at : at + 36] for at in range(0, len(losses), 36)]  # nine mini-batches, two and two architectures
     bits = {
         "losses": {"epochs": [sum(epoch) / 36 for epoch in epochs], "all": digest(losses)},
-        "values": result["values"],
-        "probability": result["probability"],
+        "values": found.values,
+        "probability": found.probability,
         "accuracy": trained["accuracy"],
         "parameters": trained["parameters"],
     }
     return {"portable": {"losses": losses[:36]}, "bits": bits}
+
+
+def _digits_most_likely(settings: digits.DigitsSettings, data: digits.Data) -> tuple[nas.Architecture, list[float]]:
+    """The most likely architecture of a search with seed 0, and all losses of the search."""
+    with recorded_losses(digits, "classification_loss") as losses:
+        oneshot, job = digits.make_search(settings, 0, data)
+        with closing(job):
+            run_job(job, epochs=settings.epochs)
+    return nas.top(oneshot)[0], losses
 
 
 @contextmanager
@@ -391,6 +412,7 @@ SLOW: dict[str, Callable[[], Values]] = {
         cifar10_short,
         inpainting_small,
         digits_short,
+        digits_run,
         nas_search,
         parameter_counts,
         toy_quick,

@@ -84,7 +84,8 @@ class _ElasticShapeNorm(ElasticLayer):
 
     def active_tensors(self) -> dict[str, Tensor | None]:
         shape = self._shape()
-        return {name: first(parameter, *shape) for name, parameter in self._parameters.items()}
+        names = [name for name in ("weight", "bias") if hasattr(self, name)]
+        return {name: first(getattr(self, name), *shape) for name in names}  # also of a parametrization
 
     def _check_shape(self, input: Tensor) -> None:
         sizes = self.sizes["normalized_shape"]
