@@ -6,9 +6,10 @@ BIN := .venv/bin
 SOURCES := asng $(wildcard tests examples benchmarks)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+INSTALL := $(PIP) --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels format hooks fuzz crash bench results clean
+.PHONY: demo quick test test-all test-integrations test-kernels test-browser format hooks fuzz crash bench results lock clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -25,13 +26,16 @@ test: .venv/installed  ## format, lint, types, and the tests that are not long
 
 test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks; and the kernels
 	$(PYTEST) -m long
-	$(MAKE) test-integrations test-kernels
+	$(MAKE) test-integrations test-kernels test-browser
 
-test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's transformers, Lightning
+test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, Lightning, TensorBoard
 	$(PYTEST) tests/integrations
 
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
 	TRITON_INTERPRET=1 $(PYTEST) tests/fused
+
+test-browser: .venv/installed-browser  ## reports in headless Chromium, where there is one
+	$(PYTEST) tests/report/test_browser.py
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)
@@ -54,14 +58,25 @@ results: .venv/installed  ## tables and figures of docs/results.md, from the fil
 	$(BIN)/python benchmarks/shared_weights.py --draw results/shared-weights --figures docs
 	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201 --figure docs/nasbench201.png
 
+# Without torch, whose builds for CPUs and GPUs come from several indexes, with sums and packages of their own.
+OF_CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton
+LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --constraint constraints.txt \
+	--no-annotate --custom-compile-command 'make lock' --default-index https://pypi.org/simple
+lock:  ## renew, by uv, the hashes of what make and the release install: of constraints.txt's versions, for all systems
+	printf '%s\n' $(OF_CUDA) | $(LOCK) --excludes /dev/stdin --no-emit-package torch --output-file requirements-dev.txt \
+		--extra experiments --extra onnx --extra dev pyproject.toml
+	printf '%s\n' build setuptools twine | $(LOCK) --output-file .github/requirements-release.txt -
+
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
-# setuptools comes first and without build isolation, so that it too has the pinned version.
-.venv/installed: pyproject.toml constraints.txt
+# Files are checked against the hashes of requirements-dev.txt, except for torch, which is pinned to the version. Without
+# build isolation, so that setuptools, too, is the pinned one.
+.venv/installed: pyproject.toml constraints.txt requirements-dev.txt
 	@echo 'Installing into .venv, which takes some minutes ...'
 	$(PYTHON) -m venv .venv
-	$(INSTALL) setuptools
+	$(PIP) --no-deps --require-hashes --requirement requirements-dev.txt
+	$(INSTALL) torch
 	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev]'
 	touch $@
 
@@ -70,9 +85,17 @@ clean:
 	touch $@
 
 .venv/installed-integrations: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers pytorch-lightning
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers accelerate pytorch-lightning tensorboard
 	touch $@
 
+# torch's builds for CUDA have brought the Triton that they need.
 .venv/installed-kernels: .venv/installed
+	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) --no-deps triton==3.9.0
 	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,kernels]'
+	touch $@
+
+# axe-core, which looks for what keeps people out, is an npm package; without npm its tests are skipped.
+.venv/installed-browser: .venv/installed
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,browser]'
+	! command -v npm > /dev/null || npm install --silent --no-save --prefix .venv axe-core@4
 	touch $@

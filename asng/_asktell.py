@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng._checks import as_float_array, as_losses, check_bool, check_int
+from asng._checks import MAX_CANDIDATES, as_float_array, as_losses, check_bool, check_int, take_list
 from asng._decoding import Space
 from asng._ragged import Array
 from asng._state import FLOAT64, check_finite, checksum, is_finite, read_state
@@ -69,7 +69,7 @@ class Optimizer(ABC):
 
     Args:
         space: Names and variables.
-        population_size: Candidates per ask (lambda), at least 2.
+        population_size: Candidates per ask (lambda), from 2 to a million.
         mirrored: Draw numbers in pairs mean + d, mean - d.
         initial: Prior knowledge by name: probabilities of choices, or (mean, std) of numbers.
         seed: An integer or a SeedSequence; None for a random one.
@@ -97,7 +97,7 @@ class Optimizer(ABC):
         self._space = Space(space)
         self._family = family_of(space, mirrored=mirrored)
         self._has_custom_family = any(isinstance(part, Family) for part in self._space.marginals)  # a user's own
-        self._population_size = check_int(population_size, "population_size", min=2)
+        self._population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self._settings: dict[str, Any] = {"method": type(self).__name__, "mirrored": check_bool(mirrored, "mirrored")}
         self._generator = _generator(seed)
         initial = {} if initial is None else initial
@@ -150,20 +150,24 @@ class Optimizer(ABC):
     def _update(self, x: Array, losses: list[float], active: Array | None) -> Any:
         """The state after an update from draws x (lambda, variables), their losses and the mask of active variables."""
 
+    def _sample(self, n: int) -> Array:
+        """Raw draws (n, variables)."""
+        return self._family.sample(self._state[0], n, self._generator)
+
     def ask(self, n: int | None = None) -> list[Candidate]:
         """Draw candidates. Asking is free: nothing is pending afterwards.
 
         Args:
-            n: Number of candidates, at least 1; by default `population_size`.
+            n: Number of candidates, from 1 to a million; by default `population_size`.
 
         Returns:
             A list of n candidates.
 
         Raises:
-            ValueError: n is not a positive integer.
+            ValueError: n is no such integer.
         """
-        n = self._population_size if n is None else check_int(n, "n", min=1)
-        x = self._family.sample(self._state[0], n, self._generator)
+        n = self.population_size if n is None else check_int(n, "n", min=1, max=MAX_CANDIDATES)
+        x = self._sample(n)
         x.setflags(write=False)
         return list(map(Candidate, self._space.decode(x), x))
 
@@ -182,7 +186,7 @@ class Optimizer(ABC):
             ValueError: Candidates, losses or names do not fit; nothing is learned.
         """
         try:
-            asked = candidates if type(candidates) is list else list(candidates)
+            asked = candidates if type(candidates) is list else take_list(candidates, "candidates", MAX_CANDIDATES)
         except TypeError:
             raise ValueError(f"tell takes a list of the candidates that ask returned, got {candidates!r}") from None
         n = len(asked)
@@ -245,17 +249,22 @@ class Optimizer(ABC):
         """Mask (n, variables) of active variables, 0 or 1."""
         try:
             name_sets = list(islice(active, n + 1))
-            named = list(chain.from_iterable(name_sets))
-        except TypeError:  # not iterable, as arrays without axes are although they are collections
-            name_sets, named = [], []
-        if len(name_sets) != n or any(
-            isinstance(names, str) or not isinstance(names, Collection) for names in name_sets
-        ):
+            fits = len(name_sets) == n and all(
+                isinstance(names, Collection) and not isinstance(names, str) and len(names) >= 0 for names in name_sets
+            )
+        except TypeError:  # not iterable, or an array without axes, a collection that has no length
+            fits = False
+        if not fits:
             raise ValueError(f"active holds a set of names for each of the {n} candidates, got {active!r}")
-        for name in named:
+        for name in chain.from_iterable(name_sets):
             if not isinstance(name, str) or name not in self._space.names:
                 raise ValueError(f"active names {name!r}, which is not in the space: {', '.join(self._space.names)}")
         return np.array([[name in names for name in self._space.names] for names in name_sets], dtype=float)
+
+    @property
+    def population_size(self) -> int:
+        """The number of candidates that the next ask returns."""
+        return self._population_size
 
     @property
     def space(self) -> dict[str, Variable]:

@@ -8,21 +8,22 @@ from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
 
-from asng._asktell import Candidate, Seed
-from asng._capped import CappedASNG, default_population_size
-from asng._checks import as_float, as_int, check_int
+from asng._asktell import Candidate, Optimizer, Seed
+from asng._black_box_defaults import black_box_optimizer, default_population_size
+from asng._checks import MAX_CANDIDATES, as_float, as_int, check_int
+from asng._covariance import CovarianceASNG
 from asng._decoding import Space
 from asng._evaluation import Outcome
 from asng._ragged import Array
 from asng._untrusted import mismatch
-from asng.optimizer import ASNG
 from asng.space import Variable, describe
 
 Limits = Sequence[Callable[[dict[str, Any]], Any]]
 Violation = tuple[int, float]  # limits not reached, violation of the first violated one
 FEASIBLE: Violation = (0, 0.0)
 WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
-MAX_ELITE_AGE = 20  # populations that the best so far is ranked with
+MAX_ELITE_AGE, MAX_NOISY_ELITE_AGE = 20, 2  # populations that the best so far is ranked with
+MAX_RESTART_SIZE = 10_000  # the population of a restart: doubled without end, it would only draw
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
@@ -99,7 +100,7 @@ class BlackBox:
         self._noisy, self._limits, self._restarts = noisy, limits, restarts
         self.population_size = default_population_size(space)
         if population_size is not None:
-            self.population_size = check_int(population_size, "population_size", min=2)
+            self.population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
         sequence = self._seed
         if not isinstance(sequence, np.random.SeedSequence):
@@ -110,24 +111,28 @@ class BlackBox:
         self._losses: dict[Hashable, float] = {}
         self._best: int | None = None
         self.failures_in_row = 0
+        self.last_cause: BaseException | None = None  # what the last evaluation raised
         self._queue: deque[Candidate] = deque()
         self.jobs: dict[Job, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
+        # Numbers with covariances would go on following a draw that is told again, and their spread stay wide.
+        has_elite = not isinstance(self.optimizer, CovarianceASNG)
+        self._max_elite_age = (MAX_NOISY_ELITE_AGE if noisy else MAX_ELITE_AGE) if has_elite else 0
         self._elite: Judged | None = None  # the best that the current optimizer drew
         self._elite_age = 0  # populations since
         self._stale = self._barren = self._settled = 0
         self._started_before = self._told_before = 0  # evaluations started and ended at the last tell
         self.is_whole = True  # False in the middle of a change
 
-    def _make_optimizer(self, start: int) -> ASNG:
+    def _make_optimizer(self, start: int) -> Optimizer:
         seed: Seed = self._seed
         if start:
             seed = np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
         size = self.population_size * 2**start
-        return CappedASNG(self._variables, population_size=size, initial=self._initial, seed=seed)
+        return black_box_optimizer(self._variables, population_size=size, initial=self._initial, seed=seed)
 
     @property
-    def optimizer(self) -> ASNG:
+    def optimizer(self) -> Optimizer:
         """The optimizer that draws now."""
         return self.optimizers[-1]
 
@@ -137,14 +142,14 @@ class BlackBox:
         return None if self._best is None else self.history[self._best]
 
     @property
-    def best_optimizer(self) -> ASNG:
+    def best_optimizer(self) -> Optimizer:
         """The optimizer that found the lowest loss."""
         return self.optimizer if self._best is None else self.optimizers[self._origins[self._best][1]]
 
     @property
     def exhausted(self) -> str:
         """Why nothing is left to evaluate, or an empty text."""
-        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / self.optimizer._population_size)
+        patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / self.optimizer.population_size)
         if self._stale >= MAX_STALE:
             return "nothing new"
         if self._barren >= MAX_INFEASIBLE:
@@ -187,7 +192,8 @@ class BlackBox:
         """Take the outcome of a job in; a whole population is told."""
         self.is_whole = False
         others = self.jobs.pop(job)
-        evaluation = Evaluation(job.candidate.values, *outcome)
+        evaluation = Evaluation(job.candidate.values, outcome.loss, outcome.error)
+        self.last_cause = outcome.cause
         self._remember(evaluation, job.candidate.x, job.start)
         if job.start == len(self.optimizers) - 1:
             for candidate in (job.candidate, *others):
@@ -208,20 +214,21 @@ class BlackBox:
         self._judged.append(judged)
         if math.isfinite(loss) and (self._elite is None or loss < self._elite.loss):
             self._elite, self._elite_age = judged, 0
-        if len(self._judged) >= self.optimizer._population_size:
+        if len(self._judged) >= self.optimizer.population_size:
             self._tell()
             self._count()
-            if self.exhausted and len(self.optimizers) <= self._restarts:
+            is_small = 2 * self.optimizer.population_size <= MAX_RESTART_SIZE
+            if self.exhausted and len(self.optimizers) <= self._restarts and is_small:
                 self._restart()
 
     def _tell(self) -> None:
         """Tell losses, and for infeasible candidates numbers above them in the order of their violations.
 
         The best so far is ranked with the next populations, too, so that it is not lost again; not with all, or the
-        distribution could not narrow elsewhere. A noisy loss might have been a lucky one, and is ranked once.
+        distribution could not narrow elsewhere. A noisy loss may have been a lucky one, and is soon forgotten.
         """
         judged, elite = self._judged, self._elite
-        if elite is not None and not self._noisy and 0 < self._elite_age <= MAX_ELITE_AGE:
+        if elite is not None and 0 < self._elite_age <= self._max_elite_age:
             judged = [*judged, elite]
         self._elite_age += 1
         steps = sorted({each.violation for each in judged})

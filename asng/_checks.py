@@ -3,12 +3,14 @@
 import math
 import operator
 from collections.abc import Iterable, Sized
-from itertools import islice
+from itertools import count, cycle, islice, repeat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_ITEMS = 100_000  # of a list: choices, modules
+MAX_CANDIDATES = 1_000_000  # of one ask or tell
 NOT_REAL = (str, bytes, complex, np.complexfloating)  # although float() takes some of them
 
 
@@ -24,14 +26,35 @@ def as_int(value: Any) -> int | None:
         return None
 
 
-def check_int(value: Any, name: str, *, min: int) -> int:
-    """Return an integer of at least `min`; ValueError names the argument."""
+def check_int(value: Any, name: str, *, min: int, max: float = math.inf) -> int:
+    """Return an integer with min <= value <= max; ValueError names the argument."""
     number = as_int(value)
     if number is None:
         raise ValueError(f"{name} must be an integer, got {value!r}")
     if number < min:
         raise ValueError(f"{name} must be at least {min}, got {number}")
+    if number > max:
+        raise ValueError(f"{name} must be at most {max:,}, got {number}")
     return number
+
+
+def take_list(items: Iterable[Any], what: str, max: int = MAX_ITEMS) -> list[Any]:
+    """The items of an iterable, which may be endless; ValueError for more than `max`.
+
+    >>> take_list(count(), "the choices", max=3)
+    Traceback (most recent call last):
+    ValueError: the choices are more than 3, got count(0); give a list of fewer
+    """
+    shown = "" if isinstance(items, Sized) else repr(items)[:80]  # an iterator, as it begins
+    taken = list(islice(items, max + 1))
+    if len(taken) > max:
+        raise ValueError(f"{what} are more than {max:,}, got {shown or repr(items)[:80]}; give a list of fewer")
+    return taken
+
+
+def is_endless(items: Any) -> bool:
+    """Whether an iterator is one of those of itertools that never end."""
+    return isinstance(items, (count, cycle)) or (isinstance(items, repeat) and operator.length_hint(items, -1) < 0)
 
 
 def check_bool(value: Any, name: str) -> bool:

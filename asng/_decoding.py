@@ -7,7 +7,7 @@ import numpy as np
 
 from asng._ragged import Array
 from asng.families import Choices, Family
-from asng.space import Variable, describe
+from asng.space import Variable, check_space, describe
 
 TABLE = 4096  # the most values of a variable that are looked up
 
@@ -16,15 +16,7 @@ class Space:
     """Names and variables in order, compiled so that many draws are decoded at once."""
 
     def __init__(self, variables: Mapping[str, Variable]) -> None:
-        if not isinstance(variables, Mapping):
-            raise ValueError(f"a space is a dict of names and variables, got {variables!r}")
-        if not variables:
-            raise ValueError('the space is empty; give it at least one variable, as in {"op": Categorical([...])}')
-        for name, variable in variables.items():
-            if not isinstance(name, str):
-                raise ValueError(f"names of variables must be strings, got {name!r}")
-            if not isinstance(variable, Variable):
-                raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
+        check_space(variables)
         self.names, self.variables = tuple(variables), tuple(variables.values())
         self.marginals = tuple(variable.marginal() for variable in self.variables)
         self._template: dict[str, Any] = dict.fromkeys(self.names)

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Hashable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
+from traceback import clear_frames
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from asng._checks import as_float
@@ -13,21 +14,22 @@ from asng._checks import as_float
 Values = dict[str, Any]
 Job = TypeVar("Job", bound=Hashable)
 MAX_TEXT = 200  # characters of an error
-MIN_POLL = 0.01  # seconds between two looks at running evaluations
+MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
 
 
 class Outcome(NamedTuple):
-    """The loss of an evaluation, infinity where it failed, and why it failed, or an empty text."""
+    """The loss of an evaluation, infinity where it failed; why it failed, or an empty text; what it raised."""
 
     loss: float
     error: str = ""
+    cause: BaseException | None = None
 
 
 def to_outcome(returned: Any) -> Outcome:
     """Check what a black box returned; infinity is a loss, the worst.
 
     >>> to_outcome(2), to_outcome(math.nan).error, to_outcome(None).error
-    (Outcome(loss=2.0, error=''), 'it returned nan', 'it must return a number, got None')
+    (Outcome(loss=2.0, error='', cause=None), 'it returned nan', 'it must return a number, got None')
     """
     try:
         loss = as_float(returned, "it must return a number")
@@ -37,11 +39,13 @@ def to_outcome(returned: Any) -> Outcome:
 
 
 def failure(error: BaseException) -> Outcome:
-    """The outcome of an evaluation that raised; Ctrl-C is raised again."""
+    """The outcome of an evaluation that raised, without its local variables; Ctrl-C is raised again."""
     if isinstance(error, KeyboardInterrupt):
         raise error
+    clear_frames(error.__traceback__)  # which may hold much memory
     text = (str(error).splitlines() or [""])[0]
-    return Outcome(math.inf, f"{type(error).__name__}: {text}"[:MAX_TEXT] if text else type(error).__name__)
+    name = type(error).__name__
+    return Outcome(math.inf, f"{name}: {text}"[:MAX_TEXT] if text else name, error)
 
 
 class Evaluator(Protocol[Job]):
@@ -224,7 +228,7 @@ class InExecutor(Generic[Job]):
         if self._timeout is None:
             return None
         earliest = min(map(self._deadline, self._flights.values())) - time.monotonic()
-        return max(MIN_POLL, min(earliest, self._timeout / 10))
+        return max(MIN_POLL, min(earliest, self._timeout / 10, MAX_POLL))
 
     def _replace_executor(self, error: BaseException) -> None:
         """Make a pool of processes again, as it was; any other executor is lost."""

@@ -9,13 +9,14 @@ axes, written `...` below.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from asng._checks import MAX_ITEMS, as_finite_array, check_bool
 from asng._ragged import Array, Ragged
 
 MAX_DISTANCE = 1e9  # times the bounds: far beyond any draw, and its square is exact enough in float64
@@ -232,10 +233,10 @@ class CategoricalFamily(Family):
     redundant, and what the paper computes for j < m_i is kept at zero there.
 
     Args:
-        counts: The number of choices of each variable, at least 1.
+        counts: The number of choices of each variable, from 1 to 100,000.
 
     Raises:
-        ValueError: `counts` is no list of positive integers.
+        ValueError: `counts` is no list of such integers.
 
     >>> family = CategoricalFamily([2, 3])
     >>> family.size, family.dimension, family.variables
@@ -246,8 +247,8 @@ class CategoricalFamily(Family):
 
     def __init__(self, counts: Sequence[int]) -> None:
         m = np.array(counts)
-        if m.ndim != 1 or not m.size or m.dtype.kind not in "iu" or m.min() < 1:
-            raise ValueError(f"counts must be a list of numbers of choices >= 1, got {counts!r}")
+        if m.ndim != 1 or not m.size or m.dtype.kind not in "iu" or m.min() < 1 or m.max() > MAX_ITEMS:
+            raise ValueError(f"counts must be a list of numbers of choices from 1 to {MAX_ITEMS:,}, got {counts!r}")
         m = m.astype(np.intp)  # smaller integers overflow below
         self._rows = Ragged(m)
         self.variables, self.size, self.dimension = len(m), int(m.sum()), int((m - 1).sum())
@@ -323,7 +324,8 @@ class NormalFamily(Family):
     def __init__(
         self, low: Sequence[float], high: Sequence[float], std_min: Sequence[float], *, mirrored: bool
     ) -> None:
-        self._low, self._high, smallest_std = (np.array(numbers, dtype=float) for numbers in (low, high, std_min))
+        bounds = [as_finite_array(numbers, "bounds and std_min") for numbers in (low, high, std_min)]
+        self._low, self._high, smallest_std = bounds
         if not (self._low.ndim == 1 and self._low.size and self._low.shape == self._high.shape == smallest_std.shape):
             raise ValueError(f"bounds and std_min must be lists of one length, got {low!r}, {high!r} and {std_min!r}")
         half = (self._high - self._low) / 2
@@ -331,7 +333,7 @@ class NormalFamily(Family):
             raise ValueError(f"0 < std_min <= (high - low) / 2 must hold, got {low!r}, {high!r} and {std_min!r}")
         self._var_min, self._var_max = np.square(smallest_std), np.square(half)
         self._max_squares = MAX_DISTANCE**2 * np.square(np.maximum(np.abs(self._low), np.abs(self._high))).sum()
-        self._mirrored, n = mirrored, len(half)
+        self._mirrored, n = check_bool(mirrored, "mirrored"), len(half)
         self.variables, self.size, self.dimension, self.owner = n, 2 * n, 2 * n, np.tile(np.arange(n), 2)
         self._one, self._root2 = np.ones(n), np.full(n, math.sqrt(2))  # arrays: quicker than numbers
 
@@ -393,6 +395,11 @@ class NormalFamily(Family):
         return np.concatenate((mean, mean * mean + std * std))
 
 
+def _is_part(part: Any) -> bool:
+    is_pair = isinstance(part, Sequence) and len(part) == 2
+    return is_pair and isinstance(part[0], Family) and isinstance(part[1], Sized)
+
+
 class Joint(Family):
     """Independent families side by side; theta is the concatenation of their thetas.
 
@@ -400,7 +407,7 @@ class Joint(Family):
         parts: Pairs of a family and its columns of x.
 
     Raises:
-        ValueError: There are no parts, or their columns do not cover 0, 1, 2, ... once each.
+        ValueError: There are no parts, one is no such pair, or their columns do not cover 0, 1, 2, ... once each.
 
     >>> joint = Joint([(CategoricalFamily([2]), [1]), (NormalFamily([0.0], [4.0], [0.5], mirrored=True), [0])])
     >>> joint.initial()
@@ -410,8 +417,8 @@ class Joint(Family):
     """
 
     def __init__(self, parts: Sequence[tuple[Family, Sequence[int]]]) -> None:
-        if not parts:
-            raise ValueError("a joint distribution needs at least one family")
+        if not isinstance(parts, Sequence) or not parts or not all(map(_is_part, parts)):
+            raise ValueError(f"a joint distribution is made of a list of pairs (family, columns), got {parts!r}")
         self._parts: list[tuple[Family, NDArray[np.intp], slice]] = []
         self.size = 0
         for family, columns in parts:

@@ -1,4 +1,4 @@
-"""Black-box minimization: a loop around ASNG's ask and tell, with the defaults of black boxes."""
+"""Black-box minimization: a loop around ask and tell, with the defaults of black boxes."""
 
 import time
 import warnings
@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng._asktell import Seed
+from asng._asktell import Optimizer, Seed
 from asng._blackbox import BlackBox, Evaluation, Job, Limits
 from asng._checks import check_bool, check_float, check_int
 from asng._evaluation import Evaluator, ExecutorLost, InExecutor, InProcess
 from asng._progress import Progress, no_progress, progress_bar
 from asng._signals import sigterm_as_interrupt
-from asng.optimizer import ASNG
 from asng.space import Variable
 
 FORMAT = "asng minimize 1"
@@ -54,7 +53,7 @@ class Result(NamedTuple):
     evaluations: int
     stopped: str
     history: list[Evaluation]
-    optimizer: ASNG
+    optimizer: Optimizer
 
     def __repr__(self) -> str:
         """Short, without mode, history and optimizer."""
@@ -63,7 +62,7 @@ class Result(NamedTuple):
 
 
 class EvaluationError(RuntimeError):
-    """No evaluation gave a finite loss.
+    """No evaluation gave a finite loss; `__cause__` is what the last one raised.
 
     Attributes:
         history: The evaluations, with their errors.
@@ -80,7 +79,7 @@ class EvaluationError(RuntimeError):
     """
 
     history: list[Evaluation]
-    optimizer: ASNG
+    optimizer: Optimizer
 
 
 def minimize(
@@ -104,7 +103,7 @@ def minimize(
     """Minimize a black box over a space. Ctrl-C and SIGTERM end it early with the result so far.
 
     An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN, -infinity or no number is one
-    evaluation with the worst loss; a warning says why.
+    evaluation with the worst loss; a warning says why, once for equal reasons.
 
     Args:
         f: Called with a dict of values; returns a number, lower is better.
@@ -128,7 +127,8 @@ def minimize(
             continues from it, also with more evaluations.
         target: Ends the minimization at a loss that is not above it.
         timeout: Seconds that an evaluation by an executor may take, with the start of its process.
-        restarts: How often to start over, each time with twice the population, once converged or without anything new.
+        restarts: How often to start over, each time with twice the population, up to 10,000, once converged or without
+            anything new.
         progress: Show a progress bar, if stderr is a terminal.
 
     Returns:
@@ -141,7 +141,7 @@ def minimize(
     >>> import asng
     >>> space = {"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}
     >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=100, seed=0)
-    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=15, stopped='nothing new')
+    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=12, stopped='nothing new')
     """
     check_int(evaluations, "evaluations", min=2)
     _check_callables(f, executor, limits, callback)
@@ -188,6 +188,7 @@ def _evaluate(
     report: Progress,
 ) -> str:
     """Evaluate until there is a reason to stop, and return it."""
+    warned: set[str] = set()
     while True:
         if target is not None and run.best is not None and run.best.loss <= target:
             return "target"
@@ -202,7 +203,8 @@ def _evaluate(
         is_over = False
         for job, outcome in evaluator.wait():
             evaluation = run.record(job, outcome)
-            if evaluation.error:
+            if evaluation.error and evaluation.error not in warned:
+                warned.add(evaluation.error)
                 shown = f"evaluation {len(run.history)} of {_shorten(evaluation.values)}"
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)
@@ -224,7 +226,7 @@ def _result(run: BlackBox, stopped: str) -> Result:
             why = f"the last one: {last.error or last.loss}"
         error = EvaluationError(f"none of {n} evaluations gave a finite loss; {why}")
         error.history, error.optimizer = run.history, run.optimizer
-        raise error
+        raise error from run.last_cause
     if stopped == "failures":
         why = run.history[-1].error or "the loss is infinite"
         warnings.warn(f"minimize ends early: the last {run.failures_in_row} evaluations failed: {why}", stacklevel=3)
@@ -281,14 +283,16 @@ def _shown(progress: bool) -> Iterator[Progress]:
 
 def _shorten(values: Mapping[str, Any]) -> str:
     """Values as text, cut to the first few."""
-    shown = [f"{name!r}: {str(repr(value))[:40]}" for name, value in list(values.items())[:MAX_SHOWN]]
+    texts = {name: f"{v:.6g}" if isinstance(v, float) else str(repr(v))[:40] for name, v in values.items()}
+    shown = [f"{name!r}: {text}" for name, text in list(texts.items())[:MAX_SHOWN]]
     return f"{{{', '.join(shown + ['...'] * (len(values) > MAX_SHOWN))}}}"
 
 
 def _check_callables(f: Any, executor: Any, limits: Any, callback: Any) -> None:
     if not callable(f):
         raise ValueError(f"minimize takes a function of the values first, then the space; got {str(f)[:80]} first")
-    if executor is not None and not (hasattr(executor, "submit") and hasattr(executor, "shutdown")):
+    methods = ("submit", "shutdown")
+    if executor is not None and (isinstance(executor, type) or not all(hasattr(executor, each) for each in methods)):
         raise ValueError(
             f"executor must be a concurrent.futures executor, such as a ThreadPoolExecutor, got {executor!r}"
         )

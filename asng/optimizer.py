@@ -7,7 +7,7 @@ validate arguments.
 import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from asng.space import Variable
 Losses = Array | Sequence[float]
 
 MAX_PATH = 1e9  # each update makes it longer by 1 at most
+MAX_GROWTH = 1000.0  # of an adapted population, which noise alone would let grow forever
 
 
 @lru_cache(maxsize=64)
@@ -47,8 +48,11 @@ def rank_utilities(losses: Losses) -> Array:
     >>> rank_utilities([0.3, 0.1, math.nan, 0.2, 0.2])
     array([-1. ,  1. , -1. ,  0.5,  0.5])
     """
-    finite = np.where(np.isfinite(losses), losses, np.inf)
-    n = finite.shape[-1]
+    try:
+        finite = np.where(np.isfinite(losses), losses, np.inf)
+        n = finite.shape[-1]
+    except (TypeError, IndexError):  # no numbers, or a single one
+        n = 0
     if n < 2:
         raise ValueError(f"a ranking needs at least two losses, got {losses!r}")
     if n == 2:  # nothing to sort
@@ -130,12 +134,12 @@ class ASNGState(NamedTuple):
     theta: Array  # (..., size)
     path: Array  # s, (..., size)
     gamma: Any  # a float, or (..., 1)
-    divisor: Any  # Delta, a float or (..., 1): delta = delta_init / divisor
+    divisor: Any  # Delta, a float or (..., 1): delta = delta_init / divisor, or lambda = population_size * divisor
 
 
-def asng_init(family: Family, theta: Array, delta_init: Any) -> ASNGState:
+def asng_init(family: Family, theta: Array, delta_init: Any, max_beta: float = 1.0) -> ASNGState:
     """The state before the first update."""
-    min_divisor = delta_init / family.root_dimension
+    min_divisor = delta_init / (family.root_dimension * max_beta)
     if theta.ndim == 1:  # Python floats are quicker, and equal after saving and loading
         return ASNGState(theta, np.zeros_like(theta), 0.0, max(1.0, min_divisor))
     zero = np.zeros_like(theta[..., :1])
@@ -151,10 +155,16 @@ def asng_update(
     delta_init: Any,
     delta_max: Any,
     active: Array | None = None,
+    max_beta: float = 1.0,
+    fixed_delta: bool = False,
 ) -> ASNGState:
-    """One update of Algorithm 1, lines 3 and 5 to 8; runs with nothing to learn stay as they are."""
+    """One update of Algorithm 1, lines 3 and 5 to 8; runs with nothing to learn stay as they are.
+
+    With `fixed_delta` the divisor, 1 or more, is left to the caller, who multiplies the population size by it.
+    """
     gradient, white, inv_norm = natural_gradient(family, state.theta, x, losses, active)
-    delta = delta_init / state.divisor
+    max_delta = family.root_dimension * max_beta
+    delta = np.minimum(delta_init, max_delta) if fixed_delta else delta_init / state.divisor
     beta = delta / family.root_dimension * (inv_norm > 0)
     gain = beta * (2 - beta)
     path = state.path * (1 - beta)
@@ -162,8 +172,8 @@ def asng_update(
     gamma = (1 - beta) ** 2 * state.gamma + gain
     gradient *= delta * inv_norm
     theta = projected_step(family, state.theta, gradient, inv_norm)
-    # Beyond the paper: beta <= 1, without which the step size runs away for small delta_init.
-    min_divisor = delta_init / family.root_dimension
+    # Beyond the paper: beta <= max_beta = 1, without which the step size runs away for small delta_init.
+    min_divisor = 1.0 if fixed_delta else delta_init / max_delta
     if theta.ndim == 1:
         divisor = state.divisor * math.exp(beta * (gamma - float(path.dot(path)) / alpha))
         return ASNGState(theta, path, gamma, min(max(divisor, min_divisor), delta_max))
@@ -180,6 +190,9 @@ class ASNG(Optimizer):
         alpha: Target of the ratio |path|^2 / gamma that the step size is adapted to.
         delta_init: Initial trust-region radius.
         delta_max: Largest divisor Delta of delta_init; infinity in the paper's experiments.
+        max_beta: Largest delta / sqrt(n_theta), the share of theta that an update replaces; beyond the paper.
+        adapt: What is adapted: "delta", or "population_size" (section 2.4): delta stays delta_init, and the population
+            becomes population_size * Delta, with Delta between 1 and delta_max or 1000.
         mirrored: Draw numbers in pairs mean + d, mean - d; a single pair can only narrow their spread.
         initial: Prior knowledge: {"op": [0.7, 0.3], "n": (4, 2)}, probabilities or (mean, std); warns if out of bounds.
         seed: An integer or a SeedSequence; None for a random one.
@@ -206,27 +219,41 @@ class ASNG(Optimizer):
         alpha: float = 1.5,
         delta_init: float = 1.0,
         delta_max: float = math.inf,
+        max_beta: float = 1.0,
+        adapt: Literal["delta", "population_size"] = "delta",
         mirrored: bool = True,
         initial: Mapping[str, Any] | None = None,
         seed: Seed = None,
     ) -> None:
+        if adapt not in ("delta", "population_size"):
+            raise ValueError(f'adapt must be "delta" or "population_size", got {adapt!r}')
+        self._fixed_delta = adapt == "population_size"
+        self._max_beta = check_float(max_beta, "max_beta", max=1.0)
         self._alpha = check_float(alpha, "alpha", gt=1.0, max=1e9)
         self._delta_init = check_float(delta_init, "delta_init", max=MAX_STEP_SIZE)
         self._delta_max = check_float(delta_max, "delta_max")
         super().__init__(space, population_size=population_size, mirrored=mirrored, initial=initial, seed=seed)
         largest = None if math.isinf(self._delta_max) else self._delta_max  # JSON has no infinity
         self._settings |= {"alpha": self._alpha, "delta_init": self._delta_init, "delta_max": largest}
+        if self._max_beta < 1.0:
+            self._settings["max_beta"] = self._max_beta
+        if self._fixed_delta:
+            self._settings |= {"adapt": adapt, "population_size": self._population_size}  # what the state multiplies
+            self._delta_max = min(self._delta_max, MAX_GROWTH)
         if self._delta_max < self._state.divisor:
             raise ValueError(f"delta_max must be at least {self._state.divisor:g} here, got {delta_max}; leave it out")
 
     def _initial_state(self, theta: Array) -> ASNGState:
-        return asng_init(self._family, theta, self._delta_init)
+        if self._fixed_delta:
+            return asng_init(self._family, theta, 1.0)._replace(divisor=1.0)
+        return asng_init(self._family, theta, self._delta_init, self._max_beta)
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> ASNGState:
-        return asng_update(self._family, self._state, x, losses, self._alpha, self._delta_init, self._delta_max, active)
+        bounds = self._delta_init, self._delta_max, active, self._max_beta, self._fixed_delta
+        return asng_update(self._family, self._state, x, losses, self._alpha, *bounds)
 
     def _impossible_part(self, state: ASNGState) -> str | None:
-        min_divisor = self._delta_init / self._family.root_dimension
+        min_divisor = 1.0 if self._fixed_delta else self._delta_init / (self._family.root_dimension * self._max_beta)
         parts = {
             "path": np.abs(state.path).max() <= MAX_PATH,
             "gamma": 0 <= state.gamma <= 1 + 1e-9,
@@ -235,8 +262,15 @@ class ASNG(Optimizer):
         return next((name for name, is_possible in parts.items() if not is_possible), None)
 
     @property
+    def population_size(self) -> int:
+        """The number of candidates that the next ask returns."""
+        return round(self._population_size * self._state.divisor) if self._fixed_delta else self._population_size
+
+    @property
     def delta(self) -> float:
         """The trust-region radius of the next update."""
+        if self._fixed_delta:
+            return min(self._delta_init, self._family.root_dimension * self._max_beta)
         return float(self._delta_init / self._state.divisor)
 
     @property

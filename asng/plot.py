@@ -1,6 +1,7 @@
 """Figures of results, for notebooks and files; they need matplotlib."""
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +14,8 @@ COLOR, GRAY = "#0072B2", "0.75"
 HALVES = {"train": COLOR, "valid": "#D55E00"}  # of a step; blue and vermilion, which color-blind people tell apart
 OTHER = "#009E73"
 COLUMNS = 4
-NOT_DRAWN = {"epoch", "seconds", "delta", "capture_seconds", "capture_gb"}
+NOT_DRAWN = {"epoch", "seconds", "delta", "distribution", "capture_seconds", "capture_gb"}
+MAX_LABELS = 8  # lines of a panel that are named
 LAST = "largest_probability"  # of the panels
 
 
@@ -31,7 +33,7 @@ def history(result: Any) -> "Figure":
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: The history is empty.
+        ValueError: This is no result, or its history is empty.
 
     >>> from types import SimpleNamespace
     >>> first, second = {"train_loss": 0.9, "valid_loss": 1.1}, {"train_loss": 0.5, "valid_loss": 0.6}
@@ -39,10 +41,13 @@ def history(result: Any) -> "Figure":
     >>> [(line.get_label(), line.get_ydata().tolist()) for line in figure.axes[0].lines]
     [('train', [0.9, 0.5]), ('valid', [1.1, 0.6])]
     """
+    _check_result(result, "history")
     records = result.history
-    if not records:
-        raise ValueError("the history is empty; pass the records of your epochs, as in nas.result(oneshot, history)")
+    if not isinstance(records, Sequence) or not all(isinstance(record, Mapping) for record in records):
+        raise ValueError(f"the history must be a list of records, dicts of names and numbers, got {repr(records)[:80]}")
     names = dict.fromkeys(name for record in records for name in record if name not in NOT_DRAWN)
+    if not names:
+        raise ValueError("the history is empty; pass the records of your epochs, as in nas.result(oneshot, history)")
     panels: dict[str, dict[str, str]] = {}  # the names in the records by panel and label
     for name in sorted(names, key=LAST.__eq__):  # which keeps the order of the others
         half, _, rest = name.partition("_")
@@ -61,6 +66,53 @@ def history(result: Any) -> "Figure":
     return figure
 
 
+def probabilities(result: Any) -> "Figure":
+    """Draw how the distribution of a search moved, one panel for each decision.
+
+    Choices are lines of their probabilities over the epochs; numbers are a mean between one standard deviation to both
+    sides.
+
+    Args:
+        result: What `asng.nas.search` returned.
+
+    Returns:
+        A matplotlib figure, which notebooks show; `figure.savefig("probabilities.svg")` writes it.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: This is no result, or its history has no distributions.
+
+    >>> from types import SimpleNamespace
+    >>> records = [{"distribution": {"act": {"relu": p, "tanh": 1 - p}}} for p in (0.5, 0.75)]
+    >>> figure = probabilities(SimpleNamespace(history=records))
+    >>> [(line.get_label(), line.get_ydata().tolist()) for line in figure.axes[0].lines]
+    [('relu', [0.5, 0.75]), ('tanh', [0.5, 0.25])]
+    """
+    _check_result(result, "history")
+    records = [record for record in result.history if "distribution" in record]
+    if not records:
+        raise ValueError("the history has no distributions; pass what nas.search returned")
+    epochs = [record.get("epoch", index) for index, record in enumerate(records, 1)]
+    names = list(records[0]["distribution"])
+    figure, axes = _panels(len(names), height=2.6)
+    for panel, name in zip(axes, names, strict=True):
+        over_time = [record["distribution"][name] for record in records]
+        panel.set(title=name, xlabel="epoch")
+        panel.locator_params(axis="x", integer=True)
+        if over_time[0].keys() == {"mean", "std"}:
+            mean, std = (np.array([one[key] for one in over_time]) for key in ("mean", "std"))
+            panel.plot(epochs, mean, ".-", color=COLOR)
+            panel.fill_between(epochs, mean - std, mean + std, color=COLOR, alpha=0.2, linewidth=0)
+            continue
+        for label, last in over_time[-1].items():
+            if isinstance(last, float):  # not of a family of the user's own
+                panel.plot(epochs, [one[label] for one in over_time], ".-", label=_shorten(label))
+        panel.set_ylim(0, 1)
+        if len(panel.lines) <= MAX_LABELS:
+            panel.legend(frameon=False)
+    return figure
+
+
 def distribution(result: Any) -> "Figure":
     """Draw the final distribution of a search, one panel for each decision.
 
@@ -75,6 +127,7 @@ def distribution(result: Any) -> "Figure":
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: This is no result.
 
     >>> from types import SimpleNamespace
     >>> import asng
@@ -85,6 +138,7 @@ def distribution(result: Any) -> "Figure":
     >>> [round(float(bar.get_width()), 3) for bar in figure.axes[0].patches]
     [0.25, 0.75]
     """
+    _check_result(result, "arch_optimizer", "values", "inactive")
     optimizer, values = result.arch_optimizer, result.values
     now = optimizer.distribution()
     longest = max(np.size(parameters) for parameters in now.values())
@@ -136,6 +190,7 @@ def front(front: Any) -> "Figure":
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: This is no front, such as the result of a search.
 
     >>> from asng import nas
     >>> points = (nas.Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
@@ -143,6 +198,11 @@ def front(front: Any) -> "Figure":
     >>> [axes.get_xlabel() for axes in figure.axes]
     ['parameters']
     """
+    if not all(hasattr(front, name) for name in ("points", "others", "measures")):
+        raise ValueError(
+            f"this draws what nas.front returns, got a {type(front).__name__}; pass nas.front(result, ...), or draw a "
+            "result by plot.history and plot.distribution"
+        )
     figure, panels = _panels(len(front.measures), height=3.5, width=4.0)
     for index, (axes, measure) in enumerate(zip(panels, front.measures, strict=True)):
         axes.set(xlabel=measure, ylabel="" if index else "score")
@@ -153,6 +213,11 @@ def front(front: Any) -> "Figure":
             axes.plot(costs, scores, color=color, drawstyle="steps-post")
     panels[0].legend(frameon=False)
     return figure
+
+
+def _check_result(result: Any, *attributes: str) -> None:
+    if not all(hasattr(result, name) for name in attributes):
+        raise ValueError(f"a result is drawn as asng.nas.search or result returned it, got {repr(result)[:80]}")
 
 
 def _panels(count: int, *, height: float, width: float = 3.2) -> tuple["Figure", list["Axes"]]:

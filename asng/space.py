@@ -9,7 +9,7 @@ import json
 import math
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, is_dataclass
 from statistics import NormalDist
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from asng._checks import as_finite_array, as_float, as_int, check_bool, check_bounds
+from asng._checks import as_finite_array, as_float, as_int, check_bool, check_bounds, take_list
 from asng._ragged import Array
 from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
 
@@ -171,10 +171,10 @@ class Categorical(Variable):
     """One of several choices without order.
 
     Args:
-        choices: Names, layers, sizes, any objects that are not equal (as 1 and True are).
+        choices: Names, layers, sizes, any objects that are not equal (as 1 and True are), at most 100,000.
 
     Raises:
-        ValueError: There is none, two are equal, or it is not a list.
+        ValueError: There is none, there are too many, two are equal, or it is not a list.
 
     >>> Categorical(["conv", "pool"])
     Categorical(choices=('conv', 'pool'))
@@ -184,12 +184,14 @@ class Categorical(Variable):
 
     def __post_init__(self) -> None:
         given = self.choices
-        if isinstance(given, (Set, Mapping)):
-            raise ValueError(f"choices must be a list, got {given!r}, which has no order to go by; make a list of it")
+        if isinstance(given, (Set, Mapping, Iterator)):
+            why = "ends after one use" if isinstance(given, Iterator) else "has no order to go by"
+            raise ValueError(f"choices must be a list, got {given!r}, which {why}; make a list of it")
         listed = isinstance(given, Sequence) or (isinstance(given, np.ndarray) and given.ndim > 0)
         if isinstance(given, (str, bytes)) or not listed:
             raise ValueError(f"choices must be a list, got {given!r}; write [{given!r}, ...]")
-        choices = tuple(choice.item() if isinstance(choice, np.generic) else choice for choice in given)
+        taken = take_list(given, "choices")
+        choices = tuple(choice.item() if isinstance(choice, np.generic) else choice for choice in taken)
         if not choices:
             raise ValueError("choices is empty; a categorical variable needs at least one choice")
         _check_distinct(choices)
@@ -232,9 +234,11 @@ class Categorical(Variable):
         return fitting[0]
 
     def to_internal(self, prior: Any) -> Array:
-        probabilities = as_finite_array(prior, "probabilities")
-        if probabilities.shape != (len(self.choices),):
-            raise ValueError(f"{prior!r} has to hold one probability for each of the {len(self.choices)} choices")
+        n = len(self.choices)
+        is_short = not isinstance(prior, Sequence) or len(prior) <= n  # a long one would be copied
+        probabilities = as_finite_array(prior, "probabilities") if is_short else np.empty(0)
+        if probabilities.shape != (n,):
+            raise ValueError(f"{prior!r} has to hold one probability for each of the {n} choices")
         if not (probabilities >= 0).all() or not math.isclose(probabilities.sum(), 1, abs_tol=1e-6):
             raise ValueError(f"probabilities {prior!r} must be >= 0 and sum to 1, not {probabilities.sum():g}")
         return probabilities
@@ -425,11 +429,12 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
         A family whose draws x (..., variables) have one column for each variable, in order.
 
     Raises:
-        ValueError: The space is empty.
+        ValueError: The space is empty, or no dict of names and variables.
 
     >>> family_of({"op": Categorical("ab".split() + ["c"]), "n": Integer(1, 9)}).variables
     2
     """
+    check_space(space)
     marginals = dict(enumerate(variable.marginal() for variable in space.values()))
     choices = {column: part for column, part in marginals.items() if isinstance(part, Choices)}
     numbers = {column: part for column, part in marginals.items() if isinstance(part, Bounds)}
@@ -441,6 +446,19 @@ def family_of(space: Mapping[str, Variable], *, mirrored: bool = True) -> Family
         parts.append((NormalFamily(low, high, std_min, mirrored=mirrored), list(numbers)))
     parts += [(part, [column]) for column, part in marginals.items() if isinstance(part, Family)]
     return parts[0][0] if len(parts) == 1 else Joint(parts)
+
+
+def check_space(space: Mapping[str, Variable]) -> None:
+    """Raise ValueError unless this is a dict of names and variables."""
+    if not isinstance(space, Mapping):
+        raise ValueError(f"a space is a dict of names and variables, got {space!r}")
+    if not space:
+        raise ValueError('the space is empty; give it at least one variable, as in {"op": Categorical([...])}')
+    for name, variable in space.items():
+        if not isinstance(name, str):
+            raise ValueError(f"names of variables must be strings, got {name!r}")
+        if not isinstance(variable, Variable):
+            raise ValueError(f"variable {name!r} must be a Categorical, Integer, Real or Custom, got {variable!r}")
 
 
 def check_names(names: Iterable[str], space: Mapping[str, Variable]) -> None:

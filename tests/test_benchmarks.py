@@ -113,21 +113,40 @@ def test_the_cost_of_limits_is_measured_beside_a_search_without(tmp_path):
     assert (float(ratio.split()[1].rstrip(",")) > 1.5) == done.returncode
 
 
-def test_black_boxes_are_compared_by_medians_and_quartiles(tmp_path):
-    chosen = ["--problems", "onemax", "onemax noisy", "--methods", "asng", "random", "--seeds", "3"]
-    command = [sys.executable, str(SCRIPT.parent / "black_box.py"), *chosen, "--out", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+def black_box(folder, *arguments):
+    command = [sys.executable, str(SCRIPT.parent / "black_box.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
     assert not done.returncode, done.stderr
-    results = json.loads((tmp_path / "black_box.json").read_text())["results"]
-    assert {problem: list(row) for problem, row in results.items()} == {
-        "onemax": ["asng", "random"],
-        "onemax noisy": ["asng", "random"],
-    }
-    for row in results.values():
-        assert max(row["asng"]) < min(row["random"])
-    table = (tmp_path / "black_box.md").read_text()
-    assert table in done.stdout
-    assert f"| onemax | 300 | **{sorted(results['onemax']['asng'])[1]:.3g}** [" in table
+    return done.stdout, [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+def test_black_boxes_are_compared_by_medians_and_quartiles(tmp_path):
+    chosen = ["--problems", "onemax", "mixed sphere noisy", "--methods", "asng", "random", "--out", str(tmp_path)]
+    _, first = black_box(tmp_path, *chosen, "--seeds", "1")
+    printed, rows = black_box(tmp_path, *chosen, "--seeds", "3", "--figure", str(tmp_path / "figure.png"))
+    assert first == [row for row in rows if row["seed"] == 0]  # it continues
+    runs = {(row["problem"], row["method"], row["seed"]): row for row in rows}
+    assert len(runs) == len(rows) == 2 * 2 * 3
+    regrets = {m: [runs["onemax", m, seed]["regret"] for seed in range(3)] for m in ("asng", "random")}
+    assert max(regrets["asng"]) < min(regrets["random"])
+    for row in rows:
+        if row["problem"] == "onemax":
+            assert row["steps"][-1][1] == row["regret"] == min(regret for _, regret in row["steps"])
+    assert (tmp_path / "black_box.md").read_text() in printed
+    assert f"| onemax | 300 | **{sorted(regrets['asng'])[1]:.3g}** [" in printed
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+    drawn, _ = black_box(tmp_path, "--draw", str(tmp_path))
+    assert drawn.strip() == (tmp_path / "black_box.md").read_text().strip()
+
+
+def test_shorter_runs_are_compared_at_as_many_evaluations(tmp_path):
+    chosen = ["--problems", "onemax", "--seeds", "3", "--out", str(tmp_path)]
+    black_box(tmp_path, *chosen, "--methods", "asng")
+    printed, rows = black_box(tmp_path, *chosen, "--methods", "random", "--evaluations", "50")
+    early = sorted([regret for n, regret in row["steps"] if n <= 50][-1] for row in rows if row["method"] == "asng")
+    late = sorted(row["regret"] for row in rows if row["method"] == "asng")
+    assert f"| onemax | 300 | **{late[1]:.3g}** [" in printed
+    assert f"| onemax | 50 | **{early[1]:.3g}** [" in printed
 
 
 @pytest.mark.parametrize(

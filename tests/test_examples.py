@@ -107,7 +107,15 @@ def what_is_found_with_hyperparameters_fits(text):
     assert min(searched) > 0.93
 
 
+def what_is_tuned_fits(text):
+    pruned = re.match(r"(\d+) of 25 trials were pruned", text)
+    assert pruned is not None
+    assert 3 < int(pruned[1]) < 25
+    assert number("'accuracy':", text) > 0.93
+
+
 CLAIMS = {
+    "tuning": what_is_tuned_fits,
     "lightning": fits_after_a_checkpoint,
     "pareto": a_front_of_many_sizes,
     "hyperparameters": what_is_found_with_hyperparameters_fits,
@@ -124,7 +132,7 @@ CLAIMS = {
 @pytest.mark.long
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_runs_without_warnings_and_finds_what_it_says(path, tmp_path):
-    for name, library in {"hugging_face": "transformers", "lightning": "pytorch_lightning"}.items():
+    for name, library in {"hugging_face": "transformers", "lightning": "pytorch_lightning", "tuning": "optuna"}.items():
         if path.stem == name:
             pytest.importorskip(library)  # which make test-integrations installs
     printed = run(["-W", "error", str(path)], tmp_path)

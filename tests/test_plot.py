@@ -5,6 +5,7 @@
 import io
 import math
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -96,6 +97,24 @@ def test_a_result_without_a_history_says_how_to_have_one():
         plot.history(found())
 
 
+def test_probabilities_are_drawn_over_the_epochs():
+    result = searched()
+    axes = panels(plot.probabilities(result))
+    assert list(axes) == list(result.values)
+    for choice in ("tanh", "none"):
+        assert drawn(axes["op0"])[choice] == [[r["epoch"], r["distribution"]["op0"][choice]] for r in result.history]
+    (mean,) = drawn(axes["width"]).values()
+    assert mean == [[r["epoch"], r["distribution"]["width"]["mean"]] for r in result.history]
+    last = result.arch_optimizer.distribution()
+    assert mean[-1][1] == last["width"].mean
+    assert drawn(axes["op0"])["tanh"][-1][1] == last["op0"][0]
+
+
+def test_a_history_without_distributions_is_refused():
+    with pytest.raises(ValueError, match="the history has no distributions; pass what"):
+        plot.probabilities(found([{"train_loss": 3.0}]))
+
+
 # The distribution -----------------------------------------------------------------------------------
 
 
@@ -164,6 +183,11 @@ def test_the_front_of_one_cost_is_a_line_of_steps():
     assert file.getvalue()[:4] == b"\x89PNG"
 
 
+def test_a_result_in_the_place_of_a_front_is_refused_with_the_cure():
+    with pytest.raises(ValueError, match=r"got a SearchResult; pass nas\.front\(result, .* by plot\.history"):
+        plot.front(found())
+
+
 @pytest.mark.parametrize("draw", [lambda: plot.front(small_front()), lambda: plot.distribution(found())])
 def test_without_matplotlib_there_is_a_cure(monkeypatch, draw):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -177,3 +201,19 @@ def test_figures_leave_pyplot_alone():
     before = pyplot.get_fignums()
     plot.distribution(found())
     assert pyplot.get_fignums() == before
+
+
+@pytest.mark.parametrize(
+    ("draw", "given", "message"),
+    [
+        (plot.history, 5, "as asng.nas.search or result returned it, got 5"),
+        (plot.history, SimpleNamespace(history=[5]), r"a list of records, .*, got \[5\]"),
+        (plot.history, SimpleNamespace(history=[{}]), "the history is empty; pass the records"),
+        (plot.distribution, {}, "as asng.nas.search or result returned it, got {}"),
+        (plot.probabilities, 5, "as asng.nas.search or result returned it, got 5"),
+        (plot.front, [], "this draws what nas.front returns, got a list; pass"),
+    ],
+)
+def test_what_is_no_result_is_refused(draw, given, message):
+    with pytest.raises(ValueError, match=message):
+        draw(given)

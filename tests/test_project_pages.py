@@ -61,6 +61,31 @@ def test_workflows_install_extras_and_select_markers_that_there_are():
     assert set(re.findall(r"-m '(.*)'", text)) == {"not long", "not slow and not long"}
 
 
+def pins(path: str) -> dict[str, tuple[str, int]]:
+    """Names, each with its version and its number of hashes, of a file of requirements."""
+    entries = re.findall(r"^([\w.-]+)==(\S+)((?:.*\\\n.*--hash=sha256:[0-9a-f]{64})*)", (ROOT / path).read_text(), re.M)
+    return {re.sub("[-_.]+", "-", name).lower(): (version, rest.count("--hash")) for name, version, rest in entries}
+
+
+@pytest.mark.parametrize("path", ["requirements-dev.txt", ".github/requirements-release.txt"])
+def test_every_requirement_has_hashes_and_the_pinned_version(path):
+    pinned, hashed = pins("constraints.txt"), pins(path)
+    assert all(hashes > 0 for _, hashes in hashed.values())
+    versions = {name: version for name, (version, _) in hashed.items() if name in pinned}
+    assert versions == {name: pinned[name][0] for name in versions}
+    assert len(versions) > 10
+
+
+def test_whatever_make_installs_has_hashes_except_for_torch():
+    hashed = pins("requirements-dev.txt")
+    extras = PROJECT["optional-dependencies"]
+    named = [*PROJECT["dependencies"], *extras["experiments"], *extras["onnx"], *extras["dev"]]
+    names = {re.split("[>=\\[]", each)[0] for each in named} - {"asng"}
+    assert names <= hashed.keys()
+    assert "torch" not in hashed
+    assert "torch" in pins("constraints.txt")
+
+
 def test_the_oldest_python_is_tested_beside_newer_ones():
     versions = read(WORKFLOWS[-1])["jobs"]["newest"]["strategy"]["matrix"]["python"]
     assert f">={versions[0]}" == PROJECT["requires-python"]

@@ -1,8 +1,9 @@
-"""The command line: `asng EXPERIMENT VERB [flags]`. Only this package prints.
+"""The command line: `asng EXPERIMENT VERB [flags]` and `asng report RUN...`. Only this package prints.
 
 Flags are the fields of each experiment's settings.
 """
 
+import atexit
 import sys
 import warnings
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from asng import __version__
-from asng._signals import sigterm_as_interrupt
+from asng._signals import ignore_signals, sigterm_as_interrupt
 from asng._untrusted import printable
 
 INTERRUPTED = 130  # what a shell reports for Ctrl-C
@@ -36,25 +37,31 @@ CIFAR10, INPAINTING = "asng.experiments.cifar10.task:Cifar10", "asng.experiments
 # The others than those on images have verbs of their own.
 EXPERIMENTS: dict[str, Images | dict[str, str]] = {
     "cifar10": Images(CIFAR10, "the cells of an image classifier, on CIFAR-10", "test accuracy"),
-    "digits": {"search": "a search of a minute or two, on handwritten digits"},
+    "digits": {
+        "search": "a search of a minute or two, on handwritten digits",
+        "tune": "hyper-parameters chosen by short searches",
+    },
     "inpainting": Images(INPAINTING, "an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
     "toy": {"sweep": "the paper's toy problem: robustness to the initial step size"},
 }
 
+# Of runs of all experiments: one word, without a verb.
+OF_RUNS = {"report": "a page of one or more runs: curves, architectures, settings"}
+
 
 def commands() -> dict[str, str]:
-    """Experiment and verb of each command, and what it is for."""
+    """The words of each command, and what it is for."""
     verbs = {name: each.verbs() if isinstance(each, Images) else each for name, each in EXPERIMENTS.items()}
-    return {f"{name} {verb}": purpose for name, each in verbs.items() for verb, purpose in each.items()}
+    return {f"{name} {verb}": purpose for name, each in verbs.items() for verb, purpose in each.items()} | OF_RUNS
 
 
 def function_of(command: str) -> Callable[[Sequence[str]], None]:
-    """The function of a command: for `asng toy sweep`, `run_sweep` in asng/cli/toy.py.
+    """The function of a command: for `asng toy sweep`, `run_sweep` in asng/cli/toy.py; for `asng report`, `run_report`.
 
     Imported on demand, since torch takes seconds to import.
     """
-    name, verb = command.split()
-    experiment = EXPERIMENTS[name]
+    name, verb = command.split()[0], command.split()[-1]
+    experiment = EXPERIMENTS.get(name)
     module = import_module(f"asng.cli.{'images' if isinstance(experiment, Images) else name}")
     function: Callable[..., None] = getattr(module, f"run_{verb}")
     return partial(function, resolve_name(experiment.task)) if isinstance(experiment, Images) else function
@@ -63,7 +70,7 @@ def function_of(command: str) -> Callable[[Sequence[str]], None]:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    command = " ".join(arguments[:2])
+    command = arguments[0] if arguments[:1] and arguments[0] in OF_RUNS else " ".join(arguments[:2])
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # whatever a name holds, and the terminal cannot show
@@ -71,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if command in commands():
             with sigterm_as_interrupt(), warnings.catch_warnings():
                 warnings.showwarning = show_own_warning
-                function_of(command)(arguments[2:])
+                function_of(command)(arguments[len(command.split()) :])
         elif arguments[:1] == ["--version"]:
             print(f"asng {__version__}")
         else:
@@ -84,6 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"asng: {printable(str(error))}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
     except KeyboardInterrupt:
+        atexit.register(ignore_signals)  # another one would only disturb the exit
         sys.exit(INTERRUPTED)
 
 
@@ -106,6 +114,7 @@ def print_overview(arguments: Sequence[str]) -> None:
         known = dict.fromkeys(name.split()[depth] for name in listed)
         where = arguments[0] if depth else "asng"
         raise ValueError(f"no command {' '.join(arguments[: depth + 1])!r}; {where} has {', '.join(known)}")
-    print(f"usage: asng {arguments[0] if depth else 'EXPERIMENT'} VERB [flags]\n")
+    usage = f"asng {arguments[0]} VERB [flags]" if depth else "asng EXPERIMENT VERB [flags], or asng report RUN..."
+    print(f"usage: {usage}\n")
     print(*(f"  asng {name:<20} {purpose}" for name, purpose in listed.items()), sep="\n")
     print("\n--help behind each says more.")

@@ -1,4 +1,4 @@
-"""`asng digits search`."""
+"""`asng digits search` and `asng digits tune`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from asng.cli.terminal import Flat, console, parse_command, print_lines, progress_bar
-from asng.experiments import digits
+from asng.experiments import digits, digits_tuning
 from asng.runs import ARCHITECTURE
 
 
@@ -64,3 +64,41 @@ def digits_table(summary: dict[str, Any]) -> Table:
         cost = [f"{summary[unit].get(kind, 0):,.0f}" for unit in ("gradients", "seconds")]
         table.add_row(name, f"{100 * accuracy['mean']:.2f} %", error, f"{parameters:,.0f}", *cost)
     return table
+
+
+@dataclass(frozen=True)
+class TuneCommand:
+    """Choose learning rate, weight decay and augmentation of digits by short searches: some minutes on the CPU.
+
+    Each trial is a one-shot search; those that fall behind the median end early. What the best one found is trained
+    from scratch and tested beside what the same search finds untuned. Writes architecture.json, results.jsonl and
+    summary.json. Ctrl-C keeps finished trials; the same command continues.
+
+    Examples:
+      asng digits tune
+      asng digits tune --trials 40 --out runs/forty
+    """
+
+    settings: Annotated[digits_tuning.TuneSettings, Flat]
+    out: Path = Path("runs/digits-tune")
+    """Folder of the run."""
+
+
+def run_tune(arguments: Sequence[str]) -> None:
+    """`asng digits tune`."""
+    command = parse_command(TuneCommand, "digits tune", arguments)
+    with progress_bar("digits tune", command.out) as progress:
+        summary = digits_tuning.run(command.settings, command.out, progress)
+    possible = summary["trials"] * command.settings.epochs
+    print_lines(
+        f"{summary['pruned']} of {summary['trials']} trials ended early: {summary['epochs']} of {possible} epochs."
+    )
+    table = Table(title="Trained from scratch, with its hyper-parameters", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("", "lr", "weight decay", "augmentation", "loss in the search", "test accuracy"):
+        table.add_column(name, justify="right" if name else "left")
+    for name in ("tuned", "untuned"):
+        row = summary[name]
+        hyper = [f"{value:.2g}" for value in row["hyper"].values()]
+        table.add_row(name, *hyper, f"{row['loss']:.3f}", f"{100 * row['accuracy']:.2f} %")
+    console.print(table)
+    print_lines(f"Architecture: {command.out / ARCHITECTURE}")

@@ -24,7 +24,7 @@ from asng.nas._candidates import to_outcome
 from asng.nas._loop import Epoch, Job, Number
 from asng.nas._step import finite_mean
 from asng.nas.architecture import from_json
-from asng.nas.result import certainty
+from asng.nas.result import certainty, describe_distribution
 from asng.runs import ARCHITECTURE
 
 TRAIN, VALID = 0, 1  # streams of random numbers for mini-batches
@@ -146,7 +146,7 @@ class SearchJob(_ImageJob):
             self._capture_cost = self.oneshot.capture_cost
             record |= self._capture_cost
         if likely is not None:
-            record |= self._task.record_of(likely)
+            record |= {"distribution": describe_distribution(self.arch_optimizer), **self._task.record_of(likely)}
         if likely is not None and self._search_settings.test:
             record |= self._task.measure(self.network(likely), self._settings)
             if self._task.calibration_batches:

@@ -16,9 +16,10 @@ except ImportError as error:
     raise ImportError(f"asng.integrations.optuna needs Optuna 5 ({error}): pip install '.[optuna]'") from error
 
 from asng._asktell import Candidate
-from asng._capped import CappedASNG, default_population_size
+from asng._black_box_defaults import capped_asng, default_population_size
 from asng._checks import check_int
 from asng._ragged import Array
+from asng.optimizer import ASNG
 from asng.space import Categorical, Integer, Real, Variable
 
 KEY = "asng:x"  # the system attribute of a trial that holds the raw draws of numbers, before clipping and rounding
@@ -63,7 +64,7 @@ class ASNGSampler(BaseSampler):
         seed: Of all draws; None for a random one. Processes on one storage may have the same.
 
     Raises:
-        ValueError: `population_size` is no integer of at least 2; when sampling, the study has several objectives.
+        ValueError: An argument does not fit; when sampling, the study has several objectives.
 
     >>> import optuna
     >>> optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -77,6 +78,12 @@ class ASNGSampler(BaseSampler):
         self, *, population_size: int | None = None, independent_sampler: Any = None, seed: int | None = None
     ) -> None:
         self._given_size = None if population_size is None else check_int(population_size, "population_size", min=2)
+        if independent_sampler is not None and not isinstance(independent_sampler, BaseSampler):
+            raise ValueError(
+                f"independent_sampler must be a sampler of Optuna, such as RandomSampler(), got {independent_sampler!r}"
+            )
+        if seed is not None:
+            check_int(seed, "seed", min=0)
         self._independent_sampler = independent_sampler or RandomSampler(seed=seed)
         self._entropy: Any = np.random.SeedSequence(seed).entropy
         self._lock = threading.Lock()  # `n_jobs` threads share the sampler
@@ -86,7 +93,7 @@ class ASNGSampler(BaseSampler):
     def _forget(self) -> None:
         self._seen: set[int] = set()  # numbers of trials
         self._parameters: dict[str, Parameter] = {}
-        self._optimizer: CappedASNG | None = None
+        self._optimizer: ASNG | None = None
         self._population_size = 2
         self._population: list[Any] = []  # trials that are not told yet
 
@@ -140,7 +147,7 @@ class ASNGSampler(BaseSampler):
 
     # How it learns.
 
-    def _draw(self, optimizer: CappedASNG, number: int) -> Array:
+    def _draw(self, optimizer: ASNG, number: int) -> Array:
         """A raw draw (variables,) for the trial of a number; two trials in a row are a mirrored pair."""
         generator = np.random.default_rng([self._entropy, number // 2])
         x: Array = optimizer._family.sample(optimizer.theta, 2, generator)[number % 2]
@@ -160,7 +167,7 @@ class ASNGSampler(BaseSampler):
             fresh, self._parameters = trials, parameters
             space = {name: parameter.variable for name, parameter in parameters.items()}
             self._population_size = self._given_size or default_population_size(space)
-            self._optimizer = CappedASNG(space, population_size=self._population_size, seed=0)  # draws nothing itself
+            self._optimizer = capped_asng(space, population_size=self._population_size, seed=0)  # draws nothing itself
         sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
         for trial in fresh:
             self._seen.add(trial.number)

@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from numbers import Real
 from typing import Any, NamedTuple, TypeVar
 
@@ -35,9 +36,10 @@ class Outcome(NamedTuple):
 
     loss: Tensor  # ()
     metrics: dict[str, Tensor | float]
+    weight: float = 1.0  # the fraction of its batch that a process ran it on
 
     def detach(self) -> "Outcome":
-        return Outcome(self.loss.detach(), self.metrics)
+        return self._replace(loss=self.loss.detach())
 
 
 FAILED = Outcome(torch.tensor(math.inf), {})  # of a candidate that ran out of memory
@@ -49,6 +51,7 @@ class Numbers(NamedTuple):
     loss: float
     metrics: dict[str, float]
     failed: bool = False  # it ran out of memory
+    weight: float = 1.0
 
 
 def to_outcome(returned: Any) -> Outcome:
@@ -89,10 +92,16 @@ def mean_outcome(outcomes: Sequence[Outcome]) -> Outcome:
     """The means over the micro-batches of a step; a metric that some of them lack is that of the others."""
     if len(outcomes) == 1:
         return outcomes[0]
+    weight = sum(outcome.weight for outcome in outcomes) / len(outcomes)
+    losses = torch.stack([outcome.loss * (outcome.weight / weight) for outcome in outcomes])
+    return Outcome(losses.mean(), _mean_metrics(outcomes), weight)
+
+
+def _mean_metrics(outcomes: Sequence[Any]) -> dict[str, Any]:
+    """The weighted mean of each metric over the outcomes that have it."""
     names = dict.fromkeys(name for outcome in outcomes for name in outcome.metrics)
-    by_name = {name: [o.metrics[name] for o in outcomes if name in o.metrics] for name in names}
-    metrics = {name: sum(values) / len(values) for name, values in by_name.items()}
-    return Outcome(torch.stack([outcome.loss for outcome in outcomes]).mean(), metrics)
+    having = {name: [outcome for outcome in outcomes if name in outcome.metrics] for name in names}
+    return {name: sum(o.metrics[name] * o.weight for o in h) / sum(o.weight for o in h) for name, h in having.items()}
 
 
 def _check_metrics(metrics: Any) -> dict[str, Tensor | float]:
@@ -120,7 +129,7 @@ def _format_value(value: Any) -> str:
 def gather_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> list[Numbers]:
     """Losses and metrics as numbers, with one wait for the device.
 
-    None stands for a candidate that another process ran.
+    None stands for a candidate that another process ran; one that several ran has the weighted mean of their numbers.
     """
     own = {index: outcome for index, outcome in enumerate(outcomes) if outcome is not None}
     exact = torch.float32 if device.type == "mps" else torch.float64
@@ -131,10 +140,17 @@ def gather_numbers(outcomes: Sequence[Outcome | None], device: torch.device) -> 
     for index, outcome in own.items():
         loss = next(numbers)
         metrics = {name: next(numbers) if isinstance(v, Tensor) else v for name, v in outcome.metrics.items()}
-        read[index] = Numbers(loss, metrics, outcome is FAILED)
-    for others in _distributed.gather_objects(read):
-        read |= others
-    return [read[index] for index in sorted(read)]
+        read[index] = Numbers(loss, metrics, outcome is FAILED, outcome.weight)
+    everywhere = _distributed.gather_objects(read)
+    return [_combine([part[index] for part in everywhere if index in part]) for index in sorted({*chain(*everywhere)})]
+
+
+def _combine(parts: Sequence[Numbers]) -> Numbers:
+    """The numbers of one candidate, of which several processes ran a part each."""
+    if len(parts) == 1 or any(part.failed for part in parts):
+        return max(parts, key=lambda part: part.failed)
+    loss = sum(part.loss * part.weight for part in parts) / sum(part.weight for part in parts)
+    return Numbers(loss, _mean_metrics(parts))
 
 
 class Failures:

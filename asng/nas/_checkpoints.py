@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import threading
+import time
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -20,6 +21,7 @@ import numpy as np
 import torch
 
 from asng._files import atomic_write, make_folder_for, offer_previous, previous_path
+from asng._signals import is_first_of_burst, send_again
 from asng._untrusted import open_regular
 
 FORMAT = "asng checkpoint 2"
@@ -110,20 +112,23 @@ def short_reason(error: Exception) -> str:
 def delay_interrupts() -> Iterator[Callable[[], bool]]:
     """Delay Ctrl-C and SIGTERM until the end of a step, so that a whole state is saved; a second one is not delayed.
 
-    Yields a function that tells whether a signal came. A signal that the block has not answered with an exception,
-    such as one after its last step, is sent again on exit. A process forked inside the block handles SIGTERM as if
-    forked outside; the first Ctrl-C does not end it, since the step may need it.
+    Signals within a second count as one. Yields a function that tells whether a signal came. A signal that the block
+    has not answered with an exception, such as one after its last step, is sent again on exit. A process forked inside
+    the block handles SIGTERM as if forked outside; the first Ctrl-C does not end it, since the step may need it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
         return
     seen: int | None = None
+    begin = time.monotonic()
 
     def note(number: int, frame: Any) -> None:
         nonlocal seen
-        if seen is not None:
+        is_first = is_first_of_burst(begin)
+        if seen is None:
+            seen = number
+        elif is_first:
             raise KeyboardInterrupt
-        seen = number
 
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
     ours = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
@@ -137,7 +142,7 @@ def delay_interrupts() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
         _active.pop()
     if seen is not None:
-        signal.raise_signal(seen)
+        send_again(seen)
 
 
 # A signal that reaches a child between fork() and Python's own work after it would be lost: Python's handler in C

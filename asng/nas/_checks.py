@@ -16,7 +16,9 @@ from torch import nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from asng._asktell import Optimizer
+from asng._checks import is_endless
 from asng._files import differences
+from asng.nas import _distributed
 from asng.nas._decision import Decision
 from asng.nas._weight_optimizers import as_list
 from asng.space import Variable
@@ -104,6 +106,21 @@ def check_module(model: Any) -> None:
         raise ValueError(f"the model must be an instance of torch.nn.Module, got {repr(model)[:80]}")
 
 
+def check_batches(batches: Any, name: str, *, may_be_endless: bool = False) -> None:
+    """Raise ValueError for what cannot be iterated, and for iterators of itertools that never end."""
+    if not isinstance(batches, Iterable) or getattr(batches, "ndim", 1) == 0:
+        raise ValueError(f"{name} must give batches when it is iterated, such as a DataLoader, got {batches!r}")
+    if is_endless(batches) and not may_be_endless:
+        kind = type(batches).__name__
+        raise ValueError(f"{name} must end, got an itertools.{kind}; give a list, a DataLoader, or an islice of it")
+
+
+def check_judge(judge: Any) -> None:
+    """Raise ValueError for a judge that cannot be called."""
+    if not callable(judge):
+        raise ValueError(f"judge must be a function (model, batch) -> number, the lower the better, got {judge!r}")
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """Remove the wrappers of torch.compile, DataParallel and DistributedDataParallel."""
     while (optimized := is_optimized(model)) or isinstance(model, (DataParallel, DistributedDataParallel)):
@@ -134,7 +151,7 @@ def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
 
 
 def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
-    """Raise ValueError for modules, given with their paths, in DistributedDataParallel.
+    """Raise ValueError for modules, given with their paths, in DistributedDataParallel, and for its batch norms.
 
     Looking through it would not do: after a forward pass of its own its hooks wait for gradients that the candidates of
     a process may not have, and the batches of those who use it differ between the processes.
@@ -145,6 +162,25 @@ def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
                 f"{path or 'the model'} is in DistributedDataParallel; pass the model itself, and the same batches in "
                 "all processes: asng shards the candidates over them, and needs no DDP"
             )
+        if isinstance(module, nn.SyncBatchNorm) and _distributed.is_distributed():
+            raise ValueError(
+                f"{path or 'the model'} is a SyncBatchNorm, which would mix different candidates; use BatchNorm, and "
+                "sync_batchnorm=True for the statistics of one candidate that several processes run"
+            )
+
+
+def check_sync_batchnorm(paths: Mapping[nn.Module, str]) -> None:
+    """Raise ValueError for modules, given with their paths, in which batch norms cannot be synchronized."""
+    for module, path in paths.items():
+        if is_compiled(module):
+            cure = "search the model itself, and compile what was found"
+        elif type(module).__module__.startswith("asng.fused"):
+            cure = "use torch's own: asng.fused.unfuse(model)"
+        else:
+            continue
+        raise ValueError(
+            f"sync_batchnorm does not reach {path or 'the model'}, a {type(module).__name__}; {cure}, or leave it out"
+        )
 
 
 def check_decisions(space: dict[str, Variable]) -> dict[str, Variable]:
@@ -190,8 +226,8 @@ def check_step_options(
         raise ValueError(f"loss_fn must be a function (model, batch) -> loss, got {repr(loss_fn)[:80]}")
     if not isinstance(failures, tuple) or not all(isinstance(f, type) and issubclass(f, Exception) for f in failures):
         raise ValueError(f"failures must be a tuple of exception classes, such as (MemoryError,), got {failures!r}")
-    if judge is not None and not callable(judge):
-        raise ValueError(f"judge must be a function (model, batch) -> number, the lower the better, got {judge!r}")
+    if judge is not None:
+        check_judge(judge)
     try:
         is_norm = max_grad_norm is None or float(max_grad_norm) > 0
     except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers

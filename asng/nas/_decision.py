@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -79,6 +79,8 @@ class Decision(Arithmetic, Searchable):
     >>> isinstance(nas.Width("units", 8, 32), nas.Decision)
     True
     """
+
+    is_number: ClassVar[bool] = True  # sizes may follow it, if its values are numbers
 
     def __init__(self, name: str, variable: Variable) -> None:
         super().__init__()

@@ -17,7 +17,7 @@ from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
 from asng.nas._schedules import Schedules
 from asng.nas._step import Step, finite_mean
 from asng.nas.oneshot import Batch, OneShot
-from asng.nas.result import certainty
+from asng.nas.result import certainty, describe_distribution
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
 
@@ -141,7 +141,7 @@ class LoaderJob(Job):
             self._valid_batches, self._used = self._repeat_valid_loader(), 0
         return self._used, self._rng_at_pass_start if self._used else {}
 
-    def finish_epoch(self, epoch: Epoch) -> dict[str, float]:
+    def finish_epoch(self, epoch: Epoch) -> dict[str, Any]:
         means = {"train_loss": math.nan, self._score_name: math.nan}
         means |= {name: math.nan if mean is None else mean for name, mean in sorted(epoch.means().items())}
         if _distributed.is_rank0():
@@ -152,7 +152,8 @@ class LoaderJob(Job):
         self._valid_at_epoch_start = self._finish_valid_pass()
         cost = {} if self._cost == self._oneshot.capture_cost else self._oneshot.capture_cost
         self._cost = self._oneshot.capture_cost
-        return {**means, **certainty(self._oneshot.arch_optimizer), **cost}
+        arch_optimizer = self._oneshot.arch_optimizer
+        return {**means, **certainty(arch_optimizer), "distribution": describe_distribution(arch_optimizer), **cost}
 
     def _warn_of_explosion(self, train: float, epoch: int) -> None:
         """Warn, once, of a mean loss that is finite, but far above that of the first step, or of the first epoch."""

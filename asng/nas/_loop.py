@@ -24,6 +24,7 @@ from asng._untrusted import mismatch
 from asng.nas import _checkpoints, _distributed
 from asng.nas._step import finite_mean
 
+START_OVER = "use another path, or delete it to start over"
 STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU
 
 Number = float | Tensor
@@ -145,8 +146,11 @@ class Checkpoint:
             there, here = identity.get("epochs"), self.identity.get("epochs")
             if self._may_extend and there == len(state["history"]) and here is not None and there < here:
                 identity["epochs"] = here
-            if another := differences(identity, self.identity):
-                raise ValueError(another)
+            another = differences(identity, self.identity)
+        if another:
+            raise ValueError(
+                f"{self.path} is of another run ({another}); to continue it, give what it had; {START_OVER}"
+            )
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
@@ -182,8 +186,8 @@ class Checkpoint:
         except torch.OutOfMemoryError:  # not the checkpoint's fault
             raise
         except Exception as error:
-            cure = "use another path, or delete it to start over"
-            raise ValueError(f"{self.path} is of another run ({_checkpoints.short_reason(error)}); {cure}") from None
+            reason = _checkpoints.short_reason(error)
+            raise ValueError(f"{self.path} is of another run ({reason}); {START_OVER}") from None
 
 
 def run_job(

@@ -26,6 +26,7 @@ from asng.nas.supernet import Supernet, Values
 
 FASTEST, MAX_SPREAD = 3, 0.1  # a latency is the median of the three fastest runs, which agree within 10 %
 FAR_ABOVE = 1.5  # times the limit
+MAX_RUNS = 10_000
 
 
 class StaticMeasure(ABC):
@@ -193,11 +194,11 @@ class Latency(ForwardMeasure):
         args: Example inputs, with which the model is called.
         kwargs: Example inputs by keyword, such as a batch of a Hugging Face model.
         device: Where the network will run; by default where it is trained.
-        repeats: Largest number of runs, at least 1.
-        warmup: Runs before them.
+        repeats: Largest number of runs, from 1 to 10,000.
+        warmup: Runs before them, at most 10,000.
 
     Raises:
-        ValueError: There are no example inputs, or a number is too small.
+        ValueError: There are no example inputs, or a number is too small or too large.
 
     >>> from asng import nas
     >>> 0 < Latency(torch.zeros(1, 3))(nas.Linear(3, nas.Width("units", 2, 8)), {"units": 4}) < 60
@@ -217,10 +218,10 @@ class Latency(ForwardMeasure):
         super().__init__(*args, kwargs=kwargs)
         try:
             self.device = None if device is None else torch.device(device)
-        except (RuntimeError, TypeError):
+        except (RuntimeError, TypeError, ValueError):
             raise ValueError(f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from None
-        self.repeats = check_int(repeats, "repeats", min=1)
-        self.warmup = check_int(warmup, "warmup", min=0)
+        self.repeats = check_int(repeats, "repeats", min=1, max=MAX_RUNS)
+        self.warmup = check_int(warmup, "warmup", min=0, max=MAX_RUNS)
 
     def _measure(self, build: StaticBuild, device: torch.device, at_most: float) -> float:
         device = self.device or device

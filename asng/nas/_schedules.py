@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from torch.optim.lr_scheduler import CosineAnnealingLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
 
 from asng.nas._identity import length_of
 from asng.nas._weight_optimizers import as_list, check_alike
@@ -24,7 +24,8 @@ class Schedules:
         train_loader: Whose length is that of an epoch in steps.
 
     Raises:
-        ValueError: A scheduler is of another optimizer, the interval is another word, or a length is unknown.
+        ValueError: A scheduler is of another optimizer or ends too early, the interval is another word, or a length
+            is unknown.
     """
 
     def __init__(
@@ -47,6 +48,9 @@ class Schedules:
         self._optimizers, self._epochs, self._train_loader = as_list(weight_optimizer), epochs, train_loader
         self._is_default = given is None
         self._schedulers: list[Any] = self._cosines(epochs) if given is None else as_list(given)
+        steps = length_of(train_loader) if self._per_step else 1
+        for scheduler in self._schedulers:
+            _check_cycle(scheduler, epochs * (steps or 0))
 
     def _cosines(self, epochs: int) -> list[CosineAnnealingLR]:
         length = epochs
@@ -74,6 +78,7 @@ class Schedules:
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             for scheduler in self._schedulers:
+                _check_cycle(scheduler, scheduler.last_epoch + 1)
                 if not isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step()
                 elif not (self._per_step and math.isnan(score)):
@@ -97,3 +102,12 @@ class Schedules:
                 for group in optimizer.param_groups:
                     group["lr"] = group["initial_lr"]
             self._schedulers = self._cosines(self._epochs - done)
+
+
+def _check_cycle(scheduler: Any, steps: int) -> None:
+    """Raise ValueError for a OneCycleLR that ends before so many steps."""
+    if isinstance(scheduler, OneCycleLR) and scheduler.total_steps < steps:
+        raise ValueError(
+            f"OneCycleLR ends after total_steps={scheduler.total_steps} and cannot go on, but this search steps it "
+            f"{steps} times; search for fewer epochs, or begin again with more total_steps and another checkpoint"
+        )

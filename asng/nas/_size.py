@@ -1,5 +1,6 @@
 """Sizes that follow decisions: arithmetic with decisions and numbers."""
 
+import math
 import operator
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -7,6 +8,7 @@ from itertools import product
 from typing import Any
 
 MAX_COMBINATIONS = 10**6
+MAX_SIZE = 2**31 - 1
 
 
 class Arithmetic:
@@ -101,7 +103,7 @@ class Size(Arithmetic):
         """The size under the selected values."""
         return int(self._number())
 
-    def under(self, values: Mapping[str, Any]) -> int:
+    def _under(self, values: Mapping[str, Any]) -> int:
         """The size under the values of an architecture, whatever is selected."""
         return int(next(iter(self._numbers(values))))
 
@@ -118,6 +120,8 @@ class Size(Arithmetic):
             return sorted({int(number) for number in self._numbers({})})
         except ZeroDivisionError:
             raise ValueError(f"{self} divides by 0 for some values; give divisors that are never 0") from None
+        except OverflowError:
+            raise ValueError(f"{self} is beyond all numbers for some values; give larger divisors") from None
 
     @property
     def max(self) -> int:
@@ -194,10 +198,7 @@ class CompoundSize(Size):
             left, right = (set(side._numbers({**given, **shared})) for side in (self.left, self.right))
             count += len(left) * len(right)
             if count > MAX_COMBINATIONS:
-                raise ValueError(
-                    f"{self} has more than {MAX_COMBINATIONS:,} combinations; let its decisions choose among fewer "
-                    "numbers, such as Width(name, [64, 128, 256])"
-                )
+                raise _too_many(str(self))
             found.update(calculate(a, b) for a in left for b in right)
         return found
 
@@ -226,19 +227,37 @@ OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def _too_many(size: str) -> ValueError:
+    return ValueError(
+        f"{size} has more than {MAX_COMBINATIONS:,} combinations; let its decisions choose among fewer numbers, such "
+        "as Width(name, [64, 128, 256])"
+    )
+
+
 def as_size(of: Any) -> Size:
     """A decision among numbers, a size or an integer as a size."""
     if isinstance(of, Size):
         return of
     if isinstance(of, Arithmetic):
         decision: Any = of
-        if not all(isinstance(value, (int, float)) for value in decision.variable.values() or (None,)):
+        if not decision.is_number:
+            raise ValueError(
+                f"a size is a number, but the {type(decision).__name__} {decision.name!r} chooses what runs; use a "
+                f"nas.Width, or to follow it nas.Value({decision.name!r}, {decision.variable})"
+            )
+        values = decision.variable.values()
+        if values is not None and len(values) > MAX_COMBINATIONS:
+            raise _too_many(repr(decision.name))
+        if not all(isinstance(value, (int, float)) for value in values or (None,)):
             raise ValueError(f"a size follows choices among numbers, but {decision.name!r} is {decision.variable}")
         return LinearSize(decision, 1, 0)
     return LinearSize(None, 0, require_int(of))
 
 
 def _combine(symbol: str, left: Any, right: Any) -> Size:
+    for side in (left, right):
+        if isinstance(side, float) and not math.isfinite(side):
+            raise ValueError(f"a size is made from finite numbers, got {side}")
     a, b = (LinearSize(None, 0, side) if isinstance(side, float) else as_size(side) for side in (left, right))
     if isinstance(a, LinearSize) and isinstance(b, LinearSize):
         match symbol:  # of one decision and a number
@@ -259,17 +278,20 @@ def remainder(size: Size, divisor: Size) -> Size:
 
 
 def to_size(of: Any, what: str) -> Size:
-    """The size of a layer; raises ValueError if it follows decisions and can be less than 1, or is a bare fraction."""
+    """The size of a layer; raises ValueError if it is too large, can be less than 1, or is a bare fraction."""
     size = as_size(of)
-    if size.is_elastic:
-        if isinstance(size, LinearSize) and (size.scale, size.shift) == (1, 0):
-            fraction = next((number for number in size._numbers({}) if not isinstance(number, int)), None)
-            if fraction is not None:
-                raise ValueError(
-                    f"{what} must be an integer, but {size} can be {fraction}; multiply it with a width: width * ratio"
-                )
-        if size.all()[0] < 1:
-            raise ValueError(f"{what} must be at least 1, but {size} can be {size.all()[0]}")
+    if isinstance(size, LinearSize) and size.is_elastic and (size.scale, size.shift) == (1, 0):
+        fraction = next((number for number in size._numbers({}) if not isinstance(number, int)), None)
+        if fraction is not None:
+            raise ValueError(
+                f"{what} must be an integer, but {size} can be {fraction}; multiply it with a width: width * ratio"
+            )
+    sizes = size.all()
+    min_size = 1 if size.is_elastic else 0  # torch takes constants of 0
+    if sizes[0] < min_size:
+        raise ValueError(f"{what} must be at least {min_size}, but {size} can be {sizes[0]}")
+    if sizes[-1] > MAX_SIZE:
+        raise ValueError(f"{what} must be at most {MAX_SIZE:,}, but {size} can be {sizes[-1]}")
     return size
 
 

@@ -40,7 +40,10 @@ class Step:
 
     @property
     def valid_loss(self) -> float:
-        """The mean of the finite losses that moved the distribution; NaN if there are none."""
+        """The mean of the finite losses that moved the distribution; NaN if there are none, as with a judge.
+
+        `score` is the mean of the numbers that ranked the candidates, with a judge and without.
+        """
         return finite_mean(self.valid_losses)
 
     @property

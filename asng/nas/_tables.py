@@ -54,7 +54,23 @@ def _others(variable: Variable, parameters: Any, value: Any) -> str:
 
 
 def _format_value(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else str(value)
+    return value if isinstance(value, str) else format_rounded(value)
+
+
+def format_rounded(value: Any) -> str:
+    """The repr of a value, with floats of six digits, also in tuples and dicts.
+
+    >>> format_rounded({"rate": 0.1 + 0.2, "op": ("conv", 1 / 3)})
+    "{'rate': 0.3, 'op': ('conv', 0.333333)}"
+    """
+    match value:
+        case float():
+            return f"{value:.6g}"
+        case tuple() if type(value) is tuple and len(value) > 1:
+            return f"({', '.join(map(format_rounded, value))})"
+        case dict():
+            return f"{{{', '.join(f'{key!r}: {format_rounded(item)}' for key, item in value.items())}}}"
+    return repr(value)
 
 
 def _format_parameters(parameters: Any) -> str:
@@ -64,14 +80,14 @@ def _format_parameters(parameters: Any) -> str:
 
 
 def format_history(history: Sequence[Mapping[str, Any]]) -> str:
-    """The records of a search, one line each; of many, some at equal distances with the first and the last.
+    """The numbers of records, a line each; of many, some at equal distances with the first and the last.
 
     >>> print(format_history([{"epoch": 1, "train_loss": 0.51234}, {"epoch": 2, "train_loss": 0.4, "seconds": 1.0}]))
     epoch  train loss  seconds
     1      0.5123
     2      0.4         1
     """
-    names = list(dict.fromkeys(name for record in history for name in record))
+    names = list(dict.fromkeys(name for record in history for name in record if not isinstance(record[name], Mapping)))
     shown = min(len(history), MAX_EPOCHS)
     chosen = [history[round(index * (len(history) - 1) / max(shown - 1, 1))] for index in range(shown)]
     rows = [[name.replace("_", " ") for name in names]]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from asng.nas import _distributed
 from asng.nas._candidates import FAILED, Failures, Outcome, mean_outcome
+from asng.nas._groups import Groups
 from asng.nas._weight_optimizers import WeightOptimizers
 from asng.nas.supernet import Supernet, Values
 
@@ -21,19 +22,19 @@ class Training:
         supernet: The model.
         weights: The optimizers of its weights.
         failures: Runs candidates that may fail.
+        groups: Which of them this process runs, and on which share of a batch.
     """
 
-    def __init__(self, supernet: Supernet, weights: WeightOptimizers, failures: Failures) -> None:
-        self._supernet, self._weights, self._failures = supernet, weights, failures
+    def __init__(self, supernet: Supernet, weights: WeightOptimizers, failures: Failures, groups: Groups) -> None:
+        self._supernet, self._weights, self._failures, self._groups = supernet, weights, failures, groups
 
-    def step(self, run: Run, candidates: Sequence[Values], batches: Sequence[Any], own: range) -> list[Outcome | None]:
+    def step(self, run: Run, candidates: Sequence[Values], batches: Sequence[Any]) -> list[Outcome | None]:
         """Update the weights by the mean gradient of the candidates.
 
         Args:
             run: (values, batch) -> the loss and the metrics of a candidate.
             candidates: Their values.
             batches: What each of them runs on, one after another.
-            own: Which of them this process runs.
 
         Returns:
             The outcomes of its own, means over the batches; None for the others.
@@ -44,10 +45,13 @@ class Training:
         before = [parameter.grad for parameter in parameters]
         self._weights.reset_gradients(before)
         try:
-            outcomes = self._add_gradients(run, candidates, batches, own, before)
+            with self._groups.sync:
+                outcomes = self._add_gradients(run, candidates, batches, before)
         except BaseException:
             self._weights.reset_gradients(before)  # after an error no weight is touched
             raise
+        if self._groups.are_shared:
+            self._drop_failed(outcomes, before)
         failed = _distributed.all_reduce_gradients(parameters, [outcome is FAILED for outcome in outcomes])
         good = len(candidates) - sum(failed)
         if good and any(parameter.grad is not None for parameter in parameters):
@@ -62,21 +66,21 @@ class Training:
         run: Run,
         candidates: Sequence[Values],
         batches: Sequence[Any],
-        own: range,
         before: list[Tensor | None],
     ) -> list[Outcome | None]:
         """Accumulate the gradients of this process's candidates; returns their outcomes."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
-        waiting, added = list(own), []
+        parts = [self._groups.take(batch) for batch in batches]
+        waiting, added = list(self._groups.own(len(candidates))), []
         while waiting:
             index = waiting.pop(0)
             values, done = candidates[index], []
-            for batch in batches:
-                outcome = self._failures.attempt(run, values, batch)
-                shares = len(candidates) * len(batches)
+            for part, fraction in parts:
+                outcome = self._failures.attempt(run, values, part)
+                shares = len(candidates) * len(batches) / fraction
                 if outcome is None or not self._failures.attempt(self._backward, values, outcome.loss, shares):
                     break
-                done.append(outcome.detach())
+                done.append(outcome.detach()._replace(weight=fraction))
             if len(done) == len(batches):
                 outcomes[index] = mean_outcome(done)
                 added.append(index)
@@ -88,7 +92,15 @@ class Training:
                 waiting, added = added + waiting, []
         return outcomes
 
-    def _backward(self, values: Values, loss: Tensor, shares: int) -> bool:
+    def _drop_failed(self, outcomes: list[Outcome | None], before: list[Tensor | None]) -> None:
+        """Drop the gradient of a candidate that failed in another process of its group."""
+        failed = _distributed.any_rank([outcome is FAILED for outcome in outcomes], self._weights.device)
+        for index in self._groups.own(len(outcomes)):  # at most one
+            if failed[index]:
+                outcomes[index] = FAILED
+                self._weights.reset_gradients(before)
+
+    def _backward(self, values: Values, loss: Tensor, shares: float) -> bool:
         """Add a candidate's share to the gradient; an architecture without weights has none."""
         if loss.requires_grad:
             self._weights.scaler.scale(loss / shares).backward()  # type: ignore[no-untyped-call]

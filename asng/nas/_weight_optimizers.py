@@ -60,7 +60,23 @@ class WeightOptimizers:
             raise ValueError(f"it has {len(states)} weight optimizers, this one {len(self.optimizers)}")
         for optimizer, saved in zip(self.optimizers, states, strict=True):
             check_alike(saved["param_groups"], optimizer.state_dict()["param_groups"], "param_groups")
+            _check_parameter_states(saved["state"], optimizer)
             optimizer.load_state_dict(saved)
+
+
+def _check_parameter_states(state: Any, optimizer: torch.optim.Optimizer) -> None:
+    """Raise ValueError for a state that would fail in the next step; of optimizers of others only dicts are known."""
+    check_alike(state, {index: {} for index in state}, "state")
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kind = type(optimizer)
+    if not kind.__module__.startswith("torch.optim.") or kind.__name__ == "Adafactor":  # which keeps rows and columns
+        return
+    for index, entries in state.items():
+        shape = parameters[index].shape
+        for name, value in entries.items():
+            is_fitting = isinstance(value, Tensor) and (value.numel() == 1 or value.shape == shape)
+            if not is_fitting and value is not None and name != "step":
+                raise ValueError(f"state.{index}.{name} is {repr(value)[:40]}, of a parameter of shape {tuple(shape)}")
 
 
 def check_alike(saved: Any, current: Any, where: str) -> None:
@@ -74,7 +90,8 @@ def check_alike(saved: Any, current: Any, where: str) -> None:
     expected: Any = next(
         (kind for kind in kinds if isinstance(current, kind) and not isinstance(current, bool)), object
     )
-    if not isinstance(saved, expected):
+    is_array = isinstance(saved, Tensor) and saved.numel() != (current.numel() if isinstance(current, Tensor) else 1)
+    if not isinstance(saved, expected) or (expected is kinds[0] and is_array):
         raise ValueError(f"{where} is {repr(saved)[:40]}, in the place of {repr(current)[:40]}")
     if isinstance(current, (list, tuple)):
         for index, pair in enumerate(zip(saved, current, strict=False)):

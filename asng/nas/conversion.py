@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from torch import nn
 
-from asng.nas._checks import unregistered_modules, unwrap
+from asng.nas._checks import check_module, unregistered_modules, unwrap
 from asng.nas.layers import ElasticLayer
 
 Replace = Callable[[str, nn.Module], nn.Module | None]
@@ -29,8 +29,9 @@ def convert(model: nn.Module, replace: Replace) -> nn.Module:
         The converted copy. Parameters that layers share are shared in it too.
 
     Raises:
-        ValueError: `replace` is no function, or returns no module; an elastic layer cannot take the weights, since its
-            largest size is another one; or the model refers to a replaced module where torch does not see it.
+        ValueError: The model is no module; `replace` is no function, or returns no module; an elastic layer cannot take
+            the weights, since its largest size is another one; or the model refers to a replaced module where torch
+            does not see it.
 
     >>> from asng import nas
     >>> def replace(path, module):
@@ -39,6 +40,7 @@ def convert(model: nn.Module, replace: Replace) -> nn.Module:
     >>> nas.space_of(nas.convert(nn.Sequential(nn.Linear(2, 2), nn.ReLU()), replace))
     {'1': Categorical(choices=('relu', 'gelu'))}
     """
+    check_module(model)
     if not callable(replace):
         raise ValueError(f"replace must be a function (path, module) -> module or None, got {replace!r}")
     replaced: dict[nn.Module, nn.Module] = {}

@@ -4,17 +4,19 @@ A decision has a name and a variable. Names identify decisions: equal names shar
 model, and an architecture is a dict of names and values. Only what is selected runs.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import Any
 
 from torch import nn
 
-from asng._checks import as_int, check_int
+from asng._checks import MAX_ITEMS, as_int, check_int, take_list
 from asng.nas._decision import Decision
 from asng.nas._size import to_size
 from asng.nas._static import Chain, Constant, Item
 from asng.space import Categorical, Integer, Variable
+
+MAX_MODULES = 10_000  # that an iterable may give
 
 
 class OneOf(Decision):
@@ -31,17 +33,20 @@ class OneOf(Decision):
     Categorical(choices=('relu', 'tanh'))
     """
 
+    is_number = False
+
     def __init__(self, name: str, modules: Iterable[nn.Module] | Mapping[str, nn.Module] | nn.ModuleDict) -> None:
-        if not isinstance(modules, (Iterable, nn.ModuleDict)):
-            raise ValueError(f"OneOf {name!r} chooses among modules, got {modules!r}; give a list or a dict of them")
-        pairs: Any = modules.items() if isinstance(modules, (Mapping, nn.ModuleDict)) else enumerate(modules)
-        named = dict(pairs)
+        if isinstance(modules, (Mapping, nn.ModuleDict)):
+            named: dict[Any, nn.Module] = dict(modules.items())
+        else:
+            cure = "give a list or a dict of them"
+            named = dict(enumerate(_take_modules(modules, f"OneOf {name!r} chooses among modules", cure)))
         if not named:
             raise ValueError(f"OneOf {name!r} chooses among modules, got none")
         super().__init__(name, Categorical(tuple(named)))
         for key, module in named.items():
             if not isinstance(module, nn.Module):
-                raise ValueError(f"OneOf {name!r} chooses among modules, got {module!r} for {key!r}")
+                raise ValueError(f"OneOf {name!r} chooses among modules, got {module!r} for {key!r}; give instances")
         self.options = nn.ModuleList(named.values())
         self.positions = {key: index for index, key in enumerate(named)}
 
@@ -61,15 +66,24 @@ class OneOf(Decision):
         return self._selected_module()
 
 
+def _take_modules(modules: Any, purpose: str, cure: str) -> list[nn.Module]:
+    """The modules of an iterable; ValueError for what is none, or has no end."""
+    try:
+        iter(modules)
+    except TypeError:  # also an array without axes
+        raise ValueError(f"{purpose}, got {modules!r}; {cure}") from None
+    return take_list(modules, f"{purpose}, but they", MAX_MODULES)
+
+
 class Pick(Decision):
     """One input among n: called with a list of n, it returns the chosen one.
 
     Args:
         name: The decision's name.
-        n: Number of inputs, at least 1.
+        n: Number of inputs, from 1 to 100,000.
 
     Raises:
-        ValueError: n is not a positive integer; or, when it is called, the list has another length.
+        ValueError: n is no such integer; or, when it is called, the list has another length.
 
     >>> from asng.nas.supernet import select
     >>> pick = Pick("from", 3)
@@ -78,13 +92,19 @@ class Pick(Decision):
     'y'
     """
 
+    is_number = False
+
     def __init__(self, name: str, n: int) -> None:
-        inputs = check_int(n, f"the number of inputs of Pick {name!r}", min=1)
+        inputs = check_int(n, f"the number of inputs of Pick {name!r}", min=1, max=MAX_ITEMS)
         super().__init__(name, Categorical(range(inputs)))
         self.n = inputs
 
     def forward(self, inputs: Sequence[Any]) -> Any:
         """Return the selected input."""
+        if not isinstance(inputs, Sized):
+            raise ValueError(
+                f"Pick {self.name!r} chooses from a list of {self.n} inputs, got a {type(inputs).__name__}"
+            )
         if len(inputs) != self.n:
             raise ValueError(f"Pick {self.name!r} chooses among {self.n} inputs, got {len(inputs)}")
         return inputs[self.value]
@@ -118,10 +138,10 @@ class Repeat(Decision):
     (torch.Size([4, 2]), 2)
     """
 
+    is_number = False
+
     def __init__(self, name: str, blocks: Iterable[nn.Module], low: int = 1) -> None:
-        if not isinstance(blocks, Iterable):
-            raise ValueError(f"Repeat {name!r} takes a list of blocks, got {blocks!r}; give one for each repetition")
-        blocks = list(blocks)
+        blocks = _take_modules(blocks, f"Repeat {name!r} takes a list of blocks", "give one for each repetition")
         for index, block in enumerate(blocks):
             if not isinstance(block, nn.Module):
                 raise ValueError(f"Repeat {name!r} runs modules, got {block!r} for block {index}; give instances")

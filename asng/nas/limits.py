@@ -39,8 +39,8 @@ class Limit:
         name: The name in messages; by default that of the measure.
 
     Raises:
-        ValueError: The measure cannot be called, its `fingerprint` is no text, or a bound is no number above 0, is
-            missing, or is on the wrong side of the other.
+        ValueError: The measure cannot be called, its `fingerprint` or the name is no text, or a bound is no number
+            above 0, is missing, or is on the wrong side of the other.
 
     >>> from asng.nas import parameters
     >>> limit = Limit(parameters, 100_000, at_least=50_000)
@@ -60,6 +60,8 @@ class Limit:
         if isinstance(self.measure, type):
             kind = self.measure.__name__
             raise ValueError(f"a limit needs a measure, got the class {kind}; make one, such as {kind}(example_input)")
+        if not isinstance(self.name, (str, type(None))):
+            raise ValueError(f"the name of a limit must be text, got {self.name!r}")
         if not self.name:
             object.__setattr__(self, "name", getattr(self.measure, "__name__", type(self.measure).__name__))
         bounds = [bound for bound in (self.at_least, self.at_most) if bound is not None]

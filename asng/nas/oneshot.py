@@ -1,7 +1,8 @@
 """One iteration of one-shot search (Algorithm 1 of the paper): weights first, then the distribution.
 
-Under torchrun the candidates are sharded over the processes. All processes draw the same candidates and are told
-the same losses, so theta is equal everywhere without communication.
+Under torchrun the candidates are sharded over the processes, and where there are fewer candidates, the batch of each
+over a group of processes. All processes draw the same candidates and are told the same losses, so theta is equal
+everywhere without communication.
 """
 
 import copy
@@ -31,6 +32,7 @@ from asng.nas._candidates import (
     to_score,
     warn_of_unread,
 )
+from asng.nas._groups import Groups
 from asng.nas._preserve import set_training
 from asng.nas._step import Step
 from asng.nas._training import Training
@@ -57,7 +59,8 @@ class OneShot:
 
     Several processes (torch.distributed, set up before) all have to pass the same batches. They begin
     with the weights, the buffers and the state of rank 0. Each has the running statistics of the
-    candidates that it ran itself.
+    candidates that it ran itself. Where there are more processes than candidates, groups of them split the batch of one
+    candidate each by its rows; losses, scores and metrics then have to be means over rows.
 
     Args:
         model: Any module with decisions, on the device where it is trained; also what torch.compile or DataParallel
@@ -73,6 +76,8 @@ class OneShot:
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
         mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
+        sync_batchnorm: Where several processes run one candidate, each on a share of its batch, let its batch norms
+            have the statistics of the whole batch. No candidate may then fail, also not by a lack of memory.
         failures: The errors that a candidate may raise without ending the search: it then counts as one that ran out of
             memory.
         capture: Run each step as one CUDA graph; where that cannot be, a warning says why, and steps run as usual.
@@ -106,6 +111,7 @@ class OneShot:
         limits: Sequence[Limit] = (),
         amp_dtype: torch.dtype | None = None,
         mask_inactive: bool = False,
+        sync_batchnorm: bool = False,
         failures: tuple[type[Exception], ...] = FAILURES,
         capture: bool = False,
     ) -> None:
@@ -123,11 +129,15 @@ class OneShot:
         _checks.check_step_options(loss_fn, max_grad_norm, amp_dtype, judge, failures)
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
         self._parameters, self.device = self._weights.parameters, self._weights.device
+        if check_bool(sync_batchnorm, "sync_batchnorm"):
+            _checks.check_sync_batchnorm(paths)
+        self._groups = Groups(arch_optimizer._population_size, sync_batchnorm=sync_batchnorm)
+        if sync_batchnorm and self._groups.are_shared:
+            failures = ()  # other processes would wait for the statistics of a candidate that failed
         self._failures = Failures(self.device, failures)
-        self._training = Training(self.supernet, self._weights, self._failures)
-        self._rank, self._world_size = _distributed.rank_and_world_size()
+        self._training = Training(self.supernet, self._weights, self._failures, self._groups)
         self._sync_from_rank0()
-        watched = self._rank == 0 and not any(map(_checks.is_compiled, paths))
+        watched = self._groups.rank == 0 and not any(map(_checks.is_compiled, paths))
         self._unread = UnreadDecisions(self.supernet) if watched else None
         if self.model.training:
             set_training(self.model)
@@ -151,6 +161,11 @@ class OneShot:
             `capture_seconds` and `capture_gb`, the device memory that the graph keeps; empty unless steps are captured.
         """
         return {} if self._captured is None else dict(self._captured.cost)
+
+    def release_capture(self) -> None:
+        """Free the device memory of a captured step; another step captures again."""
+        if self._captured is not None:
+            self._captured.release()
 
     def step(self, train_batch: Batch, valid_batch: Batch) -> Step:
         """Run one iteration; the selection of the model is restored on exit.
@@ -274,7 +289,7 @@ class OneShot:
                 return done
         outcomes: list[Outcome | None] = []
         if train_batches:
-            outcomes += self._training.step(self._run, drawn, train_batches, self._shard(drawn))
+            outcomes += self._training.step(self._run, drawn, train_batches)
         for batch in valid_batches:
             outcomes += self._judge(feasible, batch)
         numbers = gather_numbers(outcomes, self.device)
@@ -288,9 +303,11 @@ class OneShot:
     def _judge(self, candidates: Sequence[Values], batch: Batch) -> list[Outcome | None]:
         """The outcomes of the candidates of this process."""
         outcomes: list[Outcome | None] = [None] * len(candidates)
-        with torch.no_grad():
-            for index in self._shard(candidates):
-                outcomes[index] = self._failures.attempt(self._run_judge, candidates[index], batch) or FAILED
+        part, fraction = self._groups.take(batch)
+        with torch.no_grad(), self._groups.sync:
+            for index in self._groups.own(len(candidates)):
+                outcome = self._failures.attempt(self._run_judge, candidates[index], part)
+                outcomes[index] = FAILED if outcome is None else outcome._replace(weight=fraction)
         return outcomes
 
     def _draw_feasible(self) -> Sequence[Values]:
@@ -302,10 +319,6 @@ class OneShot:
                 break
             feasible += [c.values for c in self.arch_optimizer.ask(1) if self.is_feasible(c.values)]
         return feasible
-
-    def _shard(self, candidates: Sequence[Values]) -> range:
-        """The positions of the candidates that this process runs."""
-        return range(self._rank, len(candidates), self._world_size)
 
     def _run(self, values: Values, batch: Batch) -> Outcome:
         """The loss and the metrics of a candidate."""
@@ -367,7 +380,7 @@ class OneShot:
 
     def _sync_from_rank0(self) -> None:
         """Broadcast weights, buffers and both optimizers' states from rank 0."""
-        if self._world_size > 1:
+        if self._groups.world_size > 1:
             _distributed.broadcast_tensors([*self._parameters, *self.model.parameters(), *self.model.buffers()])
             arch_optimizer, weight_optimizer = _distributed.broadcast_object(
                 (self.arch_optimizer.state_dict(), self._weights.state_dict())
@@ -430,12 +443,3 @@ class OneShot:
             parameter.grad = torch.zeros_like(parameter) if touched else None
         if self._captured is not None:
             self._captured.forget()
-
-
-def check_oneshot(oneshot: Any) -> None:
-    """Raise ValueError for what is no OneShot, such as a result."""
-    if not isinstance(oneshot, OneShot):
-        raise ValueError(
-            f"the distribution is that of a OneShot, got a {type(oneshot).__name__}; pass that of your loop, or after "
-            "nas.search OneShot(model, result.arch_optimizer, weight_optimizer, loss_fn)"
-        )

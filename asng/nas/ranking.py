@@ -14,16 +14,17 @@ from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
-from asng.nas._checks import unwrap
+from asng.nas._checks import check_batches, check_judge, check_module, unwrap
 from asng.nas._preserve import preserve_state, set_training
-from asng.nas._tables import format_table
+from asng.nas._tables import format_rounded, format_table
 from asng.nas.limits import Limit, Measure, measure_all
-from asng.nas.oneshot import Batch, OneShot, check_oneshot
+from asng.nas.oneshot import Batch, OneShot
 from asng.nas.recalibration import recalibrate
-from asng.nas.result import Architecture, architecture_of, top
+from asng.nas.result import Architecture, SearchResult, architecture_of, oneshot_of, top
 from asng.nas.supernet import Supernet, Values
 
 ATTEMPTS = 20  # per architecture of a front, to find one that is new and feasible
+MAX_IDLE = 2000  # attempts in a row that find none
 
 
 def score(
@@ -54,6 +55,9 @@ def score(
     >>> nas.score(model, {"act": "relu"}, [torch.ones(2), -torch.ones(2)], lambda model, x: model(x).mean())
     0.5
     """
+    check_module(model)
+    check_judge(judge)
+    check_batches(batches, "batches")
     return _score(Supernet(unwrap(model)), model, values, batches, judge, recalibrate_on)
 
 
@@ -85,7 +89,12 @@ def _evaluate_mode(supernet: Supernet, *, batch_statistics: bool) -> None:
 
 
 def rerank(
-    oneshot: OneShot, batches: Iterable[Batch], judge: Judge, *, k: int = 20, recalibrate_on: Any = None
+    oneshot: OneShot | SearchResult,
+    batches: Iterable[Batch],
+    judge: Judge,
+    *,
+    k: int = 20,
+    recalibrate_on: Any = None,
 ) -> list[Architecture]:
     """Score the k most likely feasible architectures of a search with the shared weights, and order them by that.
 
@@ -93,7 +102,7 @@ def rerank(
     several processes all have to call it.
 
     Args:
-        oneshot: A search, usually at its end.
+        oneshot: A search, usually at its end, or its result.
         batches: What each of them is judged on: a list, a DataLoader, or any iterable that starts over.
         judge, recalibrate_on: As in `score`.
         k: How many, at least 1.
@@ -113,6 +122,8 @@ def rerank(
     >>> best.values, best.score
     ({'act': 'relu'}, 0.0)
     """
+    oneshot = oneshot_of(oneshot)
+    check_judge(judge)
     _check_repeatable(batches, recalibrate_on)
     likely = top(oneshot, k)
     scores = [_shared_score(oneshot, a.values, batches, judge, recalibrate_on) for a in likely]
@@ -132,6 +143,8 @@ def _shared_score(oneshot: OneShot, values: Values, batches: Any, judge: Judge, 
 
 def _check_repeatable(*given: Any) -> None:
     for batches in given:
+        if batches is not None:
+            check_batches(batches, "batches")
         if isinstance(batches, Iterator):
             kind = type(batches).__name__
             raise ValueError(f"the batches are an iterator ({kind}), which ends after one architecture; pass a list")
@@ -162,12 +175,12 @@ class Front:
         for point in self.points:
             costs = (f"{cost:.6g}" for cost in point.costs)
             values = {name: value for name, value in point.values.items() if name not in point.inactive}
-            rows.append((f"{point.score:.4g}", *costs, f"{point.probability:.2g}", str(values)))
+            rows.append((f"{point.score:.4g}", *costs, f"{point.probability:.2g}", format_rounded(values)))
         return format_table(rows)
 
 
 def front(
-    oneshot: OneShot,
+    oneshot: OneShot | SearchResult,
     measures: Sequence[Measure],
     batches: Iterable[Batch],
     judge: Judge,
@@ -183,7 +196,7 @@ def front(
     several processes all have to call it.
 
     Args:
-        oneshot: A search, usually at its end.
+        oneshot: A search, usually at its end, or its result.
         measures: `parameters`, `Flops`, `Latency`, or functions (model, values) -> number of at least 0, as in `Limit`.
         batches: What each architecture is judged on: a list, a DataLoader, or any iterable that starts over.
         judge, recalibrate_on: As in `score`.
@@ -206,15 +219,16 @@ def front(
     0.5    6           0.33         {'width': 2}
     0.25   12          0.33         {'width': 4}
     """
-    check_oneshot(oneshot)
+    oneshot = oneshot_of(oneshot)
     k = check_int(k, "k", min=1)
+    check_judge(judge)
     _check_repeatable(batches, recalibrate_on)
-    if not isinstance(measures, Sequence) or not measures:
+    if not isinstance(measures, (list, tuple)) or not measures:
         raise ValueError(f"a front needs a list of measures, such as [nas.parameters], got {measures!r}")
     limits = [Limit(measure, 1.0) for measure in measures]  # which check them and have their names
     supernet, found = oneshot.supernet, dict[str, Architecture]()
     for values in _proposals(oneshot, k, found):
-        key = supernet.key(supernet.canonical(values))
+        key = supernet.network_key(values)
         if key in found or not oneshot.is_feasible(values):
             continue
         number = _shared_score(oneshot, values, batches, judge, recalibrate_on)
@@ -234,7 +248,12 @@ def _proposals(oneshot: OneShot, k: int, found: Mapping[str, Architecture]) -> I
     yield from (architecture.values for architecture in top(oneshot, max(1, k // 10)))
     space, generator = oneshot.supernet.space, np.random.default_rng(0)
     random_search = RandomSearch(space, seed=0)  # for variables without a list of values
+    last_size = last_growth = 0
     for attempt in range(ATTEMPTS * k):
+        if len(found) > last_size:
+            last_size, last_growth = len(found), attempt
+        if attempt - last_growth > MAX_IDLE:
+            return
         values = random_search.ask(1)[0].values
         for name, variable in space.items():
             if (choices := variable.values()) is not None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.nas._checks import check_module, unwrap
+from asng.nas._checks import check_batches, check_module, unwrap
 from asng.nas._devices import find_device, to_device
 from asng.nas._preserve import set_training, snapshot
 
@@ -33,8 +33,8 @@ def recalibrate(
             itself.
 
     Raises:
-        ValueError: There are no batches, or no batch norm to recalibrate; after this and any other error the
-            statistics are restored.
+        ValueError: There are no batches, or no end of them, or no batch norm to recalibrate; after this and any other
+            error the statistics are restored.
 
     >>> net = nn.BatchNorm1d(1)
     >>> recalibrate(net, [torch.tensor([[1.0], [3.0]])])
@@ -42,8 +42,9 @@ def recalibrate(
     tensor([2.])
     """
     check_module(model)
-    if not isinstance(batches, Iterable):
-        raise ValueError(f"batches must be given as a list or a loader, got {repr(batches)[:80]}")
+    check_batches(batches, "batches")
+    if forward is not None and not callable(forward):
+        raise ValueError(f"forward must be a function (model, batch) -> anything, got {forward!r}")
     model = unwrap(model)
     kinds = nn.modules.batchnorm._BatchNorm
     norms = [module for module in model.modules() if isinstance(module, kinds) and module.running_mean is not None]
@@ -68,7 +69,7 @@ def recalibrate(
             norm.train()
         is_empty = True
         for batch in batches:
-            (forward or _forward)(model, batch)
+            (_forward if forward is None else forward)(model, batch)
             is_empty = False
         if is_empty:
             raise ValueError("there are no batches to estimate statistics from; an iterator may be used up")

@@ -4,7 +4,8 @@ import copy
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,9 +16,10 @@ from asng._checks import check_int
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
-from asng.nas._tables import format_decisions, format_history
+from asng.nas._saving import save_result
+from asng.nas._tables import format_decisions, format_history, format_rounded
 from asng.nas.limits import format_bounds
-from asng.nas.oneshot import OneShot, check_oneshot
+from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
@@ -52,6 +54,13 @@ class Architecture(NamedTuple):
     score: float | None = None
     costs: tuple[float, ...] = ()
 
+    def __repr__(self) -> str:
+        """Rounded, without what is not set."""
+        fields = {
+            name: v for name, v in self._asdict().items() if name in ("probability", "feasible") or v not in (None, ())
+        }
+        return f"Architecture({', '.join(f'{name}={format_rounded(value)}' for name, value in fields.items())})"
+
 
 @dataclass(frozen=True, repr=False)
 class SearchResult:
@@ -67,8 +76,12 @@ class SearchResult:
         model: The extracted network, with the weights of the search; batch norms need `recalibrate`.
         history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
             `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
-            judge), the largest probabilities, seconds.
+            judge), the largest probabilities, the `distribution` at its end (for each decision the probabilities by
+            choice, or mean and std of a number), seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
+        oneshot: The search itself, for `top`, `rerank` and `front`, which take the result as well, and to train on. It
+            holds the supernet and the state of the weight optimizer as long as the result is kept; a copy or a pickle
+            of a result has None.
 
     >>> import torch
     >>> from asng import ASNG, nas
@@ -90,8 +103,12 @@ class SearchResult:
     certainty: float
     inactive: tuple[str, ...]
     model: nn.Module
-    history: list[dict[str, float]]
+    history: list[dict[str, Any]]
     arch_optimizer: Optimizer
+    oneshot: OneShot | None = field(default=None, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "oneshot": None}  # large, and with functions that cannot be pickled
 
     def __repr__(self) -> str:
         space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
@@ -100,8 +117,30 @@ class SearchResult:
         sure = f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
         return "\n\n".join([decisions, sure, *([format_history(self.history)] if self.history else [])])
 
+    def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+        """Save the result, without its weights, as the folder of a run, which `asng.report.write` shows.
 
-def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> SearchResult:
+        Args:
+            folder: A new folder, or one without a run.
+            settings: Yours, to be shown: a seed, learning rates, an `experiment` that names it all. Results whose
+                settings differ by `seed` alone are averaged in a report.
+
+        Raises:
+            ValueError: The folder holds a run already, or JSON cannot hold the settings.
+
+        >>> import tempfile, torch
+        >>> from asng import ASNG, nas, report
+        >>> model = nn.Sequential(nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}), nn.Linear(2, 1))
+        >>> sgd = torch.optim.SGD(model.parameters(), lr=0.1)
+        >>> oneshot = nas.OneShot(model, ASNG(nas.space_of(model)), sgd, lambda net, x: net(x).square().mean())
+        >>> with tempfile.TemporaryDirectory() as parent:
+        ...     nas.result(oneshot).save(f"{parent}/mine", {"seed": 0})
+        ...     page = report.write([f"{parent}/mine"], f"{parent}/report.html").read_text()
+        """
+        save_result(self, Path(folder), settings or {})
+
+
+def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:
     """Extract the most likely feasible architecture of a search so far.
 
     Of several processes all have to call it, as in `top`.
@@ -113,6 +152,9 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     Returns:
         The result. Where no architecture that was drawn or measured is feasible, it is the nearest one, and a warning
         says by how much it misses the limits.
+
+    Raises:
+        ValueError: This is no OneShot, or the history no list of records.
 
     >>> import torch
     >>> from asng import ASNG, nas
@@ -132,8 +174,11 @@ def result(oneshot: OneShot, history: Sequence[Mapping[str, float]] = ()) -> Sea
     return build_result(oneshot, history)
 
 
-def build_result(oneshot: OneShot, history: Sequence[Mapping[str, float]]) -> SearchResult:
+def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> SearchResult:
     """`result` for functions that users call: a warning points at the line that called them."""
+    oneshot = oneshot_of(oneshot)
+    if not isinstance(history, Sequence) or not all(isinstance(record, Mapping) for record in history):
+        raise ValueError(f"history must be a list of records, dicts of names and numbers, got {repr(history)[:80]}")
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_violation_message(oneshot, architecture.values), stacklevel=3)
@@ -142,10 +187,24 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, float]]) -> Se
         model=oneshot.supernet.extract(architecture.values),
         history=[dict(record) for record in history],
         arch_optimizer=oneshot.arch_optimizer,
+        oneshot=oneshot,
     )
 
 
-def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
+def oneshot_of(search: OneShot | SearchResult) -> OneShot:
+    """The search itself, or that of a result; raises ValueError for anything else."""
+    if isinstance(search, SearchResult) and search.oneshot is None:
+        raise ValueError(
+            "a copied or loaded result does not hold its search; pass the one that nas.search returned, or the OneShot"
+        )
+    oneshot = search.oneshot if isinstance(search, SearchResult) else search
+    if not isinstance(oneshot, OneShot):
+        got = type(oneshot).__name__
+        raise ValueError(f"pass the OneShot of your loop, or what nas.search or nas.result returned, got a {got}")
+    return oneshot
+
+
+def top(oneshot: OneShot | SearchResult, k: int = 1) -> list[Architecture]:
     """Find the k most likely feasible architectures, without extracting them.
 
     The mode of the distribution comes first: the most probable choices, and of integers the rounded mean, which may be
@@ -155,15 +214,16 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
     rank 0 measures and broadcasts the costs.
 
     Args:
-        oneshot: A search, at any time.
+        oneshot: A search, at any time, or its result.
         k: The number of architectures, at least 1.
 
     Returns:
-        At most k architectures of different networks, those behind the mode by probability. Where none is feasible,
-        the nearest one of all measured so far, with `feasible` False.
+        At most k architectures of different networks, those behind the mode by probability; of values that lead to
+        the same sizes, the most likely ones. Where none is feasible, the nearest one of all measured so far, with
+        `feasible` False.
 
     Raises:
-        ValueError: k is not a positive integer, or this is no OneShot.
+        ValueError: k is not a positive integer, or this is no search.
 
     >>> import torch
     >>> from asng import ASNG, nas
@@ -174,13 +234,13 @@ def top(oneshot: OneShot, k: int = 1) -> list[Architecture]:
     >>> [(architecture.values, round(architecture.probability, 3)) for architecture in nas.top(oneshot, k=2)]
     [({'act': 'tanh'}, 0.75), ({'act': 'relu'}, 0.25)]
     """
-    check_oneshot(oneshot)
+    oneshot = oneshot_of(oneshot)
     k = check_int(k, "k", min=1)
     supernet = oneshot.supernet
     found: dict[str, dict[str, Any]] = {}  # by network, each once
     for values in _by_probability(oneshot):
         if oneshot.is_feasible(values):
-            found.setdefault(supernet.key(supernet.canonical(values)), values)
+            found.setdefault(supernet.network_key(values), values)
         if len(found) == k:
             break
     nearest = oneshot.costs.nearest() or oneshot.arch_optimizer.mode()
@@ -279,3 +339,25 @@ def certainty(optimizer: Optimizer) -> dict[str, float]:
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
     return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record
+
+
+def describe_distribution(optimizer: Optimizer) -> dict[str, Any]:
+    """The distribution as plain numbers: for each variable the probabilities by choice, or a mean and a std.
+
+    >>> from asng import ASNG, Categorical, Integer
+    >>> describe_distribution(ASNG({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)}))
+    {'act': {'relu': 0.5, 'tanh': 0.5}, 'depth': {'mean': 2.0, 'std': 1.0}}
+    """
+    described: dict[str, Any] = {}
+    for name, parameters in optimizer.distribution().items():
+        choices = optimizer.space[name].values()
+        if isinstance(parameters, np.ndarray) and choices is not None:
+            labels = [str(choice) for choice in choices]
+            if len({*labels}) < len(labels):  # such as of 1 and "1"
+                labels = [str(index) for index in range(len(labels))]
+            described[name] = dict(zip(labels, parameters.tolist(), strict=True))
+        elif hasattr(parameters, "_asdict"):
+            described[name] = {key: float(number) for key, number in parameters._asdict().items()}
+        else:  # of a family of the user's own
+            described[name] = {"parameters": str(parameters)}
+    return described

@@ -21,7 +21,7 @@ from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, LossFn
-from asng.nas._checks import check_decisions
+from asng.nas._checks import check_batches, check_decisions
 from asng.nas._identity import describe_search, length_of
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
@@ -50,6 +50,7 @@ def search(
     limits: Sequence[Limit] = (),
     amp_dtype: torch.dtype | None = None,
     mask_inactive: bool = False,
+    sync_batchnorm: bool = False,
     capture: bool = False,
     checkpoint: str | Path | None = None,
     callback: Callable[[Step | dict[str, Any]], Any] | None = None,
@@ -59,7 +60,7 @@ def search(
     """Search the architecture of a model with decisions while training it.
 
     The model itself is trained, and the architecture found is selected in it on return. Under torchrun the candidates
-    are sharded over the processes, and all of them see the batches of rank 0.
+    are sharded over the processes, as in `OneShot`, and all of them are given the batches of rank 0.
 
     With a `checkpoint` the state is saved after every epoch and at Ctrl-C or SIGTERM, and the same call
     continues from there; on the CPU it ends with the same bits as without a pause. For that the batches may
@@ -108,6 +109,8 @@ def search(
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
         mask_inactive: Leave variables without effect on a candidate out of its gradient (not the paper's way).
+        sync_batchnorm: Where several processes run one candidate, let its batch norms have the statistics of the whole
+            batch, as in `OneShot`.
         capture: Run each step as one CUDA graph, several times as fast where the host's kernel launches take most of
             the time; where that cannot be, a warning says why, and steps run as usual.
         checkpoint: The path of a file to save to and to resume from; by default nothing is saved. The one before the
@@ -158,7 +161,8 @@ def search(
         "amp_dtype": amp_dtype,
         "mask_inactive": mask_inactive,
     }
-    oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, judge=judge, capture=capture, **options)
+    added: Any = {"judge": judge, "capture": capture, "sync_batchnorm": sync_batchnorm}
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, **options, **added)
     interval = scheduler_interval
     schedules = Schedules(weight_optimizer, epochs, given=lr_scheduler, interval=interval, train_loader=train_loader)
     data_seed = int(streams[1].generate_state(1)[0])
@@ -176,12 +180,14 @@ def search(
             weight_optimizer=weight_optimizer,
             **options,
             **({} if judge is None else {"judge": judge}),
+            **({"sync_batchnorm": True} if sync_batchnorm else {}),
             **({} if interval == "epoch" else {"scheduler_interval": interval}),
         )
         saved = Checkpoint(as_checkpoint_path(checkpoint, "search.pt"), identity, may_extend=True)
     with closing(job), _show_progress(progress and _distributed.is_rank0()) as show:
         history = run_job(job, epochs=epochs, checkpoint=saved, progress=show)
     _distributed.broadcast_tensors(oneshot.model.buffers())  # every process ran other candidates
+    oneshot.release_capture()  # the result holds the search on
     outcome = build_result(oneshot, history)
     oneshot.supernet.choose(outcome.values)
     steps = length_of(train_loader)
@@ -191,8 +197,7 @@ def search(
 
 
 def _check_batches(name: str, batches: Iterable[Batch], epochs: int) -> None:
-    if not isinstance(batches, Iterable):
-        raise ValueError(f"{name} must give batches when it is iterated, such as a DataLoader, got {batches!r}")
+    check_batches(batches, name, may_be_endless=name == "valid_loader")
     if isinstance(batches, Iterator) and epochs > 1:
         raise ValueError(
             f"{name} is an iterator ({type(batches).__name__}), which ends after one epoch of {epochs}; pass what it "

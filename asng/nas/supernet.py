@@ -172,12 +172,14 @@ class Supernet:
         if not isinstance(module, Searchable) or module not in self.searchable:
             return children
         returned: Any = module.active_modules()
-        is_list = isinstance(returned, Iterable) and not isinstance(returned, Decision)
-        active = list(returned) if is_list else [returned]
+        if isinstance(returned, nn.Module) and not isinstance(returned, nn.ModuleList):
+            name, kind = type(module).__name__, type(returned).__name__
+            raise ValueError(f"active_modules() of {name} must return a list of modules, got a {kind}; return [it]")
+        active = list(returned) if isinstance(returned, Iterable) else [returned]
         for inner in active:
             if not isinstance(inner, nn.Module):
                 name = type(module).__name__
-                raise TypeError(f"active_modules() of {name} must return a list of modules, got {inner!r}")
+                raise ValueError(f"active_modules() of {name} must return a list of modules, got {inner!r}")
         # Easily forgotten there, and a limit would not see what depends on them.
         return active + [child for child in children if isinstance(child, Decision) and not child._modules]
 
@@ -241,6 +243,36 @@ class Supernet:
     def _defaults(self) -> dict[str, Any]:
         family = family_of(self.space)
         return Space(self.space).decode(family.mode(family.initial())[None])[0]
+
+    def network_key(self, values: Values) -> str:
+        """Write the network of an architecture as one line of text.
+
+        Args:
+            values: One value for each decision, by name.
+
+        Returns:
+            A text that is equal for architectures of the same network: those that differ only in inactive decisions, or
+            only in numbers that elastic layers round to the same sizes.
+
+        Raises:
+            ValueError: The values do not fit.
+
+        >>> from asng.nas import Linear, Width
+        >>> supernet = Supernet(Linear(4, Width("width", [2, 3, 4]) // 2))
+        >>> supernet.network_key({"width": 2}) == supernet.network_key({"width": 3})
+        True
+        """
+        read, sizes = set[Any]([self.model]), list[Any]()  # what is read in other ways than as a size, and the sizes
+        with self.selecting(values):
+            for module in self.active_modules(self.searchable.__contains__):
+                parts: list[Any] = []
+                if isinstance(module, ElasticLayer):
+                    parts = [part for s in module.sizes.values() for part in (s if isinstance(s, tuple) else (s,))]
+                    sizes.append([self.paths[module], [part() for part in parts if part.decisions]])
+                read |= {*self._active_children(module)} - {decision for part in parts for decision in part.decisions}
+        names = {module.name for module in read if isinstance(module, Decision)}
+        canonical = {name: values[name] if name in names else default for name, default in self._defaults.items()}
+        return f"{self.key(canonical)} {json.dumps(sizes)}"
 
     def key(self, values: Values) -> str:
         """Write an architecture as one line of text.

@@ -299,7 +299,7 @@ def test_the_checkpoint_of_a_run_with_one_other_setting_is_refused(search_run, p
     ours = tmp_path / CHECKPOINT
     ours.write_bytes((search_run[0] / CHECKPOINT).read_bytes())
     for again in (words, ["inpainting", "evaluate", tmp_path]):
-        assert refusal(*again).startswith(f"{ours} is of another run ({message}); use another path, ")
+        assert refusal(*again).startswith(f"{ours} is of another run ({message}); to continue it, give what it had; ")
 
 
 def test_evaluating_does_not_write_through_links(search_run, tmp_path):

@@ -55,10 +55,10 @@ def test_an_experiment_alone_lists_its_verbs():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["tony"], "no command 'tony'; asng has cifar10, digits, inpainting, toy"),
-        (["--runs", "3"], "no command '--runs'; asng has cifar10, digits, inpainting, toy"),
+        (["tony"], "no command 'tony'; asng has cifar10, digits, inpainting, toy, report"),
+        (["--runs", "3"], "no command '--runs'; asng has cifar10, digits, inpainting, toy, report"),
         (["cifar10", "serach"], "no command 'cifar10 serach'; cifar10 has search, retrain, evaluate"),
-        (["digits", "--seeds", "3"], "no command 'digits --seeds'; digits has search"),
+        (["digits", "--seeds", "3"], "no command 'digits --seeds'; digits has search, tune"),
         (["toy", "--quick"], "no command 'toy --quick'; toy has sweep"),
     ],
 )
@@ -207,15 +207,17 @@ def test_a_folder_in_use_is_refused(words, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_keeps_what_is_finished_and_the_same_command_continues(tmp_path, number):
+@pytest.mark.parametrize(
+    "numbers", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGTERM, signal.SIGINT, signal.SIGTERM)], ids=str
+)
+def test_a_signal_keeps_what_is_finished_and_the_same_command_continues(tmp_path, numbers):
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     assert run("toy", "sweep", *LONGER, "--out", whole).code == 0
 
     results = parted / "results.jsonl"
     sign = tmp_path / "first result"
     program = hold_at(Run, "append", 1, sign) + MAIN
-    done = interrupt(["-c", program, "toy", "sweep", *LONGER, "--out", str(parted)], sign.exists, number)
+    done = interrupt(["-c", program, "toy", "sweep", *LONGER, "--out", str(parted)], sign.exists, *numbers)
     assert done.code == 130
     assert done.err == f"Interrupted. What is finished is in {parted}; the same command continues.\n"
     kept = results.read_text()
@@ -226,6 +228,24 @@ def test_a_signal_keeps_what_is_finished_and_the_same_command_continues(tmp_path
     assert results.read_text().startswith(kept)
     for name in ("summary.json", "toy.svg"):
         assert (parted / name).read_bytes() == (whole / name).read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_the_exit_after_another_is_not_heard(number):
+    program = f"""
+import atexit, signal
+import asng.cli
+
+def interrupt(arguments):
+    signal.raise_signal({number})
+
+atexit.register(signal.raise_signal, {number})
+asng.cli.function_of = lambda command: interrupt
+asng.cli.main(["toy", "sweep"])
+"""
+    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_categorical_starts_uniform():
 
 @pytest.mark.parametrize("counts", [[], [0], [2, -1], [[2, 3]]], ids=str)
 def test_categorical_counts_are_checked(counts):
-    with pytest.raises(ValueError, match="counts must be a list of numbers of choices >= 1, got"):
+    with pytest.raises(ValueError, match="counts must be a list of numbers of choices from 1 to 100,000, got"):
         CategoricalFamily(counts)
 
 

@@ -2,13 +2,14 @@
 
 import math
 import warnings
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 
-from asng import ASNG, Categorical, EvaluationError, Integer, Normal, Real, minimize
-from asng._capped import CappedASNG
+from asng import Categorical, EvaluationError, Integer, Normal, Optimizer, Real, minimize
+from asng._black_box_defaults import black_box_optimizer, capped_asng
 from tests.helpers.trajectories import BLEND, LETTERS, inner, run
 
 
@@ -76,7 +77,7 @@ def test_minimize_of_noisy_losses_is_ask_and_tell(population_size):
     space = {name: Real(0, 1) for name in "abc"}
     settings: dict[str, Any] = {"population_size": population_size, "noisy": True, "seed": 3}
     result = minimize(loss, space, evaluations=20 * population_size, **settings)
-    optimizer = CappedASNG(space, population_size=population_size, seed=3)
+    optimizer = black_box_optimizer(space, population_size=population_size, seed=3)
     for _ in range(20):
         candidates = optimizer.ask()
         optimizer.tell(candidates, [loss(candidate.values) for candidate in candidates])
@@ -134,17 +135,17 @@ def leading_ones(values):
 
 
 def test_the_best_so_far_is_ranked_with_the_next_populations():
-    """A prefix of ones that was found once is not lost again, unless its loss may have been a lucky one."""
+    """A prefix of ones that was found once is not lost again, or sooner where its loss may have been a lucky one."""
     bits: dict[str, Any] = {str(i): Categorical([0, 1]) for i in range(20)}
     kept = [minimize(leading_ones, bits, evaluations=300, seed=seed).loss for seed in range(6)]
     noisy = [minimize(leading_ones, bits, evaluations=300, noisy=True, seed=seed).loss for seed in range(6)]
-    assert sum(kept) < sum(noisy) / 2
+    assert kept.count(0) >= 4 > noisy.count(0)
 
 
 def test_steps_that_agree_leave_a_spread_to_move_on():
     """Without a cap on the step, the spread is gone after some steps along a slope."""
     deltas = []
-    optimizer = CappedASNG({name: Real(0, 1000) for name in "abcd"}, population_size=8, seed=0)
+    optimizer = capped_asng({name: Real(0, 1000) for name in "abcd"}, population_size=8, seed=0)
     for _ in range(20):
         candidates = optimizer.ask()
         optimizer.tell(candidates, [-candidate.x.sum() for candidate in candidates])
@@ -435,13 +436,53 @@ def test_an_error_without_any_finite_loss_carries_the_optimizer(loss):
     with pytest.raises(EvaluationError, match="none of 10 evaluations gave a finite loss") as caught:
         minimize(lambda v: loss, WIDE, evaluations=10)
     assert len(caught.value.history) == 10
-    assert isinstance(caught.value.optimizer, ASNG)
+    assert isinstance(caught.value.optimizer, Optimizer)
 
 
 @pytest.mark.filterwarnings("ignore:evaluation")
 def test_a_function_that_never_works_is_given_up_soon():
     with pytest.raises(EvaluationError, match="none of 20 evaluations gave a finite loss; the last one: KeyError: 'm'"):
         minimize(lambda v: v["m"], WIDE, evaluations=10_000)
+
+
+@pytest.mark.filterwarnings("ignore:evaluation")
+def test_an_error_without_any_finite_loss_names_its_cause():
+    with pytest.raises(EvaluationError) as caught:
+        minimize(lambda v: 1 / 0, WIDE, evaluations=5)
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)
+    assert caught.value.__cause__.__traceback__ is not None
+    with pytest.raises(EvaluationError) as caught:
+        minimize(lambda v: None, WIDE, evaluations=5)
+    assert caught.value.__cause__ is None
+
+
+@pytest.mark.filterwarnings("ignore:evaluation")
+def test_a_failed_evaluation_keeps_none_of_its_memory():
+    alive: list[Any] = []
+
+    def fail(values):
+        assert all(reference() is None for reference in alive)
+        large = np.zeros(10)
+        alive.append(weakref.ref(large))
+        raise MemoryError("too large")
+
+    with pytest.raises(EvaluationError, match="MemoryError: too large"):
+        minimize(fail, WIDE, evaluations=5)
+    assert len(alive) == 5
+
+
+def test_equal_failures_warn_once():
+    def fail(values):
+        if values["n"] % 2:
+            raise ValueError("odd" if values["n"] > -4 else f"{values['n']} is far")
+        return -values["n"]
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = minimize(fail, LINE, evaluations=50, seed=0)
+    warned = [str(warning.message).partition("last: ")[2] for warning in caught]
+    assert sorted(warned) == sorted({evaluation.error for evaluation in result.history if evaluation.error})
+    assert len([evaluation for evaluation in result.history if "odd" in evaluation.error]) > 1
 
 
 def test_a_function_that_ceases_to_work_ends_with_the_result():

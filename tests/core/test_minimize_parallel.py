@@ -289,7 +289,7 @@ def test_a_killed_process_costs_no_evaluation(executor, tmp_path):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:evaluation")
 def test_values_that_kill_processes_cost_one_evaluation_each(executor):
-    result = minimize(die_at_large, WIDE, evaluations=20, executor=executor, seed=0)
+    result = minimize(die_at_large, WIDE, evaluations=20, executor=executor, initial={"n": (400, 300)}, seed=0)
     assert len(set(values_of(result))) == 20
     deadly = [evaluation for evaluation in result.history if evaluation.values["n"] > 500]
     assert len(deadly) > 1

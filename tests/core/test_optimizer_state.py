@@ -262,7 +262,17 @@ def test_a_state_of_another_space_is_refused(other):
     assert optimizer.state_dict() == before
 
 
-@pytest.mark.parametrize("setting", [{"alpha": 2.0}, {"delta_init": 0.5}, {"delta_max": 9.0}, {"mirrored": False}])
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"alpha": 2.0},
+        {"delta_init": 0.5},
+        {"delta_max": 9.0},
+        {"mirrored": False},
+        {"max_beta": 0.1},
+        {"adapt": "population_size"},
+    ],
+)
 def test_a_state_with_other_settings_is_refused_by_name(setting):
     optimizer = ASNG(SPACE, **setting)
     with pytest.raises(ValueError, match=next(iter(setting))):

@@ -1,10 +1,11 @@
 """Wrong calls and settings are refused with the value and the cure, and change nothing."""
-# mypy: disable-error-code="arg-type, dict-item"
+# mypy: disable-error-code="arg-type, dict-item, list-item"
 
 import dataclasses
 import itertools
 import math
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from asng import ASNG, SNG, Adam, Candidate, Categorical, Custom, Integer, RandomSearch, Real
+from asng import (
+    ASNG,
+    SNG,
+    Adam,
+    Candidate,
+    Categorical,
+    CategoricalFamily,
+    Custom,
+    Integer,
+    Joint,
+    NormalFamily,
+    RandomSearch,
+    Real,
+    family_of,
+    minimize,
+    rank_utilities,
+)
 from tests.helpers.small_space import METHODS, SPACE, Bounded, Stubborn, run
 
 WRONG_TELLS: dict[str, Any] = {
@@ -26,6 +43,8 @@ WRONG_TELLS: dict[str, Any] = {
     "loss complex": (lambda o: o.tell(o.ask(2), [1, np.complex128(1j)]), r"real numbers, got np.complex128\(1j\)"),
     "loss of two": (lambda o: o.tell(o.ask(2), [1, Stubborn()]), "real numbers, got Stubborn"),
     "losses without end": (lambda o: o.tell(o.ask(2), itertools.repeat(1.0)), "2 candidates and more than 2 losses"),
+    "candidates without end": (lambda o: o.tell(itertools.count(), [1, 2]), r"candidates are more than 1,000,000, got"),
+    "active of a range": (lambda o: o.tell(o.ask(2), [1, 2], active=[range(10**12)] * 2), "active names 0, which is"),
     "of another space": (
         lambda o: o.tell(ASNG({"a": Integer(0, 9)}).ask(2), [1, 2]),
         r"where 5 numbers belong, is no point of this space; tell candidates that this optimizer's ask returned",
@@ -58,6 +77,7 @@ WRONG_TELLS: dict[str, Any] = {
     "ask for a half": (lambda o: o.ask(0.5), "n must be an integer, got 0.5"),
     "ask for fewer than none": (lambda o: o.ask(-2), "got -2"),
     "ask for True": (lambda o: o.ask(True), "got True"),
+    "ask for a billion": (lambda o: o.ask(10**9), "n must be at most 1,000,000, got 1000000000"),
 }
 
 
@@ -155,6 +175,26 @@ ONE = Categorical([1, 2])
         (lambda: Categorical(["a", "b", "a"]), "'a' is repeated.*once"),
         (lambda: Categorical([[1], [1]]), r"\[1\] is repeated"),
         (lambda: Categorical("ab"), "list, got 'ab'"),
+        (lambda: Categorical(range(10**29)), r"choices are more than 100,000, got range\(0, 1000"),
+        (lambda: Categorical(itertools.count()), r"list, got count\(0\), which ends after one use; make a list"),
+        (lambda: Categorical(map(str, [1, 2])), "list, got <map.*make a list"),
+        (
+            lambda: ASNG(SPACE, initial={"op": range(10**12)}),
+            r"initial.'op'.*one probability for each of the 3 choices",
+        ),
+        (lambda: ASNG(SPACE, population_size=10**29), "population_size must be at most 1,000,000, got 1000"),
+        (lambda: minimize(abs, SPACE, evaluations=9, population_size=10**29), "population_size must be at most 1,000,"),
+        (lambda: minimize(abs, SPACE, evaluations=9, executor=ThreadPoolExecutor), "executor must be a.*got <class"),
+        (lambda: CategoricalFamily([2, 10**12]), r"from 1 to 100,000, got \[2, 1000"),
+        (lambda: NormalFamily(["x"], [1], [1], mirrored=True), r"bounds and std_min must be numbers, got \['x'\]"),
+        (lambda: NormalFamily([0], [1], [0.1], mirrored="no"), "mirrored must be True or False, got 'no'"),
+        (lambda: Joint(itertools.repeat((CategoricalFamily([2]), [0]))), "list of pairs .*, got repeat"),
+        (lambda: Joint([5]), r"list of pairs \(family, columns\), got \[5\]"),
+        (lambda: Joint([]), r"list of pairs .*, got \[\]"),
+        (lambda: family_of([ONE]), "a space is a dict of names and variables, got"),
+        (lambda: family_of({"a": 5}), "variable 'a' must be a Categorical, .*, got 5"),
+        (lambda: rank_utilities(0.5), "at least two losses, got 0.5"),
+        (lambda: rank_utilities(["a", "b"]), r"at least two losses, got \['a', 'b'\]"),
         (lambda: Custom(Bounded(5), value=3), "value must be a function.*got 3"),
         (lambda: Categorical(3), "list, got 3"),
         (lambda: Integer(3, 3), "low < high.*low=3"),

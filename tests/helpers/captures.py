@@ -63,11 +63,10 @@ def with_gradient(model):
     return [name for name, parameter in model.named_parameters() if parameter.grad is not None]
 
 
-def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, amp_dtype=None):
+def iteration(search, batch, *, loss_fn=cross_entropy, max_grad_norm=math.inf, **settings):
     """The iteration of a OneShot, prepared."""
-    result = Iteration(
-        search.supernet, search.weight_optimizer, loss_fn, 2, max_grad_norm=max_grad_norm, amp_dtype=amp_dtype
-    )
+    settings = {"max_grad_norm": max_grad_norm, "amp_dtype": None, **settings}
+    result = Iteration(search.supernet, search.weight_optimizer, loss_fn, 2, **settings)
     result.prepare(batch, batch)
     result.update.load()
     return result

@@ -92,8 +92,8 @@ def assert_refused_in_use(folder, *arguments) -> None:
         assert {path: path.read_bytes() for path in other.folder.iterdir()} == before
 
 
-def interrupt(program: list[str], ready, number: int = signal.SIGINT) -> Done:
-    """Start Python in another process, and press Ctrl-C, or send another signal, as soon as it is ready."""
+def interrupt(program: list[str], ready, *numbers: int) -> Done:
+    """Start Python in another process, and press Ctrl-C, or send other signals in a row, as soon as it is ready."""
     process = subprocess.Popen(
         [sys.executable, *map(str, program)],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
@@ -104,7 +104,8 @@ def interrupt(program: list[str], ready, number: int = signal.SIGINT) -> Done:
     )
     try:
         wait_until(lambda: ready() or process.poll() is not None)
-        os.killpg(process.pid, number)  # as a terminal does: to all that it started, too
+        for number in numbers or (signal.SIGINT,):
+            os.killpg(process.pid, number)  # as a terminal does: to all that it started, too
         out, err = process.communicate(timeout=LONG)
         wait_until(lambda: not group_exists(process.pid))  # no worker stays behind
     finally:

@@ -1,5 +1,6 @@
 """Small searches in processes of their own: killed, interrupted, or several that search together."""
 
+import copy
 import faulthandler
 import itertools
 import multiprocessing
@@ -19,10 +20,14 @@ from torch import nn
 import asng
 from asng import ASNG, Categorical
 from asng.nas import (
+    BatchNorm1d,
     Latency,
     Limit,
+    Linear,
     OneOf,
     OneShot,
+    Repeat,
+    Width,
     extract,
     front,
     parameters,
@@ -34,6 +39,7 @@ from asng.nas import (
     space_of,
 )
 from asng.nas import _checkpoints as checkpoints
+from asng.nas._sync_batchnorm import SyncBatchNorm
 from tests.helpers.searches import FailingBackward, Net, batches, cross_entropy, pairs, small_search
 from tests.helpers.tasks import LONG
 
@@ -181,17 +187,20 @@ def _die_while_saving(point, nth):
 # Several ranks -------------------------------------------------------------------------------------
 
 
-def crowd(target, folder, *arguments, world_size=2):
-    """Processes of one gloo group, each running target(rank, folder, *arguments)."""
-    return [start(_member, rank, world_size, target, str(folder), arguments) for rank in range(world_size)]
+def crowd(target, folder, *arguments, world_size=2, backend="gloo"):
+    """Processes of one group, each running target(rank, folder, *arguments)."""
+    rest = backend, target, str(folder), arguments
+    return [start(_member, rank, world_size, *rest) for rank in range(world_size)]
 
 
-def _member(rank, world_size, target, folder, arguments):
+def _member(rank, world_size, backend, target, folder, arguments):
     faulthandler.enable()
     assert "torch.distributed.nn" in sys.modules  # so that no optimizer loads it after the group is there
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     sys.stderr = open(Path(folder, f"stderr{rank}.txt"), "w", buffering=1)  # noqa: SIM115 - as long as the process
-    dist.init_process_group("gloo", init_method=f"file://{folder}/group", rank=rank, world_size=world_size)
+    if backend == "nccl":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=f"file://{folder}/group", rank=rank, world_size=world_size)
     target(rank, folder, *arguments)
     dist.destroy_process_group()
 
@@ -251,6 +260,80 @@ def step_halves(rank, folder):
         "front": repr(front(oneshot, [parameters], batches(2, dtype=torch.double), judge, k=6)),
     }
     torch.save(result, Path(folder, f"rank{rank}.pt"))
+
+
+def normed_net(norm):
+    """A network with torch's and elastic norms, and without a kink, which would decide by rounding."""
+    width = Width("width", [2, 4, 8])
+
+    def block():
+        norms = (BatchNorm1d(width), nn.BatchNorm1d(8)) if norm else (nn.Identity(), nn.Identity())
+        return nn.Sequential(Linear(8, width), norms[0], nn.Tanh(), Linear(width, 8), norms[1])
+
+    act = OneOf("act", [nn.Tanh(), nn.SiLU(), nn.Identity()])
+    return nn.Sequential(nn.Linear(4, 8), Repeat("depth", [block() for _ in range(3)]), act, nn.Linear(8, 3)).double()
+
+
+def step_groups(rank, folder, kinds, device="cpu"):
+    """OneShots of two candidates in any number of processes, their results in one file per rank."""
+    results = {}
+    for name, (norm, fails_on, options) in kinds.items():
+        torch.manual_seed(17 + rank)
+        model = normed_net(norm).to(device)
+        arch_optimizer = ASNG(space_of(model), seed=5 + rank)
+        weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
+
+        def loss(model, batch, fails_on=fails_on):
+            batch = {name: tensor.to(device) for name, tensor in batch.items()}
+            if rank in fails_on and selected(model)["depth"] == 3:
+                raise MemoryError("too large")
+            y = model(batch["x"])
+            metrics = {"errors": (y.argmax(1) != batch["y"]).double().mean()}
+            return nn.functional.cross_entropy(y, batch["y"]), metrics
+
+        limits = [Limit(lambda model, values: values["depth"], 2)] if options.pop("limited", False) else []
+        oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss, max_grad_norm=1.0, limits=limits, **options)
+        records = []
+        data = [{"x": x, "y": y} for x, y in batches(30, 1, size=9, dtype=torch.double)]
+        for first, second, valid in zip(data[::3], data[1::3], data[2::3], strict=True):
+            records += [oneshot.step(first, valid), oneshot.train_step(first, second), oneshot.judge_step(valid)]
+        results[name] = {
+            "weights": dict(model.state_dict()),
+            "optimizer": arch_optimizer.state_dict(),
+            "train": [loss for record in records for loss in record.train_losses],
+            "valid": [loss for record in records for loss in record.valid_losses],
+            "metrics": [m.get("errors") for r in records for m in (*r.train_metrics, *r.valid_metrics)],
+        }
+    torch.save(results, Path(folder, f"rank{rank}.pt"))
+
+
+def normalize_together(rank, folder):
+    """Batch norms of uneven shares of a batch, beside those of all of it; what differs is an error."""
+    group = SyncBatchNorm(dist.group.WORLD)
+    for shape, affine in [((7, 3), True), ((7, 3, 4), False), ((7, 3, 2, 5), True), ((7, 3, 2, 2, 2), True)]:
+        torch.manual_seed(1)
+        x, gradient = torch.randn(2, *shape, dtype=torch.double) + 3
+        whole = (nn.BatchNorm1d, nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)[len(shape) - 2](3, affine=affine)
+        whole = whole.double()
+        split = copy.deepcopy(whole)
+        rows = slice(0, 5) if rank == 0 else slice(5, 7)
+        of_all, of_some = (tensor.clone().requires_grad_() for tensor in (x, x[rows]))
+        expected = whole(of_all)
+        (expected * gradient).sum().backward()
+        with group:
+            got = split(of_some)
+            (got * gradient[rows]).sum().backward()
+        torch.testing.assert_close(got, expected[rows])
+        torch.testing.assert_close(of_some.grad, of_all.grad[rows])
+        torch.testing.assert_close(split.state_dict(), whole.state_dict())
+        for one, other in zip(split.parameters(), whole.parameters(), strict=True):
+            dist.all_reduce(one.grad)
+            torch.testing.assert_close(one.grad, other.grad)
+        with group:
+            torch.testing.assert_close(split.eval()(x[rows]), whole.eval()(x)[rows])
+    halves = torch.randn(4, 3).bfloat16()
+    with group:
+        assert nn.BatchNorm1d(3).bfloat16()(halves).dtype is torch.bfloat16
 
 
 def resume_apart(rank, folder):

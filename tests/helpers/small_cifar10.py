@@ -35,7 +35,8 @@ def release_of(files: dict[str, bytes]) -> data.Release:
     """These files in place of the official ones; where they could be downloaded, nobody listens."""
     sums = {name: md5(content) for name, content in files.items()}
     images = len(files["test_batch.bin"]) // RECORD
-    return data.Release("http://127.0.0.1:9/nobody-listens.tar.gz", md5(archive_of(files)), sums, images)
+    archive = archive_of(files)
+    return data.Release("http://127.0.0.1:9/nobody-listens.tar.gz", md5(archive), len(archive), sums, images)
 
 
 def archive_of(files: dict[str, bytes]) -> bytes:

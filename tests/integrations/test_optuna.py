@@ -255,9 +255,19 @@ def test_a_sampler_serves_one_study_after_another():
     assert params_of(optimize(conditional, 20, sampler)) == params_of(optimize(conditional, 20))
 
 
-def test_a_wrong_population_size_is_refused():
-    with pytest.raises(ValueError, match="population_size must be at least 2, got 1"):
-        ASNGSampler(population_size=1)
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"population_size": 1}, "population_size must be at least 2, got 1"),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
+        ({"seed": "x"}, "seed must be an integer, got 'x'"),
+        ({"independent_sampler": 5}, r"a sampler of Optuna, such as RandomSampler\(\), got 5"),
+        ({"independent_sampler": optuna.samplers.RandomSampler}, "a sampler of Optuna, .* got <class"),
+    ],
+)
+def test_wrong_arguments_are_refused(given, message):
+    with pytest.raises(ValueError, match=message):
+        ASNGSampler(**given)
 
 
 def test_several_objectives_are_refused():

@@ -10,6 +10,7 @@ optuna = pytest.importorskip("optuna", minversion="5")
 from asng import nas  # noqa: E402
 from asng.integrations.optuna import ASNGSampler  # noqa: E402
 from tests.helpers.searches import Net, batches, cross_entropy  # noqa: E402
+from tests.test_examples import EXAMPLES, run, what_is_tuned_fits  # noqa: E402
 
 EPOCHS = 3
 
@@ -55,3 +56,8 @@ def test_searches_are_pruned_and_a_study_on_sqlite_continues(tmp_path):
     complete = [trial for trial in study.trials if trial.state.name == "COMPLETE"]
     assert study.best_value == min(trial.value for trial in complete)
     assert all(len(trial.intermediate_values) == EPOCHS for trial in complete)
+
+
+@pytest.mark.long
+def test_the_example_of_tuning_finds_what_it_says(tmp_path):
+    what_is_tuned_fits(run([str(next(path for path in EXAMPLES if path.stem == "tuning"))], tmp_path))

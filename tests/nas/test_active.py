@@ -3,6 +3,7 @@
 # (torch's modules are looked into)
 
 from collections.abc import Iterator
+from itertools import product
 
 import pytest
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 from asng import nas
 from asng.nas import OneOf, Pick, Repeat, Value, Width, extract, space_of
 from asng.nas.supernet import Supernet
-from asng.space import Integer
+from asng.space import Categorical, Integer
 from tests.helpers.decisions import ONE, Counted
 
 
@@ -40,6 +41,26 @@ def test_only_what_runs_is_active(branch, depth, active):
     values = {"branch": branch, "depth": depth, "op0": 0, "op1": 0, "op2": 0, "shared": 0, "w": 4, "from": 1}
     assert space_of(model).keys() == values.keys()
     assert Supernet(model).active(values) == active | {"branch", "from"}
+
+
+@pytest.mark.parametrize("kind", [nn.Sequential, nn.Identity, lambda: Repeat("n", [nn.ReLU()] * 2)])
+def test_a_module_in_the_place_of_the_list_is_refused(kind):
+    class Own(nas.Searchable):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.depth = kind(), Value("depth", Integer(1, 2))
+
+        def active_modules(self):
+            return self.inner
+
+        def build_static(self):
+            return nn.Identity()
+
+    model = Own()
+    with pytest.raises(
+        ValueError, match=rf"of Own must return a list .* a {type(model.inner).__name__}; return \[it\]$"
+    ):
+        Supernet(model).active(dict.fromkeys(space_of(model), 1))
 
 
 def test_asking_what_is_active_selects_nothing():
@@ -121,3 +142,35 @@ def test_a_users_module_says_what_runs_and_what_stays():
     assert [type(module) for module in extracted] == [Counted, Counted]
     assert extracted(ONE) == 12
     assert Supernet(model).active({**values, "from3": 0}) == {"from3"}
+
+
+# One key for each network ---------------------------------------------------------------------------
+
+
+def test_values_that_round_to_equal_sizes_are_one_network():
+    size = (Width("width", [8, 16]) * Value("ratio", Categorical([0.5, 0.6, 1.0]))).round_to(8)
+    supernet = Supernet(nn.Sequential(nas.Linear(4, size), nas.BatchNorm1d(size), nas.Linear(size, 2)))
+    keys: dict[str, set[int]] = {}
+    for width, ratio in product([8, 16], [0.5, 0.6, 1.0]):
+        values = {"width": width, "ratio": ratio}
+        keys.setdefault(supernet.network_key(values), set()).add(supernet.extract(values)[0].out_features)
+    assert sorted(keys.values(), key=min) == [{8}, {16}]
+
+
+def test_a_number_that_other_code_may_read_tells_networks_apart():
+    class Own(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.width = Width("width", [2, 3])
+            self.linear = nas.Linear(4, self.width // 2)
+
+    supernet = Supernet(Own())
+    assert supernet.network_key({"width": 2}) != supernet.network_key({"width": 3})
+
+
+def test_inactive_decisions_do_not_tell_networks_apart():
+    values = {"branch": "wide", "depth": 2, "op0": 0, "op1": 0, "op2": 0, "shared": 0, "w": 4, "from": 1}
+    supernet = Supernet(nested())
+    assert supernet.network_key(values) == supernet.network_key({**values, "depth": 1, "op0": 1, "shared": 2})
+    for change in ({"w": 5}, {"from": 0}, {"branch": "both"}):
+        assert supernet.network_key(values) != supernet.network_key({**values, **change})

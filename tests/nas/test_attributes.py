@@ -186,5 +186,5 @@ def test_active_modules_that_are_no_list_are_named():
         def build_static(self) -> nn.Module:
             return nn.Identity()
 
-    with pytest.raises(TypeError, match=r"active_modules\(\) of Forgetful must return a list of modules, got None"):
+    with pytest.raises(ValueError, match=r"active_modules\(\) of Forgetful must return a list of modules, got None"):
         nas.Supernet(Forgetful()).active({"v": "a"})

@@ -319,7 +319,7 @@ def test_active_modules_must_be_modules():
             return ["depth"]
 
     model = nn.Sequential(Named(Value("depth", Integer(1, 3)), [nn.Linear(4, 4)]))
-    with pytest.raises(TypeError, match=r"active_modules\(\) of Named must return a list of modules, got 'depth'"):
+    with pytest.raises(ValueError, match=r"active_modules\(\) of Named must return a list of modules, got 'depth'"):
         Supernet(model).active({"depth": 1})
 
 

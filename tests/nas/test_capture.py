@@ -6,11 +6,13 @@ import copy
 import inspect
 import math
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from torch.utils.checkpoint import checkpoint
 
 from asng import Categorical, Integer, nas
 from asng.experiments.cifar10.network import Net as CifarNet
@@ -44,6 +46,40 @@ def test_choices_with_too_many_cases_get_switches_inside(monkeypatch):
 
 def test_mixed_precision_equals_the_plain_step_bit_for_bit():
     assert_same_steps(Choosy(), amp_dtype=torch.bfloat16)
+
+
+class Recomputes(nn.Module):
+    def __init__(self, body):
+        super().__init__()
+        self.body = body
+
+    def forward(self, x):
+        return checkpoint(self.body, x, use_reentrant=False)
+
+
+def test_choices_that_an_option_recomputes_are_those_of_the_candidate():
+    inner = OneOf("inner", [nn.Tanh(), nn.Linear(4, 4)])
+    model = nn.Sequential(OneOf("op", [Recomputes(inner), nn.Linear(4, 4)]), nn.Linear(4, 3))
+    select(model, {"op": 0, "inner": 0})  # which must not be used
+    assert_same_steps(model)
+
+
+@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_hooks_on_gradients_are_called(amp_dtype):
+    (train, valid) = pairs(1, torch.float)[0]
+    gradients = []
+    for factor in (1, 3):
+        torch.manual_seed(0)
+        model: Any = Choosy()
+        weights = [model.stem.weight, model.last.options[1].weight]
+        for weight in weights:
+            weight.register_hook(lambda gradient, factor=factor: gradient * factor)
+        opened = iteration(oneshot(model), train, amp_dtype=amp_dtype)
+        candidates = [{"op": 1, "inner": 0, "depth": 1, "source": 0, "last": 1}] * 2
+        opened.step(candidates, train, candidates, valid)
+        opened.update.store()
+        gradients.append([weight.grad / factor for weight in weights])
+    torch.testing.assert_close(*gradients)
 
 
 def test_clipped_steps_equal_the_plain_ones_up_to_rounding():

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from asng.nas import OneOf
 from asng.nas._capture import trace
 from tests.helpers.captures import Choosy, oneshot
-from tests.helpers.searches import batches, cross_entropy
+from tests.helpers.searches import batches, cross_entropy, pairs, run_search
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers", "graphless")]
 
@@ -174,3 +174,13 @@ def test_a_deleted_search_frees_the_memory_of_its_capture(amp_dtype):
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     momentum = [tensor for state in weight_optimizer.state.values() for tensor in state.values()]
     assert tensors.alive(except_for=[*model.parameters(), *model.buffers(), *gradients, *momentum]) == []
+
+
+def test_the_result_of_a_search_keeps_no_capture_and_its_steps_go_on():
+    model, twin = Choosy(), Choosy()
+    twin.load_state_dict(model.state_dict())
+    found, plain = (run_search(m, epochs=1, capture=capture) for m, capture in ((model, True), (twin, False)))
+    search, other = found.oneshot, plain.oneshot
+    assert search.capture_cost
+    assert search._captured._iteration is None
+    assert [search.step(*pair) for pair in pairs(3)] == [other.step(*pair) for pair in pairs(3)]

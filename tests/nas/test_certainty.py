@@ -158,6 +158,6 @@ def test_longer_searches_stopped_ones_and_random_ones_are_not_warned_of():
 def test_top_of_a_model_is_refused_with_the_cure():
     for given in (Net(), None):
         with pytest.raises(
-            ValueError, match=rf"that of a OneShot, got a {type(given).__name__}; pass that of your loop"
+            ValueError, match=rf"what nas\.search or nas\.result returned, got a {type(given).__name__}$"
         ):
             top(given)  # type: ignore[arg-type]

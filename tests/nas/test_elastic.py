@@ -52,6 +52,22 @@ def test_layer_norm_is_torchs_of_the_small_size(affine, bias):
         assert equal(frozen(x), plain(x))
 
 
+class Doubles(nn.Module):
+    def forward(self, weight):
+        return 2 * weight
+
+
+@pytest.mark.parametrize("kind", [nas.LayerNorm, nas.RMSNorm])
+def test_norms_use_a_weight_that_is_parametrized(kind):
+    layer = kind(width())
+    select(layer, {"a": 5})
+    x = torch.randn(4, 5)
+    expected = 2 * layer(x)
+    nn.utils.parametrize.register_parametrization(layer, "weight", Doubles())
+    assert equal(layer(x), expected)
+    assert equal(layer.build_static()(x), expected)
+
+
 @pytest.mark.parametrize(
     ("kind", "plain_kind", "shape"),
     [

@@ -14,6 +14,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from asng import _signals
 from asng.nas._checkpoints import STOP_SIGNALS, delay_interrupts
 
 pytestmark = [
@@ -69,7 +70,8 @@ def signal_mask():
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
-def test_one_signal_waits_and_a_second_one_does_not(number):
+def test_one_signal_waits_and_a_second_one_does_not(number, monkeypatch):
+    monkeypatch.setattr(_signals, "BURST", 0.0)
     handler = signal.getsignal(number)
     with contextlib.suppress(KeyboardInterrupt), delay_interrupts() as interrupted:
         assert not interrupted()
@@ -78,6 +80,33 @@ def test_one_signal_waits_and_a_second_one_does_not(number):
         signal.raise_signal(number)
         pytest.fail("the second one waited, too")
     assert signal.getsignal(number) is handler
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_burst_of_signals_waits_as_one(number):
+    noticed = []
+    with contextlib.suppress(KeyboardInterrupt), delay_interrupts() as interrupted:
+        for _ in range(3):
+            signal.raise_signal(number)
+        noticed.append(interrupted())
+        raise KeyboardInterrupt("after this step")
+    assert noticed == [True]
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_burst_that_was_delayed_interrupts_what_is_around_once(number):
+    received = []
+    with contextlib.suppress(KeyboardInterrupt), _signals.sigterm_as_interrupt():
+        try:
+            with delay_interrupts():
+                signal.raise_signal(number)
+                signal.raise_signal(number)
+            pytest.fail("they are lost")
+        finally:
+            received.append("clean-up begins")
+            signal.raise_signal(number)
+            received.append("clean-up ends")
+    assert received == ["clean-up begins", "clean-up ends"]
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

@@ -219,7 +219,7 @@ def test_the_checkpoint_of_another_run_is_refused_by_what_differs(foreign, tmp_p
     path = tmp_path / "mine" / CHECKPOINT
     path.write_bytes((tmp_path / name / CHECKPOINT).read_bytes())
     before = {file: file.read_bytes() for file in (tmp_path / "mine").iterdir()}
-    cure = "; use another path, or delete it to start over"
+    cure = "; to continue it, give what it had; use another path, or delete it to start over"
     with pytest.raises(ValueError, match=rf"^{path} is of another run {message}{cure}$"):
         run(Noisy(), tmp_path / "mine", epochs=2, config=foreign)
     assert {file: file.read_bytes() for file in (tmp_path / "mine").iterdir()} == before

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from asng import Categorical, Integer, nas
-from asng.nas import OneOf, Value, Width
+from asng.nas import OneOf, Value, Width, select
 from asng.nas._capture import masked
 from asng.nas._capture.cases import Refused
 from tests.helpers.captures import assert_same_steps, iteration, oneshot
-from tests.helpers.searches import pairs
+from tests.helpers.searches import cross_entropy, pairs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("same_numbers")]
 
@@ -114,6 +115,117 @@ def test_dropout_does_not_count_as_a_difference():
     assert iteration(oneshot(model), image_pairs(1, torch.float)[0][0])._masked
 
 
+class Attends(nn.Module):
+    """Random numbers in attention, by a module and by a function, and of whole samples."""
+
+    def __init__(self):
+        super().__init__()
+        width = Width("w", 1, 99)
+        self.first, self.second = nas.Linear(4, width), nas.Linear(width, 8)
+        self.attention, self.head = nn.MultiheadAttention(8, 2, dropout=0.3, batch_first=True), nn.Linear(8, 3)
+
+    def forward(self, x):
+        x = self.second(nn.functional.dropout(self.first(x[:, None].expand(-1, 3, -1)), 0.2))
+        x = self.attention(x, x, x)[0] * (torch.rand(len(x), 1, 1) < 0.8)
+        return self.head(nn.functional.scaled_dot_product_attention(x, x, x, None, 0.3).mean(1))
+
+
+def test_other_random_numbers_are_the_same_with_masks_and_without():
+    assert iteration(oneshot(Attends()), pairs(1, torch.float)[0][0])._masked
+
+
+class Casts(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = mlp()
+
+    def forward(self, x):
+        return self.body(x.to(torch.float32) + torch.zeros(len(x), 1, dtype=torch.float32)).float()
+
+
+def test_a_model_that_casts_to_float32_runs_masked():
+    model = Casts()
+    weights = [*model.parameters()]
+    before = [weight.detach().clone() for weight in weights]
+    assert iteration(oneshot(model), pairs(1, torch.float)[0][0])._masked
+    assert torch.get_default_dtype() == torch.float
+    torch.testing.assert_close([weight.detach() for weight in weights], before, rtol=0, atol=0)
+
+
+def test_a_model_in_bfloat16_runs_masked():
+    x, y = pairs(1, torch.float)[0][0]
+    assert iteration(oneshot(mlp().bfloat16()), (x.bfloat16(), y))._masked
+
+
+def normed(norm):
+    width = Width("w", 1, 99)
+    return nn.Sequential(nas.Linear(4, width), norm(width), nn.Tanh(), nas.Linear(width, 3))
+
+
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda w: nas.GroupNorm(1, w),
+        lambda w: nas.BatchNorm1d(w, momentum=0),
+        lambda w: nas.LayerNorm(w, elementwise_affine=False),
+        nas.RMSNorm,
+    ],
+    ids=["one group", "no momentum", "no weight", "rms"],
+)
+def test_norms_run_masked(norm):
+    assert_same_steps(normed(norm), dtype=torch.double, same=False)
+
+
+def test_a_batch_norm_without_weights_runs_masked_in_mixed_precision():
+    model = normed(lambda width: nas.BatchNorm1d(width, affine=False))
+    assert iteration(oneshot(model), pairs(1, torch.float)[0][0], amp_dtype=torch.bfloat16)._masked
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")  # by torch's kernel
+def test_the_default_eps_of_an_rms_norm_is_that_of_its_arithmetic():
+    norm = nas.RMSNorm(Width("w", [2, 4]))
+    select(norm, {"w": 4})
+    x = torch.full((1, 4), 0.01, dtype=torch.bfloat16)
+    got = masked.forward_of(norm, lambda size, centered: torch.ones(size.max, dtype=torch.bool))(x)
+    torch.testing.assert_close(got, norm(x).to(got.dtype))
+
+
+class Samples(nn.Module):
+    """An instance norm with running statistics, of samples one by one."""
+
+    def __init__(self, momentum):
+        super().__init__()
+        width = Width("w", 1, 99)
+        self.first = nas.Conv1d(1, width, 3)
+        self.norm = nas.InstanceNorm1d(width, momentum=momentum, affine=True, track_running_stats=True)
+        self.head = nas.Linear(width, 3)
+
+    def forward(self, x):
+        return torch.stack([self.head(self.norm(self.first(row[None])).square().sum(1)) for row in x])
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_an_instance_norm_keeps_its_statistics_as_the_plain_one(momentum):
+    model = Samples(momentum)
+    opened = iteration(oneshot(model), pairs(1, torch.float)[0][0])
+    assert opened._masked
+    values = [{"w": 5}, {"w": 7}]
+    opened.step(values, pairs(1, torch.float)[0][0], values, pairs(1, torch.float)[0][0])
+    assert model.norm.num_batches_tracked == 0  # as torch's
+
+
+def spectral(layer):
+    return nn.utils.parametrizations.spectral_norm(layer)
+
+
+def test_a_parametrization_is_computed_once():
+    width = Width("w", 1, 99)
+    model = nn.Sequential(
+        nn.Unflatten(1, (1, 4)), spectral(nas.Conv1d(1, width, 3)), nn.Flatten(), spectral(nas.Linear(width * 2, 3))
+    )
+    assert_same_steps(model, dtype=torch.double, same=False)
+
+
 class Between(nn.Module):
     """Something between two elastic layers."""
 
@@ -139,8 +251,74 @@ class Between(nn.Module):
     ids=["mean", "number", "softmax", "order"],
 )
 def test_masks_that_change_what_the_model_computes_are_refused(function):
-    with pytest.raises(Refused, match=r"with masks its gradient differs by [0-9]+% from the plain one; something but"):
+    with pytest.raises(Refused, match=r"with masks its gradient differs by [0-9.]+% from the plain one; something but"):
         iteration(oneshot(Between(function)), pairs(1, torch.float)[0][0])
+
+
+class Recomputes(Between):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def test_masked_layers_may_be_recomputed_in_the_backward_pass():
+    assert_same_steps(Recomputes(torch.tanh), dtype=torch.double, same=False)
+
+
+class Remembers(Between):
+    """Lets losses and judges see what is between the layers."""
+
+    def __init__(self):
+        super().__init__(torch.tanh)
+
+    def forward(self, x):
+        self.hidden = self.first(x)
+        return self.second(self.function(self.hidden))
+
+
+def penalize_channels(model, batch):
+    return cross_entropy(model, batch) + 0.01 * model.hidden.shape[1]
+
+
+@pytest.mark.parametrize(
+    "functions",
+    [
+        {"loss_fn": penalize_channels},
+        {"judge": penalize_channels},
+        {"loss_fn": lambda model, batch: (cross_entropy(model, batch), {"channels": model.hidden.shape[1]})},
+    ],
+    ids=["loss", "judge", "metric"],
+)
+def test_masks_that_change_losses_scores_or_metrics_are_refused(functions):
+    with pytest.raises(Refused, match=r"with masks its loss, its score or a metric is [0-9.]+ instead of [0-9.]+; "):
+        iteration(oneshot(Remembers()), pairs(1, torch.float)[0][0], **functions)
+
+
+def test_masks_that_change_a_small_part_of_the_gradient_are_refused():
+    def loss_fn(model, batch):
+        return cross_entropy(model, batch) + 1e-4 * model.hidden.square().mean()
+
+    with pytest.raises(Refused, match=r"with masks its gradient differs by 0.0[0-9]% from the plain one"):
+        iteration(oneshot(Remembers()), pairs(1, torch.float)[0][0], loss_fn=loss_fn, judge=cross_entropy)
+
+
+class Averages(Between):
+    """Has an average over channels that nothing reads."""
+
+    def __init__(self):
+        super().__init__(self.average)
+        self.mean: torch.Tensor
+        self.register_buffer("mean", torch.zeros(()))
+
+    def average(self, x):
+        self.mean.lerp_(x.detach().mean(), 0.1)
+        return x
+
+
+def test_masks_that_change_a_buffer_are_refused():
+    model = Averages()
+    with pytest.raises(Refused, match="with masks its buffer mean differs from the plain one"):
+        iteration(oneshot(model), pairs(1, torch.float)[0][0])
+    assert model.mean == 0
 
 
 def test_concatenated_widths_are_refused():
@@ -154,13 +332,20 @@ class OwnLinear(nas.Linear):
         return super().forward(input).tanh()
 
 
+class OwnSlices(nas.Linear):
+    def active_tensors(self):
+        tensors: Any = super().active_tensors()
+        return {name: tensor * 1.00001 for name, tensor in tensors.items()}
+
+
 @pytest.mark.parametrize(
     "layer",
     [
         lambda w: OwnLinear(w, 3),
+        lambda w: OwnSlices(w, 3),
         lambda w: nn.Sequential(nas.BatchNorm1d(w, momentum=None), nas.Linear(w, 3)),
     ],
-    ids=["own forward", "cumulative average"],
+    ids=["own forward", "own slices", "cumulative average"],
 )
 def test_layers_without_a_masked_form_are_refused(layer):
     width = Width("w", 1, 99)
@@ -200,14 +385,7 @@ class Body(nn.Module):
         return x * self.scale.value
 
 
-def test_masks_are_checked_without_tf32():
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    with masked.without_tf32():
-        assert not torch.backends.cuda.matmul.allow_tf32
-        assert not torch.backends.cudnn.allow_tf32
-    assert before == (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
-
-
 def test_a_difference_is_relative_to_the_expected_gradient():
     expected = {0: torch.tensor([3.0, 4.0]), 1: torch.tensor([0.0])}
-    assert masked.difference({0: torch.tensor([3.0, 4.0]), 1: torch.tensor([0.5])}, expected) == pytest.approx(0.1)
+    found = {0: torch.tensor([3.0, 4.0]), 1: torch.tensor([0.5])}
+    assert masked.relative_difference(found, expected) == pytest.approx(0.1)

@@ -76,6 +76,23 @@ def test_an_extension_is_no_cover_for_other_differences(tmp_path):
         small_search(path, epochs=4, max_grad_norm=1.0)
 
 
+def scheduled_search(path, epochs, length):
+    model = Net()
+    weights = torch.optim.SGD(model.parameters(), 0.1)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(weights, length)
+    return run_search(model, weight_optimizer=weights, lr_scheduler=cosine, epochs=epochs, checkpoint=path)
+
+
+def test_a_schedule_of_ones_own_goes_on_and_another_says_how_to(tmp_path):
+    path = tmp_path / "search.pt"
+    scheduled_search(path, epochs=2, length=2)
+    with pytest.raises(
+        ValueError, match=r"\(lr_scheduler\.T_max: 2 there, 4 here\); to continue it, give what it had;"
+    ):
+        scheduled_search(path, epochs=4, length=4)
+    assert len(scheduled_search(path, epochs=4, length=2).history) == 4
+
+
 def test_several_optimizers_all_start_over(tmp_path):
     def search(epochs):
         torch.manual_seed(0)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils.checkpoint import checkpoint
 
 from asng import Categorical, Integer, Real, nas
 from asng.nas import OneOf, Value
@@ -131,6 +132,79 @@ def test_metrics_that_change_their_names_are_refused():
         step(search, opened, *batches(2))
 
 
+def adversarial(model, batch):
+    x = batch[0].clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(cross_entropy(model, (x, batch[1])), x)
+    return cross_entropy(model, (x.detach() + 0.1 * gradient.sign(), batch[1]))
+
+
+def gradient_penalty(model, batch):
+    x = batch[0].clone().requires_grad_()
+    loss = cross_entropy(model, (x, batch[1]))
+    (gradient,) = torch.autograd.grad(loss, x, create_graph=True)
+    return loss + gradient.square().sum()
+
+
+@pytest.mark.parametrize("loss_fn", [adversarial, gradient_penalty])
+def test_a_backward_pass_inside_the_loss_is_refused(loss_fn):
+    model = nn.Sequential(nn.Linear(4, 4), OneOf("op", [nn.Linear(4, 3), nn.Sequential(nn.Tanh(), nn.Linear(4, 3))]))
+    with pytest.raises(Refused, match=r"^the loss has a backward pass of its own through 'op' \(1\)$"):
+        iteration(oneshot(model), batches(1)[0], loss_fn=loss_fn, judge=cross_entropy)
+
+
+def test_a_loss_that_calls_backward_is_refused_and_leaves_no_gradients():
+    model = nn.Sequential(nn.Linear(4, 3), OneOf("op", [nn.Identity(), nn.Linear(3, 3)]))
+    model[0].bias.grad = torch.ones(3)
+
+    def loss_fn(model, batch):
+        cross_entropy(model[0], batch).backward()
+        return cross_entropy(model, batch)
+
+    with pytest.raises(Refused, match=r"^the loss calls backward\(\)"):
+        iteration(oneshot(model), batches(1)[0], loss_fn=loss_fn, judge=cross_entropy)
+    assert model[0].weight.grad is None
+    assert model[0].bias.grad.tolist() == [1.0] * 3
+
+
+def test_a_hook_on_accumulated_gradients_is_refused_with_the_parameter():
+    model = Choosy()
+    model.stem.weight.register_post_accumulate_grad_hook(lambda parameter: None)
+    with pytest.raises(Refused, match=r"^parameter stem.weight has a hook on its accumulated gradient"):
+        iteration(oneshot(model), batches(1)[0])
+
+
+def test_a_choice_that_is_recomputed_in_the_backward_pass_is_refused():
+    class Recomputes(Choosy):
+        def forward(self, x):
+            return checkpoint(super().forward, x, use_reentrant=False)
+
+    with pytest.raises(Refused, match=r"runs again in the backward pass; leave out torch.utils.checkpoint around it"):
+        iteration(oneshot(Recomputes()), batches(1)[0])
+
+
+class Rectifies(nn.Module):
+    def __init__(self, *, inplace):
+        super().__init__()
+        self.body = nn.Sequential(OneOf("op", [nn.Identity(), nn.Linear(4, 4)]), nn.ReLU(inplace=inplace))
+        self.stem, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x):
+        x = self.stem(x)
+        return self.head(x + self.body(x))
+
+
+def test_writes_into_what_an_option_passes_on_are_refused():
+    with pytest.raises(Refused, match=r"^'op' \(body.0\) can pass its input on, and one of both is written later"):
+        iteration(oneshot(Rectifies(inplace=True)), batches(1)[0])
+    assert_same_steps(Rectifies(inplace=False))
+
+
+def with_step_hook(parameters):
+    optimizer = torch.optim.SGD(parameters, 0.1)
+    optimizer.register_step_post_hook(lambda *args: None)
+    return optimizer
+
+
 @pytest.mark.parametrize(
     ("optimizer", "reason"),
     [
@@ -139,6 +213,7 @@ def test_metrics_that_change_their_names_are_refused():
         (lambda p: torch.optim.Adam(p, capturable=True), None),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, dampening=0.1), "dampening=0.1"),
         (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), None),
+        (with_step_hook, "hooks on its step"),
     ],
 )
 def test_optimizers_that_cannot_be_captured_are_named(optimizer, reason):

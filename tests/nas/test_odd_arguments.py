@@ -68,7 +68,7 @@ REFUSED: list[tuple[Any, str, list[Any]]] = [
         "device must be one of torch's, such as 'cpu'",
         NO_INTEGERS[1:],
     ),
-    (lambda wrong: recalibrate(nn.BatchNorm1d(1), wrong), "batches must be given as a list or", [None, 5, object()]),
+    (lambda wrong: recalibrate(nn.BatchNorm1d(1), wrong), "batches must give batches when it is iterated", [None, 5]),
     (lambda wrong: OneOf("op", wrong), "OneOf 'op' chooses among modules, got ", [None, 5, 1.5, "x", {}, object()]),
 ]
 

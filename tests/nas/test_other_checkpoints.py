@@ -38,6 +38,10 @@ def groups_of(job):
     return job["search"]["weight_optimizer"]["param_groups"]
 
 
+def states_of(job):
+    return job["search"]["weight_optimizer"]["state"]
+
+
 def test_fewer_batches_than_before_the_pause_are_noticed(tmp_path):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt):
@@ -67,6 +71,7 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         "(max_grad_norm: 5.0 there, None here)": {"max_grad_norm": None},
         "(amp_dtype: None there, torch.bfloat16 here)": {"amp_dtype": torch.bfloat16},
         "(mask_inactive: False there, True here)": {"mask_inactive": True},
+        "(sync_batchnorm: None there, True here)": {"sync_batchnorm": True},
         "(train_loader.batches: 5 there, 6 here)": {"train_loader": batches(6, 1)},
         "(valid_loader.class: list there, tuple here)": {"valid_loader": tuple(batches(5, 2))},
     }
@@ -333,6 +338,17 @@ def test_a_part_of_a_checkpoint_that_is_of_another_type_is_refused(tmp_path, par
         (lambda job: job["lr_scheduler"].update(_last_lr=5), "lr_scheduler._last_lr is 5, in the place of"),
         (lambda job: groups_of(job)[0].update(lr="a"), "param_groups.0.lr is 'a', in the place of 0.025"),
         (lambda job: groups_of(job)[0].update(momentum=None), "param_groups.0.momentum is None, in the place of 0.9"),
+        (lambda job: groups_of(job)[0].update(lr=torch.ones(2)), "param_groups.0.lr is tensor([1., 1.]), in the place"),
+        (lambda job: job["lr_scheduler"].update(last_epoch=torch.ones(2)), "lr_scheduler.last_epoch is tensor([1., 1."),
+        (lambda job: states_of(job).update({0: "a"}), "state.0 is 'a', in the place of {}"),
+        (
+            lambda job: states_of(job)[0].update(momentum_buffer=torch.ones(7)),
+            "state.0.momentum_buffer is tensor([1., 1",
+        ),
+        (
+            lambda job: states_of(job)[0].update(momentum_buffer=0.5),
+            "state.0.momentum_buffer is 0.5, of a parameter of",
+        ),
     ],
 )
 def test_a_schedule_or_rate_of_another_type_is_refused(tmp_path, change, message):

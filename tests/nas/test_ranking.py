@@ -4,16 +4,17 @@
 
 import copy
 import math
-from typing import Any
+import pickle
 
 import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, Integer, RandomSearch, nas
+from asng import ASNG, Categorical, Integer, RandomSearch, nas
 from asng.nas import (
     Architecture,
     Flops,
+    Front,
     Limit,
     OneShot,
     Value,
@@ -31,7 +32,7 @@ from asng.nas import (
     top,
 )
 from asng.nas.ranking import _nondominated
-from tests.helpers.searches import Net, batches, cross_entropy, make_oneshot, pairs
+from tests.helpers.searches import Net, batches, cross_entropy, make_oneshot, pairs, run_search
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
 
@@ -293,11 +294,43 @@ def test_a_front_needs_measures(measures):
         front(make_oneshot(), measures, batches(1), cross_entropy)
 
 
-def test_a_result_in_the_place_of_the_search_is_refused_with_the_cure():
-    found: Any = result(make_oneshot())
-    for rank in (lambda: top(found), lambda: front(found, [parameters], batches(1), cross_entropy)):
-        with pytest.raises(ValueError, match=r"got a SearchResult; .* OneShot\(model, result\.arch_optimizer, "):
-            rank()
+def test_a_result_stands_for_its_search():
+    limits = [Limit(lambda model, values: values["depth"], 2, name="depth")]
+    found = run_search(Net(norm=True), limits=limits, epochs=1)
+    search = found.oneshot
+    data = batches(2)
+    assert top(found, 3) == top(search, 3)
+    assert {a.values["depth"] for a in top(found, 9)} == {1, 2}
+    assert rerank(found, data, cross_entropy, k=3) == rerank(search, data, cross_entropy, k=3)
+    assert repr(front(found, [parameters], data, cross_entropy, k=5)) == repr(
+        front(search, [parameters], data, cross_entropy, k=5)
+    )
+    assert result(found).values == found.values
+
+
+def test_a_copied_or_loaded_result_has_no_search():
+    found = result(make_oneshot(loss_fn=lambda model, batch: model(batch[0]).sum()))
+    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert (other.values, repr(other)) == (found.values, repr(found))
+        with pytest.raises(ValueError, match="does not hold its search; pass the one"):
+            top(other)
+
+
+def test_networks_that_sizes_are_rounded_to_are_listed_once():
+    size = (Width("width", [8, 16]) * Value("ratio", Categorical([0.5, 0.6, 1.0]))).round_to(8)
+    search = make_oneshot(nn.Sequential(nas.Linear(4, size), nn.ReLU(), nas.Linear(size, 3)))
+    found = front(search, [parameters], batches(1), cross_entropy, k=9)
+    for listed in (top(search, 9), rerank(search, batches(1), cross_entropy, k=9), [*found.points, *found.others]):
+        sizes = [extract(search.model, a.values)[0].out_features for a in listed]
+        assert sorted(sizes) == [8, 16]
+
+
+def test_architectures_print_rounded_and_without_what_is_not_set():
+    architecture = Architecture({"rate": 1 / 3, "op": "relu"}, 0.1 + 0.2, True, certainty=2 / 3, costs=(10.0,))
+    shown = "{'rate': 0.333333, 'op': 'relu'}, probability=0.3, feasible=True, certainty=0.666667, costs=(10.0,)"
+    assert repr(architecture) == f"Architecture(values={shown})"
+    table = str(Front((architecture._replace(score=0.5),), (), ("parameters",)))
+    assert table.endswith("{'rate': 0.333333, 'op': 'relu'}")
 
 
 def test_a_front_recalibrates_each_architecture_where_told_to():

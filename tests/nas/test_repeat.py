@@ -121,7 +121,7 @@ def test_a_module_may_say_that_a_repeat_alone_runs():
             return self.layers(x)
 
         def active_modules(self):
-            return self.layers
+            return [self.layers]
 
         def build_static(self):
             return self.layers

@@ -45,6 +45,26 @@ def test_one_cycle_runs_over_all_steps():
     assert lrs[-1] < 1e-4
 
 
+@pytest.mark.parametrize(("interval", "steps"), [("step", 10), ("epoch", 2)])
+def test_a_cycle_that_ends_too_early_is_refused_before_the_search(interval, steps):
+    with pytest.raises(
+        ValueError, match=rf"after total_steps=1 and cannot go on, but this search steps it {steps} times; search"
+    ):
+        lrs_of(lambda w: OneCycleLR(w, 0.4, total_steps=1), scheduler_interval=interval)
+
+
+class Stream:
+    """Batches of no known number."""
+
+    def __iter__(self):
+        return iter(batches(2))
+
+
+def test_a_cycle_that_ends_in_a_stream_says_so_at_its_end():
+    with pytest.raises(ValueError, match="after total_steps=3 and cannot go on, but this search steps it 4 times"):
+        lrs_of(lambda w: OneCycleLR(w, 0.4, total_steps=3), train_loader=Stream(), scheduler_interval="step", epochs=2)
+
+
 def test_the_default_cosine_may_run_in_steps():
     expected = [0.05 * (1 + math.cos(math.pi * step / 10)) for step in range(10)]
     assert lrs_of(scheduler_interval="step") == pytest.approx(expected)
@@ -97,10 +117,6 @@ def test_another_interval_is_refused():
 
 
 def test_the_default_cosine_in_steps_needs_a_length():
-    class Stream:
-        def __iter__(self):
-            return iter(batches(2))
-
     with pytest.raises(ValueError, match=r"train_loader has no length, .*; pass an lr_scheduler"):
         run_search(train_loader=Stream(), scheduler_interval="step")
 

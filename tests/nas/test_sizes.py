@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from asng import Categorical, Integer, nas
-from asng.nas import Repeat, Value, Width, extract, parameters, select, space_of
+from asng.nas import OneOf, Pick, Repeat, Value, Width, extract, parameters, select, space_of
 from tests.helpers.captures import assert_same_steps
 from tests.helpers.elastic_sizes import equal, width
 
@@ -180,3 +180,20 @@ def test_layers_with_sizes_of_several_decisions_are_captured():
     heads, dim = Width("heads", [1, 2]), Value("dim", Integer(2, 3))
     block = nn.Sequential(nas.Linear(4, heads * dim), nn.Tanh(), nas.Linear(heads * dim, 4))
     assert_same_steps(nn.Sequential(Repeat("depth", [block, nn.Linear(4, 4)]), nn.Linear(4, 3)))
+
+
+@pytest.mark.parametrize(
+    "chosen",
+    [OneOf("n", [nn.ReLU(), nn.Tanh()]), OneOf("n", {"a": nn.ReLU()}), Repeat("n", [nn.ReLU()] * 3), Pick("n", 2)],
+)
+def test_a_decision_on_what_runs_is_no_size_and_the_cure_works(chosen):
+    kind = type(chosen).__name__
+    for use in (lambda: nas.Linear(2, chosen), lambda: chosen * 2):
+        with pytest.raises(ValueError, match=rf"but the {kind} 'n' chooses what runs; .* nas\.Value\('n', "):
+            use()
+
+
+def test_a_size_follows_a_depth_by_a_value_of_its_name():
+    depth = Repeat("n", [nn.ReLU()] * 3)
+    model = nn.Sequential(depth, nas.Linear(2, Value("n", depth.variable) * 4))
+    assert extract(model, {"n": 2}).get_submodule("1").out_features == 8

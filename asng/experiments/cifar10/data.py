@@ -2,21 +2,22 @@
 
 import hashlib
 import os
+import tarfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from math import prod
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
-import pooch  # type: ignore[import-untyped]
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from asng._progress import Progress, no_progress
+from asng._untrusted import read_bytes
 from asng.experiments._images import ImageSet, data_folder, send
 
 FOLDER = "cifar-10-batches-bin"
@@ -34,6 +35,8 @@ class Release:
 
     url: str
     md5: str
+    size: int
+    """In bytes."""
     files: dict[str, str]
     """Names, and the MD5 sum of each."""
     images: int
@@ -43,6 +46,7 @@ class Release:
 RELEASE = Release(
     url="https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz",
     md5="c32a1d4ab5d03f1284b67883e8d87530",
+    size=170_052_171,
     files={
         "data_batch_1.bin": "5dd7e06a14cb22eb9f671a540d1b7c25",
         "data_batch_2.bin": "5ea93a67294ea407fff1d09f752e9692",
@@ -95,7 +99,7 @@ def _again(folder: Path) -> str:
 
 def _read(path: Path, md5: str) -> np.ndarray:
     """The records of a file, uint8 (n, 3073), once they are seen to be the published ones."""
-    content = path.read_bytes()
+    content = read_bytes(path)
     if len(content) != RELEASE.images * RECORD:
         raise ValueError(f"{path} has {len(content):,} bytes, not {RELEASE.images * RECORD:,}; {_again(path.parent)}")
     found = hashlib.md5(content, usedforsecurity=False).hexdigest()
@@ -114,39 +118,52 @@ def _download(folder: Path, progress: Progress) -> None:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there, but without any file of CIFAR-10; {_again(folder)}")
     above = next(parent for parent in folder.absolute().parents if parent.is_dir())
-    pooch.get_logger().setLevel("WARNING")  # progress is enough
     try:
         with TemporaryDirectory(prefix=".cifar-10-", dir=above) as aside:  # the same file system, to be renamed
-            pooch.retrieve(
-                RELEASE.url,
-                f"md5:{RELEASE.md5}",
-                path=aside,
-                processor=pooch.Untar([f"{FOLDER}/{name}" for name in RELEASE.files], extract_dir="."),
-                downloader=partial(_fetch, progress),
-            )
+            archive = Path(aside, "archive.tar.gz")
+            _fetch(archive, progress)
+            _unpack(archive, Path(aside, FOLDER))
             folder.parent.mkdir(parents=True, exist_ok=True)
             try:
                 os.replace(Path(aside, FOLDER), folder)
             except OSError:
                 if _missing(folder):  # otherwise another process was faster, and all is well
                     raise
-    except (OSError, ValueError) as error:  # ValueError: the wrong sum
+    except (OSError, ValueError, EOFError, tarfile.TarError, zlib.error) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
         raise OSError(
             f"CIFAR-10 is not in {folder} and could not be downloaded ({why}); {_manual_download()}"
         ) from None
 
 
-def _fetch(progress: Progress, url: str, output: str, _: Any) -> None:
-    """Download a file; called by pooch, whose own downloader leaves the connection open after an error."""
+def _fetch(archive: Path, progress: Progress) -> None:
+    """Download the archive; ValueError as soon as it is larger than published, or if it has another sum."""
     import requests  # here, since it takes long and is needed once
 
-    with requests.get(url, stream=True, timeout=30) as answer, open(output, "wb") as file:
+    digest = hashlib.md5(usedforsecurity=False)
+    with requests.get(RELEASE.url, stream=True, timeout=30) as answer, open(archive, "wb") as file:
         answer.raise_for_status()
         for chunk in answer.iter_content(2**18):
             file.write(chunk)
-            if total := int(answer.headers.get("content-length", 0)):
-                progress(min(file.tell() / total, 1.0))
+            digest.update(chunk)
+            if file.tell() > RELEASE.size:
+                raise ValueError(f"there are more than the {RELEASE.size:,} bytes of the archive")
+            progress(file.tell() / RELEASE.size)
+    if digest.hexdigest() != RELEASE.md5:
+        raise ValueError(f"the MD5 sum of the archive is {digest.hexdigest()}, not {RELEASE.md5}")
+
+
+def _unpack(archive: Path, folder: Path) -> None:
+    """Write the files of the release, and nothing else that an archive may hold: no links, no other paths and sizes."""
+    folder.mkdir()
+    with tarfile.open(archive) as members:
+        for member in members:
+            name = member.name.removeprefix(f"{FOLDER}/")
+            content = members.extractfile(member) if name in RELEASE.files and member.isfile() else None
+            if content is not None and member.size == RELEASE.images * RECORD:
+                (folder / name).write_bytes(content.read())
+    if missing := _missing(folder):
+        raise ValueError(f"the archive lacks {', '.join(missing)}")
 
 
 def normalize(images: Tensor) -> Tensor:

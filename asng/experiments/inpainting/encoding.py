@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
-from asng.nas.architecture import from_json
 from asng.optimizer import ASNG
 from asng.space import Categorical, Integer, Variable, check_values
 
@@ -112,10 +111,10 @@ def _layer(values: Values, number: int) -> Layer:
 
 def runnable_layers(layers: Sequence[Layer], size: tuple[int, int] = SIZE) -> list[Layer]:
     """The layers of a chain that run on images of this height and width: a side of 1 cannot be halved."""
-    return [layer for layer, runs, _ in _sizes(layers, size) if runs]
+    return [layer for layer, runs, _ in sizes(layers, size) if runs]
 
 
-def _sizes(layers: Sequence[Layer], size: tuple[int, int]) -> Iterator[tuple[Layer, bool, tuple[int, int]]]:
+def sizes(layers: Sequence[Layer], size: tuple[int, int]) -> Iterator[tuple[Layer, bool, tuple[int, int]]]:
     """Each layer, whether it runs, and the size after it."""
     for layer in layers:
         runs = layer.skip or min(size) > 1
@@ -138,7 +137,7 @@ def describe_chain(values: Values, size: tuple[int, int] = SIZE) -> str:
     2  5x5 down   64 channels  32x32
     """
     layers, lines = chain(values), []
-    for layer, runs, (height, width) in _sizes(layers, size):
+    for layer, runs, (height, width) in sizes(layers, size):
         text = f"{layer.number:{len(str(layers[-1].number))}}  {layer.kind}  "
         what = f"{layer.channels:3} channels " if runs else "left out at"
         lines.append(f"{text}{what} {height}x{width}")
@@ -153,6 +152,8 @@ def read_values(text: str) -> dict[str, Any]:
     >>> read_values(to_json(values)) == values
     True
     """
+    from asng.nas.architecture import from_json  # here, since reports draw chains without torch
+
     values = from_json(text)
     widths = [value for name, value in values.items() if name.endswith(".channels")]
     if len(widths) < 2 or not all(isinstance(width, int) for width in widths):

@@ -16,7 +16,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from asng.nas._capture.cases import Case, Mode, Site
+from asng.nas._capture.cases import Case, Mode, Refused, Site
 
 if TYPE_CHECKING:
     from asng.nas._capture.trace import Trace
@@ -73,6 +73,7 @@ class Branch:
         self._trace, self._site, self._function, self._flat, self._spec = trace, site, function, flat, spec
         self._graphs: dict[int, tuple[list[Tensor], list[Tensor], Scope]] = {}  # inputs, outputs, scope of a case
         self._with_gradient = torch.is_grad_enabled()
+        self.passes_on = False  # whether a case, in a dry run, returned memory of an input
 
     def run(self) -> Any:
         tensors = [leaf for leaf in self._flat if isinstance(leaf, Tensor)]
@@ -91,6 +92,8 @@ class Branch:
         return buffers
 
     def backward(self, gradients: Sequence[Tensor | None]) -> None:
+        if not self._trace.goes_back:  # it would add to the gradients of weights, and only the last pass may
+            raise Refused(f"the loss has a backward pass of its own through {self._site.label}")
         self._switch([partial(self._go_back, n, case, gradients) for n, case in enumerate(self._site.cases)])
         self._graphs.clear()
 
@@ -113,6 +116,9 @@ class Branch:
         since = torch.autograd._get_sequence_nr()  # of the next node
         with trace.fix(case.assignment), trace.enter(scope), torch.set_grad_enabled(self._with_gradient):
             outputs = pytree.tree_flatten(self._function(*args, **named))[0]
+        if trace.discovers:
+            storages = {tensor.untyped_storage().data_ptr() for tensor in inputs}
+            self.passes_on |= any(output.untyped_storage().data_ptr() in storages for output in outputs)
         with torch.no_grad():
             for buffer, output in zip(buffers, outputs, strict=True):
                 buffer.copy_(output)
@@ -135,7 +141,7 @@ class Branch:
         if not pairs:
             return
         trace = self._trace
-        with trace.enter(scope):
+        with trace.fix(case.assignment), trace.enter(scope):
             leaves = [*inputs, *trace.leaves_of(case)]
             found = trace.grad([output for output, _ in pairs], [g for _, g in pairs], leaves, scope)
             targets = [gradient for gradient in self._gradients if gradient is not None]

@@ -29,6 +29,10 @@ class Unswitchable(Refused):
     module: nn.Module | None = None
 
 
+def first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
 def running_modules(error: BaseException, supernet: Supernet) -> list[nn.Module]:
     """The modules that were running when an error was raised and later caught, the innermost last."""
     # Without the frame that caught it: Python keeps the locals that are read of a running frame, and so the error with
@@ -106,7 +110,7 @@ class Columns:
         self.unread.difference_update(decision.name for decision in size.decisions)
         key = Size, repr(size)
         if key not in self._starts:
-            self._append(key, lambda values, positions: [size.under(values)], 1)
+            self._append(key, lambda values, positions: [size._under(values)], 1)
         return self._starts[key]
 
     def _append(self, key: Any, encoder: Encoder, length: int) -> None:

@@ -6,8 +6,8 @@ losses and the metrics. Under limits there may be fewer candidates than passes: 
 those that have none.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics,
 from asng.nas._capture import masked
 from asng.nas._capture import switch as _switch
 from asng.nas._capture.batch import StaticBatch
-from asng.nas._capture.branch import RefuseGenerators, SplitGroups
-from asng.nas._capture.cases import Case, Columns, Refused, Unswitchable, running_modules
+from asng.nas._capture.branch import RefuseGenerators, SplitGroups, Weights
+from asng.nas._capture.cases import Case, Columns, Refused, Unswitchable, first_line, running_modules
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
 from asng.nas.layers import ElasticLayer
@@ -115,8 +115,10 @@ class Iteration:
             self._surroundings.clear()
             try:
                 self._discover_all()
-            except Refused as other:
-                raise Refused(f"{error}; with masks for widths, {other}") from None
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as other:  # also where a layer without masks gives less than those with masks take
+                raise Refused(f"{error}; with masks for widths, {first_line(other)}") from None
 
     def _discover_all(self) -> None:
         while not self._discover():
@@ -125,37 +127,54 @@ class Iteration:
     def _check_masks(self) -> None:
         """Refuse masks where the model then computes something else, as by a mean over all channels."""
         self._allocate(len(self._columns))
-        gradients = self.update.weights[0].gradients
         for values in masked.some_architectures(self._supernet):
-            with masked.WithoutDropout(), masked.without_tf32(), self._in_full_precision():
-                self.update.begin()
-                self._rows[0] = torch.tensor(self._columns.encode(values), dtype=torch.int32)
-                self._train_pass(0, run_one)
-                expected = self._plain_gradients(values)
-            difference = masked.difference({key: gradients[key] for key in expected}, expected)
-            if not difference <= masked.TOLERANCE:
+            found, expected = (self._measure(run, values) for run in (self._run_masked, self._run_selected))
+            if difference := masked.find_difference(found, expected):
                 raise Refused(
-                    f"the model has too many widths for switches, and with masks its gradient differs by "
-                    f"{difference:.0%} from the plain one; something but elastic layers looks at all channels, such as "
-                    "a mean over them, or at their number"
+                    f"the model has too many widths for switches, and with masks {difference}; something but elastic "
+                    "layers looks at all channels, such as a mean over them, or at their number"
                 )
 
-    def _plain_gradients(self, values: Values) -> dict[int, Tensor]:
-        """The gradients of a training pass of the plain path, by the ids of parameters."""
+    def _measure(self, run: Callable[[Values], Mapping[int, Tensor]], values: Values) -> masked.Results:
+        """What passes compute, always from the same weights, buffers and RNG state."""
+        model = self._supernet.model
+        with self._fork_rng(), masked.in_double(model, *self._batches.values()), masked.CheckMode():
+            try:
+                gradients = run(values)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:
+                reason = f"in float64, in which masks are checked, the model raises: {first_line(error)}"
+                raise Refused(reason) from None
+            buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+        return masked.Results(gradients, self._outputs.clone(), buffers)
+
+    def _run_masked(self, values: Values) -> Mapping[int, Tensor]:
+        """Run passes as a graph would; returns the gradients by the ids of parameters."""
+        self._rows[0] = self._rows[self._n] = torch.tensor(self._columns.encode(values), dtype=torch.int32)
+        parameters = [parameter for flat in self.update.groups for parameter in flat.parameters]
+        weights, own = self.update.weights, Weights({id(p): torch.zeros_like(p) for p in parameters}, {})
+        self.update.weights = [own, *weights[1:]]
+        try:
+            self._train_pass(0, run_one)
+            self._judging_pass(0, run_one)
+        finally:
+            self.update.weights = weights
+        return own.gradients
+
+    def _run_selected(self, values: Values) -> Mapping[int, Tensor]:
+        """Run the passes of the plain path; returns the gradients by the ids of parameters."""
         parameters = [p for flat in self.update.groups for p in flat.parameters if p.requires_grad]
-        with self._supernet.selecting(values):
-            loss = to_outcome(self._functions["train"](self._supernet.model, self._batches["train"].batch)).loss
-            found = torch.autograd.grad(loss / self._n, parameters, allow_unused=True)
+        model = self._supernet.model
+        with self._supernet.selecting(values), self._autocast():
+            outcome = to_outcome(self._functions["train"](model, self._batches["train"].batch))
+            found = torch.autograd.grad(outcome.loss / self._n, parameters, allow_unused=True)
+            with torch.no_grad():
+                judged = to_outcome(self._functions["valid"](model, self._batches["valid"].batch))
+        self._write("train", 0, outcome.detach())
+        self._write("valid", self._n, judged)
         pairs = zip(parameters, found, strict=True)
         return {id(p): torch.zeros_like(p) if gradient is None else gradient for p, gradient in pairs}
-
-    @contextmanager
-    def _in_full_precision(self) -> Iterator[None]:
-        amp_dtype, self._amp_dtype = self._amp_dtype, None
-        try:
-            yield
-        finally:
-            self._amp_dtype = amp_dtype
 
     def _try_capture(self, *, with_passes: bool) -> None:
         """Capture the bodies of switches and drop them, of those around whole passes, too, or of those inside."""
@@ -171,7 +190,7 @@ class Iteration:
         self._discovers = True
         try:
             self._run(run_all, in_turn)
-            self._check_buffers()
+            self._check_side_effects()
         except Unswitchable as error:
             around = _module_around(error, self._supernet)
             if around is None:
@@ -190,8 +209,16 @@ class Iteration:
         """The decisions that no pass reads."""
         return sorted(self._columns.unread)
 
-    def _check_buffers(self) -> None:
-        """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones."""
+    def _check_side_effects(self) -> None:
+        """Refuse a pass that makes new buffers: a graph would write into the same ones, and read the first ones.
+
+        Also one with gradients of its own, which would not be added to those of the iteration.
+        """
+        for name, parameter in self._supernet.model.named_parameters():
+            if parameter._post_accumulate_grad_hooks:
+                raise Refused(f"parameter {name} has a hook on its accumulated gradient, which a graph does not call")
+            if parameter.grad is not None:
+                raise Refused("the loss calls backward(); let it return the sum of what it calls that of")
         for module, name, buffer in self._buffers:
             if module._buffers[name] is not buffer:
                 path = self._supernet.paths[module] or "the model"
@@ -200,7 +227,8 @@ class Iteration:
     def _only_cast(self) -> set[int]:
         """The weights of which mixed precision uses nothing but copies in lower precision."""
         layers = [m for m in self._supernet.paths if isinstance(m, (nn.modules.conv._ConvNd, nn.Linear))]
-        held = {id(parameter) for layer in layers for parameter in layer._parameters.values()}
+        parameters = [p for layer in layers for p in layer._parameters.values() if p is not None]
+        held = {id(parameter) for parameter in parameters if not parameter._backward_hooks}
         return {key for key, names in self._consumers.items() if key in held and names == {CAST}}
 
     def _allocate(self, columns: int) -> None:
@@ -220,19 +248,27 @@ class Iteration:
 
     @contextmanager
     def _preserve(self) -> Iterator[None]:
-        """Restore parameters, buffers, momentum and RNG state on exit."""
+        """Restore parameters, their gradients, buffers, momentum and RNG state on exit."""
         model = self._supernet.model
         kept = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *self.update.tensors())}
         before = [tensor.detach().clone() for tensor in kept.values()]
-        with torch.random.fork_rng([self._device] if self._device.type == "cuda" else []):
+        gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
+        for parameter, _ in gradients:
+            parameter.grad = None
+        with self._fork_rng():
             try:
                 yield
             finally:
+                for parameter, gradient in gradients:
+                    parameter.grad = gradient
                 with torch.no_grad():
                     for tensor, old in zip(kept.values(), before, strict=True):
                         tensor.copy_(old)
                 for module, name, buffer in self._buffers:
                     module._buffers[name] = buffer
+
+    def _fork_rng(self) -> AbstractContextManager[None]:
+        return torch.random.fork_rng([self._device] if self._device.type == "cuda" else [])
 
     def capture(self) -> None:
         """Make a graph of the iteration."""
@@ -312,19 +348,21 @@ class Iteration:
         """Run a pass and write its numbers; returns its loss, with an autograd graph."""
         if trace.discovers and kind == "train":
             self._consumers = trace.consumers
-        # Casts of weights must not be shared: the one that made them may be in a case that does not run.
-        precision = torch.autocast(
-            self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
-        )
         groups = SplitGroups() if self._device.type == "cuda" else nullcontext()
-        with trace.run(), precision, groups, RefuseGenerators() if trace.discovers else nullcontext():
+        with trace.run(), self._autocast(), groups, RefuseGenerators() if trace.discovers else nullcontext():
             returned = self._functions[kind](self._supernet.model, self._batches[kind].batch)
+        trace.check_watched()
         if not isinstance(split_metrics(returned)[0], Tensor):
             name = "the loss" if kind == "train" else "the judge"
             raise Refused(f"{name} returns a number of Python, which a graph would not compute again; return a tensor")
         outcome = to_outcome(returned)
         self._write(kind, row, outcome.detach())
         return outcome.loss
+
+    def _autocast(self) -> torch.autocast:
+        # Casts of weights must not be shared: the one that made them may be in a case that does not run.
+        is_enabled = self._amp_dtype is not None
+        return torch.autocast(self._device.type, dtype=self._amp_dtype, enabled=is_enabled, cache_enabled=False)
 
     def _write(self, kind: str, row: int, outcome: Outcome) -> None:
         if self._discovers:  # there is no room for metrics yet

@@ -28,6 +28,8 @@ def unsupported_reason(optimizer: torch.optim.Optimizer) -> str | None:
     is_sgd = type(optimizer) is torch.optim.SGD
     if not is_sgd and (name not in CAPTURABLE or type(optimizer) is not getattr(torch.optim, name)):
         return f"the weight optimizer is {name}, and only SGD, {', '.join(CAPTURABLE)} are captured"
+    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+        return "the weight optimizer has hooks on its step, which a graph does not call"
     for group in optimizer.param_groups:
         for setting in ("dampening", "maximize", "differentiable") if is_sgd else ("differentiable",):
             if group[setting]:

@@ -12,7 +12,7 @@ from torch import nn
 from asng.nas import _distributed
 from asng.nas._candidates import Numbers
 from asng.nas._capture import switch as _switch
-from asng.nas._capture.cases import Refused, running_modules
+from asng.nas._capture.cases import Refused, first_line, running_modules
 from asng.nas._capture.iteration import Iteration
 from asng.nas._capture.rules import unsupported_reason
 from asng.nas._capture.setter import unavailable_reason
@@ -102,6 +102,11 @@ class CapturedStep:
         """Take over gradients and momentum before the next step: they were loaded."""
         self._is_current = False
 
+    def release(self) -> None:
+        """Free the memory of the graph."""
+        self.leave()
+        self._iteration = None
+
     def _capture_iteration(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration | None:
         if self._captures == MAX_CAPTURES:
             what = "the optimizer's settings, the weights' memory or their requires_grad change"
@@ -154,7 +159,7 @@ def _free_memory() -> None:
 
 def _explain(error: Exception, supernet: Supernet) -> str:
     """An error in one line, and the module in which it was raised."""
-    reason = (str(error) or type(error).__name__).splitlines()[0]
+    reason = first_line(error)
     if isinstance(error, Refused):
         return reason
     modules = running_modules(error, supernet)

@@ -136,6 +136,8 @@ class Trace:
         self._masked = set(masked)
         self._switches = dict.fromkeys([*kinds, *surroundings])
         self.scope = Scope(root)
+        self.goes_back = False  # the backward pass runs
+        self._watched: list[tuple[str, Tensor, int]] = []  # in a dry run: inputs and results of switches, versions
         self._depths: dict[int, int] = {}  # of parameters, in a dry run
         self.consumers: dict[int, set[str]] = {}  # of parameters, in a dry run: the names of autograd's nodes
 
@@ -164,12 +166,15 @@ class Trace:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss to those of the parameters."""
-        if loss.requires_grad:
-            root = self.scope.case
-            if self.discovers:
-                root.parameters = self.parameters_of([loss], "the loss")
+        if not loss.requires_grad:
+            return
+        root = self.scope.case
+        if self.discovers:
+            root.parameters = self.parameters_of([loss], "the loss")
+        self.goes_back = True
+        with self.run():  # torch.utils.checkpoint calls modules again
             found = self.grad([loss], [None], self.leaves_of(root), self.scope)
-            add_all(self.gradients_of(root), found)
+        add_all(self.gradients_of(root), found)
 
     def index(self, column: int) -> Tensor:
         return self.row.new_zeros(()) if self.discovers else self.row[column]
@@ -216,11 +221,27 @@ class Trace:
             scope = Scope(Case(), Mode.FIXED) if self.scope.mode is Mode.SHAPED else self.scope
             with self.enter(scope):
                 return function(*inputs, **named)
+        if self.goes_back:
+            raise Refused(f"{label} runs again in the backward pass; leave out torch.utils.checkpoint around it")
         flat, spec = pytree.tree_flatten((inputs, named))
         site = self._site(label, lambda: function(*inputs, **named), may_be_many)
         if not site.cases:
             return function(*inputs, **named)
-        return Branch(self, site, function, flat, spec).run()
+        branch = Branch(self, site, function, flat, spec)
+        returned = branch.run()
+        if branch.passes_on:
+            tensors = [leaf for leaf in (*flat, *pytree.tree_leaves(returned)) if isinstance(leaf, Tensor)]
+            self._watched += [(label, tensor.detach(), tensor._version) for tensor in tensors]
+        return returned
+
+    def check_watched(self) -> None:
+        """Refuse writes into what some cases of a switch pass on: a switch gives a copy, as other cases do."""
+        for label, tensor, version in self._watched:
+            if tensor._version != version:
+                raise Refused(
+                    f"{label} can pass its input on, and one of both is written later; leave out inplace=True"
+                )
+        self._watched.clear()
 
     def _site(self, label: str, call: Callable[[], Any], may_be_many: bool) -> Site:
         """The next switch of the pass; a dry run finds its cases."""

@@ -79,10 +79,14 @@ class ElasticLayer(Searchable):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         _check_class(type(self))
-        bound = signature(self.torch_layer).bind(*args, **kwargs)
+        expected = signature(self.torch_layer)
+        bound = expected.bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
-        sizes = {name: to_sizes(arguments[name], name, index == 0) for index, name in enumerate(self.elastic)}
+        sizes = {
+            name: to_sizes(arguments[name], name, index == 0, expected.parameters[name].annotation in (int, "int"))
+            for index, name in enumerate(self.elastic)
+        }
         fixed = {name: argument for name, argument in arguments.items() if name not in sizes}
         check_fixed(self.elastic, **fixed)
         self.check_sizes(sizes, arguments)
@@ -325,8 +329,14 @@ class ElasticLayer(Searchable):
             unit: What is counted on this axis, for the message.
 
         Raises:
-            RuntimeError: The input has another size.
+            TypeError: The input is no tensor.
+            RuntimeError: It has another size.
         """
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"{path_of(self)} takes a tensor, but got a {type(x).__name__}; is the batch unpacked before the model "
+                "is called?"
+            )
         if -x.dim() <= axis < x.dim():  # otherwise torch says what is wrong
             got = x.shape[axis]
             if isinstance(size, AnySize):

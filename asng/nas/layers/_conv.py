@@ -38,7 +38,9 @@ class ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
         for channels in (sizes["in_channels"], sizes["out_channels"]):
             check_groups(channels, sizes["groups"])
         given = arguments["padding"]
-        padding = {"valid": 0, "same": math.inf}.get(given, given) if isinstance(given, str) else given
+        padding = {"valid": 0, "same": math.inf}.get(given) if isinstance(given, str) else given
+        if padding is None:
+            raise ValueError(f"padding must be numbers, 'valid' or 'same', got {given!r}")
         paddings, dilations = (_to_tuple(setting, self._axes) for setting in (padding, arguments["dilation"]))
         for side, pad, step in zip(sizes["kernel_size"], paddings, dilations, strict=True):
             _check_kernel(side, pad, step, given)
@@ -178,6 +180,8 @@ def round_channels(channels: int) -> int:
 
 def _to_tuple(sizes: Any, axes: int) -> tuple[Any, ...]:
     """One size for all axes, or one for each, as a tuple."""
+    if isinstance(sizes, Sequence) and len(sizes) != axes:
+        raise ValueError(f"kernels, paddings and dilations are one number or {axes}, got {sizes!r}")
     return tuple(sizes) if isinstance(sizes, Sequence) else (sizes,) * axes
 
 

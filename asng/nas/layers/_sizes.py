@@ -5,8 +5,9 @@ from typing import Any
 
 from torch import Tensor
 
+from asng._checks import check_int
 from asng.nas._decision import Decision, SizeLike
-from asng.nas._size import Size, require_int, to_size
+from asng.nas._size import MAX_SIZE, Size, to_size
 
 
 class AnySize:
@@ -17,6 +18,9 @@ class AnySize:
 
     Args:
         max: The largest number of channels.
+
+    Raises:
+        ValueError: This is no positive integer.
 
     >>> import torch
     >>> from asng.nas import Linear
@@ -30,7 +34,7 @@ class AnySize:
     decisions: tuple[Decision, ...] = ()
 
     def __init__(self, max: int) -> None:
-        self.max = require_int(max)
+        self.max = check_int(max, "the largest number of channels", min=1, max=MAX_SIZE)
         self.last_seen = self.max  # channels of the last input
 
     def __call__(self) -> int:
@@ -43,10 +47,12 @@ class AnySize:
 InputSize = SizeLike | AnySize
 
 
-def to_sizes(argument: Any, name: str, is_input: bool) -> Any:
+def to_sizes(argument: Any, name: str, is_input: bool, is_single: bool = False) -> Any:
     """An argument as a size, or several as a tuple of sizes; that of an input may be `AnySize`."""
     if isinstance(argument, AnySize) and is_input:
         return AnySize(argument.max)
+    if is_single and isinstance(argument, Sequence):
+        raise ValueError(f"{name} is an integer or follows a decision, got {argument!r}")
     return map_sizes(lambda size: to_size(size, name), tuple(argument) if isinstance(argument, Sequence) else argument)
 
 
@@ -67,9 +73,9 @@ def check_fixed(elastic: Sequence[str], **settings: Any) -> None:
 
 
 def refuse_any_size(sizes: Mapping[str, Any]) -> None:
-    """Raise ValueError for `AnySize` in layers whose size does not follow from one input."""
+    """Raise ValueError for `AnySize`, and for several sizes, in layers whose size does not follow from one input."""
     for name, size in sizes.items():
-        if isinstance(size, AnySize):
+        if isinstance(size, (AnySize, tuple)):
             raise ValueError(f"{name} is an integer or follows a decision, got {size}")
 
 

@@ -53,6 +53,8 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
         channels, groups = sizes["num_channels"], sizes["num_groups"]
         if isinstance(channels, AnySize):
             raise ValueError(f"channels of any size, {channels}, cannot be split into num_groups={groups}")
+        if groups.max < 1:
+            raise ValueError(f"num_groups must be at least 1, got {groups}")
         if (channels.is_elastic or groups.is_elastic) and remainder(channels, groups).max:
             raise ValueError(
                 f"num_channels must always be divisible by num_groups, but {channels} is not by {groups} for some "
@@ -82,7 +84,8 @@ class _ElasticShapeNorm(ElasticLayer):
 
     def active_tensors(self) -> dict[str, Tensor | None]:
         shape = self._shape()
-        return {name: first(parameter, *shape) for name, parameter in self._parameters.items()}
+        names = [name for name in ("weight", "bias") if hasattr(self, name)]
+        return {name: first(getattr(self, name), *shape) for name in names}  # also of a parametrization
 
     def _check_shape(self, input: Tensor) -> None:
         sizes = self.sizes["normalized_shape"]

@@ -1,8 +1,11 @@
 """The files of CIFAR-10: read as they are published, checked, or downloaded whole."""
 # mypy: disable-error-code="arg-type, index, union-attr"
 
+import io
 import os
+import tarfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +85,14 @@ def test_damaged_files_are_named_with_the_cure_and_left_alone(tmp_path, contents
     assert everything_in(tmp_path) == before
 
 
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting(tmp_path, contents):
+    folder = write(tmp_path / "cifar-10-batches-bin", contents)
+    (folder / "data_batch_3.bin").unlink()
+    os.mkfifo(folder / "data_batch_3.bin")
+    with pytest.raises(ValueError, match=r"data_batch_3\.bin is no regular file; remove it"):
+        load_cifar10(tmp_path, "cpu")
+
+
 def test_an_archive_is_not_a_folder(tmp_path, contents):
     (tmp_path / "cifar-10-binary.tar.gz").write_bytes(archive_of(contents))
     with pytest.raises(ValueError, match=r"cifar-10-binary.tar.gz is a file; name the folder"):
@@ -118,8 +129,9 @@ def test_a_download_may_end_in_an_empty_folder(tmp_path, contents, monkeypatch):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"content": b"not the archive" * 50_000}, "does not match the known hash"),
-        ({"sent": 300_000}, "IncompleteRead|MD5 sum"),
+        ({"content": b"not the archive" * 1000}, "the MD5 sum of the archive is .*, not "),
+        ({"content": bytes(10**8)}, "there are more than the [0-9,]+ bytes of the archive"),
+        ({"sent": 300_000}, "IncompleteRead|MD5 sum of the archive"),
         ({"status": 404}, "404"),
         (None, "onnection"),  # refused: nobody listens
     ],
@@ -143,7 +155,43 @@ def test_an_interruption_in_the_middle_leaves_nothing(tmp_path, contents, monkey
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("step", ["tarfile.copyfileobj", "os.replace"])
+def pack(files: dict[str, bytes], kind: str) -> bytes:
+    """An archive with another content than published."""
+    if kind == "no archive":
+        return b"no archive" * 1000
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, published in files.items():
+            content = published + b"more" if kind == "sizes" else published
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            if kind == "links":
+                member.type, member.linkname = tarfile.SYMTYPE, "/etc/passwd"
+            elif kind == "paths":
+                member.name = f"cifar-10-batches-bin/../../{name}"
+            member.size = 0 if kind == "links" else len(content)
+            archive.addfile(member, io.BytesIO(content))
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["no archive", "links", "paths", "sizes"])
+def test_an_archive_of_another_content_leaves_nothing_even_with_its_sum(tmp_path, contents, monkeypatch, kind):
+    archive = pack(contents, kind)
+    monkeypatch.setattr(data, "RELEASE", replace(data.RELEASE, md5=md5(archive), size=len(archive)))
+    message = "not a gzip file|could not be opened" if kind == "no archive" else "the archive lacks data_batch_1.bin"
+    with server(monkeypatch, archive), pytest.raises(OSError, match=message):
+        load_cifar10(tmp_path / "new" / "folder", "cpu")
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_an_archive_that_is_cut_off_leaves_nothing_even_with_its_sum(tmp_path, contents, monkeypatch):
+    archive = archive_of(contents)[:-1000]
+    monkeypatch.setattr(data, "RELEASE", replace(data.RELEASE, md5=md5(archive), size=len(archive)))
+    with server(monkeypatch, archive), pytest.raises(OSError, match="could not be downloaded"):
+        load_cifar10(tmp_path, "cpu")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["tarfile.TarFile.extractfile", "os.replace"])
 def test_an_interruption_of_unpacking_and_of_the_last_move_leaves_nothing(tmp_path, contents, monkeypatch, step):
     calls, archive = [], archive_of(contents)
 

@@ -1,0 +1,59 @@
+"""`asng report`."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from asng import report
+from asng.cli.terminal import parse_command, print_lines
+
+INTERVAL = 10  # seconds between two pages of --watch
+PAGE = "report.html"
+
+
+@dataclass(frozen=True)
+class ReportCommand:
+    """One HTML page of one or more runs, which needs nothing else: curves, architectures, probabilities, settings.
+
+    Runs may still be going on. Those that differ by their seeds alone are also shown by mean and spread. The page
+    warns of searches that were too short, of cells without influence, of limits that were not met, and of NaN.
+
+    Examples:
+      asng report runs/digits                              writes runs/digits/report.html
+      asng report runs/cifar10-asng-seed* --out seeds.html
+      asng report runs/cifar10-asng-seed0 --watch          while it runs; open the page in a browser
+    """
+
+    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    """Folders of runs."""
+    out: Path | None = None
+    """The page; by default report.html in the folder of the run, or here if there are several."""
+    watch: bool = False
+    """Write the page every 10 seconds, until Ctrl-C; a browser that shows it reloads it."""
+
+
+def run_report(arguments: Sequence[str]) -> None:
+    """`asng report`."""
+    command = parse_command(ReportCommand, "report", arguments)
+    if not command.runs:
+        raise ValueError("asng report needs the folder of a run, as in: asng report runs/digits")
+    page = command.out or (command.runs[0] / PAGE if len(command.runs) == 1 else Path(PAGE))
+    print_lines(f"Report: {report.write(command.runs, page, reload_every=INTERVAL if command.watch else None)}")
+    if command.watch:
+        watch(command.runs, page)
+
+
+def watch(runs: Sequence[Path], page: Path) -> None:
+    """Write the page again and again, until Ctrl-C; then once more, as a page that does not reload."""
+    print_lines(f"It is written every {INTERVAL} seconds; Ctrl-C ends this.")
+    try:
+        while True:
+            time.sleep(INTERVAL)
+            report.write(runs, page, reload_every=INTERVAL)
+    except KeyboardInterrupt:
+        report.write(runs, page)
+        raise

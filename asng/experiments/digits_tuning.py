@@ -1,0 +1,249 @@
+"""Learning rate, weight decay and augmentation of digits, chosen by `minimize`: each trial is a short one-shot search.
+
+A trial whose loss falls behind the median of the trials before it ends early. What was found is trained from scratch
+and tested beside what the same search finds with the hyper-parameters of `asng digits search`. Test images choose
+nothing.
+"""
+
+import math
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal, TypedDict
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from asng import nas
+from asng._checks import check_settings
+from asng._progress import Progress, no_progress
+from asng._untrusted import mismatch
+from asng.experiments.digits import Batches, Data, DigitsSettings, Net, _one_thread, classification_loss, load_split
+from asng.minimize import minimize
+from asng.nas._loop import NoFiniteLoss
+from asng.nas.architecture import VERSION, from_dict, to_dict
+from asng.optimizer import ASNG
+from asng.runs import ARCHITECTURE, RESULTS, SUMMARY, Run, make_config, write_json
+from asng.space import Real, Variable
+
+SPACE: dict[str, Variable] = {
+    "lr": Real(1e-3, 1.0, log=True),
+    "weight_decay": Real(1e-6, 0.1, log=True),
+    "augmentation": Real(0.0, 0.3),
+}
+DIVERGED = 1e6
+UNTUNED = {"lr": DigitsSettings.lr, "weight_decay": 3e-4, "augmentation": 0.0}
+Hyper = dict[str, float]
+
+
+@dataclass(frozen=True)
+class TuneSettings:
+    """Settings of the tuning; some minutes on one core."""
+
+    trials: int = 20
+    """Searches, each with its own hyper-parameters."""
+    epochs: int = 30
+    """Of each search, over half of the training images; the other half judges."""
+    startup_trials: int = 5
+    """Trials before any is ended early."""
+    min_epochs: int = 5
+    """Epochs before a trial is ended early."""
+    training_epochs: int = 30
+    """Of training from scratch, over all training images."""
+    batch: int = 64
+    """Images in a mini-batch."""
+    seed: int = 0
+    """All random numbers follow from it."""
+
+    def __post_init__(self) -> None:
+        check_settings(self, trials=2)
+
+
+class Trial(TypedDict):
+    """A search in results.jsonl."""
+
+    kind: Literal["trial", "untuned"]
+    hyper: dict[str, float]
+    losses: list[float]  # after each epoch
+    loss: float  # of what was found, on all images that judge
+    values: dict[str, Any]
+
+
+class Training(TypedDict):
+    """A training from scratch in results.jsonl."""
+
+    kind: Literal["train tuned", "train untuned"]
+    accuracy: float
+    parameters: int
+
+
+def augment(images: Tensor, strength: float) -> Tensor:
+    """Images under random affine maps, whose entries differ from the identity's by normal numbers of that strength."""
+    if not strength:
+        return images
+    maps = torch.eye(2, 3) + strength * torch.randn(len(images), 2, 3)
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
+
+
+def search(
+    settings: TuneSettings, hyper: Hyper, data: Data, is_behind: Callable[[list[float]], bool], kind: str
+) -> dict[str, Any]:
+    """One trial: a search, ended once it is behind."""
+    torch.manual_seed(settings.seed)
+    model = Net()
+    losses: list[float] = []
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return classification_loss(model, (augment(batch[0], hyper["augmentation"]), batch[1]))
+
+    def callback(record: Any) -> bool:
+        if isinstance(record, nas.Step):
+            return False
+        losses.append(_finite(record["score"]))
+        return is_behind(losses)
+
+    arch_optimizer = ASNG(nas.space_of(model), seed=settings.seed)
+    generator = torch.Generator().manual_seed(settings.seed)
+    train, valid = (Batches(half, settings.batch, generator) for half in (data.train, data.valid))
+    optimizers = {"arch_optimizer": arch_optimizer, "weight_optimizer": _sgd(model, hyper)}
+    options: dict[str, Any] = {"epochs": settings.epochs, "judge": classification_loss, **optimizers}
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "the search was too short|the mean training loss")  # it is a trial
+            nas.search(model, train, valid, loss_fn, **options, callback=callback, progress=False, seed=settings.seed)
+        values = arch_optimizer.mode()
+        loss = nas.score(model, values, [data.valid], classification_loss, recalibrate_on=[data.train])
+    except NoFiniteLoss:
+        losses.append(DIVERGED)
+        values, loss = arch_optimizer.mode(), DIVERGED
+    return {"kind": kind, "hyper": hyper, "losses": losses, "loss": _finite(loss), "values": values}
+
+
+def _finite(loss: float) -> float:
+    """A loss that JSON holds; that of weights that diverged is large."""
+    return loss if math.isfinite(loss) else DIVERGED
+
+
+def train(settings: TuneSettings, trial: dict[str, Any], data: Data, kind: str) -> dict[str, Any]:
+    """The architecture of a trial from scratch, with its hyper-parameters, on all training images."""
+    torch.manual_seed(settings.seed)
+    model, hyper = nas.extract(Net(), trial["values"]), trial["hyper"]
+    optimizer = _sgd(model, hyper)
+    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
+    both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
+    shuffled = Batches(both, settings.batch, torch.Generator().manual_seed(settings.seed))
+    for _ in range(settings.training_epochs):
+        for images, labels in shuffled:
+            optimizer.zero_grad()
+            classification_loss(model, (augment(images, hyper["augmentation"]), labels)).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+        lr_scheduler.step()
+    model.eval()
+    with torch.no_grad():
+        accuracy = (model(data.test[0]).argmax(1) == data.test[1]).double().mean().item()
+    return {"kind": kind, "accuracy": accuracy, "parameters": sum(p.numel() for p in model.parameters())}
+
+
+def _sgd(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=hyper["lr"], momentum=0.9, weight_decay=hyper["weight_decay"])
+
+
+def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
+    """Run the trials and trainings that the folder does not hold yet; returns the summary, and writes it there.
+
+    `minimize` begins anew with each call and is told the losses of finished trials, so that it continues as it was.
+    """
+    with Run(folder, make_config("digits", "tune", settings)) as run, _one_thread():
+        done = _read_records(run, settings)
+        data, trials = load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
+        finished = list(trials)
+
+        def is_behind(losses: list[float]) -> bool:
+            n = len(losses)
+            others = [each["losses"][n - 1] for each in trials if len(each["losses"]) >= n]
+            is_early = n < settings.min_epochs or len(trials) < settings.startup_trials
+            return not is_early and bool(others) and losses[-1] > median(others)
+
+        def evaluate(hyper: Hyper) -> float:
+            progress(len(trials) / (settings.trials + 3), f"trial {len(trials) + 1} of {settings.trials}")
+            if finished:
+                record = finished.pop(0)
+                if record["hyper"] != hyper:
+                    fault = f"a trial of {record['hyper']}, not {hyper}"
+                    raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
+            else:
+                record = search(settings, hyper, data, is_behind, "trial")
+                run.append(record)
+                trials.append(record)
+            return float(record["losses"][-1] if len(record["losses"]) < settings.epochs else record["loss"])
+
+        _minimize(evaluate, settings)
+        untuned = next((record for record in done if record["kind"] == "untuned"), None)
+        if untuned is None:
+            untuned = search(settings, UNTUNED, data, lambda losses: False, "untuned")
+            run.append(untuned)
+        tuned = min((each for each in trials if len(each["losses"]) == settings.epochs), key=lambda each: each["loss"])
+        for number, (kind, trial) in enumerate({"train tuned": tuned, "train untuned": untuned}.items(), start=1):
+            progress((settings.trials + number) / (settings.trials + 3))
+            if kind not in [record["kind"] for record in done]:
+                run.append(train(settings, trial, data, kind))
+        summary = summarize(run.results(), tuned, settings)
+        write_json(run.folder / SUMMARY, summary)
+        write_json(run.folder / ARCHITECTURE, to_dict(tuned["values"]))
+    return summary
+
+
+class _Failure(BaseException):
+    """Passes through `minimize`, which takes exceptions for failures of one trial."""
+
+
+def _minimize(evaluate: Callable[[Hyper], float], settings: TuneSettings) -> None:
+    def evaluate_or_end(hyper: Hyper) -> float:
+        try:
+            return evaluate(hyper)
+        except Exception as error:  # such as a full disk
+            raise _Failure(error) from error
+
+    try:
+        minimize(evaluate_or_end, SPACE, evaluations=settings.trials, seed=settings.seed, progress=False)
+    except _Failure as failure:
+        raise failure.args[0] from None
+
+
+def _read_records(run: Run, settings: TuneSettings) -> list[dict[str, Any]]:
+    """The finished records; ValueError for any that no run of these settings writes."""
+    records, space = run.results(), nas.space_of(Net())
+    order = ["trial"] * settings.trials + ["untuned", "train tuned", "train untuned"]
+    for record, kind in zip(records, [*order, *[""] * len(records)], strict=False):
+        is_training = str(record.get("kind")).startswith("train ")
+        fault = mismatch(record, Training if is_training else Trial)
+        if not fault and record["kind"] != kind:
+            fault = f"{record['kind']}, where {kind or 'nothing'} belongs"
+        if not fault and not is_training:
+            if not 1 <= len(record["losses"]) <= settings.epochs or set(record["hyper"]) != set(SPACE):
+                fault = f"a trial of {len(record['losses'])} epochs and {', '.join(record['hyper'])}"
+            try:
+                from_dict({"version": VERSION, "values": record["values"]}, space)
+            except ValueError as error:
+                fault = fault or str(error)
+        if fault:
+            raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
+    return records
+
+
+def summarize(records: list[dict[str, Any]], tuned: dict[str, Any], settings: TuneSettings) -> dict[str, Any]:
+    """The tuned and the untuned search beside each other, and how many trials ended early."""
+    by_kind = {record["kind"]: record for record in records}
+    rows = {}
+    for name, trial in {"tuned": tuned, "untuned": by_kind["untuned"]}.items():
+        trained = {key: by_kind[f"train {name}"][key] for key in ("accuracy", "parameters")}
+        rows[name] = {"hyper": trial["hyper"], "loss": trial["loss"], "values": trial["values"], **trained}
+    trials = [record for record in records if record["kind"] == "trial"]
+    epochs = sum(len(trial["losses"]) for trial in trials)
+    pruned = sum(len(trial["losses"]) < settings.epochs for trial in trials)
+    return {**rows, "trials": len(trials), "pruned": pruned, "epochs": epochs}

@@ -1,0 +1,62 @@
+"""Reports of runs: one HTML file that needs nothing else, for a browser, a phone or a printer."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from asng._files import atomic_write, make_folder_for
+from asng.report._page import Page
+from asng.report._read import RunData, read_run
+
+__all__ = ["write"]
+
+MAX_BYTES = 2_000_000
+POINTS = (1000, 500, 250, 120, 60, 30)  # of a curve: as many as fit
+
+
+def write(
+    folders: Iterable[str | os.PathLike[str]], path: str | os.PathLike[str], *, reload_every: int | None = None
+) -> Path:
+    """Write a report of one or several runs: curves, architectures, probabilities, settings, warnings.
+
+    Runs whose settings differ by their seeds alone are also shown by mean and spread. Runs may still be going on.
+    Files that are damaged are named among the warnings. Long curves are thinned, so that the page stays below 2 MB.
+
+    Args:
+        folders: Of the runs, each with a `config.json`.
+        path: Of the HTML file, which is replaced whole.
+        reload_every: Seconds after which an open page reloads itself; None: never.
+
+    Returns:
+        The path of the HTML file.
+
+    Raises:
+        ValueError: There are no folders, one is no run, or the runs are too many for one page.
+
+    >>> import json, tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = Path(folder)
+    ...     _ = (run / "config.json").write_text(json.dumps({"experiment": "mine", "seed": 3}))
+    ...     _ = (run / "metrics.jsonl").write_text('{"epoch": 1, "train_loss": 0.5}\\n')
+    ...     page = write([run], run / "report.html").read_text()
+    >>> "<h1>mine</h1>" in page
+    True
+    """
+    if isinstance(folders, (str, os.PathLike)):
+        raise ValueError(f"folders must be a list of folders, got {folders!r}; give [{folders!r}]")
+    runs = [read_run(Path(folder)) for folder in folders]
+    if not runs:
+        raise ValueError("there are no folders; give those of one or more runs")
+    content = _render(runs, reload_every).encode()
+    make_folder_for(Path(path))
+    with atomic_write(Path(path)) as file:
+        file.write(content)
+    return Path(path)
+
+
+def _render(runs: list[RunData], reload_every: int | None) -> str:
+    for points in POINTS:
+        page = Page(runs, points, reload_every).render()
+        if len(page.encode()) < MAX_BYTES:
+            return page
+    raise ValueError(f"a page of these {len(runs)} runs is larger than {MAX_BYTES:,} bytes; report fewer of them")

@@ -1,0 +1,174 @@
+"""The files of a run, as far as a report shows them. Anybody may have written them."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from asng._untrusted import mismatch, parse_json, read_bytes, read_json
+from asng.experiments.cifar10.space import SPACE as CELL_SPACE
+from asng.report._html import clean
+from asng.runs import ARCHITECTURE, METRICS, RESULTS, SUMMARY, read_config
+
+Distribution = dict[str, dict[str, float]]  # per decision: probabilities by choice, or a mean and a std
+
+LENGTHS = ("epochs", "iterations")  # settings that say how long a run is, in epochs or in steps
+MAX_DECISIONS = 2000
+MAX_NUMBER = 1e100
+Simple = None | bool | int | float | str
+
+
+@dataclass(frozen=True)
+class RunData:
+    """A run: its settings, and what it has written so far."""
+
+    folder: Path
+    config: dict[str, Any]
+    records: list[dict[str, Any]] = field(default_factory=list)  # of a training or search, one per epoch
+    results: list[dict[str, Any]] = field(default_factory=list)  # that stand for themselves
+    summary: dict[str, Any] = field(default_factory=dict)
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the name of the file
+    values: dict[str, Any] = field(default_factory=dict)  # the architecture
+    faults: tuple[str, ...] = ()  # damaged files
+
+    @property
+    def title(self) -> str:
+        """The name of the folder."""
+        return self.folder.resolve().name or str(self.folder)
+
+    @property
+    def kind(self) -> str:
+        """Experiment and kind of run."""
+        parts = [self.config.get(name) for name in ("experiment", "benchmark", "kind")]
+        return " ".join(part for part in parts if isinstance(part, str)) or "search"
+
+    @cached_property
+    def steps(self) -> list[float]:
+        """The step, or epoch, at which each record was written."""
+        names = ("step", "epoch", "checkpoint")
+        return [
+            next((float(record[name]) for name in names if is_number(record.get(name))), float(index))
+            for index, record in enumerate(self.records, start=1)
+        ]
+
+    @cached_property
+    def seconds(self) -> list[float]:
+        """The time from the start to each record."""
+        total, times = 0.0, []
+        for record in self.records:
+            total += float(record["seconds"]) if is_number(record.get("seconds")) else 0.0
+            times.append(total)
+        return times
+
+    @property
+    def progress(self) -> tuple[float, float] | None:
+        """How much is done, and how much there is to do; None where that is unknown."""
+        done = {"epochs": float(len(self.records)), "iterations": self.steps[-1] if self.records else 0.0}
+        for name in LENGTHS:
+            if self.records and is_number(self.config.get(name)) and self.config[name] > 0:
+                return done[name], float(self.config[name])
+        return None
+
+    @cached_property
+    def distributions(self) -> list[Distribution]:
+        """The distribution after each record; empty ones where the run did not write it."""
+        return [to_distribution(record.get("distribution"), self.values) for record in self.records]
+
+    @cached_property
+    def final_distribution(self) -> Distribution:
+        """The newest distribution; empty where the run has none."""
+        newest = [now for now in self.distributions[-1:] if now]
+        return newest[0] if newest else to_distribution(self.summary.get("distribution"), self.values)
+
+
+def read_run(folder: Path) -> RunData:
+    """Read the folder of a run, finished or not; ValueError for one that is none. Damaged files are faults."""
+    whole = read_config(folder)
+    config = {
+        name: value if not mismatch(value, Simple | list[Simple]) else clean(value) for name, value in whole.items()
+    }
+    faults: list[str] = []
+
+    def read(name: str, key: str | None = None) -> dict[str, Any]:
+        path = folder / name
+        if not path.exists():
+            return {}
+        try:
+            data = read_json(path, "it is left out", dict[str, Any])
+            if key is not None and (fault := mismatch(data.get(key), dict[str, Any])):
+                raise ValueError(f"{path} is damaged ({key} {fault}); it is left out")
+        except (ValueError, OSError) as error:
+            faults.append(str(error))
+            return {}
+        return data if key is None else dict(data[key])
+
+    evaluations = {path.name: read(path.name) for path in sorted(folder.glob("evaluation*.json"))[:20]}
+    summary = read(SUMMARY)
+    values = read(ARCHITECTURE, "values") or _first_dict(summary.get("values"), whole.get("architecture"))
+    records, results = (_read_lines(folder / name, faults) for name in (METRICS, RESULTS))
+    if len(values) > MAX_DECISIONS:
+        faults.append(f"{folder / ARCHITECTURE} has {len(values):,} decisions; the first {MAX_DECISIONS:,} are shown")
+        values = dict(list(values.items())[:MAX_DECISIONS])
+    return RunData(folder, config, records, results, summary, evaluations, values, tuple(faults))
+
+
+def _first_dict(*candidates: Any) -> dict[str, Any]:
+    found = next((each for each in candidates if isinstance(each, dict)), {})
+    return found["values"] if isinstance(found.get("values"), dict) else found
+
+
+def _read_lines(path: Path, faults: list[str]) -> list[dict[str, Any]]:
+    """The whole lines of a file that may be growing; damaged ones are left out, and become one fault."""
+    if not path.exists():
+        return []
+    try:
+        content = read_bytes(path)
+    except (ValueError, OSError) as error:
+        faults.append(str(error))
+        return []
+    records, damaged = [], []
+    for number, line in enumerate(content[: content.rfind(b"\n") + 1].splitlines(), start=1):
+        try:
+            fault = mismatch(record := parse_json(line), dict[str, Any])
+        except ValueError as error:
+            fault = str(error)
+        if fault:
+            damaged.append(f"line {number}: {fault}")
+        else:
+            records.append(record)
+    if damaged:
+        faults.append(f"{path} is damaged ({damaged[0]}); {len(damaged)} of its lines are left out")
+    return records
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value of a file is a number that can be drawn: finite, and so that sums of squares are."""
+    return not mismatch(value, float) and abs(value) <= MAX_NUMBER
+
+
+def to_distribution(data: Any, values: Mapping[str, Any]) -> Distribution:
+    """A distribution as a record or a summary has it; whatever is none is left out."""
+    found: Distribution = {}
+    for name, parameters in (data if isinstance(data, dict) else {}).items():
+        if not parameters or mismatch(parameters, list[float] | dict[str, float]):
+            continue
+        is_list = isinstance(parameters, list)
+        pairs = zip(_labels(name, parameters, values), parameters, strict=True) if is_list else parameters.items()
+        found[name] = {label: float(number) for label, number in pairs}
+    return found
+
+
+def _labels(name: str, numbers: list[float], values: Mapping[str, Any]) -> list[str]:
+    """What the numbers of a list stand for."""
+    if name in CELL_SPACE and values.keys() == CELL_SPACE.keys() and len(CELL_SPACE[name].choices) == len(numbers):
+        return [str(choice) for choice in CELL_SPACE[name].choices]
+    is_choice = abs(sum(numbers) - 1) < 1e-6 and min(numbers) >= 0
+    if len(numbers) == 2 and not is_choice:
+        return ["mean", "std"]
+    return [f"choice {index}" for index in range(1, len(numbers) + 1)]
+
+
+def is_normal(parameters: Mapping[str, float]) -> bool:
+    """Whether the parameters of a decision are a mean and a standard deviation."""
+    return parameters.keys() == {"mean", "std"}

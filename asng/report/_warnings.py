@@ -1,0 +1,107 @@
+"""What a reader of a report should be warned of."""
+
+from collections.abc import Iterator, Mapping
+from statistics import fmean
+from typing import Any
+
+from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
+from asng.report._cells import STATES, is_cells
+from asng.report._html import format_number
+from asng.report._read import MAX_NUMBER, RunData, is_normal, is_number
+
+MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
+MIN_CERTAINTY = 0.9  # mean of the largest probabilities
+PARAMETER_FREE = {"identity", "none", "skip", "zero", "average", "max", "avg_pool", "max_pool", "avg_pool_3x3"}
+MAX_FREE = 0.8  # of the operations of a network or of a cell
+MIN_OPERATIONS = 3
+MAX_CELLS = 1000
+
+
+def find_warnings(run: RunData) -> list[str]:
+    """The warnings about a run, a sentence each; empty where there are none."""
+    return [*run.faults, *_not_finite(run), *_unmet_limits(run), *_short(run), *_collapse(run), *_no_influence(run)]
+
+
+def _not_finite(run: RunData) -> Iterator[str]:
+    bad: dict[str, list[float]] = {}
+    for step, record in zip(run.steps, run.records, strict=True):
+        for name, value in record.items():
+            if name == "not_finite" and is_number(value) and value > 0:
+                bad.setdefault("losses", []).append(step)
+            elif isinstance(value, float) and not abs(value) <= MAX_NUMBER:
+                bad.setdefault(name.replace("_", " "), []).append(step)
+    for name, steps in bad.items():
+        times = "once" if len(steps) == 1 else f"in {len(steps)} records"
+        yield (
+            f"NaN or infinite {name} {times}, first at step {format_number(steps[0])}: "
+            "lower the learning rate, clip the gradient, or look for a division by zero."
+        )
+
+
+def _unmet_limits(run: RunData) -> Iterator[str]:
+    shares = [record["feasible"] for record in run.records if is_number(record.get("feasible"))]
+    if run.summary.get("feasible") is False:
+        yield "No architecture met the limits; this is the nearest. Raise the limits, or allow smaller choices."
+    elif shares and max(shares) == 0:
+        yield "No candidate has met the limits so far. Raise the limits, or allow smaller choices."
+
+
+def _short(run: RunData) -> Iterator[str]:
+    """As the library warns at the end of a search: few steps, and the distribution undecided."""
+    distribution = run.final_distribution
+    choices = [parameters for parameters in distribution.values() if not is_normal(parameters)]
+    if not choices or not run.records or run.config.get("method") == "uniform":
+        return
+    free = sum(len(parameters) - 1 for parameters in choices) + 2 * (len(distribution) - len(choices))
+    certainty, steps = fmean(max(parameters.values()) for parameters in choices), run.steps[-1]
+    if steps < MIN_STEPS * free and certainty < MIN_CERTAINTY:
+        yield (
+            f"The search was too short: the mean of the largest probabilities is {certainty:.2f} after "
+            f"{format_number(steps)} steps; {len(distribution)} decisions such as these take at least "
+            f"{format_number(MIN_STEPS * free)}. Search for longer."
+        )
+
+
+def _collapse(run: RunData) -> Iterator[str]:
+    for where, operations in _operations(run.values).items():
+        free = sum(operation in PARAMETER_FREE for operation in operations)
+        if len(operations) >= MIN_OPERATIONS and free >= MAX_FREE * len(operations):
+            yield (
+                f"{free} of {len(operations)} operations of the {where} have no parameters, which one-shot searches "
+                "tend to favor. Compare with another seed or a longer search, trained from scratch."
+            )
+
+
+def _operations(values: Mapping[str, Any]) -> dict[str, list[str]]:
+    """The operations of a network, or of each of its cells."""
+    if is_cells(values):
+        paths = {kind: cell_paths(values, kind) for kind in CELL_KINDS}
+        return {f"{kind} cell": [op for pair in paths[kind] for _, op in pair] for kind in CELL_KINDS}
+    named = {name: value for name, value in values.items() if name.rpartition(".")[2].startswith("op")}
+    return {"network": [value for value in named.values() if isinstance(value, str)]}
+
+
+def _no_influence(run: RunData) -> Iterator[str]:
+    values, cells = run.values, run.config.get("cells")
+    if is_cells(values):
+        for kind in CELL_KINDS:
+            unused = [STATES[state] for state in {0, 1}.difference(cell_inputs(cell_paths(values, kind)))]
+            if unused:
+                yield f"The {kind} cell does not use {' and '.join(unused)}."
+        if type(cells) is int and 3 <= cells <= MAX_CELLS:
+            dead = sorted(set(range(cells)) - effective_cells(values, cells))
+            if dead:
+                yield (
+                    f"{len(dead)} of {cells} cells have no influence on the output (counted from 0): "
+                    f"{format_number(dead)}.{_idle_share(run)}"
+                )
+    inactive = run.summary.get("inactive")
+    if isinstance(inactive, list) and inactive:
+        yield f"{len(inactive)} decisions have no effect on this network: {format_number(inactive)}."
+
+
+def _idle_share(run: RunData) -> str:
+    whole, effective = (run.summary.get(name, 0) for name in ("parameters", "effective_parameters"))
+    if not (is_number(whole) and is_number(effective)) or not 0 <= effective < whole:
+        return ""
+    return f" They, and inputs that are not used, hold {1 - effective / whole:.0%} of the parameters."

@@ -1,0 +1,118 @@
+"""Tables and the figure of black_box.py, from its rows."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from black_box_methods import METHODS
+from black_box_problems import PROBLEMS
+
+Row = dict[str, Any]
+Group = dict[str, list[Row]]
+SUITES = ("pbo", "mixint")
+TARGETS = (250, 500, 1000)  # evaluations of CatCMAwM whose median regret is a target
+
+
+def groups_of(rows: list[Row]) -> dict[str, Group]:
+    """By problem and method, in the order of the script."""
+    return {
+        problem: {m: of for m in METHODS if (of := [r for r in rows if (r["problem"], r["method"]) == (problem, m)])}
+        for problem in PROBLEMS
+        if any(row["problem"] == problem for row in rows)
+    }
+
+
+def regret_at(row: Row, evaluations: float) -> float:
+    """The regret of the values of the lowest loss seen after a number of evaluations."""
+    if evaluations >= row["evaluations"]:
+        return float(row["regret"])
+    return float(next(regret for n, regret in reversed(row["steps"]) if n <= evaluations))
+
+
+def show(rows: list[Row]) -> list[str]:
+    """Tables of medians, with quartiles in brackets; the lowest median of each row is marked.
+
+    The problems of the suites are tables of their own. Rows of fewer evaluations than others of their problem, as GP
+    has them, are in a last table with the others at as many evaluations.
+    """
+    groups = groups_of(rows)
+    full = {
+        p: {m: of for m, of in group.items() if of[0]["evaluations"] == _most(group)} for p, group in groups.items()
+    }
+    short = {p: min(of[0]["evaluations"] for of in g.values()) for p, g in groups.items() if not p.startswith("mixint")}
+    tables = []
+    for suite in (None, *SUITES):
+        names = [p for p in full if (p.split()[0] if p.split()[0] in SUITES else None) == suite]
+        at = dict.fromkeys(names, np.inf) | (dict.fromkeys(names, 1000) if suite == "mixint" else {})
+        tables.append(_table({p: groups[p] if suite == "mixint" else full[p] for p in names}, at))
+    cut = {p: groups[p] for p, least in short.items() if least < _most(groups[p])}
+    tables.append(_table(cut, {p: short[p] for p in cut}))
+    return [table for table in tables if table]
+
+
+def _most(group: Group) -> int:
+    return int(max(of[0]["evaluations"] for of in group.values()))
+
+
+def _table(groups: dict[str, Group], at: dict[str, float]) -> str:
+    if not groups:
+        return ""
+    methods = [method for method in METHODS if any(method in group for group in groups.values())]
+    lines = ["| problem | evaluations | " + " | ".join(methods) + " |", "|---" * (len(methods) + 2) + "|"]
+    for problem, group in groups.items():
+        evaluations = min(at[problem], _most(group))
+        quartiles = {
+            m: np.quantile([regret_at(row, evaluations) for row in of], [0.25, 0.5, 0.75]) for m, of in group.items()
+        }
+        lowest = min(middle for _, middle, _ in quartiles.values())
+        cells = []
+        for method in methods:
+            low, middle, high = quartiles.get(method, (0.0, np.inf, 0.0))
+            shown = f"**{middle:.3g}**" if middle <= lowest else f"{middle:.3g}"
+            cells.append(f"{shown} [{low:.3g}, {high:.3g}]" if method in group else "")
+        lines.append(f"| {problem} | {evaluations:.0f} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def show_ratios(rows: list[Row]) -> list[str]:
+    """On mixint: the median evaluations of asng to CatCMAwM's median regret at some evaluations, over these."""
+    lines = ["| problem | " + " | ".join(f"at {n}" for n in TARGETS) + " |", "|---" * (len(TARGETS) + 1) + "|"]
+    within = dict.fromkeys(TARGETS, 0)
+    groups = {p: g for p, g in groups_of(rows).items() if p.startswith("mixint") and {"asng", "CatCMAwM"} <= set(g)}
+    for problem, group in groups.items():
+        cells = []
+        for n in TARGETS:
+            target = np.median([regret_at(row, n) for row in group["CatCMAwM"]])
+            needed = [next((k for k, regret in row["steps"] if regret <= target), np.inf) for row in group["asng"]]
+            ratio = float(np.median(needed)) / n
+            within[n] += ratio <= 2
+            cells.append(f"{ratio:.2g}" if np.isfinite(ratio) else "not reached")
+        lines.append(f"| {problem} | " + " | ".join(cells) + " |")
+    lines.append("| at most 2 | " + " | ".join(f"{count} of {len(groups)}" for count in within.values()) + " |")
+    return ["\n".join(lines)] if groups else []
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Medians and quartiles of regrets against evaluations, one panel per problem outside the suites."""
+    from matplotlib.figure import Figure
+
+    groups = {p: group for p, group in groups_of(rows).items() if p.split()[0] not in SUITES}
+    columns = 4
+    figure = Figure(figsize=(4 * columns, 3 * -(-len(groups) // columns)), layout="constrained")
+    grid = figure.subplots(-(-len(groups) // columns), columns, squeeze=False).ravel()
+    for axes, (problem, group) in zip(grid, groups.items(), strict=False):
+        for number, method in enumerate(METHODS):
+            if method not in group:
+                continue
+            of = group[method]
+            at = np.unique(np.geomspace(5, of[0]["evaluations"], 30).astype(int))
+            low, middle, high = np.quantile([[regret_at(row, n) for n in at] for row in of], [0.25, 0.5, 0.75], axis=0)
+            axes.plot(at, middle, color=f"C{number}", label=method, linewidth=2.5 if method == "asng" else 1.2)
+            axes.fill_between(at, low, high, color=f"C{number}", alpha=0.12, linewidth=0)
+        axes.set_title(problem, fontsize="medium")
+        axes.set_yscale("symlog", linthresh=0.01)
+        axes.grid(alpha=0.3)
+    for axes in grid[len(groups) :]:
+        axes.set_axis_off()
+    figure.legend(*grid[0].get_legend_handles_labels(), loc="outside lower center", ncols=len(METHODS))
+    figure.savefig(path, dpi=70)

@@ -1,0 +1,87 @@
+"""The recipes with other libraries run as they stand."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from asng import nas
+from tests.test_examples import run
+from tests.test_readme import RECIPES
+
+pytestmark = pytest.mark.long
+
+COMMON = ("The model of this page", "Accuracy as the judge")  # sections whose names the recipes use
+
+
+def recipe(library: str) -> str:
+    """The block of a library, behind those that it needs."""
+    text = RECIPES.read_text()
+    sections = {title: text.split(f"## {title}\n")[1].split("\n## ")[0] for title in COMMON}
+    before = [
+        block for section in sections.values() for block in re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    ]
+    (block,) = re.findall(rf"```python {library}\n(.*?)```", text, re.DOTALL)
+    return "\n".join([*before, block])
+
+
+def run_recipe(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, Any] = {"__name__": "recipe"}
+    exec(recipe(library), names)
+    return names
+
+
+@pytest.mark.filterwarnings("ignore:the search was too short")
+def test_tensorboard_gets_the_losses_and_the_probabilities(tmp_path, monkeypatch):
+    accumulators: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    names = run_recipe("tensorboard", tmp_path, monkeypatch)
+    names["writer"].close()
+    log = accumulators.EventAccumulator(str(tmp_path / "runs" / "search")).Reload()
+    history = names["result"].history
+    assert [event.value for event in log.Scalars("train_loss")] == pytest.approx([r["train_loss"] for r in history])
+    (folder,) = tmp_path.glob("runs/search/decision_activation_tanh")
+    (tag,) = (probabilities := accumulators.EventAccumulator(str(folder)).Reload()).Tags()["scalars"]
+    expected = [record["distribution"]["activation"]["tanh"] for record in history]
+    assert [event.value for event in probabilities.Scalars(tag)] == pytest.approx(expected)
+
+
+def test_accelerate_saves_a_search_and_loads_it(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("accelerate")
+    names = run_recipe("accelerate", tmp_path, monkeypatch)
+    assert "epoch 5, train loss 0." in capsys.readouterr().out
+    state = names["oneshot"].state_dict()
+    names["oneshot"].step(names["train"][0], names["valid"][0])
+    names["accelerator"].load_state("state")
+    again = names["oneshot"].state_dict()
+    assert again["arch_optimizer"] == state["arch_optimizer"]
+    torch.testing.assert_close(again["model"], state["model"], rtol=0, atol=0)
+
+
+def test_accelerate_finds_the_same_in_several_processes(tmp_path):
+    pytest.importorskip("accelerate")
+    script, last = tmp_path / "script.py", 'print(f"{accelerator.num_processes} found {result.values}", flush=True)'
+    script.write_text(f"{recipe('accelerate')}\n{last}\n")
+    found = {}
+    for processes in (1, 2):
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), str(script)]
+        lines = run(command, tmp_path, ACCELERATE_USE_CPU="true").splitlines()
+        found[processes] = [line.split("found ")[1] for line in lines if line.startswith(f"{processes} found ")]
+    assert len(found[1]) == 1
+    assert found[2] == found[1] * 2
+
+
+def test_a_model_of_hugging_face_is_searched_and_saved(tmp_path, monkeypatch):
+    pytest.importorskip("transformers")
+    names = run_recipe("transformers", tmp_path, monkeypatch)
+    network, values = names["network"], names["result"].values
+    assert isinstance(network, names["BertForSequenceClassification"])
+    assert len(network.bert.encoder.layer) == values["depth"]
+    network.config.num_hidden_layers = values["depth"]
+    network.save_pretrained(tmp_path / "bert")
+    again = names["BertForSequenceClassification"].from_pretrained(tmp_path / "bert")
+    batch = names["batches"][0]
+    torch.testing.assert_close(again.eval()(**batch).loss, network.eval()(**batch).loss)
+    assert not any(isinstance(module, nas.Decision) for module in network.modules())

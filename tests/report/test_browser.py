@@ -1,0 +1,184 @@
+"""Reports in a browser: Chromium, driven by Playwright; skipped where either is missing.
+
+axe-core, an npm package, looks for what keeps people out; the environment variable AXE_CORE names its axe.min.js.
+"""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from asng import report
+from tests.helpers.report_pages import SEEDS, values_of, write_run
+
+playwright = pytest.importorskip("playwright.sync_api")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+AXE = Path(os.environ.get("AXE_CORE", ".venv/node_modules/axe-core/axe.min.js"))
+
+pytestmark = [pytest.mark.long, pytest.mark.skipif(CHROMIUM is None, reason="there is no chromium")]
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    """Paths of pages of all kinds."""
+    folder = tmp_path_factory.mktemp("pages")
+    distribution = {"op": {"conv": 0.5, "skip": 0.5}, "width": {"mean": 8.0, "std": 2.0}}
+    records = [
+        {
+            "epoch": epoch,
+            "train_loss": 1 / epoch,
+            "valid_loss": 2 / epoch,
+            "distribution": distribution,
+            "seconds": 60.0,
+        }
+        for epoch in range(1, 9)
+    ]
+    small = write_run(folder / "small", records=records, architecture=values_of(op="conv", width=8))
+    empty = write_run(folder / "empty")
+    folders = {"seeds": SEEDS, "one": SEEDS[:1], "small": [small], "empty": [empty]}
+    return {name: report.write(runs, folder / f"{name}.html") for name, runs in folders.items()}
+
+
+@pytest.fixture
+def show(browser, pages):
+    """A function that opens a page; at the end nothing may have been reported on the console."""
+    contexts, messages = [], []
+
+    def open_page(name, **options):
+        contexts.append(browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options}))
+        page = contexts[-1].new_page()
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: messages.append(request.url) if "file:" not in request.url else None)
+        page.goto(pages[name].as_uri())
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert messages == []
+
+
+def chart(page, title):
+    return page.locator("figure.chart", has=page.get_by_role("heading", name=title, exact=True))
+
+
+@pytest.mark.parametrize("name", ["seeds", "one", "small", "empty"])
+def test_a_page_draws_all_of_its_charts_without_errors(name, show):
+    page = show(name)
+    count = page.locator("figure.chart").count()
+    assert page.locator("figure.chart .plot > svg").count() == count
+    assert (count > 0) == (name != "empty")
+    assert page.evaluate("[...document.querySelectorAll('path.curve')].every(p => !/NaN|Infinity/.test(p.outerHTML))")
+
+
+def test_cells_are_seen(show):
+    cells = show("one").locator("figure.graph svg")
+    assert cells.count() == 2
+    assert all(cells.nth(index).bounding_box()["width"] > 200 for index in range(2))
+
+
+def test_hovering_reads_the_values_at_a_step(show):
+    page = show("small")
+    loss = chart(page, "Loss")
+    box = loss.locator(".plot").bounding_box()
+    assert loss.locator(".tip").is_hidden()
+    page.mouse.move(box["x"] + box["width"] - 13, box["y"] + 60)
+    assert loss.locator(".tip").inner_text().split("\n") == ["step 8", "train 0.125", "valid 0.25"]
+    page.mouse.move(0, 0)
+    assert loss.locator(".tip").is_hidden()
+
+
+def test_dragging_zooms_and_a_double_click_shows_all(show):
+    page = show("small")
+    loss = chart(page, "Loss")
+    plot, button = loss.locator(".plot"), loss.get_by_role("button", name="Show all")
+    ticks = plot.locator("text").all_inner_texts
+    whole = ticks()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 60)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + 60, steps=4)
+    page.mouse.up()
+    assert ticks() != whole
+    assert "1" not in ticks()
+    assert button.is_visible()
+    plot.dblclick()
+    assert ticks() == whole
+    assert button.is_hidden()
+
+
+def test_keys_read_zoom_and_show_all(show):
+    page = show("small")
+    loss = chart(page, "Loss")
+    loss.locator(".plot").focus()
+    for key, reading in [("ArrowRight", "step 1, train 1, valid 2"), ("End", "step 8, train 0.125, valid 0.25")]:
+        page.keyboard.press(key)
+        assert loss.locator("output").text_content() == reading
+    page.keyboard.press("+")
+    assert loss.get_by_role("button", name="Show all").is_visible()
+    page.keyboard.press("0")
+    assert loss.get_by_role("button", name="Show all").is_hidden()
+
+
+def test_curves_can_be_seen_against_time(show):
+    page = show("small")
+    page.get_by_label("time").check()
+    texts = chart(page, "Loss").locator(".plot text").all_text_contents()
+    assert "minutes" in texts
+    assert "8" in texts
+
+
+def test_numbers_are_there_as_a_table(show):
+    loss = chart(show("small"), "Loss")
+    loss.get_by_text("Numbers").click()
+    assert loss.locator("tbody tr").count() == 8
+    assert loss.locator("tbody tr").last.locator("td").all_inner_texts() == ["480", "0.125", "0.25"]
+
+
+@pytest.mark.parametrize("name", ["seeds", "small"])
+@pytest.mark.parametrize("width", [320, 768])
+def test_a_phone_need_not_scroll_sideways(name, width, show):
+    page = show(name, viewport={"width": width, "height": 700})
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_dark_and_printed_pages_have_colors_of_their_own(show):
+    page = show("small", color_scheme="dark")
+    color = "getComputedStyle(document.body).backgroundColor"
+    assert page.evaluate(color) == "rgb(17, 21, 26)"
+    page.emulate_media(media="print")
+    assert page.evaluate(color) == "rgb(255, 255, 255)"
+    assert len(page.pdf()) > 10_000
+
+
+def test_a_watched_page_reloads_until_that_is_switched_off(browser, tmp_path):
+    run = write_run(tmp_path / "run", records=[{"epoch": 1, "train_loss": 1.0}])
+    path = report.write([run], tmp_path / "report.html", reload_every=1)
+    page = browser.new_page()
+    page.goto(path.as_uri())
+    run = write_run(run, records=[{"epoch": epoch, "train_loss": 1.0} for epoch in (1, 2)])
+    report.write([run], path, reload_every=1)
+    page.get_by_text("2 of 4 epochs").wait_for(timeout=20_000)
+    assert page.get_by_label("reload every 1 seconds").is_checked()
+    report.write([run], path)
+    page.get_by_label("reload every 1 seconds").wait_for(state="detached", timeout=20_000)
+    page.close()
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason=f"there is no {AXE}: npm install axe-core")
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", ["seeds", "small", "empty"])
+def test_axe_finds_no_serious_problem(name, scheme, show):
+    page = show(name, color_scheme=scheme, bypass_csp=True)
+    found = page.evaluate(AXE.read_text() + "; axe.run()")["violations"]
+    assert [(each["id"], each["nodes"][0]["html"]) for each in found if each["impact"] in ("serious", "critical")] == []

@@ -1,0 +1,85 @@
+"""What reports warn of."""
+
+import math
+
+import pytest
+
+from asng import report
+from asng.experiments.cifar10.space import SMALLEST
+from asng.experiments.cifar10.space import values_of as cells_of
+from tests.helpers.report_pages import SEEDS, Page, values_of, write_run
+
+UNDECIDED = {f"op{index}": {"conv": 0.5, "skip": 0.3, "pool": 0.2} for index in range(4)}
+SURE = {name: {"conv": 0.98, "skip": 0.01, "pool": 0.01} for name in UNDECIDED}
+
+
+def warnings_of(tmp_path, config=None, records=(), **files):
+    run = write_run(tmp_path / "run", config, records, **files)
+    return Page(report.write([run], tmp_path / "report.html")).text("Warnings")
+
+
+def test_a_sound_run_has_no_warnings(tmp_path):
+    records = [{"epoch": 1, "step": 30, "train_loss": 0.5, "distribution": SURE}]
+    assert warnings_of(tmp_path, None, records) == "Warnings None."
+
+
+def test_an_undecided_search_of_few_steps_was_too_short(tmp_path):
+    records = [{"step": 30, "distribution": UNDECIDED}]
+    text = warnings_of(tmp_path, None, records)
+    assert "too short: the mean of the largest probabilities is 0.50 after 30 steps; 4 decisions" in text
+    assert "take at least 40" in text
+
+
+@pytest.mark.parametrize(
+    ("steps", "distribution", "method"), [(40, UNDECIDED, "asng"), (30, SURE, "asng"), (30, UNDECIDED, "uniform")]
+)
+def test_long_decided_and_random_searches_were_not_too_short(steps, distribution, method, tmp_path):
+    records = [{"step": steps, "distribution": distribution}]
+    assert warnings_of(tmp_path, {"experiment": "mine", "method": method}, records) == "Warnings None."
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf, 1e200])
+def test_nan_and_infinity_are_named_with_their_first_step(bad, tmp_path):
+    records = [{"step": 10, "train_loss": 1.0}, {"step": 20, "train_loss": bad}, {"step": 30, "train_loss": bad}]
+    text = warnings_of(tmp_path, None, records)
+    assert "NaN or infinite train loss in 2 records, first at step 20" in text
+
+
+def test_losses_that_a_run_counted_as_not_finite_are_named(tmp_path):
+    text = warnings_of(tmp_path, None, [{"step": 10, "train_loss": 1.0, "not_finite": 3}])
+    assert "NaN or infinite losses once, first at step 10" in text
+
+
+def test_limits_that_were_never_met_are_named(tmp_path):
+    assert "No architecture met the limits" in warnings_of(tmp_path, summary={"feasible": False})
+    records = [{"epoch": 1, "feasible": 0.0}, {"epoch": 2, "feasible": 0.0}]
+    assert "No candidate has met the limits so far" in warnings_of(tmp_path / "running", None, records)
+
+
+def test_operations_without_parameters_are_a_collapse(tmp_path):
+    text = warnings_of(tmp_path, architecture=values_of(**SMALLEST))
+    assert "10 of 10 operations of the normal cell have no parameters" in text
+    mixed = values_of(op1="conv3", op2="identity", op3="max", op4="conv1")
+    assert "Warnings None." in warnings_of(tmp_path / "mixed", architecture=mixed)
+    network = values_of(op1="identity", op2="identity", op3="max", op4="average", act="relu")
+    assert "4 of 4 operations of the network" in warnings_of(tmp_path / "network", architecture=network)
+
+
+def test_inputs_and_cells_without_influence_are_named(tmp_path):
+    values = cells_of([0, 0, 3, 4] * 10)  # all from cell k-2
+    summary = {"parameters": 200, "effective_parameters": 150}
+    config = {"experiment": "cifar10", "kind": "search", "cells": 8}
+    text = warnings_of(tmp_path, config, architecture=values_of(**values), summary=summary)
+    assert "The normal cell does not use cell k − 1." in text
+    assert "4 of 8 cells have no influence on the output (counted from 0): 0, 2, 4, 6." in text
+    assert "25% of the parameters" in text
+
+
+def test_the_published_search_with_an_idle_cell_is_found_out(tmp_path):
+    text = Page(report.write(SEEDS, tmp_path / "report.html")).text("Warnings")
+    assert "seed2: The normal cell does not use cell k − 1." in text
+
+
+def test_decisions_without_effect_are_named(tmp_path):
+    text = warnings_of(tmp_path, summary={"inactive": ["op1", "op2"]})
+    assert "2 decisions have no effect on this network: op1, op2." in text
