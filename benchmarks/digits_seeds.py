@@ -222,6 +222,10 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def show(folder: Path) -> None:
     """Print all tables of a folder of results."""
     settings, rows = read_settings(folder), read_json_lines(folder / RESULTS, "let the search continue")
+    finished = {row["seed"] for row in rows if row["kind"] == "random_best"}  # the last record of a seed
+    rows = [row for row in rows if row["seed"] in finished]
+    if not rows:
+        raise ValueError(f"{folder / RESULTS} holds no finished seed; let the search continue")
     print(show_comparison(settings, rows), show_best_of(rows), sep="\n\n")
     if (folder / WHY / RESULTS).exists():
         print("", show_why(rows, read_json_lines(folder / WHY / RESULTS, "let it continue")), sep="\n")
