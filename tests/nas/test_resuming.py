@@ -12,6 +12,7 @@ import torch
 from torch.optim.lr_scheduler import LambdaLR, StepLR
 from torch.utils.data import DataLoader, RandomSampler
 
+from asng import _signals
 from tests.helpers.searches import (
     Augmented,
     Net,
