@@ -4,7 +4,7 @@
     python benchmarks/digits_seeds.py RUN --seeds 5   first the searches of RUN/why, of these many seeds
 
 RUN is the folder of `asng digits search --seeds 10 --out RUN`. Each search of RUN/why has the data, the seed and the
-settings of RUN, without a warm-up and with that of RUN (`--warmup 0` for one of them). Every 60 epochs the random
+settings of RUN, without a warm-up and with that of RUN (`--warmup 0` for one of them). Four times the random
 architectures of RUN are scored with the shared weights, as the second stage scores: loss on all validation images,
 statistics re-estimated on the training half. The most likely architecture and that of the second stage are trained
 twice, with two seeds of training. After Ctrl-C the same command continues.
@@ -36,7 +36,8 @@ NAMES = {
     "random_first": "the first random one",
     "handcrafted": "handcrafted",
 }
-LOOK, SCORE = 15, 60  # epochs between two looks at the distribution, and at the shared weights
+LOOK = 15  # epochs between two looks at the distribution
+SCORED = (15, 60, 120, 180)  # epochs after which random architectures are scored with the shared weights
 TRAINING_SEEDS = (0, 100)  # added to the seed
 Rows = Sequence[dict[str, Any]]
 
@@ -62,7 +63,7 @@ def search_one(settings: digits.DigitsSettings, seed: int) -> dict[str, Any]:
     def look(record: Any) -> None:
         if isinstance(record, dict) and record["epoch"] % LOOK == 0:
             (likely,) = nas.top(oneshot)
-            scores = [score(values) for values in random] if record["epoch"] % SCORE == 0 else None
+            scores = [score(values) for values in random] if record["epoch"] in SCORED else None
             width = likely.values["width"]
             looks.append({"epoch": record["epoch"], "certainty": likely.certainty, "width": width, "scores": scores})
 

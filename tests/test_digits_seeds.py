@@ -1,6 +1,7 @@
 """The tables of the digits experiment: computed right, and those of docs/results.md are what the kept files give."""
 
 from itertools import combinations
+from pathlib import Path
 from typing import Any
 
 import digits_seeds as bench
@@ -10,6 +11,8 @@ import pytest
 from asng._untrusted import read_json_lines
 from asng.experiments import digits
 
+ROOT = Path(__file__).parents[1]
+KEPT = ROOT / "results" / "digits"
 SETTINGS = digits.DigitsSettings(epochs=3, training_epochs=3)
 
 
@@ -44,7 +47,7 @@ def test_differences_are_paired_by_seed_and_costs_are_beside_them():
 @pytest.mark.long
 def test_searches_without_and_with_a_warm_up_are_added_once(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "LOOK", 1)
-    monkeypatch.setattr(bench, "SCORE", 3)
+    monkeypatch.setattr(bench, "SCORED", (1, 3))
     digits.run(SETTINGS, tmp_path)
     bench.search_all(tmp_path, 1, None)
     kept = (tmp_path / "why" / "results.jsonl").read_text()
@@ -58,3 +61,11 @@ def test_searches_without_and_with_a_warm_up_are_added_once(tmp_path, monkeypatc
     assert warm["found"]["accuracies"][0] == found[0]["accuracy"]
     bench.show(tmp_path)
     assert "Warm-up 0%, 1 seeds" in capsys.readouterr().out
+
+
+def test_the_page_has_the_tables_of_the_files(capsys):
+    bench.show(KEPT)
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith(("|", "- found less"))]
+    assert len(lines) > 20
+    assert [line for line in lines if line not in page] == []
