@@ -172,7 +172,8 @@ def first_steps(job: Any, portable: int) -> Values:
     records = [job.step(number) for number in range(20)]
     losses = {name: [float(record[f"{name}_loss"]) for record in records] for name in ("train", "valid")}
     optimizer = job.arch_optimizer
-    tested = {n: v for n, v in job.finish_epoch(Epoch()).items() if n not in ("step", "images_per_second")}
+    others = ("step", "images_per_second", "distribution")  # theta is among the numbers
+    tested = {name: value for name, value in job.finish_epoch(Epoch()).items() if name not in others}
     bits = {
         "losses": losses,
         "theta": digest(optimizer.theta),
