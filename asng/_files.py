@@ -129,6 +129,19 @@ def previous_path(path: Path) -> Path:
     return path.with_name(f"{path.stem}{PREVIOUS}{path.suffix}")
 
 
+def as_path(given: Any, name: str) -> Path:
+    """A path; ValueError names the argument, and its value if it is none.
+
+    >>> as_path(5, "folder")
+    Traceback (most recent call last):
+    ValueError: folder must be a path, got 5
+    """
+    try:
+        return Path(given)
+    except TypeError:
+        raise ValueError(f"{name} must be a path, got {given!r}") from None
+
+
 def as_checkpoint_path(given: Any, example: str) -> Path:
     """The path of a checkpoint; ValueError for a folder, the checkpoint before the newest one, and what is no path."""
     try:

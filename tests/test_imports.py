@@ -30,14 +30,15 @@ MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)
 MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}
 MAY_IMPORT["experiments"] |= {"runs", "fused", "asng"}
 MAY_IMPORT["integrations"] = {"integrations", *CORE}
-MAY_IMPORT["report"] = {"report", "experiments", "runs", "_files", "_untrusted", "asng"}  # layouts; never torch
+MAY_IMPORT["report"] = {"report", "experiments", "runs", "_checks", "_files", "_untrusted", "asng"}  # never torch
 MAY_IMPORT["plot"] = {"plot"}
 MAY_IMPORT["_files"] = {"_files", "_untrusted"}
 MAY_IMPORT["_untrusted"] = {"_untrusted"}
 MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files", "_untrusted"}
 MAY_IMPORT["_signals"] = {"_signals"}
 MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress", "_signals"}
-MAY_IMPORT["_blackbox"] |= {"_untrusted"}
+for room in ("_blackbox", "space"):
+    MAY_IMPORT[room] |= {"_untrusted"}
 MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_files", "_untrusted", "asng"}  # the package itself: its version
 for room in ("cli", "experiments", "nas"):

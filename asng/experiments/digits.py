@@ -238,17 +238,17 @@ def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress
     del config["seeds"]
     last = settings.seed + settings.seeds
     with Run(folder, config) as run:
-        _read_records(run, settings)  # before anything that takes long
+        read_records(run, settings)  # before anything that takes long
         with _one_thread():
             for number, seed in enumerate(range(settings.seed, last)):
                 _one_seed(settings, seed, run, part_of(progress, number / settings.seeds, 1 / settings.seeds))
-        summary = summarize(settings, [record for record in _read_records(run, settings) if record["seed"] < last])
+        summary = summarize(settings, [record for record in read_records(run, settings) if record["seed"] < last])
         write_json(run.folder / SUMMARY, summary)
         write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
 
 
-def _read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
+def read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
     """The finished records; ValueError for any that no run of these settings writes."""
     records, space = run.results(), nas.space_of(Net())
     kinds: dict[int, list[str]] = {}
@@ -289,7 +289,7 @@ def _one_thread() -> Iterator[None]:
 def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress) -> None:
     """Search; then train the result and the baselines, all that the run has no record of."""
     data = load_split(seed)
-    done = [record for record in _read_records(run, settings) if record["seed"] == seed]
+    done = [record for record in read_records(run, settings) if record["seed"] == seed]
     if not done:
         checkpoint = Checkpoint(run.folder / f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
         result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint)

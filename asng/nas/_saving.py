@@ -10,15 +10,18 @@ import numpy as np
 import torch
 
 from asng import __version__
-from asng._files import atomic_write, make_folder_for
+from asng._files import as_path, atomic_write, make_folder_for
 from asng.nas.architecture import to_dict
 
 if TYPE_CHECKING:
     from asng.nas.result import SearchResult
 
 
-def save_result(result: "SearchResult", folder: Path, settings: Mapping[str, Any]) -> None:
+def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str, Any]) -> None:
     """Write `SearchResult.save`'s files; the configuration comes last, so that a torn folder is no run."""
+    folder = as_path(given, "folder")
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"settings must be a dict, such as {{'seed': 0}}, got {settings!r}")
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} holds a run already; save the result in another folder")
     optimizer = result.arch_optimizer

@@ -126,7 +126,7 @@ class SearchResult:
                 settings differ by `seed` alone are averaged in a report.
 
         Raises:
-            ValueError: The folder holds a run already, or JSON cannot hold the settings.
+            ValueError: `folder` is no path or holds a run already, or JSON cannot hold the settings.
 
         >>> import tempfile, torch
         >>> from asng import ASNG, nas, report
@@ -137,7 +137,7 @@ class SearchResult:
         ...     nas.result(oneshot).save(f"{parent}/mine", {"seed": 0})
         ...     page = report.write([f"{parent}/mine"], f"{parent}/report.html").read_text()
         """
-        save_result(self, Path(folder), settings or {})
+        save_result(self, folder, {} if settings is None else settings)
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asng._checks import check_bool
 from asng.nas._decision import SizeLike
 from asng.nas.layers._base import ElasticLayer
 from asng.nas.layers._sizes import check_fixed, first
@@ -18,7 +19,7 @@ class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
     def __init__(self, num_features: SizeLike, *settings: Any, bias: bool) -> None:
         super().__init__(num_features, *settings)
         check_fixed(self.elastic, bias=bias)  # which older versions of torch do not have
-        if not bias:
+        if not check_bool(bias, "bias"):
             self.register_parameter("bias", None)
 
     def active_tensors(self) -> dict[str, Tensor | None]:

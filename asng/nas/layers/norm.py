@@ -6,6 +6,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asng._checks import check_bool
 from asng.nas._decision import SizeLike
 from asng.nas._size import remainder
 from asng.nas.layers._base import ElasticLayer
@@ -46,7 +47,7 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
     ) -> None:
         super().__init__(num_groups, num_channels, eps, affine, device, dtype)
         check_fixed(self.elastic, bias=bias)  # which older versions of torch do not have
-        if not bias:
+        if not check_bool(bias, "bias"):
             self.register_parameter("bias", None)
 
     def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
