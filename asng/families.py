@@ -223,6 +223,9 @@ class Family(ABC):
 
         Returns:
             Theta (size,), not yet projected.
+
+        Raises:
+            ValueError: These are no such parameters.
         """
 
 
