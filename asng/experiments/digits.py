@@ -291,7 +291,8 @@ def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress)
     data = load_split(seed)
     done = [record for record in read_records(run, settings) if record["seed"] == seed]
     if not done:
-        checkpoint = Checkpoint(run.folder / f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
+        path = run.folder / f"checkpoint-seed{seed}.pt"
+        checkpoint = Checkpoint(path, {**run.config, "seed": seed}, folder=run)
         result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint)
         done.append({"seed": seed, "kind": "search", **result})
         run.append(done[0])
