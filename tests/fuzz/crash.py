@@ -31,7 +31,7 @@ from asng.experiments.inpainting.task import Inpainting, InpaintingRetrainSettin
 from asng.runs import ARCHITECTURE, RESULTS
 from tests.fuzz.fuzz import loss
 from tests.fuzz.mutations import SPACE
-from tests.helpers.processes import PRELOADED, context, start
+from tests.helpers.processes import PRELOADED, context, ready, start
 from tests.helpers.searches import same, small_search
 
 CALLS = ("fsync", "link", "replace", "unlink")  # of os, that a save makes
@@ -144,10 +144,8 @@ def crash(job: str, expected: Any, seconds: float, rng: Random, counts: Counter[
         longest = max(0.05, seconds / 10)
         for _ in range(MAX_STARTS):
             inside = rng.random() < 0.5
-            (folder / "started").unlink(missing_ok=True)
             process = start(run_job, job, name, (rng.randint(1, 30), rng.random() < 0.5) if inside else None)
-            while process.is_alive() and not (folder / "started").exists():
-                time.sleep(0.002)
+            ready(process, folder)
             if not inside:
                 process.join(rng.uniform(0, longest))
                 longest *= 1.1  # whatever the machine, it ends
@@ -163,7 +161,7 @@ def crash(job: str, expected: Any, seconds: float, rng: Random, counts: Counter[
         counts["searches"] += 1
         if not same(torch.load(folder / RESULT, weights_only=True), expected):
             counts["other numbers"] += 1
-        left = {path.name for path in folder.rglob("*")} - {"started", "result.new", RESULT}
+        left = {path.name for path in folder.rglob("*")} - {"result.new", RESULT}
         if any(name.startswith(".") and not name.endswith("lock") for name in left):
             counts["leftovers"] += 1  # files of killed processes that the next one should have removed
 
@@ -180,8 +178,9 @@ def main() -> int:
         counts: Counter[str] = Counter()
         rng = Random(f"{given.seed} {job}")
         with tempfile.TemporaryDirectory() as name:
-            begin = time.monotonic()
             process = start(run_job, job, name, None)
+            ready(process, Path(name))
+            begin = time.monotonic()
             process.join()
             seconds = time.monotonic() - begin
             expected = torch.load(Path(name, RESULT), weights_only=True)
