@@ -11,11 +11,11 @@ import torch
 
 from asng._checks import check_int
 from asng.nas import _distributed
+from asng.nas._candidates import Step, finite_mean
 from asng.nas._extract import StaticBuild
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
 from asng.nas._schedules import Schedules
-from asng.nas._step import Step, finite_mean
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import certainty, describe_distribution
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
 
+from asng.nas._checks import as_list
 from asng.nas._identity import length_of
-from asng.nas._weight_optimizers import as_list, check_alike
+from asng.nas._training import check_alike
 
 INTERVALS = ("epoch", "step")
 

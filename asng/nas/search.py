@@ -20,13 +20,12 @@ from asng._checks import check_bool, check_int
 from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
-from asng.nas._candidates import Judge, LossFn
+from asng.nas._candidates import Judge, LossFn, Step
 from asng.nas._checks import check_batches, check_decisions
 from asng.nas._identity import describe_search, length_of
 from asng.nas._loader_job import LoaderJob
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas._schedules import Schedules
-from asng.nas._step import Step
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import SearchResult, build_result, warn_if_short

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from asng.nas._decision import Searchable
 from asng.nas._size import Size
+from asng.nas.decisions import Searchable
 from asng.nas.layers._meta import on_meta, owner_of
 from asng.nas.layers._sizes import AnySize, check_fixed, map_sizes, to_sizes
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._decision import SizeLike
 from asng.nas._size import Size, remainder
+from asng.nas.decisions import SizeLike
 from asng.nas.layers._base import ElasticLayer
 from asng.nas.layers._sizes import AnySize, InputSize, first_of_groups
 

@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from asng._checks import check_int
-from asng.nas._decision import Decision, SizeLike
 from asng.nas._size import MAX_SIZE, Size, to_size
+from asng.nas.decisions import Decision, SizeLike
 
 
 class AnySize:

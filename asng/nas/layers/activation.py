@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._decision import SizeLike
+from asng.nas.decisions import SizeLike
 from asng.nas.layers._base import ElasticLayer
 from asng.nas.layers._sizes import first
 

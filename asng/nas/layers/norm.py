@@ -6,8 +6,8 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._decision import SizeLike
 from asng.nas._size import remainder
+from asng.nas.decisions import SizeLike
 from asng.nas.layers._base import ElasticLayer
 from asng.nas.layers._sizes import AnySize, check_fixed, first
 
