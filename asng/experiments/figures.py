@@ -17,6 +17,7 @@ BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "
 PANELS = {"loss": "loss", "accuracy": "accuracy", "psnr": "PSNR [dB]", "ssim": "SSIM", "probability": "certainty"}
 STROKES = ("-", "--", ":")
 GRAY = "0.35"  # of text that stands back
+COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
 
 def canvas(width: float, height: float) -> tuple[Figure, Axes]:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from asng._checks import MAX_ITEMS, as_int, check_int, take_list
-from asng.nas._size import Arithmetic, Size, to_size
+from asng.nas._size import AnySize, Arithmetic, Size, to_size
 from asng.nas._static import Chain, Constant, Item
 from asng.space import Categorical, Integer, Variable
 
@@ -373,3 +373,6 @@ class Width(Value):
         else:
             super().__init__(name, Integer(lowest, highest))
         to_size(self, "a width")
+
+
+InputSize = SizeLike | AnySize

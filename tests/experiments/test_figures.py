@@ -7,9 +7,7 @@ from matplotlib import rc_context, rcParams
 from matplotlib.colors import to_rgb
 from PIL import Image
 
-from asng.experiments.figures import BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION, canvas, save_figure, tint
-
-COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
+from asng.experiments.figures import BLUE, COLORS, canvas, save_figure, tint
 
 
 def make_figure():

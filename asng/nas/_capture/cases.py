@@ -88,10 +88,7 @@ class Columns:
 
     def add_cases(self, cases: Sequence[Assignment]) -> int:
         """The column of a set of cases."""
-        key = tuple(cases)
-        if key not in self._starts:
-            self._append(key, _case_finder(key), 1)
-        return self._starts[key]
+        return self._add(tuple(cases), lambda: _case_finder(cases))
 
     def add_decision(self, name: str) -> int:
         """The column of a decision alone: the position of its value."""
@@ -100,23 +97,20 @@ class Columns:
     def add_function(self, function: NumbersFn, args: tuple[Any, ...], length: int) -> int:
         """The first column of the integers that a function makes of the values and further arguments."""
         self.unread.clear()  # it may read any
-        key = function, args
-        if key not in self._starts:
-            self._append(key, lambda values, positions: function(values, *args), length)
-        return self._starts[key]
+        return self._add((function, args), lambda: lambda values, positions: function(values, *args), length)
 
     def add_size(self, size: Size) -> int:
         """The column of a size that follows decisions."""
         self.unread.difference_update(decision.name for decision in size.decisions)
-        key = Size, repr(size)
-        if key not in self._starts:
-            self._append(key, lambda values, positions: [size._under(values)], 1)
-        return self._starts[key]
+        return self._add((Size, repr(size)), lambda: lambda values, positions: [size._under(values)])
 
-    def _append(self, key: Any, encoder: Encoder, length: int) -> None:
-        self._starts[key] = self._length
-        self._encoders.append(encoder)
-        self._length += length
+    def _add(self, key: Any, make_encoder: Callable[[], Encoder], length: int = 1) -> int:
+        """The first column of an encoder, which is made for a new key."""
+        if key not in self._starts:
+            self._starts[key] = self._length
+            self._encoders.append(make_encoder())
+            self._length += length
+        return self._starts[key]
 
     def encode(self, values: Mapping[str, Any]) -> list[int]:
         """The row of an architecture."""

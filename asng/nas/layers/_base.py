@@ -11,9 +11,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from torch import Tensor, nn
 
-from asng.nas._size import Size
+from asng.nas._size import AnySize, Size, check_fixed, map_sizes, to_sizes
 from asng.nas.decisions import Searchable
-from asng.nas.layers._sizes import AnySize, check_fixed, map_sizes, to_sizes
 
 
 def on_meta(kind: Any, **settings: Any) -> nn.Module:
@@ -424,3 +423,16 @@ def path_of(layer: nn.Module) -> str:
             path = next((path for path, module in caller.named_modules() if module is layer), path)
         frame = frame.f_back
     return path or type(layer).__name__
+
+
+def first(tensor: Tensor | None, *sizes: int) -> Tensor | None:
+    """A view of the first entries on each axis; None for a tensor that a layer does not have."""
+    return None if tensor is None else tensor[tuple(map(slice, sizes))]
+
+
+def first_of_groups(tensor: Tensor, all_groups: int, groups: int, channels: int) -> Tensor:
+    """The first channels of each of the first groups, on the first axis; a copy, unless there is one group."""
+    if all_groups == 1:
+        return tensor[:channels]
+    by_group: Tensor = tensor.unflatten(0, (all_groups, -1))  # type: ignore[no-untyped-call]
+    return by_group[:groups, :channels].flatten(0, 1)

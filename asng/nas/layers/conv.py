@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._size import Size, remainder
-from asng.nas.decisions import SizeLike
-from asng.nas.layers._base import ElasticLayer
-from asng.nas.layers._sizes import AnySize, InputSize, first_of_groups
+from asng.nas._size import AnySize, Size, remainder
+from asng.nas.decisions import InputSize, SizeLike
+from asng.nas.layers._base import ElasticLayer, first_of_groups
 
 PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
 Sizes = int | Sequence[int]
