@@ -31,10 +31,7 @@ from asng.optimizer import ASNG
 from asng.runs import ARCHITECTURE, RESULTS, SUMMARY, Run, make_config, write_json
 
 KINDS = ("found", "random_best", "random_first", "handcrafted")  # that are tested
-WEIGHT_DECAY = 3e-4
 TOP_K = 20  # likely architectures that the second stage compares
-
-Loss = Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor]
 
 
 @dataclass(frozen=True)
@@ -79,11 +76,6 @@ class Data:
     train: tuple[Tensor, Tensor]
     valid: tuple[Tensor, Tensor]
     test: tuple[Tensor, Tensor]
-
-    @property
-    def both(self) -> tuple[Tensor, Tensor]:
-        """All training images."""
-        return torch.cat([self.train[0], self.valid[0]]), torch.cat([self.train[1], self.valid[1]])
 
 
 def load_split(seed: int) -> Data:
@@ -154,7 +146,7 @@ def make_search(
     torch.manual_seed(seed)
     model = Net()
     arch_optimizer = ASNG(nas.space_of(model), seed=seed)
-    weight_optimizer = make_sgd(model, settings.lr)
+    weight_optimizer = make_weight_optimizer(settings, model)
     schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
@@ -162,21 +154,9 @@ def make_search(
     return oneshot, LoaderJob(oneshot, schedules, train, valid, seed, callback, settings.warmup_epochs)
 
 
-def make_sgd(model: nn.Module, lr: float, weight_decay: float = WEIGHT_DECAY) -> torch.optim.Optimizer:
-    """The optimizer of the weights, the same in search and training."""
-    return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=weight_decay)
-
-
-def fit(model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches, epochs: int, loss_fn: Loss) -> None:
-    """Train a network without decisions: a cosine to 0, clipped gradients."""
-    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, epochs)
-    for _ in range(epochs):
-        for batch in batches:
-            optimizer.zero_grad()
-            loss_fn(model, batch).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-            optimizer.step()
-        lr_scheduler.step()
+def make_weight_optimizer(settings: DigitsSettings, model: nn.Module) -> torch.optim.Optimizer:
+    """The same in search and training."""
+    return torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
 
 
 def train(
@@ -190,19 +170,28 @@ def train(
     start = time.perf_counter()
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
-    batches = Batches(data.train if hold_out else data.both, settings.batch, torch.Generator().manual_seed(seed))
-    fit(model, make_sgd(model, settings.lr), batches, settings.training_epochs, classification_loss)
+    optimizer = make_weight_optimizer(settings, model)
+    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
+    generator = torch.Generator().manual_seed(seed)
+    both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
+    shuffled = Batches(data.train if hold_out else both, settings.batch, generator)
+    for _ in range(settings.training_epochs):
+        for batch in shuffled:
+            optimizer.zero_grad()
+            classification_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+        lr_scheduler.step()
     return {
         "values": values,
-        "valid_accuracy": accuracy_of(model, data.valid) if hold_out else None,
-        "accuracy": accuracy_of(model, data.test),
+        "valid_accuracy": _accuracy(model, data.valid) if hold_out else None,
+        "accuracy": _accuracy(model, data.test),
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "seconds": time.perf_counter() - start,
     }
 
 
-def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
-    """The accuracy of a network in evaluation mode."""
+def _accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
     model.eval()
     with torch.no_grad():
         accuracy: float = (model(data[0]).argmax(1) == data[1]).double().mean().item()
@@ -249,7 +238,7 @@ def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress
     last = settings.seed + settings.seeds
     with Run(folder, config) as run:
         _read_records(run, settings)  # before anything that takes long
-        with use_one_thread():
+        with _one_thread():
             for number, seed in enumerate(range(settings.seed, last)):
                 _one_seed(settings, seed, run, part_of(progress, number / settings.seeds, 1 / settings.seeds))
         summary = summarize(settings, [record for record in _read_records(run, settings) if record["seed"] < last])
@@ -286,7 +275,7 @@ def _read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def use_one_thread() -> Iterator[None]:
+def _one_thread() -> Iterator[None]:
     """Use one thread: so small networks gain little from more, and their rounding depends on the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

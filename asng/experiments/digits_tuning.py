@@ -9,7 +9,6 @@ import math
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, TypedDict
@@ -22,8 +21,7 @@ from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng._untrusted import mismatch
-from asng.experiments import digits
-from asng.experiments.digits import Batches, Data, Net, classification_loss
+from asng.experiments.digits import Batches, Data, DigitsSettings, Net, _one_thread, classification_loss, load_split
 from asng.minimize import minimize
 from asng.nas._loop import NoFiniteLoss
 from asng.nas.architecture import VERSION, from_dict, to_dict
@@ -37,7 +35,7 @@ SPACE: dict[str, Variable] = {
     "augmentation": Real(0.0, 0.3),
 }
 DIVERGED = 1e6
-UNTUNED = {"lr": digits.DigitsSettings.lr, "weight_decay": digits.WEIGHT_DECAY, "augmentation": 0.0}
+UNTUNED = {"lr": DigitsSettings.lr, "weight_decay": 3e-4, "augmentation": 0.0}
 Hyper = dict[str, float]
 
 
@@ -91,11 +89,6 @@ def augment(images: Tensor, strength: float) -> Tensor:
     return F.grid_sample(images, grid, align_corners=False)
 
 
-def loss_under(hyper: Hyper, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The loss of a mini-batch under the augmentation of some hyper-parameters."""
-    return classification_loss(model, (augment(batch[0], hyper["augmentation"]), batch[1]))
-
-
 def search(
     settings: TuneSettings, hyper: Hyper, data: Data, is_behind: Callable[[list[float]], bool], kind: str
 ) -> dict[str, Any]:
@@ -103,6 +96,9 @@ def search(
     torch.manual_seed(settings.seed)
     model = Net()
     losses: list[float] = []
+
+    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return classification_loss(model, (augment(batch[0], hyper["augmentation"]), batch[1]))
 
     def callback(record: Any) -> bool:
         if isinstance(record, nas.Step):
@@ -113,16 +109,12 @@ def search(
     arch_optimizer = ASNG(nas.space_of(model), seed=settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
     train, valid = (Batches(half, settings.batch, generator) for half in (data.train, data.valid))
-    optimizers = {
-        "arch_optimizer": arch_optimizer,
-        "weight_optimizer": digits.make_sgd(model, hyper["lr"], hyper["weight_decay"]),
-    }
+    optimizers = {"arch_optimizer": arch_optimizer, "weight_optimizer": _sgd(model, hyper)}
     options: dict[str, Any] = {"epochs": settings.epochs, "judge": classification_loss, **optimizers}
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the search was too short|the mean training loss")  # it is a trial
-            options |= {"callback": callback, "progress": False, "seed": settings.seed}
-            nas.search(model, train, valid, partial(loss_under, hyper), **options)
+            nas.search(model, train, valid, loss_fn, **options, callback=callback, progress=False, seed=settings.seed)
         values = arch_optimizer.mode()
         loss = nas.score(model, values, [data.valid], classification_loss, recalibrate_on=[data.train])
     except NoFiniteLoss:
@@ -140,11 +132,25 @@ def train(settings: TuneSettings, trial: dict[str, Any], data: Data, kind: str) 
     """The architecture of a trial from scratch, with its hyper-parameters, on all training images."""
     torch.manual_seed(settings.seed)
     model, hyper = nas.extract(Net(), trial["values"]), trial["hyper"]
-    batches = Batches(data.both, settings.batch, torch.Generator().manual_seed(settings.seed))
-    optimizer = digits.make_sgd(model, hyper["lr"], hyper["weight_decay"])
-    digits.fit(model, optimizer, batches, settings.training_epochs, partial(loss_under, hyper))
-    accuracy, parameters = digits.accuracy_of(model, data.test), sum(p.numel() for p in model.parameters())
-    return {"kind": kind, "accuracy": accuracy, "parameters": parameters}
+    optimizer = _sgd(model, hyper)
+    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
+    both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
+    shuffled = Batches(both, settings.batch, torch.Generator().manual_seed(settings.seed))
+    for _ in range(settings.training_epochs):
+        for images, labels in shuffled:
+            optimizer.zero_grad()
+            classification_loss(model, (augment(images, hyper["augmentation"]), labels)).backward()  # type: ignore[no-untyped-call]
+            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+            optimizer.step()
+        lr_scheduler.step()
+    model.eval()
+    with torch.no_grad():
+        accuracy = (model(data.test[0]).argmax(1) == data.test[1]).double().mean().item()
+    return {"kind": kind, "accuracy": accuracy, "parameters": sum(p.numel() for p in model.parameters())}
+
+
+def _sgd(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=hyper["lr"], momentum=0.9, weight_decay=hyper["weight_decay"])
 
 
 def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
@@ -152,9 +158,9 @@ def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) 
 
     `minimize` starts over with each call and is told the losses of finished trials, so that it continues as it was.
     """
-    with Run(folder, make_config("digits", "tune", settings)) as run, digits.use_one_thread():
+    with Run(folder, make_config("digits", "tune", settings)) as run, _one_thread():
         done = _read_records(run, settings)
-        data, trials = digits.load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
+        data, trials = load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
         finished = list(trials)
 
         def is_behind(losses: list[float]) -> bool:

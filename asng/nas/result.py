@@ -1,7 +1,6 @@
 """The result of a search: the most likely feasible architectures, and how likely they are."""
 
 import copy
-import json
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,18 +9,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import nn
 
-from asng import __version__
 from asng._asktell import Optimizer
 from asng._checks import check_int
-from asng._files import atomic_write, make_folder_for
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
+from asng.nas._saving import save_result
 from asng.nas._tables import format_decisions, format_history, format_rounded
-from asng.nas.architecture import to_dict
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
@@ -141,27 +137,7 @@ class SearchResult:
         ...     nas.result(oneshot).save(f"{parent}/mine", {"seed": 0})
         ...     page = report.write([f"{parent}/mine"], f"{parent}/report.html").read_text()
         """
-        folder = Path(folder)
-        if (folder / "config.json").exists():
-            raise ValueError(f"{folder} holds a run already; save the result in another folder")
-        known = {"kind": "search", "version": __version__, "optimizer": type(self.arch_optimizer).__name__}
-        summary = {
-            **{name: getattr(self, name) for name in ("feasible", "probability", "certainty", "inactive")},
-            "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
-            "machine": f"torch {torch.__version__}",
-            "distribution": describe_distribution(self.arch_optimizer),
-        }
-        lines = [_to_json(record, "the history") for record in self.history]
-        files = {  # the configuration last, so that a torn folder is no run
-            "metrics.jsonl": "".join(f"{line}\n" for line in lines),
-            "architecture.json": _to_json(to_dict(self.values), "the architecture"),
-            "summary.json": _to_json(summary, "the result"),
-            "config.json": _to_json({**known, "epochs": len(lines), **(settings or {})}, "settings"),
-        }
-        make_folder_for(folder / "config.json")
-        for name, text in files.items():
-            with atomic_write(folder / name) as file:
-                file.write(text.encode())
+        save_result(self, Path(folder), settings or {})
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:
@@ -385,21 +361,3 @@ def describe_distribution(optimizer: Optimizer) -> dict[str, Any]:
         else:  # of a family of the user's own
             described[name] = {"parameters": str(parameters)}
     return described
-
-
-def _to_json(data: Mapping[str, Any], what: str) -> str:
-    """JSON, with null for NaN and infinity; ValueError for what JSON cannot hold."""
-    try:
-        return json.dumps(_to_finite(data), allow_nan=False)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise ValueError(f"{what} cannot be saved as JSON ({error}); give numbers, texts and lists of them") from None
-
-
-def _to_finite(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _to_finite(each) for key, each in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_finite(each) for each in value]
-    if isinstance(value, np.generic):
-        value = value.item()
-    return None if isinstance(value, float) and not math.isfinite(value) else value
