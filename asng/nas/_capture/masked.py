@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from asng.nas import layers
-from asng.nas._capture.batch import StaticBatch
+from asng.nas._capture.cases import StaticBatch
 from asng.nas._size import AnySize, map_sizes
 from asng.nas.layers._base import ElasticLayer
 from asng.nas.layers.conv import ElasticConv
