@@ -21,8 +21,7 @@ from asng.nas import OneOf, Value
 from asng.nas._capture import step as _capture
 from asng.nas._capture import trace
 from asng.nas._capture.cases import Refused
-from asng.nas._capture.rules import unsupported_reason
-from asng.nas._capture.setter import (
+from asng.nas._capture.switch import (
     MIN_CUDA,
     MIN_TORCH,
     Versions,
@@ -30,6 +29,7 @@ from asng.nas._capture.setter import (
     outdated_reason,
     unavailable_reason,
 )
+from asng.nas._capture.update import unsupported_reason
 from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
 from tests.helpers.searches import batches, cross_entropy, pairs
 
