@@ -9,7 +9,7 @@ import torch
 
 from asng import nas
 from tests.test_examples import run
-from tests.test_readme import RECIPES
+from tests.test_pages import RECIPES
 
 pytestmark = pytest.mark.long
 
