@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from asng import ASNG, nas
+import asng
+from asng import ASNG, fused, nas, report
+from asng.cli import commands
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -32,6 +34,33 @@ def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[s
 def test_every_page_with_code_has_a_test():
     tested = set(re.findall(r'(?:run_page|blocks_of)\("([\w-]+)"', Path(__file__).read_text(encoding="utf-8")))
     assert {path.stem for path in DOCS.glob("*.md") if blocks_of(path.stem)} == tested
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    listed = set(re.findall(r"(\w+)\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    generated = {"changelog", "contributing", "examples", "notebook"}  # from files outside of docs/
+    assert {path.stem for path in DOCS.glob("*.md")} == listed - generated
+
+
+def test_the_reference_lists_every_public_name_once():
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)
+    for hidden in ("asng.minimize", "asng.nas.result", "asng.nas.search"):  # functions behind modules of their names
+        listed[listed.index(f"{hidden}.{hidden.split('.')[-1]}")] = hidden
+    exported = [f"{module.__name__}.{name}" for module in (asng, nas, fused, report) for name in module.__all__]
+    figures = [f"asng.plot.{name}" for name in ("history", "probabilities", "distribution", "front")]
+    assert sorted(listed) == sorted([*exported, *figures, "asng.integrations.optuna.ASNGSampler"])
+
+
+def test_the_page_on_commands_has_every_command():
+    shown = re.findall(r"^\$ asng (.*?) ?--help$", (DOCS / "commands.md").read_text(encoding="utf-8"), re.MULTILINE)
+    assert sorted(shown) == sorted(["", *commands()])
+
+
+def test_files_that_pages_link_to_are_there():
+    for page in DOCS.glob("*.md"):
+        links = re.findall(r"\]\(((?!http)[^)#\s]+)", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (DOCS / link).exists()] == [], page.name
 
 
 @pytest.mark.slow
@@ -92,6 +121,17 @@ def test_the_page_on_reports_writes_one(tmp_path, monkeypatch):
 
 def test_the_page_on_distributions_finds_how_many_newspapers_to_buy(tmp_path, monkeypatch):
     assert run_page("distributions", tmp_path, monkeypatch)["result"].values == {"papers": 18, "place": "station"}
+
+
+def test_the_page_on_the_algorithm_computes_what_the_optimizer_does(tmp_path, monkeypatch):
+    names = run_page("algorithm", tmp_path, monkeypatch)
+    assert names["optimizer"].mode() == {"op0": 0, "op1": 1, "op2": 2, "op3": 3, "op4": 0, "op5": 1}
+
+
+def test_the_page_with_the_comparison_searches_within_its_limit(tmp_path, monkeypatch):
+    names = run_page("comparison", tmp_path, monkeypatch)
+    assert names["result"].feasible
+    assert sum(parameter.numel() for parameter in names["network"].parameters()) <= 3000
 
 
 def test_the_page_on_black_boxes_finds_the_optimum(tmp_path, monkeypatch, capsys):

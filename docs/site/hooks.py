@@ -74,7 +74,7 @@ def help_text(match: re.Match[str]) -> str:
     """A command and what it prints, called in this process, since every process imports torch for seconds."""
     from asng.cli import main
 
-    os.environ |= {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+    os.environ |= {"COLUMNS": "84", "NO_COLOR": "1", "TERM": "dumb"}
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         main(match[1].split())
