@@ -11,7 +11,7 @@ import tyro
 from asng.cli.terminal import Flat, parse_command, print_lines, progress_bar
 from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._task import DataSettings, Task
-from asng.runs import CHECKPOINT, check_config, read_config
+from asng.runs import CHECKPOINT, read_config, settings_from_config
 
 # A folder that is named without a flag.
 SomeRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
@@ -84,7 +84,7 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     flags = _parse(RetrainFlags, title, task, task.train_settings, arguments, small=task.small_train)
     config = {} if flags.run is None else read_config(flags.run, task.name)
     if config.get("kind") == "search":
-        check_config(task.search_settings, config)
+        settings_from_config(task.search_settings, config, flags.run)  # before anything is made of them
     searched = {**vars(task.small_search if flags.small else task.search_settings()), **config}
     inherited = {name: getattr(flags.settings, name) or searched[name] for name in task.inherited}
     settings = replace(flags.settings, **inherited)

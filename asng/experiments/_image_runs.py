@@ -81,9 +81,10 @@ def _load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> tuple[
     """The network that a run has trained so far, or found, and after how many steps."""
     checkpoint = Checkpoint(folder / CHECKPOINT, config)
     if config.get("kind") == "search":
-        settings = settings_from_config(task.search_settings, config)
+        settings = settings_from_config(task.search_settings, config, folder)
         search_job, steps = checkpoint.restore(lambda: SearchJob(task, settings))
         return search_job.network(search_job.load_result(folder)), steps
-    train_settings, values = settings_from_config(task.train_settings, config), from_dict(config.get("architecture"))
+    train_settings = settings_from_config(task.train_settings, config, folder)
+    values = from_dict(config.get("architecture"))
     train_job, steps = checkpoint.restore(lambda: TrainJob(task, train_settings, values))
     return train_job.model, steps

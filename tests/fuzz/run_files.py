@@ -60,7 +60,7 @@ def fuzz_json_files(rng: Random, folder: Path) -> bool:
     mutate_file(folder / name, rng)
 
     def open_run() -> None:
-        settings_from_config(Settings, read_config(folder, "toy"))
+        settings_from_config(Settings, read_config(folder, "toy"), folder)
         with Run(folder, config, METRICS) as run:
             run.results()
             run.restore(records)
