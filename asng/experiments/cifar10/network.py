@@ -165,8 +165,8 @@ def run_nodes(
 ) -> dict[int, Tensor]:
     """What each source of a cell holds, the nodes included: node i is source 2 + i.
 
-    A module applied twice to the same gives the same, so it is computed once. Every path but an
-    identity is dropped with a probability, for each image apart, and makes up for it when it is not.
+    A module applied twice to the same gives the same, so it is computed once. Every path
+    except an identity is dropped with a probability, independently for each image; paths that stay are scaled up.
     """
     used = {source for pair in nodes for source, _ in pair}
     states: dict[int, Tensor] = {source: entries[source](x) for source, x in enumerate(inputs) if source in used}

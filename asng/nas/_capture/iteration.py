@@ -34,7 +34,7 @@ def in_turn(branches: Sequence[Callable[[], None]]) -> None:
 
 
 class Iteration:
-    """One iteration with open architectures: prepared once, then run as often as wanted.
+    """One iteration with open architectures: prepared once, then run any number of times.
 
     On the CPU it runs eagerly and equals the plain path bit for bit; on CUDA `capture` makes a graph of it.
 
