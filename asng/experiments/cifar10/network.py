@@ -258,7 +258,7 @@ class Cell(nn.Module):
         return self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
 
 
-class Decisions(nn.Module):
+class Choices(nn.Module):
     """The decisions of one kind of cell, which all cells of the kind hold in common."""
 
     def __init__(self, kind: str) -> None:
@@ -291,15 +291,7 @@ class SharedCell(nas.Searchable):
     """
 
     def __init__(
-        self,
-        choices: Decisions,
-        before: int,
-        previous: int,
-        channels: int,
-        *,
-        reduced: bool,
-        reduces: bool,
-        affine: bool,
+        self, choices: Choices, before: int, previous: int, channels: int, *, reduced: bool, reduces: bool, affine: bool
     ) -> None:
         super().__init__()
         self.choices = choices
@@ -395,7 +387,7 @@ class Net(nn.Module):
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
         self.cells = nn.ModuleList()
-        choices = [Decisions(kind) for kind in CELL_KINDS]
+        choices = [Choices(kind) for kind in CELL_KINDS]
         self.reduction_indices = reduction_indices(cells)
         for index in range(cells):
             reduces, reduced = index in self.reduction_indices, index - 1 in self.reduction_indices
