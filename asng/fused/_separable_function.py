@@ -157,14 +157,7 @@ def _convolve(x: Tensor, taps: Tensor, half: Half, size: Sizes, dtype: torch.dty
 
 
 def _input_gradient(
-    dd: Tensor,
-    x: Tensor,
-    taps: Tensor,
-    dx: Tensor,
-    dx_row: int,
-    norm: list[Any] | None,
-    half: Half,
-    size: Sizes,
+    dd: Tensor, x: Tensor, taps: Tensor, dx: Tensor, dx_row: int, norm: list[Any] | None, half: Half, size: Sizes
 ) -> Moments:
     """Writes the gradient of a depthwise convolution's input; returns sums for the batch norm before."""
     saved, weight, bias = norm or (None, None, None)

@@ -157,11 +157,7 @@ class Training:
         return outcomes
 
     def _add_gradients(
-        self,
-        run: RunFn,
-        candidates: Sequence[Values],
-        batches: Sequence[Any],
-        before: list[Tensor | None],
+        self, run: RunFn, candidates: Sequence[Values], batches: Sequence[Any], before: list[Tensor | None]
     ) -> list[Outcome | None]:
         """Accumulate the gradients of this process's candidates; returns their outcomes."""
         outcomes: list[Outcome | None] = [None] * len(candidates)

@@ -321,10 +321,7 @@ class OneShot:
         """What a loss function or a judge returns for a candidate."""
         self.supernet.choose(values)
         try:
-            with (
-                self._autocast(),
-                nullcontext() if self._unread is None else self._unread.watch(values),
-            ):
+            with self._autocast(), nullcontext() if self._unread is None else self._unread.watch(values):
                 return function(self._wrapped_model, batch)
         except Exception as error:
             error.add_note(f"in the architecture {values}")
