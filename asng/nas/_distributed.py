@@ -148,7 +148,7 @@ class Groups:
             found = f"tensors of {', '.join(map(str, sorted(counts)))} rows" if counts else "no tensors"
             raise ValueError(
                 f"{self._parts} processes split the batch of each candidate, but a {type(batch).__name__} with {found} "
-                "cannot be split; give tensors of as many rows each, or as many processes as candidates"
+                "cannot be split; give tensors with equal numbers of rows, or no more processes than candidates"
             )
         (rows,) = counts
         start, end = (rows * part // self._parts for part in (self._part, self._part + 1))

@@ -308,7 +308,7 @@ class Trace:
     # Gradients.
 
     def source(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor whose gradient switches add to, and that gradient; once for each tensor of a scope."""
+        """A tensor and the gradient that switches add to; made once for each tensor of a scope."""
         sources = self.scope.sources
         if id(tensor) not in sources:
             gradient = torch.zeros_like(tensor)
