@@ -197,7 +197,7 @@ def test_rows_are_taken_from_batches_of_any_structure(monkeypatch):
 )
 def test_a_batch_that_cannot_be_split_is_refused(monkeypatch, batch, found):
     with pytest.raises(
-        ValueError, match=rf"2 processes split .* {found} cannot be split; give tensors of as many rows"
+        ValueError, match=rf"2 processes split .* {found} cannot be split; give tensors with equal numbers of rows"
     ):
         groups(monkeypatch, rank=0, world_size=4).take(batch)
     assert groups(monkeypatch, rank=0, world_size=2).take(batch) == (batch, 1.0)
