@@ -82,6 +82,11 @@ class Task(ABC):
         """The task, on the data that a run is tested with."""
         return cls.load(where, progress)
 
+    @classmethod
+    def load_for_estimate(cls, where: Any, progress: Progress) -> Self:
+        """The task, to time some steps with; nothing is downloaded."""
+        return cls.load(where, progress)
+
     def train_indices(self, settings: Any) -> Tensor:
         """Which training images are used; all by default."""
         return torch.arange(len(self.train))
