@@ -4,9 +4,11 @@ Flags are the fields of each experiment's settings. Exit codes: 0 done, 1 failed
 """
 
 import atexit
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
@@ -111,6 +113,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(FAILED)
     except MemoryError as error:
         print(f"asng: there is not enough memory ({printable(str(error))}); choose smaller settings", file=sys.stderr)
+        sys.exit(FAILED)
+    except BrokenPipeError:  # such as by `| head`
+        with suppress(OSError):  # nothing is left to be written at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(FAILED)
     except (ValueError, OSError) as error:
         print(f"asng: {printable(str(error))}", file=sys.stderr)

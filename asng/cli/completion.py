@@ -28,26 +28,22 @@ def _next_words(commands: Mapping[str, Sequence[Flag]]) -> dict[str, list[str]]:
     return after
 
 
-def _options(flag: Flag) -> list[str]:
-    return [flag.option, f"--no-{flag.option.removeprefix('--')}"] if flag.kind is bool else [flag.option]
-
-
 def bash_script(commands: Mapping[str, Sequence[Flag]]) -> str:
     """For bash: what is completed depends on the words before; where nothing fits, files are."""
     cases = []
     for command, flags in commands.items():
         named = [flag for flag in flags if flag.metavar is None]
-        words = " ".join(["--help", *(option for flag in named for option in _options(flag))])
+        words = " ".join(["--help", *(flag.shown.split()[0] for flag in named)])
         values = [f"{flag.option}) words='{' '.join(flag.choices)}';;" for flag in named if flag.kind is not bool]
-        inner = f' case "$previous" in {" ".join(values)} esac' if values else ""
-        cases.append(f"        '{command} '*) words='{words}';{inner};;")
+        inner = f'; case "$previous" in {" ".join(values)} esac' if values else ""
+        cases.append(f"        '{command} '*) words='{words}'{inner};;")
     for before, after in _next_words(commands).items():
         more = " ".join([*after, *(GENERAL if not before else ("--help",))])
         cases.append(f"        '{before} ') words='{more}';;")
     lines = "\n".join(cases)
     return f"""_asng() {{
     local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} words=
-    case "${{COMP_WORDS[*]:1:COMP_CWORD-1}} " in
+    case "${{COMP_WORDS[*]:1:$((COMP_CWORD-1))}} " in
 {lines}
         '--print-completion ') words='{" ".join(SHELLS)}';;
     esac
@@ -79,9 +75,8 @@ def fish_script(commands: Mapping[str, Sequence[Flag]]) -> str:
                 "" if flag.kind is bool else f" -xa {shlex.quote(' '.join(flag.choices))}" if flag.choices else " -r"
             )
             condition = shlex.quote(f"__asng_in {command}")
-            for option in _options(flag):
-                name = option.removeprefix("--")
-                lines.append(f"complete -c asng -n {condition} -l {name}{value} -d {shlex.quote(flag.text)}")
+            name = flag.shown.split()[0].removeprefix("--")
+            lines.append(f"complete -c asng -n {condition} -l {name}{value} -d {shlex.quote(flag.text)}")
     return "\n".join(lines) + "\n"
 
 

@@ -37,8 +37,8 @@ class SearchCommand(SeedFlags):
 
     Examples:
       asng digits search
-      asng digits search --epochs 20 --training-epochs 5   some seconds
-      asng digits search --seeds 10 --out runs/ten         one folder each, one table
+      asng digits search --epochs 20 --training-epochs 5  some seconds
+      asng digits search --seeds 10 --out runs/ten        one folder each
     """
 
     settings: digits.DigitsSettings

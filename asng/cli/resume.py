@@ -8,11 +8,10 @@ from typing import Annotated, Any, get_type_hints
 
 from asng._checks import did_you_mean
 from asng._files import is_locked
-from asng._untrusted import mismatch
+from asng._untrusted import mismatch, read_json_lines
 from asng.cli.flags import Positional, parse_command
-from asng.cli.runs import is_finished
+from asng.cli.runs import is_finished, read_files
 from asng.cli.terminal import Outcome, OutputFlags, outcome_of, print_lines, progress_bar
-from asng.report._read import _read_lines, read_run
 from asng.runs import ENVIRONMENT, LOCK, read_config, settings_from_config
 
 
@@ -44,7 +43,7 @@ def run_resume(arguments: Sequence[str]) -> None:
     experiment, kind = str(config.get("experiment")), str(config.get("kind"))
     if is_locked(command.run / LOCK):
         raise ValueError(f"{command.run} is running already; asng runs {command.run} shows how far it is")
-    if is_finished(read_run(command.run)):
+    if is_finished(read_files(command.run)):
         longer = "asng digits search --seeds 3" if (experiment, kind) == ("digits", "search") else "another --out"
         raise ValueError(
             f"{command.run} is finished; asng report {command.run} shows it, and {longer} makes more of its kind"
@@ -72,10 +71,10 @@ def find_resumption(experiment: str, kind: str) -> Resumption:
 
 
 def newest_flags(folder: Path) -> dict[str, Any]:
-    """What the run was last started with besides its settings, as far as that can be read."""
-    faults: list[str] = []
-    records = [record.get("flags") for record in _read_lines(folder / ENVIRONMENT, faults)]
-    return next((flags for flags in reversed(records) if isinstance(flags, dict) and flags), {})
+    """What the run was last started with besides its settings; nothing for a run of before that was kept."""
+    path = folder / ENVIRONMENT
+    started = read_json_lines(path, "delete that file") if path.exists() else []
+    return next((each["flags"] for each in reversed(started) if isinstance(each.get("flags"), dict)), {})
 
 
 def resume_images(

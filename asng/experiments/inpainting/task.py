@@ -86,7 +86,7 @@ class InpaintingRetrainSettings(IterationSettings):
 
     Examples:
       asng inpainting retrain runs/inpainting-cat-center-asng-seed0
-      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture base
+      asng inpainting retrain runs/faces --architecture base    a baseline
       asng inpainting retrain --architecture random --seed 3 --mask pixel
       asng inpainting retrain --architecture network.json --iterations 20000
     """
@@ -120,7 +120,7 @@ class InpaintingEvaluateSettings(EvaluateSettings):
     Examples:
       asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0
       asng inpainting evaluate runs/inpainting-cat-center-asng-seed0
-      asng inpainting evaluate runs/inpainting-cat-center-asng-seed0 --pictures family
+      asng inpainting evaluate runs/faces/retrain-seed0 --pictures family
     """
 
     pictures: Path | None = None
