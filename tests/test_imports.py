@@ -24,7 +24,7 @@ CORE = [
     "_state",
     "_decoding",
 ]
-CORE += ["space", "families", "_ragged", "_checks"]
+CORE += ["space", "families", "_ragged", "_checks", "_html_table"]
 CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}

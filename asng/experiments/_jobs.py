@@ -20,9 +20,8 @@ from asng.experiments._images import Batches, halves
 from asng.experiments._settings import AMP_DTYPES, JobSettings, SearchSettings, set_lr
 from asng.experiments._task import Task, Values
 from asng.experiments._train_step import TrainStep
-from asng.nas._candidates import to_outcome
+from asng.nas._candidates import finite_mean, to_outcome
 from asng.nas._loop import Epoch, Job, Number
-from asng.nas._step import finite_mean
 from asng.nas.architecture import from_json
 from asng.nas.result import certainty, describe_distribution
 from asng.runs import ARCHITECTURE

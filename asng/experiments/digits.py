@@ -24,9 +24,8 @@ from asng._progress import Progress, no_progress, part_of
 from asng._untrusted import mismatch, read_json_lines
 from asng.experiments._digits_net import HANDCRAFTED as HANDCRAFTED
 from asng.experiments._digits_net import Net as Net
-from asng.nas._loader_job import LoaderJob
+from asng.nas._loader_job import LoaderJob, Schedules
 from asng.nas._loop import Checkpoint, run_job
-from asng.nas._schedules import Schedules
 from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
 from asng.runs import (
