@@ -209,6 +209,18 @@ def explain_full_disk(path: Path) -> Iterator[None]:
         ) from None
 
 
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of this path; the file is read, never made."""
+    if fcntl is None or not path.exists():
+        return False
+    with suppress(OSError), open(path, "rb", opener=_open_no_link) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def remove_leftovers(folder: Path, names: Collection[str] = ()) -> None:
     """Remove the temporary files of processes that are gone: those for files with these names, or for all."""
     for path in folder.glob(".*.asng-*"):
