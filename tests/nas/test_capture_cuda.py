@@ -23,8 +23,8 @@ from asng.experiments.inpainting.network import Net as Autoencoders
 from asng.experiments.inpainting.network import to_device_format
 from asng.nas import Limit, OneOf, Width, parameters, select
 from asng.nas import oneshot as oneshot_module
-from asng.nas._capture import update as _update
 from asng.nas._capture import trace
+from asng.nas._capture import update as _update
 from asng.nas._capture.switch import BranchingGraph, unavailable_reason
 from asng.nas._capture.update import WeightUpdate
 from tests.helpers.captures import Choosy, oneshot, with_gradient
