@@ -1,4 +1,4 @@
-"""The command line: `asng EXPERIMENT VERB [flags]` and `asng report RUN...`. Only this package prints.
+"""The command line: `asng EXPERIMENT VERB [flags]`, `asng report RUN...`, `asng export RUN`. Only this package prints.
 
 Flags are the fields of each experiment's settings.
 """
@@ -46,7 +46,10 @@ EXPERIMENTS: dict[str, Images | dict[str, str]] = {
 }
 
 # Of runs of all experiments: one word, without a verb.
-OF_RUNS = {"report": "a page of one or more runs: curves, architectures, settings"}
+OF_RUNS = {
+    "report": "a page of one or more runs: curves, architectures, settings",
+    "export": "the network of a run as files that run without asng",
+}
 
 
 def commands() -> dict[str, str]:
@@ -114,7 +117,11 @@ def print_overview(arguments: Sequence[str]) -> None:
         known = dict.fromkeys(name.split()[depth] for name in listed)
         where = arguments[0] if depth else "asng"
         raise ValueError(f"no command {' '.join(arguments[: depth + 1])!r}; {where} has {', '.join(known)}")
-    usage = f"asng {arguments[0]} VERB [flags]" if depth else "asng EXPERIMENT VERB [flags], or asng report RUN..."
+    usage = (
+        f"asng {arguments[0]} VERB [flags]"
+        if depth
+        else "asng EXPERIMENT VERB [flags], asng report RUN..., or asng export RUN"
+    )
     print(f"usage: {usage}\n")
     print(*(f"  asng {name:<20} {purpose}" for name, purpose in listed.items()), sep="\n")
     print("\n--help behind each says more.")

@@ -7,7 +7,7 @@ images that judge in the search, too; one random architecture; and a handcrafted
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -169,6 +169,20 @@ def train(
     gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images.
     """
     start = time.perf_counter()
+    model = train_network(settings, seed, data, values, hold_out=hold_out)
+    return {
+        "values": values,
+        "valid_accuracy": accuracy_of(model, data.valid) if hold_out else None,
+        "accuracy": accuracy_of(model, data.test),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def train_network(
+    settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False
+) -> nn.Module:
+    """The network of `train`."""
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
     optimizer = make_weight_optimizer(settings, model)
@@ -183,16 +197,11 @@ def train(
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
         lr_scheduler.step()
-    return {
-        "values": values,
-        "valid_accuracy": _accuracy(model, data.valid) if hold_out else None,
-        "accuracy": _accuracy(model, data.test),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "seconds": time.perf_counter() - start,
-    }
+    return model
 
 
-def _accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    """The share of images that a network classifies rightly, in evaluation mode."""
     model.eval()
     with torch.no_grad():
         accuracy: float = (model(data[0]).argmax(1) == data[1]).double().mean().item()
@@ -238,19 +247,20 @@ def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress
     del config["seeds"]
     last = settings.seed + settings.seeds
     with Run(folder, config) as run:
-        _read_records(run, settings)  # before anything that takes long
-        with _one_thread():
+        read_records(run.folder, run.results(), settings)  # before anything that takes long
+        with one_thread():
             for number, seed in enumerate(range(settings.seed, last)):
                 _one_seed(settings, seed, run, part_of(progress, number / settings.seeds, 1 / settings.seeds))
-        summary = summarize(settings, [record for record in _read_records(run, settings) if record["seed"] < last])
+        records = read_records(run.folder, run.results(), settings)
+        summary = summarize(settings, [record for record in records if record["seed"] < last])
         write_json(run.folder / SUMMARY, summary)
         write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
 
 
-def _read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
-    """The finished records; ValueError for any that no run of these settings writes."""
-    records, space = run.results(), nas.space_of(Net())
+def read_records(folder: Path, records: list[dict[str, Any]], settings: DigitsSettings) -> list[dict[str, Any]]:
+    """The finished records of a folder; ValueError for any that no run of these settings writes."""
+    space = nas.space_of(Net())
     kinds: dict[int, list[str]] = {}
     expected = ["search", "found", "handcrafted", *["random"] * settings.num_random, "random_first", "random_best"]
     for record in records:
@@ -271,12 +281,12 @@ def _read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
         except ValueError as error:
             fault = fault or str(error)
         if fault:
-            raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
+            raise ValueError(f"{folder / RESULTS} is damaged ({fault}); delete the folder")
     return records
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Use one thread: so small networks gain little from more, and their rounding depends on the number."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -289,9 +299,9 @@ def _one_thread() -> Iterator[None]:
 def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress) -> None:
     """Search; then train the result and the baselines, all that the run has no record of."""
     data = load_split(seed)
-    done = [record for record in _read_records(run, settings) if record["seed"] == seed]
+    done = [record for record in read_records(run.folder, run.results(), settings) if record["seed"] == seed]
     if not done:
-        checkpoint = Checkpoint(run.folder / f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
+        checkpoint = checkpoint_of(run.folder, run.config, seed)
         result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint)
         done.append({"seed": seed, "kind": "search", **result})
         run.append(done[0])
@@ -307,6 +317,11 @@ def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress)
             record = train(settings, seed, data, chosen, hold_out=kind == "random")
             done.append({"seed": seed, "kind": kind, **record})
             run.append(done[-1])
+
+
+def checkpoint_of(folder: Path, config: Mapping[str, Any], seed: int) -> Checkpoint:
+    """The checkpoint of the search of a seed, which is there until the search ends."""
+    return Checkpoint(folder / f"checkpoint-seed{seed}.pt", {**config, "seed": seed})
 
 
 def best_random(records: Sequence[dict[str, Any]]) -> dict[str, Any]:

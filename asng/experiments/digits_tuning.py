@@ -21,7 +21,7 @@ from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
 from asng._untrusted import mismatch
-from asng.experiments.digits import Batches, Data, DigitsSettings, Net, _one_thread, classification_loss, load_split
+from asng.experiments.digits import Batches, Data, DigitsSettings, Net, classification_loss, load_split, one_thread
 from asng.minimize import minimize
 from asng.nas._loop import NoFiniteLoss
 from asng.nas.architecture import VERSION, from_dict, to_dict
@@ -158,7 +158,7 @@ def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) 
 
     `minimize` begins anew with each call and is told the losses of finished trials, so that it continues as it was.
     """
-    with Run(folder, make_config("digits", "tune", settings)) as run, _one_thread():
+    with Run(folder, make_config("digits", "tune", settings)) as run, one_thread():
         done = _read_records(run, settings)
         data, trials = load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
         finished = list(trials)

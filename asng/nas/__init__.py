@@ -15,6 +15,7 @@ from asng.nas._step import Step
 from asng.nas.architecture import from_json, to_json
 from asng.nas.conversion import convert
 from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
+from asng.nas.export import export
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
 from asng.nas.limits import Costs, Limit, Measure, Violation
 from asng.nas.oneshot import OneShot
@@ -53,6 +54,7 @@ __all__ = [
     "Violation",
     "Width",
     "convert",
+    "export",
     "extract",
     "from_json",
     "front",

@@ -183,8 +183,8 @@ class Body:
             self.read.append(tensor)
             return self.path_of(self._tensors[id(tensor)])
         raise NotRecordable(
-            f"{self.label} uses a tensor that is no input, no parameter or buffer of its own, and no result of a function "
-            "of torch; pass it as an argument, or register it by register_buffer"
+            f"{self.label} uses a tensor that is no input, no parameter or buffer of its own, and no result of a "
+            "function of torch; pass it as an argument, or register it by register_buffer"
         )
 
     def call_text(self, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
@@ -203,8 +203,8 @@ class Body:
         short = str(name).rsplit(".", 1)[-1]
         if str(name).startswith("torch.Tensor.") and short in DATA_DEPENDENT:
             raise NotRecordable(
-                f"{self.label} reads numbers out of a tensor ({short}), and may compute something else for other inputs; "
-                "use torch.where, or functions of torch alone"
+                f"{self.label} reads numbers out of a tensor ({short}), and may compute something else for other "
+                "inputs; use torch.where, or functions of torch alone"
             )
         if name in ("torch.Tensor.shape.__get__", "torch.Tensor.size"):
             text = self._tensor_text(args[0])
@@ -217,7 +217,9 @@ class Body:
         if not _holds_tensor(result):
             return result
         if name is None:
-            raise NotRecordable(f"{self.label} calls {function!r}, which has no name in torch; use a function of torch's")
+            raise NotRecordable(
+                f"{self.label} calls {function!r}, which has no name in torch; use a function of torch's"
+            )
         return self.assign(*self._function_text(name, short, args, kwargs), result)
 
     def _function_text(self, name: str, short: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
@@ -255,8 +257,8 @@ class Body:
         path = self._paths.get(module)
         if path is None:
             raise NotRecordable(
-                f"{self.label} calls a {type(module).__name__} that is not registered in it; make it an attribute, or an "
-                "item of an nn.ModuleList"
+                f"{self.label} calls a {type(module).__name__} that is not registered in it; make it an attribute, or "
+                "an item of an nn.ModuleList"
             )
         wish = path if path.count(".") == 0 else "_".join(path.split(".")[-2:])
         return self.assign(wish, self.call_text(self.path_of(path), args, kwargs), result)
@@ -358,7 +360,8 @@ class Recording(TorchFunctionMode):
         source = body.source(result)
         if self.sources.setdefault(module, source) != source:
             raise NotRecordable(
-                f"{label} computes something else at its second call than at its first; use two modules, or pass tensors"
+                f"{label} computes something else at its second call than at its first; use two modules, or pass "
+                "tensors"
             )
         self.read |= {id(tensor): tensor for tensor in body.read}
         return result

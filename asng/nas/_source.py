@@ -7,6 +7,7 @@ do not run are left out. The names in the state dict are those of the network.
 
 import copy
 import inspect
+import textwrap
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,7 @@ PRESENCE = {"bias": "in_proj_bias", "add_bias_kv": "bias_k"}
 HEADER = '''\
 """{description}
 
-Written by asng {version}, which it does not need. In evaluation mode, with the weights of {weights} beside this file:
+Written by asng {version}, which it does not need. With the weights of {weights} beside this file, in evaluation mode:
 
     network = load()
     output = network({inputs})
@@ -86,7 +87,7 @@ class Source:
 
     def describe(self, description: str, inputs: str, weights: str) -> str:
         """The text of the Python module; `inputs` are an expression, `weights` is the name of a file."""
-        plain = printable(description).replace("\\", "/").replace('"', "'")
+        plain = textwrap.fill(printable(description).replace("\\", "/").replace('"', "'"), 100)
         header = HEADER.format(description=plain, version=__version__, inputs=inputs, weights=weights)
         if "F." not in self._text:
             header = header.replace("from torch.nn import functional as F\n", "")
@@ -113,7 +114,9 @@ class Source:
             return self._layers[module]
         children = {name: child for name, child in module._modules.items() if child is not None}
         if isinstance(module, (nn.Sequential, nn.ModuleList)):
-            items = [self._construct(c, depth + 1) if self._is_needed(c) else "nn.Identity()" for c in children.values()]
+            items = [
+                self._construct(c, depth + 1) if self._is_needed(c) else "nn.Identity()" for c in children.values()
+            ]
             if list(children) != [str(number) for number in range(len(children))]:
                 raise self._error(module, "has items with names; give nn.Sequential its modules without a dict")
             if module in self._bodies:
@@ -177,10 +180,11 @@ def constructor_of(module: nn.Module) -> str | None:
     kind = type(module)
     if getattr(nn, kind.__name__, None) is not kind or kind in CONTAINERS or kind is nn.Module:
         return None
-    initializer: Any = nn.RNNBase.__init__ if isinstance(module, nn.RNNBase) else kind.__init__
-    texts = []
-    for name, parameter in list(inspect.signature(initializer).parameters.items())[1:]:
-        if name in ("device", "dtype", "mode") or name.startswith("_") or parameter.kind in VARIADIC:
+    is_recurrent = isinstance(module, nn.RNNBase)  # the signature is that of the base class, behind the mode
+    initializer: Any = nn.RNNBase.__init__ if is_recurrent else kind.__init__
+    texts: list[str] = []
+    for name, parameter in list(inspect.signature(initializer).parameters.items())[2 if is_recurrent else 1 :]:
+        if name in ("device", "dtype") or name.startswith("_") or parameter.kind in VARIADIC:
             continue
         default = parameter.default
         value = getattr(module, PRESENCE[name] if hasattr(module, PRESENCE.get(name, "")) else name, default)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import logging
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -17,7 +18,8 @@ from asng._files import atomic_write, make_folder_for
 from asng.nas._checkpoints import short_reason
 from asng.nas._checks import check_module, unwrap
 from asng.nas._devices import to_device
-from asng.nas._source import NotRecordable, Source
+from asng.nas._recording import NotRecordable
+from asng.nas._source import Source
 from asng.nas.architecture import to_json
 from asng.nas.supernet import Values, space_of
 
@@ -53,7 +55,7 @@ def export(
     Args:
         model: A network without decisions, as `extract` returns it, or trained since; it is not changed.
         folder: Where to; files that are there already are not overwritten.
-        *args: Example inputs of the network, tensors with the batch first.
+        args: Example inputs of the network, tensors with the batch first.
         kwargs: Further example inputs, by keyword.
         values: The architecture, for the format json.
         formats: Of `json` (architecture.json), `safetensors` (weights.safetensors), `python` (network.py, which
@@ -78,7 +80,9 @@ def export(
     """
     check_module(model)
     if names := list(space_of(model)):
-        raise ValueError(f"the model has decisions ({', '.join(names[:5])}); export what nas.extract(model, values) returns")
+        raise ValueError(
+            f"the model has decisions ({', '.join(names[:5])}); export what nas.extract(model, values) returns"
+        )
     chosen = _check_formats(formats, values)
     paths = {name: Path(folder) / FILES[name] for name in chosen}
     for path in paths.values():
@@ -135,8 +139,11 @@ def _to_float(value: Any) -> Any:
 def _repeat(inputs: Inputs) -> Inputs:
     """A batch of twice the size."""
     args, kwargs = inputs
-    twice = lambda value: torch.cat([value, value]) if isinstance(value, Tensor) and value.ndim else value  # noqa: E731
-    return tuple(map(twice, args)), {name: twice(value) for name, value in kwargs.items()}
+    return tuple(map(_twice, args)), {name: _twice(value) for name, value in kwargs.items()}
+
+
+def _twice(value: Any) -> Any:
+    return torch.cat([value, value]) if isinstance(value, Tensor) and value.ndim else value
 
 
 class _Contents:
@@ -206,7 +213,7 @@ class _Contents:
 
     def _program(self) -> Any:
         args, kwargs = self._inputs
-        shapes = torch.export.ShapesCollection()
+        shapes: Any = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
         for tensor in _flatten(self._inputs):
             if tensor.ndim:
                 shapes[tensor] = {0: torch.export.Dim.AUTO}
@@ -220,7 +227,9 @@ class _Contents:
             try:
                 outputs = _flatten(run(inputs))
             except Exception as error:
-                raise ValueError(f"{name} does not run with a batch of {batch} ({short_reason(error)}); {cure}") from None
+                raise ValueError(
+                    f"{name} does not run with a batch of {batch} ({short_reason(error)}); {cure}"
+                ) from None
             if len(outputs) != len(expected) or not all(map(_is_close, outputs, expected)):
                 raise ValueError(f"{name} computes something else than the network for a batch of {batch}; {cure}")
 
@@ -233,13 +242,17 @@ SOURCE_CURE = (
 
 @contextmanager
 def _quiet(what: str) -> Iterator[None]:
-    """Silence the warnings of an exporter, and turn its errors into ValueErrors in one line."""
+    """Silence the warnings and logs of an exporter, and turn its errors into ValueErrors in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except Exception as error:  # whatever a network leads to
         raise ValueError(f"{what} cannot export the network ({short_reason(error)}); leave its format out") from None
+    finally:
+        logging.disable(before)
 
 
 def _run(network: Any, inputs: Inputs) -> Any:

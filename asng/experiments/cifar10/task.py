@@ -18,7 +18,7 @@ from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import EpochSettings, SearchSettings, parse_device
 from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
 from asng.experiments.cifar10 import drawing, space
-from asng.experiments.cifar10.data import augment_batches, load_cifar10, normalize, to_channels_last
+from asng.experiments.cifar10.data import MEAN, STD, augment_batches, load_cifar10, normalize, to_channels_last
 from asng.experiments.cifar10.network import Net, count_without_auxiliary, set_drop_path, use_fused_kernels
 from asng.space import Variable
 
@@ -128,6 +128,11 @@ class Cifar10(Task):
     """
 
     name, loading = "cifar10", "download"
+    inputs = (
+        "Images (n, 3, 32, 32), RGB from 0 to 255, of each channel minus the mean "
+        f"({', '.join(f'{mean:.4g}' for mean in MEAN)}) and divided by the standard deviation "
+        f"({', '.join(f'{deviation:.4g}' for deviation in STD)}); scores of the ten classes."
+    )
     search_settings, train_settings = Cifar10SearchSettings, Cifar10RetrainSettings
     evaluate_settings, data_settings = Cifar10EvaluateSettings, Cifar10DataSettings
     small_search, small_train = SMALL, SMALL_RETRAIN
