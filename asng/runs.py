@@ -35,7 +35,7 @@ class Run:
     """
 
     def __init__(self, folder: str | Path, config: Mapping[str, Any], lines: str = RESULTS) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self.config: dict[str, Any] = json.loads(json.dumps(config))  # as it is read back
         self._lines = self.folder / lines
         make_folder_for(self.folder / CONFIG)

@@ -15,8 +15,8 @@ from asng import _progress
 from asng._progress import Progress
 from asng._untrusted import printable
 
-Flat = tyro.conf.arg(name="")  # flags without a prefix
-console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
+Flat: Any = tyro.conf.arg(name="")  # flags without a prefix
+console: Console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
 
 def parse_command(

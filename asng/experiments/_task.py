@@ -70,7 +70,9 @@ class Task(ABC):
     calibration_batches: ClassVar[int] = 0  # from which batch statistics of a network that was found are re-estimated
 
     def __init__(self, train: ImageSet, test: ImageSet) -> None:
-        self.train, self.test, self.device = train, test, test.device
+        self.train: ImageSet = train
+        self.test: ImageSet = test
+        self.device: torch.device = test.device
 
     # Data.
 

@@ -95,7 +95,8 @@ class Batches:
     """Shuffled mini-batches; the rest that does not fill one is left out."""
 
     def __init__(self, data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) -> None:
-        self._data, self._size, self.generator = data, size, generator
+        self._data, self._size = data, size
+        self.generator: torch.Generator = generator
 
     def __len__(self) -> int:
         return len(self._data[1]) // self._size

@@ -31,7 +31,7 @@ FILES = {
     "torch": "network.pt2",
     "onnx": "network.onnx",
 }
-NEEDED = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
+NEEDED: dict[str, tuple[str, ...]] = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
 TOLERANCE = 1e-4  # of outputs, relative to the largest one
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]

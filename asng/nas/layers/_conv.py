@@ -26,7 +26,7 @@ CHANNEL_MULTIPLE = 32  # channels
 class ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
     """What convolutions of (..., channels, *spatial) share: the slice of the weight that the selected sizes use."""
 
-    elastic = ("in_channels", "out_channels", "groups", "kernel_size")
+    elastic: ClassVar[tuple[str, ...]] = ("in_channels", "out_channels", "groups", "kernel_size")
     _axes: ClassVar[int]  # spatial ones
     _function: ClassVar[str]  # of torch.nn.functional
 

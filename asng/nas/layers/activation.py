@@ -1,6 +1,6 @@
 """Elastic activations: those with a weight for each channel."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,7 +28,8 @@ class PReLU(ElasticLayer, nn.PReLU):
     torch.Size([1, 8])
     """
 
-    torch_layer, elastic = nn.PReLU, ("num_parameters",)
+    torch_layer = nn.PReLU
+    elastic: ClassVar[tuple[str, ...]] = ("num_parameters",)
 
     def __init__(self, num_parameters: SizeLike = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
         super().__init__(num_parameters, init, device, dtype)

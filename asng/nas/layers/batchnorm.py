@@ -13,7 +13,7 @@ from asng.nas.layers._sizes import check_fixed, first
 class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
     """What batch and instance norms of all dimensions share."""
 
-    elastic = ("num_features",)
+    elastic: ClassVar[tuple[str, ...]] = ("num_features",)
 
     def __init__(self, num_features: SizeLike, *settings: Any, bias: bool) -> None:
         super().__init__(num_features, *settings)
@@ -175,7 +175,8 @@ class InstanceNorm1d(_ElasticInstanceNorm, nn.InstanceNorm1d):
     torch.Size([4, 10, 2])
     """
 
-    torch_layer, _axes = nn.InstanceNorm1d, 1
+    torch_layer = nn.InstanceNorm1d
+    _axes = 1
 
 
 class InstanceNorm2d(_ElasticInstanceNorm, nn.InstanceNorm2d):
@@ -196,7 +197,8 @@ class InstanceNorm2d(_ElasticInstanceNorm, nn.InstanceNorm2d):
     torch.Size([4, 10, 2, 2])
     """
 
-    torch_layer, _axes = nn.InstanceNorm2d, 2
+    torch_layer = nn.InstanceNorm2d
+    _axes = 2
 
 
 class InstanceNorm3d(_ElasticInstanceNorm, nn.InstanceNorm3d):
@@ -217,4 +219,5 @@ class InstanceNorm3d(_ElasticInstanceNorm, nn.InstanceNorm3d):
     torch.Size([4, 10, 2, 2, 2])
     """
 
-    torch_layer, _axes = nn.InstanceNorm3d, 3
+    torch_layer = nn.InstanceNorm3d
+    _axes = 3

@@ -1,7 +1,7 @@
 """Elastic embeddings: the dimension may follow decisions."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,7 +31,8 @@ class Embedding(ElasticLayer, nn.Embedding):
     torch.Size([4, 10])
     """
 
-    torch_layer, elastic = nn.Embedding, ("embedding_dim",)
+    torch_layer = nn.Embedding
+    elastic: ClassVar[tuple[str, ...]] = ("embedding_dim",)
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """Elastic linear layers: the numbers of features may follow decisions."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -29,7 +29,8 @@ class Linear(ElasticLayer, nn.Linear):
     torch.Size([1, 16])
     """
 
-    torch_layer, elastic = nn.Linear, ("in_features", "out_features")
+    torch_layer = nn.Linear
+    elastic: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
 
     def __init__(
         self, in_features: InputSize, out_features: SizeLike, bias: bool = True, device: Any = None, dtype: Any = None

@@ -1,7 +1,7 @@
 """Elastic norms over groups of channels and over the last axes: the first channels or features are used."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -31,7 +31,8 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
     torch.Size([2, 16, 8])
     """
 
-    torch_layer, elastic = nn.GroupNorm, ("num_channels", "num_groups")
+    torch_layer = nn.GroupNorm
+    elastic: ClassVar[tuple[str, ...]] = ("num_channels", "num_groups")
 
     def __init__(
         self,
@@ -73,7 +74,7 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
 class _ElasticShapeNorm(ElasticLayer):
     """What norms over one or several last axes share."""
 
-    elastic = ("normalized_shape",)
+    elastic: ClassVar[tuple[str, ...]] = ("normalized_shape",)
 
     def __init__(self, normalized_shape: SizeLike | Sequence[SizeLike], *settings: Any) -> None:
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
