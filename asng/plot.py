@@ -225,7 +225,7 @@ def _panels(count: int, *, height: float, width: float = 3.2) -> tuple["Figure",
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(f"figures need matplotlib ({error}): pip install '.[plot]'") from None
+        raise ImportError(f"figures need matplotlib ({error}): pip install 'asng[plot]'") from None
     columns = min(count, COLUMNS)
     rows = -(-count // columns)
     figure = Figure(figsize=(1 + width * columns, height * rows), layout="constrained")

@@ -160,7 +160,7 @@ def test_without_torch_one_shot_search_says_what_to_install():
     program = "import sys; sys.modules['torch'] = None; import asng; import asng.nas"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert done.returncode == 1
-    assert re.search(r"ImportError: asng\.nas needs PyTorch \(.*torch.*\): pip install '\.\[nas\]'", done.stderr)
+    assert re.search(r"ImportError: asng\.nas needs PyTorch \(.*torch.*\): pip install 'asng\[nas\]'", done.stderr)
 
 
 # Extras

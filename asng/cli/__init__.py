@@ -87,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             print_overview(arguments)
     except ImportError as error:  # where it is imported: there is no list of what a command needs
-        sys.exit(f"asng: {error}; the commands need pip install '.[experiments]'")
+        sys.exit(f"asng: {error}; the commands need pip install 'asng[experiments]'")
     except MemoryError as error:
         sys.exit(f"asng: there is not enough memory ({printable(str(error))}); choose smaller settings")
     except (ValueError, OSError) as error:

@@ -3,7 +3,7 @@
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"asng.nas needs PyTorch ({error}): pip install '.[nas]'") from None
+    raise ImportError(f"asng.nas needs PyTorch ({error}): pip install 'asng[nas]'") from None
 
 from asng.nas import layers
 from asng.nas._candidates import Judge, LossFn

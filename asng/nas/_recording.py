@@ -28,6 +28,7 @@ REFLECTED = {"__radd__": "+", "__rsub__": "-", "__rmul__": "*", "__rtruediv__": 
 DATA_DEPENDENT = {"__bool__", "__float__", "__int__", "__index__", "item", "tolist", "numpy", "__array__"}
 RESERVED = {"self", "torch", "nn", "F", "Path", "build", "load"}
 LITERALS = (bool, int, float, str, type(None), type(...), torch.dtype, torch.memory_format, torch.layout)
+NUMBERS_AND_TEXTS = (bool, int, float, str)
 
 
 class NotRecordable(ValueError):
@@ -156,10 +157,8 @@ class Body:
             return self._tensor_text(value)
         if isinstance(value, Dim):
             return value.text
-        if isinstance(value, float) and repr(value) in ("inf", "-inf", "nan"):
-            return f"float({repr(value)!r})"
         if isinstance(value, LITERALS):
-            return repr(value)
+            return literal(value)
         if isinstance(value, torch.device):  # of the inputs, wherever the module runs
             return f"{self._texts[id(self._alive[0])]}.device" if self._alive else f"torch.device({str(value)!r})"
         if isinstance(value, slice):
@@ -270,6 +269,18 @@ class Body:
         if lines and lines[-1].startswith(f"{text} = "):
             return tuple(self.signature), (*lines[:-1], f"return {lines[-1].removeprefix(f'{text} = ')}")
         return tuple(self.signature), (*lines, f"return {text}")
+
+
+def literal(value: Any) -> str:
+    """A value of `LITERALS` as Python writes it, also one of a subclass, such as NumPy's numbers.
+
+    >>> import numpy as np
+    >>> literal(np.float64(0.5)), literal(float("inf")), literal(True)
+    ('0.5', "float('inf')", 'True')
+    """
+    plain = next((kind(value) for kind in NUMBERS_AND_TEXTS if isinstance(value, kind)), value)
+    text = repr(plain)
+    return f"float({text!r})" if text in ("inf", "-inf", "nan") and type(plain) is float else text
 
 
 def unique_name(wish: str, taken: Collection[str], joint: str = "") -> str:

@@ -79,6 +79,7 @@ class Source:
     def build(self) -> nn.Module:
         """The network that the source builds, with the weights of the original, in evaluation mode."""
         names: dict[str, Any] = {"torch": torch, "nn": nn, "F": nn.functional}
+        # Text of this object's own: names are identifiers, all else are literals. Nothing in it comes from a file.
         exec(compile(self._text, "network.py", "exec"), names)
         built: nn.Module = names["build"]()
         held = {**dict(self._network.named_parameters(remove_duplicate=False)), **_buffers(self._network)}
@@ -182,6 +183,7 @@ def constructor_of(module: nn.Module) -> str | None:
         return None
     is_recurrent = isinstance(module, nn.RNNBase)  # the signature is that of the base class, behind the mode
     initializer: Any = nn.RNNBase.__init__ if is_recurrent else kind.__init__
+    arguments: dict[str, Any] = {}
     texts: list[str] = []
     for name, parameter in list(inspect.signature(initializer).parameters.items())[2 if is_recurrent else 1 :]:
         if name in ("device", "dtype") or name.startswith("_") or parameter.kind in VARIADIC:
@@ -190,25 +192,32 @@ def constructor_of(module: nn.Module) -> str | None:
         value = getattr(module, PRESENCE[name] if hasattr(module, PRESENCE.get(name, "")) else name, default)
         if isinstance(default, bool) and (value is None or isinstance(value, Tensor)):
             value = value is not None
-        if value is parameter.empty or not isinstance(value, (bool, int, float, str, tuple, type(None))):
+        if not _is_literal(value):
             return None
-        if default is parameter.empty:
-            texts.append(repr(value) if len(texts) < 2 else f"{name}={value!r}")
-        elif value != default and value != (default,) * len(value if isinstance(value, tuple) else ()):
-            texts.append(f"{name}={value!r}")
-    text = f"nn.{kind.__name__}({', '.join(texts)})"
-    return text if _builds(text, module) else None
+        is_default = value == default or (isinstance(value, tuple) and value == (default,) * len(value))
+        if not is_default:
+            arguments[name] = value
+            is_needed = default is parameter.empty and len(texts) < 2
+            texts.append(repr(value) if is_needed else f"{name}={value!r}")
+    return f"nn.{kind.__name__}({', '.join(texts)})" if _makes(kind, arguments, module) else None
 
 
-def _builds(text: str, module: nn.Module) -> bool:
+def _is_literal(value: Any) -> bool:
+    """True for what Python writes as it is; subclasses may have another repr."""
+    if type(value) is tuple:
+        return all(map(_is_literal, value))
+    return type(value) in (bool, int, float, str, type(None))
+
+
+def _makes(kind: Any, arguments: dict[str, Any], module: nn.Module) -> bool:
     """True if a call makes a layer with the same settings, and weights of the same shapes."""
     try:
         with torch.device("meta"):
-            built = eval(text, {"nn": nn})
+            made = kind(**arguments)
     except Exception:  # whatever a constructor raises for what are not its arguments
         return False
-    shapes, other = ({n: p.shape for n, p in each.named_parameters()} for each in (built, module))
-    return repr(built) == repr(module) and shapes == other
+    shapes, others = ({n: p.shape for n, p in each.named_parameters()} for each in (made, module))
+    return repr(made) == repr(module) and shapes == others
 
 
 def _lines(items: list[str], depth: int) -> str:
