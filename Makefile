@@ -3,13 +3,13 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := asng $(wildcard tests examples benchmarks)
+SOURCES := asng $(wildcard tests examples benchmarks docs/site)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging format hooks fuzz crash bench results lock clean
+.PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging docs format hooks fuzz crash bench results lock clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -26,7 +26,7 @@ test: .venv/installed  ## format, lint, types, and the tests that are not long
 
 test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks; and the kernels
 	$(PYTEST) -m long
-	$(MAKE) test-integrations test-kernels test-browser test-packaging
+	$(MAKE) test-integrations test-kernels test-browser test-packaging docs
 
 test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, Lightning, TensorBoard
 	$(PYTEST) tests/integrations
@@ -39,6 +39,10 @@ test-packaging: .venv/installed-packaging  ## the release: its files, its types,
 
 test-browser: .venv/installed-browser  ## reports in headless Chromium, where there is one
 	$(PYTEST) tests/report/test_browser.py
+
+docs: .venv/installed-docs  ## the documentation site in build/site, its links, its pages in Chromium, the notebook
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(PYTEST) tests/docs
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)
@@ -91,7 +95,7 @@ clean:
 	touch $@
 
 .venv/installed-integrations: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,dask,optuna]' transformers accelerate pytorch-lightning tensorboard
+	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,dask,optuna,tensorboard]' transformers accelerate pytorch-lightning
 	touch $@
 
 # torch's builds for CUDA have brought the Triton that they need.
@@ -102,6 +106,10 @@ clean:
 
 .venv/installed-packaging: .venv/installed
 	$(INSTALL) uv
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,docs]'
 	touch $@
 
 # axe-core, which looks for what keeps people out, is an npm package; without npm its tests are skipped.

@@ -15,6 +15,7 @@ import numpy as np
 
 from asng._checks import MAX_CANDIDATES, as_float_array, as_losses, check_bool, check_int, take_list
 from asng._decoding import Space
+from asng._html_table import html_table
 from asng._ragged import Array
 from asng._state import FLOAT64, check_finite, checksum, is_finite, read_state
 from asng.families import Family
@@ -296,6 +297,16 @@ class Optimizer(ABC):
         """
         rows = zip(self._space.names, self._space.variables, self._family.describe(self.theta), strict=True)
         return {name: variable.to_external(parameters) for name, variable, parameters in rows}
+
+    def _repr_html_(self) -> str:
+        """The distribution as a table, for notebooks."""
+        rows = [("variable", "distribution")]
+        for name, parameters in self.distribution().items():
+            fields: dict[Any, float] = getattr(parameters, "_asdict", dict)()  # of a number
+            if isinstance(parameters, np.ndarray):
+                fields = dict(zip(self.space[name].values() or (), parameters.tolist(), strict=False))
+            rows.append((name, ", ".join(f"{key} {number:.4g}" for key, number in fields.items()) or str(parameters)))
+        return html_table(rows)
 
     @property
     def theta(self) -> Array:

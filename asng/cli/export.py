@@ -6,19 +6,18 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Annotated, Literal
 
-import tyro
-
 from asng import nas
 from asng.cli import EXPERIMENTS, Images
-from asng.cli.terminal import parse_command, print_lines, progress_bar
+from asng.cli.flags import Positional, parse_command
+from asng.cli.terminal import OutputFlags, outcome_of, print_lines, progress_bar
 from asng.experiments._export import Exportable, load_digits_run, load_image_run
 from asng.runs import read_config
 
 Format = Literal["json", "safetensors", "python", "torch", "onnx"]
 
 
-@dataclass(frozen=True)
-class ExportCommand:
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(OutputFlags):
     """The network of a run as files that run without asng: in evaluation mode, in float32, for batches of any size.
 
     architecture.json (json); weights.safetensors (safetensors); network.py (python), which builds the network of plain
@@ -27,12 +26,12 @@ class ExportCommand:
     inpainting, or a search of digits; it need not be finished. Needs pip install 'asng[export]'.
 
     Examples:
-      asng export runs/digits                                        writes runs/digits/export
+      asng export runs/digits-seed0                writes runs/digits-seed0/export
       asng export runs/cifar10-asng-seed0/retrain-seed0 --out cifar10-network
-      asng export runs/digits --format json onnx --out digits-onnx
+      asng export runs/digits-seed0 --format json onnx --out digits-onnx
     """
 
-    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    run: Annotated[Path, Positional("RUN")]
     """Folder of the run."""
     format: tuple[Format, ...] = ("json", "safetensors", "python", "torch", "onnx")
     """Which files; python needs safetensors, too."""
@@ -45,23 +44,21 @@ class ExportCommand:
 def run_export(arguments: Sequence[str]) -> None:
     """`asng export`."""
     command = parse_command(ExportCommand, "export", arguments)
-    found = load_run(command.run, command.data)
-    print_lines(f"Weights: {found.weights}")
-    description = f"{found.inputs} Weights: {found.weights}."
     folder = command.out or command.run / "export"
-    try:
+    with outcome_of(command) as outcome:
+        found = load_run(command.run, command.data)
+        print_lines(f"Weights: {found.weights}")
         files = nas.export(
             found.network,
             folder,
             found.example,
             values=found.values,
             formats=command.format,
-            description=description,
+            description=f"{found.inputs} Weights: {found.weights}.",
         )
-    except ImportError as error:  # of a format, not of the command
-        raise ValueError(str(error)) from None
-    for name, path in files.items():
-        print_lines(f"{name:<12} {path} ({path.stat().st_size:,} bytes)")
+        print_lines(*(f"{name:<12} {path} ({path.stat().st_size:,} bytes)" for name, path in files.items()))
+        outcome |= {"weights": found.weights, "inputs": found.inputs, "files": files}
+        outcome.line = f"Exported: {folder}"
 
 
 def load_run(folder: Path, data: Path | None) -> Exportable:
@@ -73,7 +70,5 @@ def load_run(folder: Path, data: Path | None) -> Exportable:
             return load_image_run(resolve_name(experiment.task), folder, data, progress)
     if name == "digits":
         return load_digits_run(folder)
-    known = [known for known, each in EXPERIMENTS.items() if isinstance(each, Images)]
-    raise ValueError(
-        f"{folder} is a run of {name!r}, which has no network; asng export takes {', '.join(known)} and digits"
-    )
+    known = ", ".join(known for known, each in EXPERIMENTS.items() if isinstance(each, Images))
+    raise ValueError(f"{folder} is a run of {name!r}, which has no network; asng export takes {known} and digits")

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 
 from asng import nas
 from asng._progress import Progress, no_progress
-from asng._untrusted import read_json_lines
 from asng.experiments import digits
 from asng.experiments._image_runs import load_trained
 from asng.experiments._task import Task
+from asng.nas._loop import Checkpoint
 from asng.runs import CHECKPOINT, RESULTS, SUMMARY, read_config, settings_from_config
 
 DIGITS_INPUTS = "Images (n, 1, 8, 8), gray from 0 to 1; scores of the ten digits."
@@ -60,7 +60,7 @@ def load_image_run(
 
 
 def load_digits_run(folder: Path) -> Exportable:
-    """The network of the last search of a run on digits.
+    """The network of a search on digits.
 
     Runs keep no weights of finished searches: what was found is trained from scratch again, to the same weights. Of a
     search that goes on, it is the most likely architecture so far, with the shared weights.
@@ -68,18 +68,13 @@ def load_digits_run(folder: Path) -> Exportable:
     config = read_config(folder, "digits")
     if config.get("kind") != "search":
         raise ValueError(f"{folder} is an asng digits {config.get('kind')}; asng export takes asng digits search")
-    settings = settings_from_config(digits.DigitsSettings, {**config, "seeds": 1})
-    path = folder / RESULTS
-    lines = read_json_lines(path, "delete the folder") if path.exists() else []
-    searches = [r for r in digits.read_records(folder, lines, settings) if r["kind"] == "search"]
-    last = max((record["seed"] for record in searches), default=settings.seed - 1)
-    checkpoint = digits.checkpoint_of(folder, config, last + 1)
-    with digits.one_thread():
-        if not searches and not checkpoint.path.exists():
-            raise ValueError(f"{folder} has no finished search yet, and no checkpoint; let it get that far")
-        seed = last + 1 if checkpoint.path.exists() else last
-        data = digits.load_split(seed)
-        if checkpoint.path.exists():
+    settings = settings_from_config(digits.DigitsSettings, config)
+    records = digits.read_results(folder) if (folder / RESULTS).exists() else []
+    searched = next((record for record in records if record["kind"] == "search"), None)
+    seed, data = settings.seed, digits.load_split(settings.seed)
+    with digits._one_thread():
+        if searched is None:
+            checkpoint = Checkpoint(digits.checkpoint_path(folder, seed), config)
             oneshot, job = digits.make_search(settings, seed, data)
             _, steps = checkpoint.restore(lambda: job)
             found = nas.result(oneshot)
@@ -89,7 +84,7 @@ def load_digits_run(folder: Path) -> Exportable:
                 f"{SHARED}, with batch statistics of this architecture, after {steps:,} steps, which is not finished"
             )
         else:
-            values = next(record["values"] for record in searches if record["seed"] == seed)
+            values = searched["values"]
             network = digits.train_network(settings, seed, data, values)
             accuracy = 100 * digits.accuracy_of(network, data.test)
             weights = f"trained from scratch as in the run, with seed {seed}; test accuracy {accuracy:.2f} %"

@@ -13,11 +13,12 @@ from torch import nn
 
 from asng._asktell import Optimizer
 from asng._checks import check_int
+from asng._html_table import html_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._saving import save_result
-from asng.nas._tables import format_decisions, format_history, format_rounded
+from asng.nas._tables import decision_rows, format_rounded, format_table, history_rows
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
@@ -60,6 +61,14 @@ class Architecture(NamedTuple):
             name: v for name, v in self._asdict().items() if name in ("probability", "feasible") or v not in (None, ())
         }
         return f"Architecture({', '.join(f'{name}={format_rounded(value)}' for name, value in fields.items())})"
+
+    def _repr_html_(self) -> str:
+        """A table of the decisions for notebooks, and what is known of the architecture."""
+        effects = {name: "without effect" if name in self.inactive else "" for name in self.values}
+        values = [(name, format_rounded(value), effects[name]) for name, value in self.values.items()]
+        known = {name: value for name, value in self._asdict().items() if name not in ("values", "inactive")}
+        shown = (f"{name} {format_rounded(value)}" for name, value in known.items() if value not in (None, ()))
+        return f"{html_table([('decision', 'value', ''), *values])}<p>{', '.join(shown)}</p>"
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,11 +120,22 @@ class SearchResult:
         return {**vars(self), "oneshot": None}  # large, and with functions that cannot be pickled
 
     def __repr__(self) -> str:
+        decisions, *history = map(format_table, self._tables())
+        return "\n\n".join([decisions, self._summary(), *history])
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        decisions, *history = map(html_table, self._tables())
+        return "".join([decisions, f"<p>{self._summary()}</p>", *history])
+
+    def _tables(self) -> list[Sequence[Sequence[str]]]:
         space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
-        decisions = format_decisions(space, self.values, self.inactive, now, sharpest_distribution(space, self.values))
+        decisions = decision_rows(space, self.values, self.inactive, now, sharpest_distribution(space, self.values))
+        return [decisions, history_rows(self.history)] if self.history else [decisions]
+
+    def _summary(self) -> str:
         feasible = "" if self.feasible else ", infeasible"
-        sure = f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
-        return "\n\n".join([decisions, sure, *([format_history(self.history)] if self.history else [])])
+        return f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
 
     def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
         """Save the result, without its weights, as the folder of a run, which `asng.report.write` shows.

@@ -4,8 +4,9 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
+from asng.experiments.cifar10.picture import STATES
 from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
-from asng.report._cells import STATES, is_cells
+from asng.report._cells import is_cells
 from asng.report._html import format_number
 from asng.report._read import MAX_NUMBER, RunData, is_normal, is_number
 

@@ -127,10 +127,11 @@ def test_a_search_that_goes_on_gives_the_most_likely_architecture_so_far(runs):
     shutil.copytree(runs / "digits", folder)
     (folder / "results.jsonl").unlink()
     config = json.loads((folder / "config.json").read_text())
+    checkpoint = digits.Checkpoint(digits.checkpoint_path(folder, 0), config)
     data_of_seed = digits.load_split(0)
     oneshot, job = digits.make_search(settings, 0, data_of_seed)
-    with digits.one_thread():
-        digits.run_job(job, epochs=2, checkpoint=digits.checkpoint_of(folder, config, 0))
+    with digits._one_thread():
+        digits.run_job(job, epochs=2, checkpoint=checkpoint)
     done = run("export", str(folder), "--format", "json")
     assert (done.code, done.err) == (0, "")
     assert "shared weights of the search, with batch statistics of this architecture, after 18 steps" in done.out
@@ -149,7 +150,7 @@ def test_an_export_is_not_overwritten(runs):
 def test_the_help_explains_all_flags_with_examples():
     done = run("export", "--help")
     assert done.code == 0
-    assert "asng export runs/digits" in done.out
+    assert "asng export runs/digits-seed0" in done.out
     assert unexplained_flags(done.out) == []
 
 

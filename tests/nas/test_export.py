@@ -1,8 +1,6 @@
 """What is extracted leaves by several formats, and runs where asng cannot be imported."""
 
-import re
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,8 +12,6 @@ from asng import fused, nas
 from asng.nas.export import FILES
 from asng.space import Integer, Real
 from tests.helpers.elsewhere import WITH_ONNXRUNTIME, WITH_SOURCE, WITH_TORCH, run_elsewhere
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 
 # Third parties' warnings while exporting and saving.
 pytestmark = [
@@ -233,16 +229,3 @@ def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(ImportError, match=r"format safetensors needs safetensors .*pip install 'asng\[export\]'"):
         nas.export(nn.Linear(3, 2), tmp_path, torch.zeros(2, 3), formats=["python"])
-
-
-@pytest.mark.long
-def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    leaving = GUIDE.read_text().split("## Leaving")[1].split("\n## ")[0]
-    names: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", leaving, flags=re.DOTALL)), names)
-    x = torch.zeros(5, 1, 8, 8)
-    expected = names["network"](x).detach()
-    torch.testing.assert_close(torch.from_numpy(names["scores"]), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(names["again"](x).detach(), expected, atol=1e-6, rtol=1e-6)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["architecture.json", "network.onnx", "network.pt2"]
