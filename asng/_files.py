@@ -98,7 +98,7 @@ class Lock:
 
     def _warn(self, reason: str) -> None:
         warnings.warn(
-            f"{self._guarded} cannot be locked ({reason}); see to it that no other process writes it", stacklevel=4
+            f"{self._guarded} cannot be locked ({reason}); make sure that no other process writes it", stacklevel=4
         )
 
     def _forget(self) -> None:

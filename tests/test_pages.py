@@ -11,7 +11,6 @@ import torch
 
 import asng
 from asng import ASNG, fused, nas, report
-from asng.cli import commands
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -51,11 +50,6 @@ def test_the_reference_lists_every_public_name_once():
     figures = [f"asng.plot.{name}" for name in ("history", "probabilities", "distribution", "front")]
     bridges = ["asng.integrations.optuna.ASNGSampler", "asng.integrations.tensorboard.TensorBoard"]
     assert sorted(listed) == sorted([*exported, *figures, *bridges])
-
-
-def test_the_page_on_commands_has_every_command():
-    shown = re.findall(r"^\$ asng (.*?) ?--help$", (DOCS / "commands.md").read_text(encoding="utf-8"), re.MULTILINE)
-    assert sorted(shown) == sorted(["", *commands()])
 
 
 def test_files_that_pages_link_to_are_there():
