@@ -92,7 +92,7 @@ clean:
 	touch $@
 
 .venv/installed-integrations: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers accelerate pytorch-lightning tensorboard
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna,tensorboard]' transformers accelerate pytorch-lightning
 	touch $@
 
 # torch's builds for CUDA have brought the Triton that they need.

@@ -162,7 +162,7 @@ def minimize(
         evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
     elif timeout is not None:
         raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
-    with sigterm_as_interrupt(), _saved(run, checkpoint) as save, _shown(progress) as report:
+    with sigterm_as_interrupt(), _open_checkpoint(run, checkpoint) as save, _show_progress(progress) as report:
         try:
             stopped = _evaluate(run, evaluator, evaluations, target, callback, save, report)
         except KeyboardInterrupt:
@@ -236,7 +236,7 @@ def _result(run: BlackBox, stopped: str) -> Result:
 
 
 @contextmanager
-def _saved(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable[[], None]]:
+def _open_checkpoint(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable[[], None]]:
     """Restore a run from its checkpoint, yield a function that saves it from time to time, and save it at the end."""
     if path is None:
         yield lambda: None
@@ -264,7 +264,7 @@ def _saved(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable
 
 
 @contextmanager
-def _shown(progress: bool) -> Iterator[Progress]:
+def _show_progress(progress: bool) -> Iterator[Progress]:
     """A progress bar that appears after a while."""
     if not check_bool(progress, "progress"):
         yield no_progress

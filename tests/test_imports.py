@@ -39,7 +39,8 @@ MAY_IMPORT["_signals"] = {"_signals"}
 MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress", "_signals"}
 MAY_IMPORT["_blackbox"] |= {"_untrusted"}
 MAY_IMPORT["fused"] = {"fused"}
-MAY_IMPORT["runs"] = {"runs", "_files", "_untrusted", "asng"}  # the package itself: its version
+MAY_IMPORT["runs"] = {"runs", "_checks", "_environment", "_files", "_untrusted", "asng"}  # the package: its version
+MAY_IMPORT["_environment"] = {"_environment", "asng"}
 for room in ("cli", "experiments", "nas"):
     MAY_IMPORT[room] |= {"_files", "_progress", "_untrusted"}
 MAY_IMPORT["nas"] |= {"fused", "_signals", "asng"}  # the package itself: its version
@@ -57,6 +58,7 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "_untrusted": set(),
     "_signals": set(),
     "_json_checkpoint": set(),
+    "_environment": {"numpy"},
     "_progress": {"rich"},
     "report": {"numpy", "matplotlib", "jinja2"},
     "plot": {"numpy", "matplotlib"},
@@ -111,7 +113,7 @@ def test_a_module_imports_only_what_is_below_it(path):
     ("room", "source"),
     [
         ("families", "from asng.space import Variable"),
-        ("experiments", "import tyro"),
+        ("experiments", "import click"),
         ("experiments", "from argparse import ArgumentParser"),
         ("families", "import asng.optimizer"),
         ("families", "def late():\n    from asng import optimizer"),

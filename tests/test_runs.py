@@ -93,14 +93,14 @@ def test_a_folder_in_use_is_refused_by_who_uses_it_and_the_cure(tmp_path):
         assert read_config(tmp_path)["seed"] == 1  # reading goes on
         run.append({"a": 1})
     assert kept_in(tmp_path) == [{"a": 1}]
-    assert sorted(os.listdir(tmp_path)) == ["config.json", "results.jsonl"]
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "environment.jsonl", "results.jsonl"]
 
 
 def test_a_refused_configuration_leaves_no_lock(tmp_path):
     kept_in(tmp_path)
     with pytest.raises(ValueError, match="seed: 1 there, 2 here"):
         Run(tmp_path, {**CONFIG, "seed": 2})
-    assert os.listdir(tmp_path) == ["config.json"]
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "environment.jsonl"]
 
 
 def test_a_folder_that_is_removed_is_not_made_again(tmp_path):
@@ -128,7 +128,7 @@ def test_a_folder_that_was_replaced_by_another_run_is_left_alone(tmp_path):
             pass
         with pytest.raises(ValueError, match=r"holds a run of another configuration \(seed: 2 there, 1 here"):
             run.append({"a": 1})
-    assert os.listdir(tmp_path / "run") == ["config.json"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["config.json", "environment.jsonl"]
 
 
 def test_lines_are_never_written_through_a_link(tmp_path):

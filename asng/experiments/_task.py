@@ -19,7 +19,7 @@ from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import JobSettings, SearchSettings
 from asng.nas._candidates import to_outcome
 from asng.nas.architecture import from_json
-from asng.runs import ARCHITECTURE, read_config
+from asng.runs import ARCHITECTURE, nearest_path, read_config
 from asng.space import Variable
 
 Values = Mapping[str, Any]
@@ -82,6 +82,11 @@ class Task(ABC):
         """The task, on the data that a run is tested with."""
         return cls.load(where, progress)
 
+    @classmethod
+    def load_for_estimate(cls, where: Any, progress: Progress) -> Self:
+        """The task, to time some steps with; nothing is downloaded."""
+        return cls.load(where, progress)
+
     def train_indices(self, settings: Any) -> Tensor:
         """Which training images are used; all by default."""
         return torch.arange(len(self.train))
@@ -113,7 +118,8 @@ class Task(ABC):
             read_config(path, cls.name, needs=ARCHITECTURE)
             path /= ARCHITECTURE
         if not path.is_file():
-            raise ValueError(f"there is no file {path}; give one as {ARCHITECTURE}, or the word random")
+            cure = nearest_path(path) or f"; give one as {ARCHITECTURE}, or the word random"
+            raise ValueError(f"there is no file {path}{cure}")
         try:
             return cls.read_values(read_text(path, f"give one as {ARCHITECTURE}"), searched)
         except ValueError as error:

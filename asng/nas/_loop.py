@@ -302,7 +302,7 @@ class _Loop:
         epoch = self._epoch
         means = epoch.means()
         if means.get("score", 0.0) is None:
-            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; see to the judge")
+            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; check the judge")
         losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
         if losses and all(mean is None for mean in losses):
             error = NoFiniteLoss(

@@ -123,7 +123,7 @@ class Size(Arithmetic):
         except ZeroDivisionError:
             raise ValueError(f"{self} divides by 0 for some values; give divisors that are never 0") from None
         except OverflowError:
-            raise ValueError(f"{self} is beyond all numbers for some values; give larger divisors") from None
+            raise ValueError(f"{self} overflows for some values; give larger divisors") from None
 
     @property
     def max(self) -> int:

@@ -288,8 +288,7 @@ def _measure(limit: Limit, supernet: Supernet, values: Values, build: Callable[[
                 cost = measure(supernet.model, dict(values))  # its own
     except FAILURES:
         warnings.warn(
-            f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible",
-            stacklevel=3,
+            f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible", stacklevel=3
         )
         cost = math.inf
     except Exception as error:

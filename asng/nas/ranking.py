@@ -90,12 +90,7 @@ def _evaluate_mode(supernet: Supernet, *, batch_statistics: bool) -> None:
 
 
 def rerank(
-    oneshot: OneShot | SearchResult,
-    batches: Iterable[Batch],
-    judge: Judge,
-    *,
-    k: int = 20,
-    recalibrate_on: Any = None,
+    oneshot: OneShot | SearchResult, batches: Iterable[Batch], judge: Judge, *, k: int = 20, recalibrate_on: Any = None
 ) -> list[Architecture]:
     """Score the k most likely feasible architectures of a search with the shared weights, and order them by that.
 

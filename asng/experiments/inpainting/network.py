@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from asng import nas
 from asng.experiments.inpainting import encoding
 from asng.experiments.inpainting.encoding import SIZE, Layer, Values, Variables
-from asng.fused._chain import FIELDS, Chain
-from asng.fused._chain import Layer as ChainLayer
+from asng.fused._chain import FIELDS, ChainLayer, Chains
 from asng.nas._capture import trace as _trace
 
 IMAGE_CHANNELS = 3
@@ -61,7 +60,7 @@ class Net(nas.Searchable):
             _of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, width) for width in channels
         )
         self.last = nas.ConvTranspose2d(in_channels, IMAGE_CHANNELS, 3, padding=1, bias=False)
-        self._bounds = Chain(
+        self._bounds = Chains(
             len(channels), in_channels.max, max(encoding.widths_of(space)), IMAGE_CHANNELS, max(encoding.KERNELS)
         )
         reset(self)
