@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -23,6 +23,9 @@ from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
+
+if TYPE_CHECKING:
+    from asng.nas.ranking import Front
 
 MIN_STEPS = 5  # per free parameter of the distribution: about what it takes without noise
 MIN_CERTAINTY = 0.9  # of a search that has had fewer
@@ -117,13 +120,16 @@ class SearchResult:
         sure = f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
         return "\n\n".join([decisions, sure, *([format_history(self.history)] if self.history else [])])
 
-    def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self, folder: str | Path, settings: Mapping[str, Any] | None = None, *, front: "Front | None" = None
+    ) -> None:
         """Save the result, without its weights, as the folder of a run, which `asng.report.write` shows.
 
         Args:
             folder: A new folder, or one without a run.
             settings: Yours, to be shown: a seed, learning rates, an `experiment` that names it all. Results whose
                 settings differ by `seed` alone are averaged in a report.
+            front: What `front` returned for this result, to be shown.
 
         Raises:
             ValueError: The folder holds a run already, or JSON cannot hold the settings.
@@ -137,7 +143,7 @@ class SearchResult:
         ...     nas.result(oneshot).save(f"{parent}/mine", {"seed": 0})
         ...     page = report.write([f"{parent}/mine"], f"{parent}/report.html").read_text()
         """
-        save_result(self, Path(folder), settings or {})
+        save_result(self, Path(folder), settings or {}, front)
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from asng._files import atomic_write, make_folder_for
 from asng.report._page import Page
-from asng.report._read import RunData, read_run
+from asng.report._read import RunData, read_runs
 
 __all__ = ["write"]
 
@@ -44,7 +44,7 @@ def write(
     """
     if isinstance(folders, (str, os.PathLike)):
         raise ValueError(f"folders must be a list of folders, got {folders!r}; give [{folders!r}]")
-    runs = [read_run(Path(folder)) for folder in folders]
+    runs = [run for folder in folders for run in read_runs(Path(folder))]
     if not runs:
         raise ValueError("there are no folders; give those of one or more runs")
     content = _render(runs, reload_every).encode()

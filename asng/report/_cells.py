@@ -8,7 +8,7 @@ from typing import Any
 
 from asng.experiments.cifar10.layout import CellLayout, arrange
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, Paths, cell_paths
-from asng.report._html import Html, element
+from asng._html import Html, element
 from asng.report._read import Distribution
 
 PIXELS = 104  # per inch
@@ -89,6 +89,7 @@ class _Cell:
             caption,
             element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=label),
             class_="graph",
+            style=f"--w:{size[0]}px",
         )
 
     def _input(self, state: int, used: bool) -> None:

@@ -1,15 +1,29 @@
-"""HTML that is safe by construction: all text is escaped, unless it is `Html` already."""
+"""HTML that is safe by construction: all text is escaped, unless it is `Html` already. For reports and notebooks."""
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from html import escape
 from typing import Any
 
 from asng._untrusted import printable
 
-VOID = {"br", "input", "meta"}  # elements without an end tag
+VOID = {"br", "img", "input", "meta"}  # elements without an end tag
 MAX_TEXT = 300  # characters of a name or a value
+MAX_BARS = 40  # choices of a decision that are shown
+TABLE_STYLE = """\
+.asng table { border-collapse: collapse; font-size: 0.9em; font-variant-numeric: tabular-nums; }
+.asng caption { text-align: left; padding: 0.2em 0; opacity: 0.75; }
+.asng :is(th, td) { text-align: right; padding: 0.3em 0.8em; border-bottom: 1px solid var(--rule, #8884);
+  vertical-align: top; }
+.asng :is(th:first-child, .texts th, .texts td) { text-align: left; }
+.asng tbody th { font-weight: 500; }
+.asng .bars { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: wrap; gap: 0.1em 1em; }
+.asng .bars li { white-space: nowrap; margin: 0; }
+.asng .bar { display: inline-block; width: 3.5em; height: 0.6em; margin-right: 0.4em; background: var(--grid, #8883);
+  border-radius: 2px; overflow: hidden; }
+.asng .bar span { display: block; height: 100%; background: var(--c0, #0072b2); }
+"""
 
 
 class Html(str):
@@ -79,6 +93,20 @@ def format_number(value: Any) -> str:
     return clean(value)
 
 
+def format_duration(seconds: float) -> str:
+    """Seconds in the two largest units that matter.
+
+    >>> [format_duration(seconds) for seconds in (0.1234, 9.96, 75, 870.6, 5025, 200_000)]
+    ['0.12 s', '10 s', '1 min 15 s', '14 min 31 s', '1 h 24 min', '2 d 8 h']
+    """
+    if seconds < 60:
+        return f"{seconds:.2g} s" if seconds < 9.5 else f"{seconds:.0f} s"
+    units = [(1, "s", 60, "min"), (60, "min", 60, "h"), (3600, "h", 24, "d")]
+    size, small, factor, large = units[0] if seconds < 3600 else units[1] if seconds < 86400 else units[2]
+    whole, rest = divmod(round(seconds / size), factor)
+    return f"{whole} {large} {rest} {small}" if rest else f"{whole} {large}"
+
+
 def round_number(value: float) -> float:
     """A number as it is given to the page: six significant digits."""
     return float(f"{value:.6g}")
@@ -98,3 +126,37 @@ def table(head: Iterable[Any], rows: Iterable[Iterable[Any]], caption: str, **at
         **attributes,
     )
     return element("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+
+
+def probability_bars(parameters: Mapping[str, float], value: Any) -> Html | str:
+    """The probabilities of choices as bars, the chosen one in bold; of a number its mean and standard deviation."""
+    if is_normal(parameters):
+        return f"mean {format_number(parameters['mean'])}, standard deviation {format_number(parameters['std'])}"
+    bars = []
+    for choice, probability in list(parameters.items())[:MAX_BARS]:
+        width = f"width:{100 * min(max(probability, 0.0), 1.0):.1f}%"
+        bar = element("span", element("span", style=width), class_="bar", aria_hidden="true")
+        label = element("b", choice) if choice == str(value) else choice
+        bars.append(element("li", bar, label, f" {probability:.3f}"))
+    return element("ul", *bars, class_="bars") if bars else ""
+
+
+def is_normal(parameters: Mapping[str, float]) -> bool:
+    """Whether the parameters of a decision are a mean and a standard deviation."""
+    return parameters.keys() == {"mean", "std"}
+
+
+def decisions_table(
+    values: Mapping[str, Any], distribution: Mapping[str, Mapping[str, float]], inactive: Collection[str], caption: str
+) -> Html:
+    """A row for each decision: its value, and how likely the choices are."""
+    rows: list[list[Any]] = []
+    for name, value in values.items():
+        shown = format_number(value) + (" (no effect)" if name in inactive else "")
+        rows.append([name, shown, *([probability_bars(distribution.get(name, {}), value)] if distribution else [])])
+    return table(["decision", "value", *(["probabilities"] if distribution else [])], rows, caption, class_="texts")
+
+
+def notebook(*children: Any) -> str:
+    """What `_repr_html_` returns: elements with the style of reports' tables, light or dark as the notebook is."""
+    return element("div", Html(f"<style>{TABLE_STYLE}</style>"), *children, class_="asng")
