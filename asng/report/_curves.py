@@ -29,6 +29,7 @@ OF_DISTRIBUTION = list(TITLES)[4:9]
 OF_COST = list(TITLES)[9:]
 NOT_IN_LABELS = {"seed", "architecture"}
 COLORS = 8  # that the style sheet has
+MAX_PROBABILITIES = 200_000  # of a run; of more, those of some moments at equal distances
 MAX_CHOICES = 24  # of a decision, the most likely at last
 
 
@@ -216,8 +217,13 @@ def probability_panels(run: RunData) -> list[Panel]:
     ]
     if len(moments) < 2:
         return []
+    size = sum(map(len, moments[-1][2].values()))
+    count = min(len(moments), max(30, MAX_PROBABILITIES // size))
+    moments = [moments[round(index * (len(moments) - 1) / (count - 1))] for index in range(count)]
     panels = []
     for name, parameters in moments[-1][2].items():
+        if run.values and name not in run.values:
+            continue
         kept = [
             (step, second, now[name]) for step, second, now in moments if now.get(name, {}).keys() == parameters.keys()
         ]

@@ -47,6 +47,7 @@ class Page:
         self._runs, self._groups = runs, group_runs(runs)
         self._max_points, self._reload_every = max_points, reload_every
         self._charts: list[dict[str, Any]] = []
+        self._columns: dict[tuple[float, ...], int] = {}  # steps and seconds, which many curves share
 
     def render(self) -> str:
         """The whole page."""
@@ -78,7 +79,8 @@ class Page:
         )
         nav = element("nav", *links, aria_label="Sections")
         content = join([head, nav, element("main", sections), element("noscript", "Charts need JavaScript.")])
-        return _document(f"{kinds}: asng report", content, {"charts": self._charts, "reload": self._reload_every})
+        data = {"columns": list(self._columns), "charts": self._charts, "reload": self._reload_every}
+        return _document(f"{kinds}: asng report", content, data)
 
     def _reload_switch(self) -> Html | None:
         if self._reload_every is None:
@@ -89,7 +91,11 @@ class Page:
 
     def _chart(self, panel: Panel, look: str = "") -> Html:
         number = len(self._charts)
-        self._charts.append(panel.to_json(self._max_points))
+        data = panel.to_json(self._max_points)
+        for curve in data["curves"]:
+            for name in ("step", "time"):
+                curve[name] = self._columns.setdefault(tuple(curve[name]), len(self._columns))
+        self._charts.append(data)
         keys = "Left and right arrows read values, plus and minus zoom, 0 shows all."
         plot = element("div", class_="plot", tabindex="0", role="application", aria_label=f"{panel.describe()} {keys}")
         named = [curve for curve in panel.curves if curve.name and (not curve.faint or curve.labels)]
@@ -130,9 +136,13 @@ class Page:
             return None
         spread = any(len(runs) > 1 for runs in self._groups.values())
         note = "Lines are means over the runs, bands one standard deviation to both sides, thin lines the runs."
-        hint = "Hover to read, drag to zoom, double-click to show all; with the keyboard: Tab, arrows, plus and minus, 0."
+        hint = (
+            "Hover to read, drag to zoom, double-click to show all; with the keyboard: Tab, arrows, plus and minus, 0."
+        )
         switch = _switch("Against", "axis", "", {"step": "steps", "time": "time"}) if self._has_time() else None
-        return section("Curves", element("p", f"{hint} {note if spread else ''}".strip(), class_="hint"), switch, *parts)
+        return section(
+            "Curves", element("p", f"{hint} {note if spread else ''}".strip(), class_="hint"), switch, *parts
+        )
 
     def _has_time(self) -> bool:
         return any(any(run.seconds) for run in self._runs)

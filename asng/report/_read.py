@@ -16,7 +16,7 @@ Distribution = dict[str, dict[str, float]]  # per decision: probabilities by cho
 LENGTHS = ("epochs", "iterations")  # settings that say how long a run is, in epochs or in steps
 UNITS = ("step", "epoch", "checkpoint")  # fields of a record that say when it was written
 FOUND = {"accuracy": "test_accuracy", "parameters": "parameters"}  # of the training of what a search found
-MAX_DECISIONS = 2000
+MAX_POINTS = 2000  # of a front
 MAX_MEASURES = 8  # of a front
 MAX_SEEDS = 100  # of a folder
 MAX_NUMBER = 1e100
@@ -155,10 +155,15 @@ def _read_run(folder: Path) -> RunData:
     summary = read(SUMMARY)
     values = read(ARCHITECTURE, "values") or _first_dict(summary.get("values"), whole.get("architecture"))
     records, results = (_read_lines(folder / name, faults) for name in (METRICS, RESULTS))
-    if len(values) > MAX_DECISIONS:
-        faults.append(f"{folder / ARCHITECTURE} has {len(values):,} decisions; the first {MAX_DECISIONS:,} are shown")
-        values = dict(list(values.items())[:MAX_DECISIONS])
     return RunData(folder, config, records, results, summary, evaluations, values, tuple(faults))
+
+
+def limit_decisions(run: RunData, count: int) -> RunData:
+    """The run with at most so many decisions, and a fault that says so."""
+    if len(run.values) <= count:
+        return run
+    fault = f"{run.title} has {len(run.values):,} decisions; the first {count:,} are shown."
+    return replace(run, values=dict(list(run.values.items())[:count]), faults=(*run.faults, fault))
 
 
 def _first_dict(*candidates: Any) -> dict[str, Any]:
@@ -192,16 +197,17 @@ def _read_lines(path: Path, faults: list[str]) -> list[dict[str, Any]]:
 
 def is_number(value: Any) -> bool:
     """Whether a value of a file is a number that can be drawn: finite, and so that sums of squares are."""
-    return not mismatch(value, float) and abs(value) <= MAX_NUMBER
+    return type(value) in (int, float) and abs(value) <= MAX_NUMBER
 
 
 def to_distribution(data: Any, values: Mapping[str, Any]) -> Distribution:
     """A distribution as a record or a summary has it; whatever is none is left out."""
     found: Distribution = {}
     for name, parameters in (data if isinstance(data, dict) else {}).items():
-        if not parameters or mismatch(parameters, list[float] | dict[str, float]):
-            continue
         is_list = isinstance(parameters, list)
+        numbers = parameters if is_list else parameters.values() if isinstance(parameters, dict) else ()
+        if not numbers or not all(map(is_number, numbers)):
+            continue
         pairs = zip(_labels(name, parameters, values), parameters, strict=True) if is_list else parameters.items()
         found[name] = {label: float(number) for label, number in pairs}
     return found
@@ -244,7 +250,7 @@ def front_of(run: RunData) -> FrontData | None:
         listed = data.get(name)
         return [
             FrontPoint(float(point["score"]), [float(c) for c in point["costs"]], _first_dict(point.get("values")))
-            for point in (listed if isinstance(listed, list) else [])[:MAX_DECISIONS]
+            for point in (listed if isinstance(listed, list) else [])[:MAX_POINTS]
             if not mismatch(point, dict[str, Any])
             and not mismatch(point.get("costs"), list[float])
             and len(point["costs"]) >= len(measures)

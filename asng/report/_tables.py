@@ -34,13 +34,15 @@ def overview_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
     rows = []
     for label, members in groups.items():
         for run in members:
-            rows.append([run.title, format_number(run.config.get("seed")), _state(run), *_cells(finals[id(run)], names)])
+            rows.append(
+                [run.title, format_number(run.config.get("seed")), *_cells(finals[id(run)], names), _state(run)]
+            )
         if len(members) > 1:
             means = [_mean(name, [finals[id(run)].get(name) for run in members]) for name in names]
             title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
-            rows.append([element("b", title), "", f"{len(members)} runs", *means])
-    head = ["run", "seed", "state", *map(_spaced, names)]
-    tiles = _tiles(names, rows[-1][3:]) if len(groups) == 1 else None
+            rows.append([element("b", title), "", *means, f"{len(members)} runs"])
+    head = ["run", "seed", *map(_spaced, names), "state"]
+    tiles = _tiles(names, rows[-1][2:-1]) if len(groups) == 1 else None
     return section("Overview", tiles, table(head, rows[:MAX_ROWS], "Runs and their last numbers"))
 
 
@@ -188,7 +190,9 @@ def settings_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
     for members in groups.values():
         seeds = {"seed": [run.config.get("seed") for run in members]} if len(members) > 1 else {}
         settings.append({n: v for n, v in {**members[0].config, **seeds}.items() if n != "architecture"})
-    outcomes = [{**{n: v for n, v in run.summary.items() if n not in HIDDEN}, "folder": str(run.folder)} for run in runs]
+    outcomes = [
+        {**{n: v for n, v in run.summary.items() if n not in HIDDEN}, "folder": str(run.folder)} for run in runs
+    ]
     titles = [run.title for run in runs]
     parts = [_columns("setting", list(groups), settings, "Settings"), _columns("outcome", titles, outcomes, "Outcome")]
     commands = repeat_commands(runs)

@@ -27,7 +27,13 @@ def tree_of(run: RunData) -> list[Node]:
     left = [MAX_NODES]
     nodes = _parse(run.summary.get("tree"), 0, left)
     shown = {node.name for node in walk(nodes)}
-    return nodes + _group({name: name for name in run.values if name not in shown}, 0)
+    return _known(nodes, run) + _group({name: name for name in run.values if name not in shown}, 0)
+
+
+def _known(nodes: list[Node], run: RunData) -> list[Node]:
+    """The nodes of decisions that the run has values of."""
+    known = [node for node in nodes if node.name in run.values]
+    return [node._replace(inside={label: _known(part, run) for label, part in node.inside.items()}) for node in known]
 
 
 def walk(nodes: list[Node]) -> list[Node]:
@@ -43,7 +49,9 @@ def _parse(data: Any, depth: int, left: list[int]) -> list[Node]:
         if left[0] < 0 or not isinstance(each, dict) or not isinstance(each.get("name"), str):
             continue
         inside: Any = each.get("inside")
-        parts = {label: _parse(part, depth + 1, left) for label, part in inside.items()} if isinstance(inside, dict) else {}
+        parts = (
+            {label: _parse(part, depth + 1, left) for label, part in inside.items()} if isinstance(inside, dict) else {}
+        )
         ends = _parse_range(each.get("range"))
         nodes.append(Node(each["name"], parts, ends, ends is not None and ends[0] > 0 and each.get("log") is True))
     return nodes
@@ -135,12 +143,16 @@ def _track(node: Node, parameters: Mapping[str, float], value: Any) -> Html:
         return 100 * min(max((at - low) / (high - low), 0.0), 1.0)
 
     factor = spread_of(std, node.is_log)
-    left, right = (place(mean / factor), place(mean * factor)) if node.is_log else (place(mean - std), place(mean + std))
+    left, right = (
+        (place(mean / factor), place(mean * factor)) if node.is_log else (place(mean - std), place(mean + std))
+    )
     marks = [element("span", class_="band", style=f"left:{left:.1f}%;width:{right - left:.1f}%")]
     if is_number(value) and (value > 0 or not node.is_log):
         marks.append(element("span", class_="mark", style=f"left:{place(value):.1f}%"))
     ends = [element("span", format_number(end), class_="soft") for end in node.range]
-    track = element("span", ends[0], element("span", *marks, class_="line"), ends[1], class_="track", aria_hidden="true")
+    track = element(
+        "span", ends[0], element("span", *marks, class_="line"), ends[1], class_="track", aria_hidden="true"
+    )
     return element("div", track, words)
 
 

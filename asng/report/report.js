@@ -2,6 +2,9 @@
 // Charts of a report: drawn from the data in the page, read by pointer and keys, zoomed by dragging.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
+for (const curve of DATA.charts.flatMap((chart) => chart.curves)) {
+  for (const name of ["step", "time"]) curve[name] = DATA.columns[curve[name]]; // which curves share
+}
 const MARGIN = { left: 52, right: 12, top: 8, bottom: 34 };
 const charts = [];
 let axis = "step"; // or "time"

@@ -251,10 +251,20 @@ def test_thinning_keeps_peaks():
 
 
 def test_more_runs_than_fit_a_page_are_refused_in_one_line(tmp_path):
+    config = {f"setting{index}": "x" * 290 for index in range(200)}
+    run = write_run(tmp_path / "run", config, summary=config)
+    with pytest.raises(ValueError, match="a page of these 40 runs is larger than 2,000,000 bytes; report fewer"):
+        report.write([run] * 40, tmp_path / "report.html")
+
+
+def test_of_too_many_decisions_the_first_are_shown(tmp_path):
     values = {f"decision{index}": "x" * 200 for index in range(1500)}
     run = write_run(tmp_path / "run", architecture=values_of(**values))
-    with pytest.raises(ValueError, match="a page of these 10 runs is larger than 2,000,000 bytes; report fewer"):
-        report.write([run] * 10, tmp_path / "report.html")
+    page = write(tmp_path, *[run] * 10)
+    assert len(page.source.encode()) < 2_000_000
+    assert "run has 1,500 decisions; the first 100 are shown." in page.text("Warnings")
+    assert "decision99" in page.text("Architecture")
+    assert "decision100" not in page.text("Architecture")
 
 
 # Wrong input
