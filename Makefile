@@ -3,13 +3,13 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := asng $(wildcard tests examples benchmarks)
+SOURCES := asng $(wildcard tests examples benchmarks docs/site)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels test-browser format hooks fuzz crash bench results lock clean
+.PHONY: demo quick test test-all test-integrations test-kernels test-browser docs format hooks fuzz crash bench results lock clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -26,7 +26,7 @@ test: .venv/installed  ## format, lint, types, and the tests that are not long
 
 test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks; and the kernels
 	$(PYTEST) -m long
-	$(MAKE) test-integrations test-kernels test-browser
+	$(MAKE) test-integrations test-kernels test-browser docs
 
 test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, Lightning, TensorBoard
 	$(PYTEST) tests/integrations
@@ -36,6 +36,10 @@ test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter,
 
 test-browser: .venv/installed-browser  ## reports in headless Chromium, where there is one
 	$(PYTEST) tests/report/test_browser.py
+
+docs: .venv/installed-docs  ## the documentation site in build/site, its links, its pages in Chromium, the notebook
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	$(PYTEST) tests/docs
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)
@@ -55,6 +59,8 @@ bench: .venv/installed-bench  ## cost of ask and tell beside other libraries
 
 results: .venv/installed  ## tables and figures of docs/results.md, from the files in results/
 	$(BIN)/python benchmarks/cifar10_searches.py
+	$(BIN)/python benchmarks/cifar10_tables.py --draw results/cifar10
+	$(BIN)/python benchmarks/gpu_tables.py
 	$(BIN)/python benchmarks/digits_seeds.py results/digits
 	$(BIN)/python benchmarks/shared_weights.py --draw results/shared-weights --figures docs
 	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201 --figure docs/nasbench201.png
@@ -93,6 +99,10 @@ clean:
 .venv/installed-kernels: .venv/installed
 	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) --no-deps triton==3.9.0
 	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,kernels]'
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,docs]'
 	touch $@
 
 # axe-core, which looks for what keeps people out, is an npm package; without npm its tests are skipped.

@@ -113,25 +113,27 @@ def round_number(value: float) -> float:
 
 
 def table(head: Iterable[Any], rows: Iterable[Iterable[Any]], caption: str, **attributes: Any) -> Html:
-    """A table that scrolls sideways where it does not fit; the first cell of a row is its heading."""
+    """A table, with a caption one that scrolls sideways; the first cell of a row is its heading."""
     cells = [element("th", cell, scope="col") for cell in head]
     body = []
     for first, *rest in rows:
         body.append(element("tr", element("th", first, scope="row"), *(element("td", cell) for cell in rest)))
     inner = element(
         "table",
-        element("caption", caption),
+        element("caption", caption) if caption else None,
         element("thead", element("tr", *cells)),
         element("tbody", *body),
         **attributes,
     )
-    return element("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption)
+    return element("div", inner, class_="scroll", tabindex="0", role="region", aria_label=caption) if caption else inner
 
 
 def probability_bars(parameters: Mapping[str, float], value: Any) -> Html | str:
     """The probabilities of choices as bars, the chosen one in bold; of a number its mean and standard deviation."""
     if is_normal(parameters):
         return f"mean {format_number(parameters['mean'])}, standard deviation {format_number(parameters['std'])}"
+    if not all(isinstance(number, int | float) for number in parameters.values()):  # of a family of the user's own
+        return ", ".join(map(clean, parameters.values()))
     bars = []
     for choice, probability in list(parameters.items())[:MAX_BARS]:
         width = f"width:{100 * min(max(probability, 0.0), 1.0):.1f}%"
@@ -155,6 +157,18 @@ def decisions_table(
         shown = format_number(value) + (" (no effect)" if name in inactive else "")
         rows.append([name, shown, *([probability_bars(distribution.get(name, {}), value)] if distribution else [])])
     return table(["decision", "value", *(["probabilities"] if distribution else [])], rows, caption, class_="texts")
+
+
+def rows_table(rows: Iterable[Iterable[Any]]) -> Html:
+    """Rows as a table for a notebook; the first row is the head.
+
+    >>> rows_table([("a", "b"), ("x < y", "c")])
+    '<table><thead><tr><th>a</th><th>b</th></tr></thead><tbody><tr><td>x &lt; y</td><td>c</td></tr></tbody></table>'
+    """
+    head, *body = rows
+    lines = [element("tr", *(element("td", cell) for cell in row)) for row in body]
+    cells = (element("th", cell) for cell in head)
+    return element("table", element("thead", element("tr", *cells)), element("tbody", *lines))
 
 
 def notebook(*children: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from torch import nn
 
 from asng._progress import Progress, no_progress
-from asng.experiments import curves
+from asng.experiments import figures
 from asng.experiments._jobs import SearchJob, TrainJob
 from asng.experiments._settings import JobSettings, SearchSettings, describe_machine
 from asng.experiments._task import EvaluateSettings, Task
@@ -58,7 +58,7 @@ def _run_job(job: Job, run: Run, settings: JobSettings, progress: Progress) -> l
 def _finish(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], job: Job) -> dict[str, Any]:
     summary = {**summary, "machine": describe_machine(job.device), "last": records[-1]}
     write_json(run.folder / SUMMARY, summary)
-    curves.draw_curves({"": records}, run.folder)
+    figures.draw_curves(records, run.folder)
     return summary
 
 

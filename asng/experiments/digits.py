@@ -24,10 +24,9 @@ from asng._progress import Progress, no_progress, part_of
 from asng._untrusted import mismatch
 from asng.experiments._digits_net import HANDCRAFTED as HANDCRAFTED
 from asng.experiments._digits_net import Net as Net
-from asng.nas._loader_job import LoaderJob
+from asng.nas._loader_job import LoaderJob, Schedules
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas._saving import decision_tree
-from asng.nas._schedules import Schedules
 from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
 from asng.runs import ARCHITECTURE, RESULTS, SUMMARY, Run, make_config, write_json

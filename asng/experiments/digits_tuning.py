@@ -156,7 +156,7 @@ def _sgd(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
 def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
     """Run the trials and trainings that the folder does not hold yet; returns the summary, and writes it there.
 
-    `minimize` begins anew with each call and is told the losses of finished trials, so that it continues as it was.
+    `minimize` starts over with each call and is told the losses of finished trials, so that it continues as it was.
     """
     with Run(folder, make_config("digits", "tune", settings)) as run, _one_thread():
         done = _read_records(run, settings)

@@ -19,8 +19,7 @@ from asng._asktell import Optimizer
 from asng._checks import is_endless
 from asng._files import differences
 from asng.nas import _distributed
-from asng.nas._decision import Decision
-from asng.nas._weight_optimizers import as_list
+from asng.nas.decisions import Decision
 from asng.space import Variable
 
 if TYPE_CHECKING:
@@ -278,3 +277,12 @@ def check_shapes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     there, here = ({name: tuple(getattr(s[name], "shape", ())) for name in s} for s in (saved, current))
     if shown := differences(there, here):
         raise ValueError(shown)
+
+
+def as_list(given: Any) -> list[Any]:
+    """One object, or those of a list or tuple.
+
+    >>> as_list("sgd"), as_list(("muon", "adamw"))
+    (['sgd'], ['muon', 'adamw'])
+    """
+    return list(given) if isinstance(given, (list, tuple)) else [given]

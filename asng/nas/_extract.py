@@ -20,9 +20,9 @@ from asng.nas._checks import (
     unregistered_modules,
     unwrap,
 )
-from asng.nas._decision import Decision, Searchable
 from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, user_modules
 from asng.nas._ties import Ties
+from asng.nas.decisions import Decision, Searchable
 from asng.nas.layers._base import Build, ElasticLayer, current_build, own_hooks
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from asng._files import Lock, differences, lock_checkpoint, previous_path
 from asng._progress import Progress, no_progress
 from asng._untrusted import mismatch
 from asng.nas import _checkpoints, _distributed
-from asng.nas._step import finite_mean
+from asng.nas._candidates import finite_mean
 
 START_OVER = "use another path, or delete it to start over"
 STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU

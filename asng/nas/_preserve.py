@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asng.nas._decision import Searchable
+from asng.nas.decisions import Searchable
 
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet

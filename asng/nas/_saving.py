@@ -12,9 +12,8 @@ from torch import nn
 
 from asng import __version__
 from asng._files import atomic_write, make_folder_for
-from asng.nas._decision import Decision
 from asng.nas.architecture import to_dict
-from asng.nas.decisions import OneOf, Repeat
+from asng.nas.decisions import Decision, OneOf, Repeat
 
 if TYPE_CHECKING:
     from asng.nas.ranking import Front

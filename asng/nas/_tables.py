@@ -13,19 +13,19 @@ MAX_OTHERS = 3  # other values of a decision that are shown
 MAX_EPOCHS = 10  # epochs that are shown
 
 
-def format_decisions(
+def decision_rows(
     space: Mapping[str, Variable],
     values: Values,
     inactive: Collection[str],
     now: Mapping[str, Any],
     largest: Mapping[str, Any],
-) -> str:
+) -> list[tuple[str, ...]]:
     """Each decision with its value, the value's probability, the largest possible one, and the other values.
 
     >>> from asng import Categorical
     >>> space = {"act": Categorical(["relu", "tanh"])}
     >>> now, largest = {"act": np.array([0.4, 0.6])}, {"act": np.array([0.25, 0.75])}
-    >>> print(format_decisions(space, {"act": "tanh"}, (), now, largest))
+    >>> print(format_table(decision_rows(space, {"act": "tanh"}, (), now, largest)))
     decision  value  probability  at most  others
     act       tanh   0.600        0.750    relu 0.400
     """
@@ -40,7 +40,7 @@ def format_decisions(
             numbers = (math.exp(variable.log_prob(where[name], values[name])) for where in (now, largest))
             others = _others(variable, now[name], values[name])
             rows.append((name, value, *(f"{number:.3f}" for number in numbers), others))
-    return format_table(rows)
+    return rows
 
 
 def _others(variable: Variable, parameters: Any, value: Any) -> str:
@@ -79,10 +79,11 @@ def _format_parameters(parameters: Any) -> str:
     return ", ".join(f"{name} {number:.4g}" for name, number in fields.items()) or str(parameters)
 
 
-def format_history(history: Sequence[Mapping[str, Any]]) -> str:
+def history_rows(history: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The numbers of records, a line each; of many, some at equal distances with the first and the last.
 
-    >>> print(format_history([{"epoch": 1, "train_loss": 0.51234}, {"epoch": 2, "train_loss": 0.4, "seconds": 1.0}]))
+    >>> history = [{"epoch": 1, "train_loss": 0.51234}, {"epoch": 2, "train_loss": 0.4, "seconds": 1.0}]
+    >>> print(format_table(history_rows(history)))
     epoch  train loss  seconds
     1      0.5123
     2      0.4         1
@@ -92,7 +93,7 @@ def format_history(history: Sequence[Mapping[str, Any]]) -> str:
     chosen = [history[round(index * (len(history) - 1) / max(shown - 1, 1))] for index in range(shown)]
     rows = [[name.replace("_", " ") for name in names]]
     rows += [["" if record.get(name) is None else f"{record[name]:.4g}" for name in names] for record in chosen]
-    return format_table(rows)
+    return rows
 
 
 def format_table(rows: Sequence[Sequence[str]]) -> str:

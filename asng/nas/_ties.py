@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.nas._preserve import location_of
-from asng.nas.layers._meta import owner_of
+from asng.nas.layers._base import owner_of
 
 
 class Ties:

@@ -26,17 +26,16 @@ from asng.nas._candidates import (
     LossFn,
     Numbers,
     Outcome,
+    Step,
     UnreadDecisions,
     gather_numbers,
     to_outcome,
     to_score,
     warn_of_unread,
 )
-from asng.nas._groups import Groups
+from asng.nas._distributed import Groups
 from asng.nas._preserve import set_training
-from asng.nas._step import Step
-from asng.nas._training import Training
-from asng.nas._weight_optimizers import WeightOptimizers
+from asng.nas._training import Training, WeightOptimizers
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
 

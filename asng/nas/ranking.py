@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from asng._checks import check_int
+from asng._html import notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
@@ -171,12 +172,19 @@ class Front:
     measures: tuple[str, ...]
 
     def __repr__(self) -> str:
+        return format_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return notebook(rows_table(self._rows()))
+
+    def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("score", *self.measures, "probability", "values")]
         for point in self.points:
             costs = (f"{cost:.6g}" for cost in point.costs)
             values = {name: value for name, value in point.values.items() if name not in point.inactive}
             rows.append((f"{point.score:.4g}", *costs, f"{point.probability:.2g}", format_rounded(values)))
-        return format_table(rows)
+        return rows
 
 
 def front(

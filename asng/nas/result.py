@@ -13,11 +13,12 @@ from torch import nn
 
 from asng._asktell import Optimizer
 from asng._checks import check_int
+from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._saving import save_result
-from asng.nas._tables import format_decisions, format_history, format_rounded
+from asng.nas._tables import decision_rows, format_rounded, format_table, history_rows
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
@@ -63,6 +64,12 @@ class Architecture(NamedTuple):
             name: v for name, v in self._asdict().items() if name in ("probability", "feasible") or v not in (None, ())
         }
         return f"Architecture({', '.join(f'{name}={format_rounded(value)}' for name, value in fields.items())})"
+
+    def _repr_html_(self) -> str:
+        """A table of the decisions for notebooks, and what is known of the architecture."""
+        known = {name: value for name, value in self._asdict().items() if name not in ("values", "inactive")}
+        shown = (f"{name} {format_rounded(value)}" for name, value in known.items() if value not in (None, ()))
+        return notebook(decisions_table(self.values, {}, self.inactive, ""), element("p", ", ".join(shown)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -114,11 +121,23 @@ class SearchResult:
         return {**vars(self), "oneshot": None}  # large, and with functions that cannot be pickled
 
     def __repr__(self) -> str:
+        decisions, *history = map(format_table, self._tables())
+        return "\n\n".join([decisions, self._summary(), *history])
+
+    def _repr_html_(self) -> str:
+        """The decisions with the probabilities of their choices as bars, and the epochs, for notebooks."""
+        decisions = decisions_table(self.values, describe_distribution(self.arch_optimizer), self.inactive, "")
+        history = [rows_table(history_rows(self.history))] if self.history else []
+        return notebook(decisions, element("p", self._summary()), *history)
+
+    def _tables(self) -> list[Sequence[Sequence[str]]]:
         space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
-        decisions = format_decisions(space, self.values, self.inactive, now, sharpest_distribution(space, self.values))
+        decisions = decision_rows(space, self.values, self.inactive, now, sharpest_distribution(space, self.values))
+        return [decisions, history_rows(self.history)] if self.history else [decisions]
+
+    def _summary(self) -> str:
         feasible = "" if self.feasible else ", infeasible"
-        sure = f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
-        return "\n\n".join([decisions, sure, *([format_history(self.history)] if self.history else [])])
+        return f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
 
     def save(
         self, folder: str | Path, settings: Mapping[str, Any] | None = None, *, front: "Front | None" = None

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from asng._html import Html, element
 from asng.experiments.inpainting.encoding import (
     KERNELS,
     LAYER_KINDS,
@@ -13,7 +14,6 @@ from asng.experiments.inpainting.encoding import (
     layers_in,
     sizes,
 )
-from asng._html import Html, element
 
 MAX_LAYERS = 200
 ROW, BOX, WIDTH, GAP = 46, 32, 172, 90  # pixels

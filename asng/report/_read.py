@@ -6,9 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from asng._html import clean
 from asng._untrusted import mismatch, parse_json, read_bytes, read_json
 from asng.experiments.cifar10.space import SPACE as CELL_SPACE
-from asng._html import clean
 from asng.runs import ARCHITECTURE, METRICS, RESULTS, SUMMARY, read_config
 
 Distribution = dict[str, dict[str, float]]  # per decision: probabilities by choice, or a mean and a std

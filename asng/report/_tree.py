@@ -135,7 +135,7 @@ def _track(node: Node, parameters: Mapping[str, float], value: Any) -> Html:
     mean, std = parameters["mean"], abs(parameters["std"])
     text = f"mean {format_number(mean)} {'×/÷' if node.is_log else '±'} {format_number(spread_of(std, node.is_log))}"
     words = element("span", text, class_="soft")
-    if node.range is None or not (0 < mean if node.is_log else True):
+    if node.range is None or not (mean > 0 if node.is_log else True):
         return words
 
     def place(number: float) -> float:

@@ -4,9 +4,10 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
-from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
-from asng.report._cells import STATES, is_cells
 from asng._html import format_number, is_normal
+from asng.experiments.cifar10.picture import STATES
+from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
+from asng.report._cells import is_cells
 from asng.report._read import MAX_NUMBER, RunData, is_number
 
 MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
@@ -59,8 +60,8 @@ def _short(run: RunData) -> Iterator[str]:
         known: Any = run.summary.get("certainty")
         if is_number(known) and known < MIN_DECIDED:
             yield (
-                f"The search ended undecided: its certainty is {known:.2f}, where 0 is the start and 1 the most that the "
-                "distribution can reach. Search for longer."
+                f"The search ended undecided: its certainty is {known:.2f}, where 0 is the start and 1 the most that "
+                "the distribution can reach. Search for longer."
             )
         return
     free = sum(len(parameters) - 1 for parameters in choices) + 2 * (len(distribution) - len(choices))

@@ -9,7 +9,7 @@ import torch
 
 from asng import nas
 from tests.test_examples import run
-from tests.test_readme import RECIPES
+from tests.test_pages import DOCS, RECIPES, run_page
 
 pytestmark = pytest.mark.long
 
@@ -85,3 +85,11 @@ def test_a_model_of_hugging_face_is_searched_and_saved(tmp_path, monkeypatch):
     batch = names["batches"][0]
     torch.testing.assert_close(again.eval()(**batch).loss, network.eval()(**batch).loss)
     assert not any(isinstance(module, nas.Decision) for module in network.modules())
+
+
+def test_the_comparison_with_optuna_finds_a_network_within_the_limit(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    names = run_page("comparison", tmp_path, monkeypatch)
+    text = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    exec(re.findall(r"```python optuna\n(.*?)```", text, re.DOTALL)[0], names)
+    assert names["study"].best_params.keys() == {"channels", "operation"}

@@ -25,8 +25,7 @@ from asng.nas import Limit, OneOf, Width, parameters, select
 from asng.nas import oneshot as oneshot_module
 from asng.nas._capture import rules as _rules
 from asng.nas._capture import trace
-from asng.nas._capture.setter import unavailable_reason
-from asng.nas._capture.switch import BranchingGraph
+from asng.nas._capture.switch import BranchingGraph, unavailable_reason
 from asng.nas._capture.update import WeightUpdate
 from tests.helpers.captures import Choosy, oneshot, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs

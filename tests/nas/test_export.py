@@ -1,9 +1,7 @@
 """What is extracted leaves by torch's own exporters and runs where asng cannot be imported."""
 
-import re
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,8 +11,6 @@ from torch import nn
 
 from asng import nas
 from asng.space import Integer, Real
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
 
 # Third parties' warnings while exporting and saving.
 pytestmark = [
@@ -150,16 +146,3 @@ def test_an_onnx_file_runs_without_asng_and_torch(network, tmp_path):
 def test_elsewhere_really_has_no_asng(tmp_path):
     with pytest.raises(AssertionError, match="asng is not to be had here"):
         run_elsewhere("import asng.nas._static", tmp_path, ["asng"])
-
-
-@pytest.mark.long
-def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    leaving = GUIDE.read_text().split("## Leaving")[1].split("\n## ")[0]
-    names: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", leaving, flags=re.DOTALL)), names)
-    x = torch.zeros(5, 1, 8, 8)
-    expected = names["network"](x).detach()
-    torch.testing.assert_close(torch.from_numpy(names["scores"]), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(names["again"](x).detach(), expected, atol=1e-6, rtol=1e-6)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["architecture.json", "network.onnx", "network.pt2"]

@@ -11,7 +11,7 @@ from torch import nn
 
 from asng import fused
 from asng.nas import _distributed
-from asng.nas._groups import Groups
+from asng.nas._distributed import Groups
 from tests.helpers.processes import crowd, exit_code_of, normalize_together, search_together, step_groups
 from tests.helpers.searches import Net, make_oneshot, small_search
 

@@ -18,9 +18,8 @@ from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import IterationSettings, SearchSettings, parse_device
 from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
 from asng.experiments.inpainting import encoding, measures
-from asng.experiments.inpainting.data import describe_faces, load_faces, load_folder, mask_batches
+from asng.experiments.inpainting.data import Mask, describe_faces, fixed_masks, load_faces, load_folder, mask_batches
 from asng.experiments.inpainting.encoding import Encoding
-from asng.experiments.inpainting.masks import Mask, fixed_masks
 from asng.experiments.inpainting.network import Net, new_autoencoder, to_device_format
 from asng.experiments.inpainting.pictures import picture
 from asng.space import Variable

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
 from asng.nas._capture import masked
 from asng.nas._capture import switch as _switch
-from asng.nas._capture.batch import StaticBatch
 from asng.nas._capture.branch import RefuseGenerators, SplitGroups, Weights
-from asng.nas._capture.cases import Case, Columns, Refused, Unswitchable, first_line, running_modules
+from asng.nas._capture.cases import Case, Columns, Refused, StaticBatch, Unswitchable, first_line, running_modules
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
 from asng.nas.layers import ElasticLayer

@@ -21,9 +21,8 @@ from asng.nas._capture import cases as _cases
 from asng.nas._capture.branch import Branch, Scope, Source, Weights, add_all, leaves
 from asng.nas._capture.cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
 from asng.nas._capture.masked import forward_of as forward_masked
-from asng.nas._decision import Decision, Searchable
 from asng.nas._size import Size
-from asng.nas.decisions import Value, Width
+from asng.nas.decisions import Decision, Searchable, Value, Width
 from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet
 

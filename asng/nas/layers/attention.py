@@ -7,10 +7,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._decision import SizeLike
-from asng.nas._size import remainder
-from asng.nas.layers._base import ElasticLayer
-from asng.nas.layers._sizes import first, first_of_groups, refuse_any_size
+from asng.nas._size import refuse_any_size, remainder
+from asng.nas.decisions import SizeLike
+from asng.nas.layers._base import ElasticLayer, first, first_of_groups
 
 
 class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):

@@ -13,7 +13,7 @@ from skimage.filters import gaussian
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import nn
 
-from asng.experiments.inpainting.masks import fixed_masks
+from asng.experiments.inpainting.data import fixed_masks
 from asng.experiments.inpainting.measures import Scores, evaluate, psnr, quantize, restore, ssim
 
 
@@ -51,7 +51,7 @@ def test_ssim_is_that_of_scikit_image(size):
     assert expected[-1] < 0.3
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 255))
 def test_ssim_of_nearly_flat_images_is_that_of_scikit_image(seed, first, second):
     rng = np.random.default_rng(seed)
