@@ -120,17 +120,17 @@ class Checkpoint:
         identity: Mapping[str, Any],
         records: Records | None = None,
         *,
-        folder: Records | None = None,
         may_extend: bool = False,
     ) -> None:
         """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe.
 
         `records`: a file that gets the record of each epoch before its state is saved.
-        `folder`: of a run that is not to be written once it is removed or another's, where there are no records.
         `may_extend`: a finished job may be continued under an identity that differs by more `epochs`.
         """
-        self.path, self.identity, self.records, self._may_extend = path, dict(identity), records, may_extend
-        self._folder = folder
+        self.path: Path = path
+        self.identity: dict[str, Any] = dict(identity)
+        self.records: Records | None = records
+        self._may_extend = may_extend
         self._lock: Lock | None = None
 
     def lock(self) -> None:
@@ -163,7 +163,7 @@ class Checkpoint:
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Replace the checkpoint; raises ValueError if another process took over."""
-        for writer in (self._folder, self.records, self._lock):
+        for writer in (self.records, self._lock):
             if writer is not None:
                 writer.renew()
         _checkpoints.save(self.path, {"identity": self.identity, **state})
@@ -310,7 +310,7 @@ class _Loop:
         epoch = self._epoch
         means = epoch.means()
         if means.get("score", 0.0) is None:
-            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; see to the judge")
+            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; check the judge")
         losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
         if losses and all(mean is None for mean in losses):
             error = NoFiniteLoss(

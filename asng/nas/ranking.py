@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from asng._checks import check_int
-from asng._html_table import html_table
+from asng._html import notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
@@ -91,12 +91,7 @@ def _evaluate_mode(supernet: Supernet, *, batch_statistics: bool) -> None:
 
 
 def rerank(
-    oneshot: OneShot | SearchResult,
-    batches: Iterable[Batch],
-    judge: Judge,
-    *,
-    k: int = 20,
-    recalibrate_on: Any = None,
+    oneshot: OneShot | SearchResult, batches: Iterable[Batch], judge: Judge, *, k: int = 20, recalibrate_on: Any = None
 ) -> list[Architecture]:
     """Score the k most likely feasible architectures of a search with the shared weights, and order them by that.
 
@@ -176,7 +171,7 @@ class Front:
 
     def _repr_html_(self) -> str:
         """The same for notebooks."""
-        return html_table(self._rows())
+        return notebook(rows_table(self._rows()))
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("score", *self.measures, "probability", "values")]

@@ -7,12 +7,13 @@ from pathlib import Path
 from asng._checks import check_int
 from asng._files import as_path, atomic_write, make_folder_for
 from asng.report._page import Page
-from asng.report._read import RunData, read_run
+from asng.report._read import RunData, limit_decisions, read_runs
 
 __all__ = ["write"]
 
 MAX_BYTES = 2_000_000
-POINTS = (1000, 500, 250, 120, 60, 30)  # of a curve: as many as fit
+DETAILS = [(points, 2000) for points in (1000, 500, 250, 120, 60, 30)] + [(30, 400), (30, 100), (30, 25)]
+"""Points of a curve and decisions of a run: as many as fit."""
 
 
 def write(
@@ -51,7 +52,7 @@ def write(
     if reload_every is not None:
         reload_every = check_int(reload_every, "reload_every", min=1)
     page = as_path(path, "path")
-    runs = [read_run(as_path(folder, "a folder of folders")) for folder in folders]
+    runs = [run for folder in folders for run in read_runs(as_path(folder, "a folder of folders"))]
     if not runs:
         raise ValueError("there are no folders; give those of one or more runs")
     content = _render(runs, reload_every).encode()
@@ -62,8 +63,17 @@ def write(
 
 
 def _render(runs: list[RunData], reload_every: int | None) -> str:
-    for points in POINTS:
-        page = Page(runs, points, reload_every).render()
+    """The page with the most details that fit, found by bisection."""
+    fitting, low, high = None, 0, len(DETAILS)
+    middle = 0  # most pages fit as they are
+    while low < high:
+        points, decisions = DETAILS[middle]
+        page = Page([limit_decisions(run, decisions) for run in runs], points, reload_every).render()
         if len(page.encode()) < MAX_BYTES:
-            return page
-    raise ValueError(f"a page of these {len(runs)} runs is larger than {MAX_BYTES:,} bytes; report fewer of them")
+            fitting, high = page, middle
+        else:
+            low = middle + 1
+        middle = (low + high) // 2
+    if fitting is None:
+        raise ValueError(f"a page of these {len(runs)} runs is larger than {MAX_BYTES:,} bytes; report fewer of them")
+    return fitting
