@@ -198,12 +198,12 @@ def test_the_update_by_kernels_equals_that_by_torchs_functions(low, monkeypatch)
     parameters = [nn.Parameter(torch.randn(size, device="cuda")) for size in ((3, 5, 7), (1000, 777), (1,), (64,))]
     made = []
     for kind, own in ((_update.FusedSGDRule, parameters), (_update.SGDRule, copy.deepcopy(parameters))):
-        monkeypatch.setattr(_update, "is_supported", lambda values, kind=kind: kind is _update.FusedSGDRule)
+        monkeypatch.setattr(_update, "has_kernels_for", lambda values, kind=kind: kind is _update.FusedSGDRule)
         optimizer = torch.optim.SGD(own, 0.1, momentum=0.9, weight_decay=0.1, nesterov=True)
         update = WeightUpdate(optimizer, 5.0, 2)
         if low:
             update.keep_low(torch.bfloat16, {id(p) for p in own[:2]})
-        assert {type(rule) for rule in update._update} == {kind}
+        assert {type(rule) for rule in update._rules} == {kind}
         made.append((update, own))
     for number in range(5):
         gradients = torch.randn(2, 1000 * 777, device="cuda")
