@@ -241,7 +241,7 @@ def front(
             break
     if not found:
         raise ValueError("no architecture was found that meets the limits; widen them")
-    points = sorted(_nondominated(list(found.values())), key=lambda point: (point.costs, point.score))
+    points = sorted(_find_nondominated(list(found.values())), key=lambda point: (point.costs, point.score))
     others = [a for a in found.values() if all(a is not point for point in points)]
     return Front(tuple(points), tuple(others), tuple(limit.name for limit in limits))
 
@@ -261,7 +261,7 @@ def _proposals(oneshot: OneShot, k: int, found: Mapping[str, Architecture]) -> I
         for name, variable in space.items():
             if (choices := variable.values()) is not None:
                 values[name] = choices[int(generator.integers(len(choices)))]
-        points = _nondominated(list(found.values()))
+        points = _find_nondominated(list(found.values()))
         if points and len(found) >= 0.4 * k and attempt % 10:  # some more random ones: variations may lead nowhere
             parent = points[generator.choice(len(points), p=_gaps(points))]
             active = [name for name in space if name not in parent.inactive]
@@ -281,7 +281,7 @@ def _gaps(points: Sequence[Architecture]) -> Array:
     return gaps
 
 
-def _nondominated(architectures: Sequence[Architecture]) -> list[Architecture]:
+def _find_nondominated(architectures: Sequence[Architecture]) -> list[Architecture]:
     """Those with finite numbers to which no other is equal in everything and better in something."""
     numbers = np.array([(a.score, *a.costs) for a in architectures], dtype=float)
     if not len(numbers):
