@@ -45,7 +45,7 @@ test-browser: .venv/installed-browser  ## reports in headless Chromium, where th
 
 docs: .venv/installed-docs  ## the documentation site in build/site, its links, its pages in Chromium, the notebook
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	$(PYTEST) tests/docs
+	ASNG_SITE=build/site $(PYTEST) tests/docs
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)

@@ -24,13 +24,22 @@ CORE = [
     "_state",
     "_decoding",
 ]
-CORE += ["space", "families", "_ragged", "_checks", "_html_table"]
+CORE += ["space", "families", "_ragged", "_checks", "_html"]
 CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}
 MAY_IMPORT["experiments"] |= {"runs", "fused", "asng"}
 MAY_IMPORT["integrations"] = {"integrations", *CORE}
-MAY_IMPORT["report"] = {"report", "experiments", "runs", "_files", "_untrusted", "asng"}  # layouts; never torch
+MAY_IMPORT["_html"] |= {"_untrusted"}
+MAY_IMPORT["report"] = {
+    "report",
+    "_html",
+    "experiments",
+    "runs",
+    "_files",
+    "_untrusted",
+    "asng",
+}  # layouts; never torch
 MAY_IMPORT["plot"] = {"plot"}
 MAY_IMPORT["_files"] = {"_files", "_untrusted"}
 MAY_IMPORT["_untrusted"] = {"_untrusted"}

@@ -26,6 +26,7 @@ from asng.experiments._digits_net import HANDCRAFTED as HANDCRAFTED
 from asng.experiments._digits_net import Net as Net
 from asng.nas._loader_job import LoaderJob, Schedules
 from asng.nas._loop import Checkpoint, run_job
+from asng.nas._saving import decision_tree
 from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
 from asng.runs import (
@@ -380,6 +381,7 @@ def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> di
     }
     return {
         "rows": rows,
+        "tree": decision_tree(Net()),
         "random_count": settings.num_random,
         "accuracy": accuracy,
         "found_minus_random_best": _mean_and_error(differences),
