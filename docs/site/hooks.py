@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def examples_page() -> str:
-    parts = ["# Examples\n\nEach of these scripts runs as it stands, and is run by the tests.\n"]
+    parts = ["---\nsearch: { boost: 0.2 }\n---\n\n# Examples\n\nEach of these scripts runs as it stands, and is run by the tests.\n"]
     for path in sorted((ROOT / "examples").glob("*.py")):
         source = path.read_text(encoding="utf-8").strip()
         parts.append(f"## {path.name} {{ #{path.stem} }}\n\n```python\n{source}\n```\n")

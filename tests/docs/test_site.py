@@ -1,5 +1,9 @@
-"""The documentation site as `make docs` builds it: complete, linked, and read from files without a network."""
+"""The documentation site as `make docs` builds it: complete, linked, and read from files without a network.
 
+The environment variable ASNG_SITE names its folder, so that a site of yesterday is not tested by accident.
+"""
+
+import os
 import re
 import shutil
 from html import unescape
@@ -13,7 +17,7 @@ from asng import fused, nas, report
 from asng.cli import commands
 
 ROOT = Path(__file__).parents[2]
-SITE = ROOT / "build" / "site"
+SITE = (ROOT / os.environ.get("ASNG_SITE", "not built")).resolve()
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = sorted(path for path in SITE.glob("*.html") if path.stem != "404")
 PUBLIC = {module.__name__: module.__all__ for module in (asng, nas, fused, report)}
