@@ -68,6 +68,8 @@ def test_limits_that_were_never_met_are_named(tmp_path):
     assert "No architecture met the limits" in warnings_of(tmp_path, summary={"feasible": False})
     records = [{"epoch": 1, "feasible": 0.0}, {"epoch": 2, "feasible": 0.0}]
     assert "No candidate has met the limits so far" in warnings_of(tmp_path / "running", None, records)
+    found = warnings_of(tmp_path / "finished", None, records, summary={"feasible": True})
+    assert "No candidate has met the limits, so nothing was trained" in found
 
 
 def test_operations_without_parameters_are_a_collapse(tmp_path):
