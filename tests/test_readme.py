@@ -10,6 +10,7 @@ import torch
 from asng import nas
 
 README = Path(__file__).parents[1] / "README.md"
+NETWORK, BLACK_BOX = 0, 1  # the examples, in their order
 
 
 @pytest.fixture(scope="module")
@@ -21,9 +22,9 @@ def test_there_are_two_short_examples(examples):
     assert [len(example.splitlines()) <= 30 for example in examples] == [True, True]
 
 
-def test_the_first_example_runs_and_finds_the_optimum(examples, capsys):
+def test_the_black_box_runs_and_finds_the_optimum(examples, capsys):
     names: dict[str, Any] = {}
-    exec(examples[0], names)
+    exec(examples[BLACK_BOX], names)
     found = names["optimizer"].mode()
     assert found["layers"] == 3
     assert abs(found["rate"] - 0.01) < 0.002
@@ -32,19 +33,19 @@ def test_the_first_example_runs_and_finds_the_optimum(examples, capsys):
 
 
 @pytest.mark.slow
-def test_the_first_example_does_not_depend_on_its_seed(examples):
+def test_the_black_box_does_not_depend_on_its_seed(examples):
     losses = []
     for seed in range(20):
         names: dict[str, Any] = {}
-        exec(examples[0].replace("seed=1", f"seed={seed}"), names)
+        exec(examples[BLACK_BOX].replace("seed=1", f"seed={seed}"), names)
         losses.append(names["optimizer"].best.loss)
     assert max(losses) < 0.1
 
 
 @pytest.mark.long
-def test_the_second_example_finds_a_network_that_fits_within_its_limit(examples, capsys):
+def test_the_search_finds_a_network_that_fits_within_its_limit(examples, capsys):
     names: dict[str, Any] = {}
-    exec(examples[1], names)
+    exec(examples[NETWORK], names)
     found = names["result"]
     assert found.feasible
     assert sum(parameter.numel() for parameter in found.model.parameters()) <= 1000
@@ -52,6 +53,19 @@ def test_the_second_example_finds_a_network_that_fits_within_its_limit(examples,
     x = torch.linspace(-1, 1, 201)[:, None]
     assert names["loss_fn"](found.model, x) < 0.1 * torch.sin(3 * x).var()
     assert "Sequential" in capsys.readouterr().out
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) < 200
+
+
+def test_figures_of_the_readme_stand_in_the_results():
+    table = README.read_text().split("## Results")[1].split("\n## ")[0]
+    rows = [line for line in table.splitlines() if line.startswith("|") and "---" not in line][1:]
+    results = (README.parent / "docs" / "results.md").read_text()
+    numbers = {number for row in rows for number in re.findall(r"\d+\.\d+(?:e-\d+)?|\d,\d{3}", row)}
+    assert len(numbers) > 25
+    assert [number for number in sorted(numbers) if not re.search(rf"(?<![\d.]){re.escape(number)}", results)] == []
 
 
 def test_files_that_the_readme_names_are_there():

@@ -89,9 +89,7 @@ class _ScaledSum(torch.autograd.Function):
         numbers = a[0].numel()
         with device_of(a):
             kernels.scaled_sum[-(-numbers // BLOCK), len(a)](
-                *(a, b, scale_a, scale_b, y, numbers, BLOCK),
-                HAS_A=scale_a is not None,
-                HAS_B=scale_b is not None,
+                *(a, b, scale_a, scale_b, y, numbers, BLOCK), HAS_A=scale_a is not None, HAS_B=scale_b is not None
             )
         ctx.save_for_backward(scale_a, scale_b)
         return y

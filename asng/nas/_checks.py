@@ -152,8 +152,8 @@ def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
 def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
     """Raise ValueError for modules, given with their paths, in DistributedDataParallel, and for its batch norms.
 
-    Looking through it would not do: after a forward pass of its own its hooks wait for gradients that the candidates of
-    a process may not have, and the batches of those who use it differ between the processes.
+    Removing the wrapper would not do: after a forward pass its hooks wait for gradients that the candidates of a
+    process may not have, and a program that uses it gives every process other batches.
     """
     for module, path in paths.items():
         if isinstance(module, DistributedDataParallel):

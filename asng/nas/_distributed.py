@@ -99,11 +99,11 @@ def all_reduce_gradients(parameters: Sequence[Tensor], flags: Sequence[bool] = (
 
 
 class Groups:
-    """Deals the candidates of a step out to processes: rank 0 runs the first, rank 1 the second, and so on.
+    """Assigns the candidates of a step to processes: rank 0 runs the first, rank 1 the second, and so on.
 
-    Where there are at least twice as many processes as candidates, it goes on from the first, so that several run the
-    same one, each on its share of the batch. All candidates have as many, so that equal networks have equal losses, to
-    the bit; processes that are left over run nothing. Which candidates are infeasible changes nothing in that.
+    Where there are at least twice as many processes as candidates, several processes run each candidate, each on its
+    share of the batch. Their number is the same for all candidates, so that equal networks have equal losses, to the
+    bit; the remaining processes run nothing. Infeasible candidates do not change the assignment.
 
     Args:
         population_size: The number of candidates in each half of a step, if all of them are feasible.
@@ -124,8 +124,8 @@ class Groups:
         idle = max(0, self.world_size - self._count * self._parts)
         if idle and self.rank == 0:
             warnings.warn(
-                f"{idle} of {self.world_size} processes idle, since all candidates are run by as many; let "
-                f"their number be a multiple of population_size={population_size}",
+                f"{idle} of {self.world_size} processes are idle, since every candidate is run by the same number of "
+                f"processes; start a multiple of population_size={population_size}",
                 stacklevel=3,
             )
 
@@ -148,7 +148,7 @@ class Groups:
             found = f"tensors of {', '.join(map(str, sorted(counts)))} rows" if counts else "no tensors"
             raise ValueError(
                 f"{self._parts} processes split the batch of each candidate, but a {type(batch).__name__} with {found} "
-                "cannot be split; give tensors of as many rows each, or as many processes as candidates"
+                "cannot be split; give tensors with equal numbers of rows, or no more processes than candidates"
             )
         (rows,) = counts
         start, end = (rows * part // self._parts for part in (self._part, self._part + 1))

@@ -195,7 +195,7 @@ def _addresses(tensor: Tensor) -> range:
 
 
 def _can_be_written(tensor: Tensor) -> bool:
-    """False for sparse tensors, those of inference mode, and expanded ones, several numbers of which are one."""
+    """False for sparse tensors, tensors of inference mode, and expanded ones, whose entries share memory."""
     if tensor.layout is not torch.strided or tensor.is_inference():
         return False
     return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

@@ -107,7 +107,7 @@ def check_alike(saved: Any, current: Any, where: str) -> None:
             check_alike(saved[name], current[name], f"{where}.{name}")
 
 
-Run = Callable[[Values, Any], Outcome]
+RunFn = Callable[[Values, Any], Outcome]
 
 
 class Training:
@@ -123,7 +123,7 @@ class Training:
     def __init__(self, supernet: Supernet, weights: WeightOptimizers, failures: Failures, groups: Groups) -> None:
         self._supernet, self._weights, self._failures, self._groups = supernet, weights, failures, groups
 
-    def step(self, run: Run, candidates: Sequence[Values], batches: Sequence[Any]) -> list[Outcome | None]:
+    def step(self, run: RunFn, candidates: Sequence[Values], batches: Sequence[Any]) -> list[Outcome | None]:
         """Update the weights by the mean gradient of the candidates.
 
         Args:
@@ -157,11 +157,7 @@ class Training:
         return outcomes
 
     def _add_gradients(
-        self,
-        run: Run,
-        candidates: Sequence[Values],
-        batches: Sequence[Any],
-        before: list[Tensor | None],
+        self, run: RunFn, candidates: Sequence[Values], batches: Sequence[Any], before: list[Tensor | None]
     ) -> list[Outcome | None]:
         """Accumulate the gradients of this process's candidates; returns their outcomes."""
         outcomes: list[Outcome | None] = [None] * len(candidates)

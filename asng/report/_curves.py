@@ -89,7 +89,7 @@ def _to_json(curve: Curve, max_points: int) -> dict[str, Any]:
 
 
 def thin(numbers: Sequence[float], max_points: int) -> list[int]:
-    """Indices of at most so many points: all of them, or the ends and the extremes of equal stretches.
+    """Indices of at most `max_points` points: all of them, or the ends and the extremes of equal stretches.
 
     >>> thin([0, 1, 9, 1, 0, 1, -9, 1], 6)
     [0, 2, 5, 6, 7]

@@ -33,7 +33,7 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def examples_page() -> str:
-    parts = ["# Examples\n\nEach of these scripts runs as it stands, and is run by the tests.\n"]
+    parts = ["---\nsearch: { boost: 0.2 }\n---\n\n# Examples\n\nEach of these scripts runs as it stands, and is run by the tests.\n"]
     for path in sorted((ROOT / "examples").glob("*.py")):
         source = path.read_text(encoding="utf-8").strip()
         parts.append(f"## {path.name} {{ #{path.stem} }}\n\n```python\n{source}\n```\n")
@@ -66,8 +66,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return f"[{text}](examples.md#{Path(path).stem})"
         return f"{text} (`{path}`)"  # data of the repository, which the site does not have
 
+    if page.file.src_uri == "commands.md":
+        markdown = re.sub(r"<!--.*-->", all_commands(), markdown)
     markdown = re.sub(r"(?<!!)\[([^\]]+)\]\((?!https?:|#|mailto:)([^)\s]+)\)", rewritten, markdown)
     return re.sub(r"^\$ asng ([^\n]*--help)$", help_text, markdown, flags=re.MULTILINE)
+
+
+def all_commands() -> str:
+    from asng.cli import commands
+
+    return "\n\n".join(f"### asng {name}\n\n```console\n$ asng {name} --help\n```" for name in commands())
 
 
 def help_text(match: re.Match[str]) -> str:

@@ -1,13 +1,12 @@
 """The notebook runs from top to bottom, shows what it says, and is stored without outputs."""
 
 import json
-import time
 from pathlib import Path
 
 import pytest
 
 NOTEBOOK = Path(__file__).parents[2] / "examples" / "first_search.ipynb"
-SECONDS = 120
+SECONDS = 120  # of one thread; processor time, so that other programs do not count
 
 
 def test_the_notebook_is_stored_without_outputs():
@@ -21,11 +20,13 @@ def test_the_notebook_is_stored_without_outputs():
 def test_the_notebook_runs_in_two_minutes_and_shows_tables_and_figures(tmp_path):
     nbformat, nbclient = pytest.importorskip("nbformat"), pytest.importorskip("nbclient")
     pytest.importorskip("ipykernel")
+    resource = pytest.importorskip("resource")  # of POSIX systems
     notebook = nbformat.read(NOTEBOOK, as_version=4)
     client = nbclient.NotebookClient(notebook, timeout=5 * SECONDS, resources={"metadata": {"path": str(tmp_path)}})
-    start = time.perf_counter()
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     client.execute()
-    assert time.perf_counter() - start < SECONDS
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert 1 < after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
     shown = {
         cell.source: [kind for output in cell.outputs for kind in output.get("data", {})]
         for cell in notebook.cells

@@ -1,5 +1,9 @@
-"""The documentation site as `make docs` builds it: complete, linked, and read from files without a network."""
+"""The documentation site as `make docs` builds it: complete, linked, and read from files without a network.
 
+The environment variable ASNG_SITE names its folder, so that a site of yesterday is not tested by accident.
+"""
+
+import os
 import re
 import shutil
 from html import unescape
@@ -10,9 +14,10 @@ import pytest
 
 import asng
 from asng import fused, nas, report
+from asng.cli import commands
 
 ROOT = Path(__file__).parents[2]
-SITE = ROOT / "build" / "site"
+SITE = (ROOT / os.environ.get("ASNG_SITE", "not built")).resolve()
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PAGES = sorted(path for path in SITE.glob("*.html") if path.stem != "404")
 PUBLIC = {module.__name__: module.__all__ for module in (asng, nas, fused, report)}
@@ -70,11 +75,10 @@ def test_formulas_are_mathml():
     assert not any("arithmatex" in path.read_text(encoding="utf-8") for path in PAGES)
 
 
-def test_commands_show_what_help_prints():
-    shown = text_of("commands")
-    commands = re.findall(r"^\$ asng (.*) --help$", (ROOT / "docs" / "commands.md").read_text(), flags=re.MULTILINE)
-    assert len(commands) > 5
-    assert shown.count("usage: asng") >= len(commands)
+def test_every_command_is_shown_with_its_help():
+    shown = re.sub(r"<[^>]*>", "", text_of("commands"))
+    assert [name for name in commands() if f"usage: asng {name} " not in shown] == []
+    assert len(commands()) > 5
 
 
 # In a browser, from files ---------------------------------------------------------------------------
@@ -114,7 +118,7 @@ def show(browser):
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
 def test_a_page_asks_no_other_host_and_fits_a_phone(path, show):
     page = show(path, viewport={"width": 390, "height": 800})
-    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(300)  # for what scripts ask for after the page is loaded
     assert page.locator("h1").count() == 1
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
@@ -123,10 +127,9 @@ def test_search_works_from_files(show):
     page = show(SITE / "index.html")
     page.locator(".md-search__input").first.click()
     page.keyboard.type("recalibrate")
-    page.locator(".md-search-result__item").first.wait_for()
-    hits = page.locator(".md-search-result__link").evaluate_all("links => links.map(link => link.href)")
-    assert any("api.html" in hit for hit in hits)
-    assert any("export.html" in hit for hit in hits)
+    for name in ("api", "export"):
+        page.locator(f'.md-search-result__link[href*="{name}.html"]').first.wait_for(state="attached")
+    assert "matching documents" in page.locator(".md-search-result__meta").inner_text()
 
 
 def test_a_page_can_be_dark(show):

@@ -22,7 +22,7 @@ from asng.experiments.figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas,
 
 Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
 
-COLORS = {
+OPERATION_COLORS = {
     "identity": "#999999",
     "avg_pool": SKY,
     "max_pool": BLUE,
@@ -78,7 +78,7 @@ def _table(axes: Axes, left: float, rows: Probabilities, values: Mapping[str, An
             x, chosen = left + column * COLUMN, choice == values[name]
             weight, color = ("bold", "black") if chosen else ("normal", GRAY)
             axes.text(x, y + 0.05, f"{probability:.2f}", size=6, weight=weight, color=color, va="center")
-            fill = tint(COLORS.get(choice, "black"), 0.45 if chosen else 0.265)
+            fill = tint(OPERATION_COLORS.get(choice, "black"), 0.45 if chosen else 0.265)
             edge = {"ec": "black", "lw": 0.6} if chosen else {"lw": 0}
             axes.add_patch(Rectangle((x, y - 0.1), BAR * probability, 0.07, fc=fill, **edge, gid=f"{name}.{choice}"))
             even = x + BAR / len(array)
@@ -118,7 +118,7 @@ class DrawnCell(CellPicture):
         self.axes.add_patch(FancyBboxPatch(corner, width, height, rounded, **{"lw": 0.8, "zorder": 3, **style}))
 
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
-        fill = tint(COLORS[operation], 0.45 if likely is None else 0.1 + 0.55 * likely)
+        fill = tint(OPERATION_COLORS[operation], 0.45 if likely is None else 0.1 + 0.55 * likely)
         self._add_box(x, top, self.widths[1], self.box, fc=fill, ec="black", lw=_thickness(likely) / 2, gid=name)
         shown = NAMES[operation] if likely is None else f"{NAMES[operation]}\n{likely:.2f}"
         self.draw_text(x, top + self.box / 2, shown)

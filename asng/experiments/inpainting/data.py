@@ -139,8 +139,8 @@ def mask_batches(
 ) -> tuple[Tensor, Tensor]:
     """Originals, float32 (n, 3, height, width) in [0, 1], mirrored or not; and the same with holes of zeros.
 
-    All random numbers are drawn on the CPU, so that every device sees the same images; the rest is a handful of
-    operations on the device.
+    All random numbers are drawn on the CPU, so that every device sees the same images; the rest is done
+    on the device.
     """
     each = len(chosen) // len(generators)
     drawn = [

@@ -32,10 +32,7 @@ class CapturedStep:
     """
 
     def __init__(
-        self,
-        supernet: Supernet,
-        make_iteration: Callable[[int], Iteration],
-        find_obstacle: Callable[[], str | None],
+        self, supernet: Supernet, make_iteration: Callable[[int], Iteration], find_obstacle: Callable[[], str | None]
     ) -> None:
         self._supernet, self._make_iteration, self._find_obstacle = supernet, make_iteration, find_obstacle
         self._iteration: Iteration | None = None

@@ -18,7 +18,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from asng.fused._sgd import LINE, FlatSGD, is_supported
+from asng.fused._sgd import LINE, FlatSGD, has_kernels_for
 from asng.nas._capture.branch import Weights
 
 _flat_storages: "WeakSet[torch.UntypedStorage]" = WeakSet()  # of values
@@ -302,7 +302,7 @@ def rule_for(flat: FlatGroup, kind: type[torch.optim.Optimizer]) -> Rule:
     """The rule of a group of an optimizer that `unsupported_reason` has nothing against."""
     if kind is not torch.optim.SGD:
         return TorchRule(flat, kind)
-    return FusedSGDRule(flat) if is_supported(flat.values) else SGDRule(flat)
+    return FusedSGDRule(flat) if has_kernels_for(flat.values) else SGDRule(flat)
 
 
 CHANGING = ("params", "lr", "initial_lr")  # settings that a graph does not hold

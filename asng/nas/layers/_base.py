@@ -33,7 +33,7 @@ def _copy_layer(kind: Any, attributes: dict[str, Any], containers: list[str]) ->
 
 @lru_cache(maxsize=1024)
 def _prototype(kind: Any, settings: tuple[tuple[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
-    """The attributes of a layer without initialization, which takes most of the time; and which of them to copy."""
+    """The attributes of a layer, made without the slow initialization, and the names of those to copy."""
     bare = type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
     attributes = bare(**dict(settings), device="meta").__dict__
     return attributes, _containers(attributes)
@@ -342,7 +342,7 @@ class ElasticLayer(Searchable):
         if self._any_size is None:
             if in_channels is not None:
                 raise ValueError(
-                    f"{path_of(self)} is told by its decisions how much it takes, not by in_channels={in_channels}"
+                    f"the input size of {path_of(self)} follows its decisions; leave out in_channels={in_channels}"
                 )
         elif in_channels is None or not 1 <= in_channels <= self._any_size.max:
             raise ValueError(

@@ -13,7 +13,7 @@ from matplotlib.path import Path
 from matplotlib.transforms import Bbox
 
 from asng import ASNG
-from asng.experiments.cifar10 import drawing
+from asng.experiments.cifar10 import drawing, picture
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, cell_paths, random_values, values_of
 
 CHAIN = [1, 1, 4, 4, 2, 2, 4, 4, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 4, 4]
@@ -131,7 +131,7 @@ def test_files_hold_all_that_an_architecture_is_as_text(tmp_path):
     names = ["cells.svg", "cells.png", "probabilities.svg", "probabilities.png"]
     assert written == [tmp_path / "new" / name for name in names]
     texts = svg_texts(written[0])
-    chosen = Counter(drawing.NAMES[value] for name, value in values.items() if ".op" in name)
+    chosen = Counter(picture.NAMES[value] for name, value in values.items() if ".op" in name)
     assert chosen.total() == 20
     assert {name: texts[name] for name in chosen} == chosen
     for text in ("Normal cell", "Reduction cell", "cell k − 2", "cell k − 1", "cell k", "concatenate"):
