@@ -17,8 +17,7 @@ from asng.nas.architecture import to_dict
 from asng.nas.decisions import Decision, OneOf, Repeat
 
 if TYPE_CHECKING:
-    from asng.nas.ranking import Front
-    from asng.nas.result import SearchResult
+    from asng.nas.result import Front, SearchResult
 
 MAX_NODES = 2000  # of a tree of decisions; a larger one is left out
 

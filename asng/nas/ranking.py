@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,16 @@ import torch
 from torch import nn
 
 from asng._checks import check_int
-from asng._html import notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import check_batches, check_judge, check_module, unwrap
 from asng.nas._preserve import preserve_state, set_training
-from asng.nas._tables import format_rounded, format_table
 from asng.nas.limits import Limit, Measure, measure_all
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.recalibration import recalibrate
-from asng.nas.result import Architecture, SearchResult, architecture_of, oneshot_of, top
+from asng.nas.result import Architecture, Front, SearchResult, architecture_of, oneshot_of, top
 from asng.nas.supernet import Supernet, Values
 
 ATTEMPTS = 20  # per architecture of a front, to find one that is new and feasible
@@ -144,42 +141,6 @@ def _check_repeatable(*given: Any) -> None:
         if isinstance(batches, Iterator):
             kind = type(batches).__name__
             raise ValueError(f"the batches are an iterator ({kind}), which ends after one architecture; pass a list")
-
-
-@dataclass(frozen=True, repr=False)
-class Front:
-    """Architectures of which none is better than another in everything; printed, it is a table.
-
-    Attributes:
-        points: The architectures of the front, each with its `score` and `costs`, by the first cost.
-        others: All others that were scored: for each, one of the front is as good in everything and better in
-            something.
-        measures: The names of the measures, in the order of the costs.
-
-    >>> points = (Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
-    >>> Front(points, others=(), measures=("parameters",))
-    score  parameters  probability  values
-    0.9    10          0.5          {'n': 1}
-    """
-
-    points: tuple[Architecture, ...]
-    others: tuple[Architecture, ...]
-    measures: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return format_table(self._rows())
-
-    def _repr_html_(self) -> str:
-        """The same for notebooks."""
-        return notebook(rows_table(self._rows()))
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("score", *self.measures, "probability", "values")]
-        for point in self.points:
-            costs = (f"{cost:.6g}" for cost in point.costs)
-            values = {name: value for name, value in point.values.items() if name not in point.inactive}
-            rows.append((f"{point.score:.4g}", *costs, f"{point.probability:.2g}", format_rounded(values)))
-        return rows
 
 
 def front(
