@@ -11,6 +11,7 @@ import torch
 
 import asng
 from asng import ASNG, fused, nas, report
+from tests.test_examples import run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -48,13 +49,23 @@ def test_the_reference_lists_every_public_name_once():
         listed[listed.index(f"{hidden}.{hidden.split('.')[-1]}")] = hidden
     exported = [f"{module.__name__}.{name}" for module in (asng, nas, fused, report) for name in module.__all__]
     figures = [f"asng.plot.{name}" for name in ("history", "probabilities", "distribution", "front")]
-    assert sorted(listed) == sorted([*exported, *figures, "asng.integrations.optuna.ASNGSampler"])
+    bridges = [f"asng.integrations.{name}" for name in ("optuna.ASNGSampler", "tensorboard.TensorBoard")]
+    assert sorted(listed) == sorted([*exported, *figures, *bridges])
 
 
 def test_files_that_pages_link_to_are_there():
     for page in DOCS.glob("*.md"):
         links = re.findall(r"\]\(((?!http)[^)#\s]+)", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (DOCS / link).exists()] == [], page.name
+
+
+@pytest.mark.long
+def test_the_first_run_of_the_page_on_commands_leaves_a_report(tmp_path):
+    section = (DOCS / "commands.md").read_text(encoding="utf-8").split("## A first run")[1].split("\n## ")[0]
+    shown = [run(["-m", *command.split()], tmp_path) for command in re.findall(r"^\$ (.*)$", section, re.MULTILINE)]
+    assert len(shown) == 3
+    assert "finished" in shown[1]
+    assert "<h1>" in (tmp_path / "first.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
