@@ -226,7 +226,7 @@ def _panels(count: int, *, height: float, width: float = 3.2) -> tuple["Figure",
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(f"figures need matplotlib ({error}): pip install '.[plot]'") from None
+        raise ImportError(f"figures need matplotlib ({error}): pip install 'asng[plot]'") from None
 
     class NotebookFigure(Figure):
         """A figure that notebooks show without pyplot and its magic."""

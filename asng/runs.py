@@ -48,7 +48,7 @@ class Run:
         lines: str = RESULTS,
         flags: Mapping[str, Any] | None = None,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder: Path = Path(folder)
         self.config: dict[str, Any] = json.loads(json.dumps(config))  # as it is read back
         self._lines = self.folder / lines
         make_folder_for(self.folder / CONFIG)

@@ -1,4 +1,5 @@
-"""The command line: `asng EXPERIMENT VERB [flags]` and `asng runs | report | resume RUN`. Only this package prints.
+"""The command line: `asng EXPERIMENT VERB [flags]` and `asng runs | resume | report | export RUN`. Only this
+package prints.
 
 Flags are the fields of each experiment's settings. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted.
 """
@@ -52,6 +53,7 @@ OF_RUNS = {
     "runs": "a list of runs: state, progress, best figure",
     "resume": "a run that was interrupted, continued from its folder",
     "report": "a page of runs: curves, architectures, settings",
+    "export": "the network of a run as files that run without asng",
 }
 
 
@@ -108,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         else:
             print_overview(arguments)
     except ImportError as error:  # where it is imported: there is no list of what a command needs
-        cure = "" if "pip install" in str(error) else "; the commands need pip install '.[experiments]'"
+        cure = "" if "pip install" in str(error) else "; the commands need pip install 'asng[experiments]'"
         print(f"asng: {printable(str(error))}{cure}", file=sys.stderr)
         sys.exit(FAILED)
     except MemoryError as error:

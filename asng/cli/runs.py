@@ -13,11 +13,29 @@ from asng._untrusted import mismatch, parse_json_lines, read_bytes, read_json
 from asng.cli.estimate import format_bytes, format_seconds
 from asng.cli.flags import Positional, parse_command
 from asng.cli.terminal import OutputFlags, outcome_of, print_lines
-from asng.runs import ARCHITECTURE, CHECKPOINT, CONFIG, LOCK, METRICS, RESULTS, SUMMARY, nearest_path, read_config
+from asng.runs import (
+    ARCHITECTURE,
+    CHECKPOINT,
+    CONFIG,
+    ENVIRONMENT,
+    LOCK,
+    METRICS,
+    RESULTS,
+    SUMMARY,
+    nearest_path,
+    read_config,
+)
 
 MAX_FOLDERS = 100_000
 MAX_NAME = 80  # letters of what a run is
-FILES = (METRICS, RESULTS, CHECKPOINT, ARCHITECTURE, SUMMARY)  # any of which makes a folder with a config.json a run
+FILES = (
+    ENVIRONMENT,
+    METRICS,
+    RESULTS,
+    CHECKPOINT,
+    ARCHITECTURE,
+    SUMMARY,
+)  # any of which makes a folder with a config.json a run
 LENGTHS = {"epochs": "epochs", "iterations": "steps"}
 # Figures of a record, the most telling first, and what is best.
 FIGURES = {"test_accuracy": max, "test_psnr": max, "valid_accuracy": max, "valid_loss": min, "train_loss": min}

@@ -18,7 +18,7 @@ from asng._progress import Progress
 from asng._untrusted import printable
 from asng.runs import ENVIRONMENT
 
-console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
+console: Console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
 
 @dataclass(frozen=True, kw_only=True)

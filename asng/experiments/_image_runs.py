@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
@@ -88,19 +88,29 @@ def evaluate(
 ) -> dict[str, Any]:
     """Test what a run has trained so far, a network from scratch or the architecture found; leaves evaluation.json."""
     settings = settings or task.evaluate_settings()
-    network, steps = _load_trained(task, folder, config)
-    report = {"kind": config["kind"], "steps": steps, **task.evaluate(network, config, folder, settings, progress)}
+    trained = load_trained(task, folder, config)
+    tested = task.evaluate(trained.network, config, folder, settings, progress)
+    report = {"kind": config["kind"], "steps": trained.steps, **tested}
     write_json(folder / f"evaluation{settings.ending}.json", report)
     return report
 
 
-def _load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> tuple[nn.Module, int]:
-    """The network that a run has trained so far, or found, and after how many steps."""
+class Trained(NamedTuple):
+    """What a run has trained so far, or found, and after how many steps."""
+
+    network: nn.Module
+    values: Mapping[str, Any]
+    steps: int
+
+
+def load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> Trained:
+    """The network of a run so far; that of a search has its own batch statistics."""
     checkpoint = Checkpoint(folder / CHECKPOINT, config)
     if config.get("kind") == "search":
         settings = settings_from_config(task.search_settings, config)
         search_job, steps = checkpoint.restore(lambda: SearchJob(task, settings))
-        return search_job.network(search_job.load_result(folder)), steps
+        found = search_job.load_result(folder)
+        return Trained(search_job.network(found), found, steps)
     train_settings, values = settings_from_config(task.train_settings, config), from_dict(config.get("architecture"))
     train_job, steps = checkpoint.restore(lambda: TrainJob(task, train_settings, values))
-    return train_job.model, steps
+    return Trained(train_job.model, values, steps)

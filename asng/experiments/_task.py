@@ -55,6 +55,8 @@ class Task(ABC):
 
     name: ClassVar[str]
     noun: ClassVar[str] = "images"
+    image_size: ClassVar[tuple[int, int]] = (32, 32)
+    inputs: ClassVar[str] = "Images (n, 3, 32, 32)."  # of the networks, in words
     loading: ClassVar[str] = "reading images"  # title of the progress bar
     search_settings: ClassVar[type[SearchSettings]]
     train_settings: ClassVar[type[JobSettings]]
@@ -68,7 +70,9 @@ class Task(ABC):
     calibration_batches: ClassVar[int] = 0  # from which batch statistics of a network that was found are re-estimated
 
     def __init__(self, train: ImageSet, test: ImageSet) -> None:
-        self.train, self.test, self.device = train, test, test.device
+        self.train: ImageSet = train
+        self.test: ImageSet = test
+        self.device: torch.device = test.device
 
     # Data.
 
@@ -76,6 +80,12 @@ class Task(ABC):
     @abstractmethod
     def load(cls, where: Any, progress: Progress = no_progress) -> Self:
         """The task, on the data that the settings name."""
+
+    @classmethod
+    def without_images(cls) -> Self:
+        """The task without data, on the CPU: for what needs networks alone."""
+        none = ImageSet(torch.zeros(0, 3, *cls.image_size, dtype=torch.uint8))
+        return cls(none, none)
 
     @classmethod
     def load_for_test(cls, where: Any, config: Mapping[str, Any], settings: Any, progress: Progress) -> Self:

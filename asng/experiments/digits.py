@@ -26,6 +26,7 @@ from asng.experiments._digits_net import HANDCRAFTED as HANDCRAFTED
 from asng.experiments._digits_net import Net as Net
 from asng.nas._loader_job import LoaderJob, Schedules
 from asng.nas._loop import Checkpoint, run_job
+from asng.nas._saving import decision_tree
 from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
 from asng.runs import (
@@ -102,7 +103,8 @@ class Batches:
     """Shuffled mini-batches; the rest that does not fill one is left out."""
 
     def __init__(self, data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) -> None:
-        self._data, self._size, self.generator = data, size, generator
+        self._data, self._size = data, size
+        self.generator: torch.Generator = generator
 
     def __len__(self) -> int:
         return len(self._data[1]) // self._size
@@ -177,6 +179,20 @@ def train(
     gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images.
     """
     start = time.perf_counter()
+    model = train_network(settings, seed, data, values, hold_out=hold_out)
+    return {
+        "values": values,
+        "valid_accuracy": accuracy_of(model, data.valid) if hold_out else None,
+        "accuracy": accuracy_of(model, data.test),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def train_network(
+    settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False
+) -> nn.Module:
+    """The network of `train`."""
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
     optimizer = make_weight_optimizer(settings, model)
@@ -191,16 +207,11 @@ def train(
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
         lr_scheduler.step()
-    return {
-        "values": values,
-        "valid_accuracy": _accuracy(model, data.valid) if hold_out else None,
-        "accuracy": _accuracy(model, data.test),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "seconds": time.perf_counter() - start,
-    }
+    return model
 
 
-def _accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    """The share of images that a network classifies rightly, in evaluation mode."""
     model.eval()
     with torch.no_grad():
         accuracy: float = (model(data[0]).argmax(1) == data[1]).double().mean().item()
@@ -315,7 +326,7 @@ def _one_seed(settings: DigitsSettings, run: Run, progress: Progress, callback: 
     data = load_split(seed)
     done = [record for record in _read_records(run, settings) if record["seed"] == seed]
     if not done:
-        checkpoint = Checkpoint(run.folder / f"checkpoint-seed{seed}.pt", run.config, Metrics(run))
+        checkpoint = Checkpoint(checkpoint_path(run.folder, seed), run.config, Metrics(run))
         result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
         done.append({"seed": seed, "kind": "search", **result})
         run.append(done[0])
@@ -331,6 +342,11 @@ def _one_seed(settings: DigitsSettings, run: Run, progress: Progress, callback: 
             record = train(settings, seed, data, chosen, hold_out=kind == "random")
             done.append({"seed": seed, "kind": kind, **record})
             run.append(done[-1])
+
+
+def checkpoint_path(folder: Path, seed: int) -> Path:
+    """The checkpoint of a search, which is there until the search ends."""
+    return folder / f"checkpoint-seed{seed}.pt"
 
 
 def best_random(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -365,6 +381,7 @@ def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> di
     }
     return {
         "rows": rows,
+        "tree": decision_tree(Net()),
         "random_count": settings.num_random,
         "accuracy": accuracy,
         "found_minus_random_best": _mean_and_error(differences),

@@ -3,7 +3,7 @@
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"asng.nas needs PyTorch ({error}): pip install '.[nas]'") from None
+    raise ImportError(f"asng.nas needs PyTorch ({error}): pip install 'asng[nas]'") from None
 
 from asng.nas import layers
 from asng.nas._candidates import Judge, LossFn, Step
@@ -13,6 +13,7 @@ from asng.nas._static import Chain, Constant, Item
 from asng.nas.architecture import from_json, to_json
 from asng.nas.conversion import convert
 from asng.nas.decisions import Decision, OneOf, Pick, Repeat, Searchable, SizeLike, Value, Width
+from asng.nas.export import export
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
 from asng.nas.limits import Costs, Limit, Measure, Violation
 from asng.nas.oneshot import OneShot
@@ -51,6 +52,7 @@ __all__ = [
     "Violation",
     "Width",
     "convert",
+    "export",
     "extract",
     "from_json",
     "front",

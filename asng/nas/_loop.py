@@ -122,7 +122,10 @@ class Checkpoint:
         `records`: a file that gets the record of each epoch before its state is saved.
         `may_extend`: a finished job may be continued under an identity that differs by more `epochs`.
         """
-        self.path, self.identity, self.records, self._may_extend = path, dict(identity), records, may_extend
+        self.path: Path = path
+        self.identity: dict[str, Any] = dict(identity)
+        self.records: Records | None = records
+        self._may_extend = may_extend
         self._lock: Lock | None = None
 
     def lock(self) -> None:

@@ -328,8 +328,8 @@ class AnySize:
     decisions: tuple[Any, ...] = ()
 
     def __init__(self, max: int) -> None:
-        self.max = check_int(max, "the largest number of channels", min=1, max=MAX_SIZE)
-        self.last_seen = self.max  # channels of the last input
+        self.max: int = check_int(max, "the largest number of channels", min=1, max=MAX_SIZE)
+        self.last_seen: int = self.max  # channels of the last input
 
     def __call__(self) -> int:
         return self.last_seen

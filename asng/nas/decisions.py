@@ -178,8 +178,8 @@ class OneOf(Decision):
         for key, module in named.items():
             if not isinstance(module, nn.Module):
                 raise ValueError(f"OneOf {name!r} chooses among modules, got {module!r} for {key!r}; give instances")
-        self.options = nn.ModuleList(named.values())
-        self.positions = {key: index for index, key in enumerate(named)}
+        self.options: nn.ModuleList = nn.ModuleList(named.values())
+        self.positions: dict[Any, int] = {key: index for index, key in enumerate(named)}
 
     def _selected_module(self) -> nn.Module:
         options: Any = self._modules["options"]  # past torch's own ways, which are slow
@@ -282,7 +282,7 @@ class Repeat(Decision):
                 "low must be at least 0 and fewer than there are"
             )
         super().__init__(name, Integer(low, len(blocks)))
-        self.blocks = nn.ModuleList(blocks)
+        self.blocks: nn.ModuleList = nn.ModuleList(blocks)
 
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the selected blocks, each with what the one before returned and with all further arguments."""

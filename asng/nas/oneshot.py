@@ -103,17 +103,20 @@ class OneShot:
         _checks.check_module(model)
         paths = {module: path for path, module in model.named_modules()}
         _checks.check_not_ddp(paths)
-        self.model, self.arch_optimizer, self.judge = _checks.unwrap(model), arch_optimizer, judge
+        self.model: nn.Module = _checks.unwrap(model)
+        self.arch_optimizer: Optimizer = arch_optimizer
+        self.judge: Judge | None = judge
         self.weight_optimizer: Any = weight_optimizer
         self._loss_fn, self._mask_inactive = loss_fn, check_bool(mask_inactive, "mask_inactive")
         self._amp_dtype = amp_dtype
         self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
-        self.supernet = Supernet(self.model)
-        self.costs = Costs(self.supernet, limits)
+        self.supernet: Supernet = Supernet(self.model)
+        self.costs: Costs = Costs(self.supernet, limits)
         _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
         _checks.check_step_options(loss_fn, max_grad_norm, amp_dtype, judge, failures)
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
-        self._parameters, self.device = self._weights.parameters, self._weights.device
+        self._parameters = self._weights.parameters
+        self.device: torch.device = self._weights.device
         if check_bool(sync_batchnorm, "sync_batchnorm"):
             _checks.check_sync_batchnorm(paths)
         self._groups = Groups(arch_optimizer._population_size, sync_batchnorm=sync_batchnorm)

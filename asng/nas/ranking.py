@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from asng._checks import check_int
-from asng._html_table import html_table
+from asng._html import notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
@@ -171,7 +171,7 @@ class Front:
 
     def _repr_html_(self) -> str:
         """The same for notebooks."""
-        return html_table(self._rows())
+        return notebook(rows_table(self._rows()))
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("score", *self.measures, "probability", "values")]

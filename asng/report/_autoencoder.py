@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from asng._html import Html, element
 from asng.experiments.inpainting import encoding
-from asng.report._html import Html, element
 
 MAX_LAYERS = 200
 ROW, BOX, WIDTH, GAP = 46, 32, 172, 90  # pixels
@@ -40,7 +40,7 @@ def _is_node(values: Mapping[str, Any], name: str, node: int, is_output: bool) -
 def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
     """A figure: layers that run on images of 64 x 64, from the image down and up again, and their skips."""
     layers = [(layer, size) for layer, runs, size in encoding.sizes(encoding.chain(values), encoding.SIZE) if runs]
-    height, width = TOP * 2 + ROW * (len(layers) + 1) + BOX, 2 * (LEFT + WIDTH) + GAP
+    height, width = TOP * 2 + ROW * len(layers) + BOX + 12, 2 * (LEFT + WIDTH) + GAP
     right = LEFT + WIDTH + GAP
     parts = [*_box(LEFT, TOP, "image", "3 × 64 × 64", "end"), *_box(right, TOP, "output", "3 × 64 × 64", "end")]
     for row, (layer, size) in enumerate(layers, start=1):
@@ -57,7 +57,7 @@ def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
     )
     caption = element("figcaption", element("strong", "Autoencoder"), f" — {len(layers)} layers; dashed: skips")
     region = element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=f"autoencoder of {title}")
-    return element("figure", caption, region, class_="graph")
+    return element("figure", caption, region, class_="graph", style=f"--w:{width}px")
 
 
 def _words(values: Mapping[str, Any]) -> str:

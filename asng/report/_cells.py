@@ -6,9 +6,9 @@ Positions are those of `cifar10.picture`, in inches; colors are those of the sty
 from collections.abc import Mapping
 from typing import Any
 
+from asng._html import Html, element
 from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Point, Way
 from asng.experiments.cifar10.space import CELL_KINDS, SPACE, Paths, cell_paths
-from asng.report._html import Html, element
 from asng.report._read import Distribution
 
 PIXELS = 104  # per inch
@@ -68,6 +68,7 @@ class _Cell(CellPicture):
             caption,
             element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=label),
             class_="graph",
+            style=f"--w:{size[0]}px",
         )
 
     def draw_box(self, x: float, top: float, width: float, height: float, look: str, name: str) -> None:

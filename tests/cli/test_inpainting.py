@@ -324,7 +324,7 @@ def test_faces_are_read_once_and_what_is_damaged_is_said(request_of, tmp_path):
     out = []
     for _ in range(2):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(images, "search", lambda *arguments, **options: {"feasible": True, "chain": []})
+            patch.setattr(images, "search", lambda *arguments, **options: {"feasible": True, "chain": [], "last": {}})
             out.append(run("inpainting", "search", "--data", folder).out.splitlines())
     assert out[0][:2] == ["reading faces: 0 %", "reading faces: 100 %"]
     assert out[0][2:] == out[1]  # no bar where there is nothing to do

@@ -88,7 +88,7 @@ def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp
     command = [sys.executable, "-c", program, *words.split(), "--out", str(tmp_path)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     assert done.returncode == 1
-    assert re.fullmatch(rf"asng: .*{missing}.*; the commands need pip install '\.\[experiments\]'\n", done.stderr)
+    assert re.fullmatch(rf"asng: .*{missing}.*; the commands need pip install 'asng\[experiments\]'\n", done.stderr)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -264,8 +264,8 @@ RECENT = Versions(torch="2.11.0+cu130", hip=None, bindings="13.0.1", driver=1300
         (RECENT._replace(torch="3.0.0a0+git1234", bindings="14.1", driver=14020), None),
         (RECENT._replace(torch="2.10.2+cu130"), "torch 2.10.2+cu130 is older than 2.11"),
         (RECENT._replace(hip="7.1.0", bindings=None, driver=0), "ROCm 7.1.0 has no conditional graph nodes"),
-        (RECENT._replace(bindings=None, driver=0), "cuda-bindings is missing; pip install '.[gpu]'"),
-        (RECENT._replace(bindings="12.9.4"), "cuda-bindings 12.9.4 is older than 13.0; pip install '.[gpu]'"),
+        (RECENT._replace(bindings=None, driver=0), "cuda-bindings is missing; pip install 'asng[gpu]'"),
+        (RECENT._replace(bindings="12.9.4"), "cuda-bindings 12.9.4 is older than 13.0; pip install 'asng[gpu]'"),
         (
             RECENT._replace(driver=12090),
             "the driver supports CUDA 12.9, and 13.0 is needed; install a newer one",

@@ -3,7 +3,6 @@
 import re
 from html import unescape
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,33 +14,34 @@ from asng.nas import Architecture, Front
 
 def cells_of(html: str) -> list[list[str]]:
     """The texts of a table's rows, of all tables one after another."""
-    rows = re.findall(r"<tr>(.*?)</tr>", html)
-    return [[unescape(text) for text in re.findall(r"<t[hd]>(.*?)</t[hd]>", row)] for row in rows]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", html)]
+    return [[unescape(re.sub(r"<[^>]*>", "", cell.replace("</li>", " "))).strip() for cell in row] for row in rows]
 
 
-def words_of(shown: Any) -> list[str]:
-    """The words of an object's printed form and of its tables, which are the same in the same order."""
-    html = re.sub(r"</(?:t[hd]|p)>", " ", shown._repr_html_())
-    words = unescape(re.sub(r"<[^>]*>", "", html)).split()
-    assert words == repr(shown).split()
-    return words
-
-
-def test_a_result_has_the_tables_that_it_prints():
+def test_a_result_has_tables_of_its_decisions_and_epochs():
     model = nn.Sequential(nas.OneOf("op", {"tanh": nn.Tanh(), "relu": nn.ReLU()}), nn.Linear(2, 1))
     batches = [torch.randn(4, 2) for _ in range(3)]
     result = nas.search(model, batches, batches, lambda m, x: m(x).square().mean(), epochs=2, progress=False)
-    assert {"decision", "epoch", "certainty"} < set(words_of(result))
+    html = result._repr_html_()
+    probabilities = result.arch_optimizer.distribution()["op"]
+    assert cells_of(html)[:2] == [
+        ["decision", "value", "probabilities"],
+        ["op", result.values["op"], f"tanh {probabilities[0]:.3f} relu {probabilities[1]:.3f}"],
+    ]
+    assert f"<b>{result.values['op']}</b>" in html
+    assert f"certainty {result.certainty:.2f}</p>" in html
+    assert [row[0] for row in cells_of(html)[2:]] == ["epoch", "1", "2"]
 
 
 def test_a_front_has_the_table_that_it_prints():
     points = (Architecture({"op": "<conv>"}, 0.5, True, score=0.9, costs=(10.0,)),)
-    assert "{'op':" in words_of(Front(points, others=(), measures=("parameters",)))
+    front = Front(points, others=(), measures=("parameters",))
+    assert " ".join(text for row in cells_of(front._repr_html_()) for text in row).split() == repr(front).split()
 
 
 def test_an_architecture_is_a_table_of_its_decisions():
     html = Architecture({"op": "conv", "depth": 2}, 0.25, True, inactive=("op",), score=0.5)._repr_html_()
-    assert cells_of(html) == [["decision", "value", ""], ["op", "'conv'", "without effect"], ["depth", "2", ""]]
+    assert cells_of(html) == [["decision", "value"], ["op", "conv (no effect)"], ["depth", "2"]]
     assert "<p>probability 0.25, feasible True, certainty nan, score 0.5</p>" in html
 
 
@@ -50,10 +50,10 @@ def test_an_optimizer_is_a_table_of_its_distribution():
     html = ASNG(space, initial={"op": [0.25, 0.75], "n": (3, 2.5)})._repr_html_()
     assert cells_of(html)[:3] == [
         ["variable", "distribution"],
-        ["op", "a 0.25, <b> 0.75"],
-        ["n", "mean 3, std 2.5"],
+        ["op", "a 0.250 <b> 0.750"],
+        ["n", "mean 3, standard deviation 2.5"],
     ]
-    assert cells_of(html)[3][1].startswith("mean 0.01, std ")
+    assert cells_of(html)[3][1].startswith("mean 0.01, standard deviation ")
 
 
 @pytest.mark.parametrize("name", ["<script>", "a & b"])

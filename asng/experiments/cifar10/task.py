@@ -19,6 +19,8 @@ from asng.experiments._settings import EpochSettings, SearchSettings, parse_devi
 from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
 from asng.experiments.cifar10 import drawing, space
 from asng.experiments.cifar10.data import (
+    MEAN,
+    STD,
     augment_batches,
     has_cifar10,
     load_cifar10,
@@ -136,6 +138,11 @@ class Cifar10(Task):
     """
 
     name, loading = "cifar10", "download"
+    inputs = (
+        "Images (n, 3, 32, 32), RGB from 0 to 255, of each channel minus the mean "
+        f"({', '.join(f'{mean:.4g}' for mean in MEAN)}) and divided by the standard deviation "
+        f"({', '.join(f'{deviation:.4g}' for deviation in STD)}); scores of the ten classes."
+    )
     search_settings, train_settings = Cifar10SearchSettings, Cifar10RetrainSettings
     evaluate_settings, data_settings = Cifar10EvaluateSettings, Cifar10DataSettings
     small_search, small_train = SMALL, SMALL_RETRAIN

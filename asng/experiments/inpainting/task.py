@@ -157,6 +157,8 @@ class Inpainting(Task):
     """
 
     name, noun, loading = "inpainting", "faces", "reading faces"
+    image_size = encoding.SIZE
+    inputs = "Images (n, 3, 64, 64), RGB from 0 to 1, with zeros where pixels are missing; the restored images."
     search_settings, train_settings = InpaintingSearchSettings, InpaintingRetrainSettings
     evaluate_settings, data_settings = InpaintingEvaluateSettings, FaceSettings
     small_search, small_train = SMALL, SMALL_RETRAIN

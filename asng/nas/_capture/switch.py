@@ -58,9 +58,9 @@ def outdated_reason(versions: Versions) -> str | None:
     if tuple(map(int, versions.torch.split(".")[:2])) < MIN_TORCH:
         return f"torch {versions.torch} is older than {'.'.join(map(str, MIN_TORCH))}"
     if versions.bindings is None:
-        return "cuda-bindings is missing; pip install '.[gpu]'"
+        return "cuda-bindings is missing; pip install 'asng[gpu]'"
     if int(versions.bindings.split(".")[0]) < MIN_CUDA:
-        return f"cuda-bindings {versions.bindings} is older than {MIN_CUDA}.0; pip install '.[gpu]'"
+        return f"cuda-bindings {versions.bindings} is older than {MIN_CUDA}.0; pip install 'asng[gpu]'"
     if versions.driver < 1000 * MIN_CUDA:
         supported = f"{versions.driver // 1000}.{versions.driver % 1000 // 10}"
         return f"the driver supports CUDA {supported}, and {MIN_CUDA}.0 is needed; install a newer one"

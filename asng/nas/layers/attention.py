@@ -1,7 +1,7 @@
 """Elastic attention: the width and the number of heads may follow decisions."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,7 +37,8 @@ class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):
     torch.Size([1, 5, 32])
     """
 
-    torch_layer, elastic = nn.MultiheadAttention, ("embed_dim", "num_heads")
+    torch_layer = nn.MultiheadAttention
+    elastic: ClassVar[tuple[str, ...]] = ("embed_dim", "num_heads")
 
     def __init__(
         self,

@@ -22,7 +22,7 @@ CHANNEL_MULTIPLE = 32  # channels
 class ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
     """What convolutions of (..., channels, *spatial) share: the slice of the weight that the selected sizes use."""
 
-    elastic = ("in_channels", "out_channels", "groups", "kernel_size")
+    elastic: ClassVar[tuple[str, ...]] = ("in_channels", "out_channels", "groups", "kernel_size")
     _axes: ClassVar[int]  # spatial ones
     _function: ClassVar[str]  # of torch.nn.functional
 
@@ -234,7 +234,8 @@ class Conv1d(Conv, nn.Conv1d):
     torch.Size([1, 20, 8])
     """
 
-    torch_layer, _axes, _function = nn.Conv1d, 1, "conv1d"
+    torch_layer = nn.Conv1d
+    _axes, _function = 1, "conv1d"
 
 
 class Conv2d(Conv, nn.Conv2d):
@@ -261,7 +262,8 @@ class Conv2d(Conv, nn.Conv2d):
     torch.Size([1, 20, 8, 8])
     """
 
-    torch_layer, _axes, _function = nn.Conv2d, 2, "conv2d"
+    torch_layer = nn.Conv2d
+    _axes, _function = 2, "conv2d"
 
 
 class Conv3d(Conv, nn.Conv3d):
@@ -282,7 +284,8 @@ class Conv3d(Conv, nn.Conv3d):
     torch.Size([1, 20, 8, 8, 8])
     """
 
-    torch_layer, _axes, _function = nn.Conv3d, 3, "conv3d"
+    torch_layer = nn.Conv3d
+    _axes, _function = 3, "conv3d"
 
 
 class ConvTranspose1d(ConvTranspose, nn.ConvTranspose1d):
@@ -304,7 +307,8 @@ class ConvTranspose1d(ConvTranspose, nn.ConvTranspose1d):
     torch.Size([1, 3, 16])
     """
 
-    torch_layer, _axes, _function = nn.ConvTranspose1d, 1, "conv_transpose1d"
+    torch_layer = nn.ConvTranspose1d
+    _axes, _function = 1, "conv_transpose1d"
 
 
 class ConvTranspose2d(ConvTranspose, nn.ConvTranspose2d):
@@ -326,7 +330,8 @@ class ConvTranspose2d(ConvTranspose, nn.ConvTranspose2d):
     torch.Size([1, 3, 16, 16])
     """
 
-    torch_layer, _axes, _function = nn.ConvTranspose2d, 2, "conv_transpose2d"
+    torch_layer = nn.ConvTranspose2d
+    _axes, _function = 2, "conv_transpose2d"
 
 
 class ConvTranspose3d(ConvTranspose, nn.ConvTranspose3d):
@@ -348,4 +353,5 @@ class ConvTranspose3d(ConvTranspose, nn.ConvTranspose3d):
     torch.Size([1, 3, 16, 16, 16])
     """
 
-    torch_layer, _axes, _function = nn.ConvTranspose3d, 3, "conv_transpose3d"
+    torch_layer = nn.ConvTranspose3d
+    _axes, _function = 3, "conv_transpose3d"

@@ -1,7 +1,7 @@
 """Elastic linear layers, embeddings and PReLU: the first features or channels are used."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -30,7 +30,8 @@ class Linear(ElasticLayer, nn.Linear):
     torch.Size([1, 16])
     """
 
-    torch_layer, elastic = nn.Linear, ("in_features", "out_features")
+    torch_layer = nn.Linear
+    elastic: ClassVar[tuple[str, ...]] = ("in_features", "out_features")
 
     def __init__(
         self, in_features: InputSize, out_features: SizeLike, bias: bool = True, device: Any = None, dtype: Any = None
@@ -65,7 +66,8 @@ class PReLU(ElasticLayer, nn.PReLU):
     torch.Size([1, 8])
     """
 
-    torch_layer, elastic = nn.PReLU, ("num_parameters",)
+    torch_layer = nn.PReLU
+    elastic: ClassVar[tuple[str, ...]] = ("num_parameters",)
 
     def __init__(self, num_parameters: SizeLike = 1, init: float = 0.25, device: Any = None, dtype: Any = None) -> None:
         super().__init__(num_parameters, init, device, dtype)
@@ -100,7 +102,8 @@ class Embedding(ElasticLayer, nn.Embedding):
     torch.Size([4, 10])
     """
 
-    torch_layer, elastic = nn.Embedding, ("embedding_dim",)
+    torch_layer = nn.Embedding
+    elastic: ClassVar[tuple[str, ...]] = ("embedding_dim",)
 
     def __init__(
         self,

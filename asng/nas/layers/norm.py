@@ -14,7 +14,7 @@ from asng.nas.layers._base import ElasticLayer, first
 class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
     """What batch and instance norms of all dimensions share."""
 
-    elastic = ("num_features",)
+    elastic: ClassVar[tuple[str, ...]] = ("num_features",)
 
     def __init__(self, num_features: SizeLike, *settings: Any, bias: bool) -> None:
         super().__init__(num_features, *settings)
@@ -176,7 +176,8 @@ class InstanceNorm1d(_ElasticInstanceNorm, nn.InstanceNorm1d):
     torch.Size([4, 10, 2])
     """
 
-    torch_layer, _axes = nn.InstanceNorm1d, 1
+    torch_layer = nn.InstanceNorm1d
+    _axes = 1
 
 
 class InstanceNorm2d(_ElasticInstanceNorm, nn.InstanceNorm2d):
@@ -197,7 +198,8 @@ class InstanceNorm2d(_ElasticInstanceNorm, nn.InstanceNorm2d):
     torch.Size([4, 10, 2, 2])
     """
 
-    torch_layer, _axes = nn.InstanceNorm2d, 2
+    torch_layer = nn.InstanceNorm2d
+    _axes = 2
 
 
 class InstanceNorm3d(_ElasticInstanceNorm, nn.InstanceNorm3d):
@@ -218,7 +220,8 @@ class InstanceNorm3d(_ElasticInstanceNorm, nn.InstanceNorm3d):
     torch.Size([4, 10, 2, 2, 2])
     """
 
-    torch_layer, _axes = nn.InstanceNorm3d, 3
+    torch_layer = nn.InstanceNorm3d
+    _axes = 3
 
 
 class GroupNorm(ElasticLayer, nn.GroupNorm):
@@ -240,7 +243,8 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
     torch.Size([2, 16, 8])
     """
 
-    torch_layer, elastic = nn.GroupNorm, ("num_channels", "num_groups")
+    torch_layer = nn.GroupNorm
+    elastic: ClassVar[tuple[str, ...]] = ("num_channels", "num_groups")
 
     def __init__(
         self,
@@ -282,7 +286,7 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
 class _ElasticShapeNorm(ElasticLayer):
     """What norms over one or several last axes share."""
 
-    elastic = ("normalized_shape",)
+    elastic: ClassVar[tuple[str, ...]] = ("normalized_shape",)
 
     def __init__(self, normalized_shape: SizeLike | Sequence[SizeLike], *settings: Any) -> None:
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
