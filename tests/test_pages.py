@@ -45,7 +45,12 @@ def test_every_page_is_in_the_navigation_of_the_site():
 def test_the_reference_lists_every_public_name_once():
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)
-    for hidden in ("asng.minimize", "asng.nas.result", "asng.nas.search"):  # functions behind modules of their names
+    for hidden in (
+        "asng.minimize",
+        "asng.nas.export",
+        "asng.nas.result",
+        "asng.nas.search",
+    ):  # functions behind modules of their names
         listed[listed.index(f"{hidden}.{hidden.split('.')[-1]}")] = hidden
     exported = [f"{module.__name__}.{name}" for module in (asng, nas, fused, report) for name in module.__all__]
     figures = [f"asng.plot.{name}" for name in ("history", "probabilities", "distribution", "front")]
@@ -160,7 +165,13 @@ def test_the_page_on_export_writes_files_that_compute_the_same(tmp_path, monkeyp
     expected = names["network"](x).detach()
     torch.testing.assert_close(torch.from_numpy(names["scores"]), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(names["again"](x).detach(), expected, atol=1e-6, rtol=1e-6)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["architecture.json", "network.onnx", "network.pt2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "architecture.json",
+        "exported",
+        "network.onnx",
+        "network.pt2",
+    ]
+    assert set(names["files"]) == {"json", "safetensors", "python", "torch"}
 
 
 # Recipes and troubleshooting -------------------------------------------------------------------------
