@@ -1,7 +1,8 @@
-"""Results as text, for terminals and notebooks: the decisions of an architecture, the epochs of a search."""
+"""Results as tables, text for terminals and HTML for notebooks: decisions of an architecture, epochs of a search."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
@@ -12,20 +13,22 @@ from asng.space import Variable
 MAX_OTHERS = 3  # other values of a decision that are shown
 MAX_EPOCHS = 10  # epochs that are shown
 
+Rows = Sequence[Sequence[str]]  # of a table, the names of its columns first
 
-def format_decisions(
+
+def decision_rows(
     space: Mapping[str, Variable],
     values: Values,
     inactive: Collection[str],
     now: Mapping[str, Any],
     largest: Mapping[str, Any],
-) -> str:
+) -> Rows:
     """Each decision with its value, the value's probability, the largest possible one, and the other values.
 
     >>> from asng import Categorical
     >>> space = {"act": Categorical(["relu", "tanh"])}
     >>> now, largest = {"act": np.array([0.4, 0.6])}, {"act": np.array([0.25, 0.75])}
-    >>> print(format_decisions(space, {"act": "tanh"}, (), now, largest))
+    >>> print(format_table(decision_rows(space, {"act": "tanh"}, (), now, largest)))
     decision  value  probability  at most  others
     act       tanh   0.600        0.750    relu 0.400
     """
@@ -40,7 +43,7 @@ def format_decisions(
             numbers = (math.exp(variable.log_prob(where[name], values[name])) for where in (now, largest))
             others = _others(variable, now[name], values[name])
             rows.append((name, value, *(f"{number:.3f}" for number in numbers), others))
-    return format_table(rows)
+    return rows
 
 
 def _others(variable: Variable, parameters: Any, value: Any) -> str:
@@ -79,23 +82,21 @@ def _format_parameters(parameters: Any) -> str:
     return ", ".join(f"{name} {number:.4g}" for name, number in fields.items()) or str(parameters)
 
 
-def format_history(history: Sequence[Mapping[str, Any]]) -> str:
+def history_rows(history: Sequence[Mapping[str, Any]]) -> Rows:
     """The numbers of records, a line each; of many, some at equal distances with the first and the last.
 
-    >>> print(format_history([{"epoch": 1, "train_loss": 0.51234}, {"epoch": 2, "train_loss": 0.4, "seconds": 1.0}]))
-    epoch  train loss  seconds
-    1      0.5123
-    2      0.4         1
+    >>> history_rows([{"epoch": 1, "train_loss": 0.51234}, {"epoch": 2, "train_loss": 0.4, "seconds": 1.0}])
+    [['epoch', 'train loss', 'seconds'], ['1', '0.5123', ''], ['2', '0.4', '1']]
     """
     names = list(dict.fromkeys(name for record in history for name in record if not isinstance(record[name], Mapping)))
     shown = min(len(history), MAX_EPOCHS)
     chosen = [history[round(index * (len(history) - 1) / max(shown - 1, 1))] for index in range(shown)]
     rows = [[name.replace("_", " ") for name in names]]
     rows += [["" if record.get(name) is None else f"{record[name]:.4g}" for name in names] for record in chosen]
-    return format_table(rows)
+    return rows
 
 
-def format_table(rows: Sequence[Sequence[str]]) -> str:
+def format_table(rows: Rows) -> str:
     """Rows of text as columns, without spaces at the ends of lines.
 
     >>> print(format_table([("a", "b"), ("long", "c")]))
@@ -105,3 +106,14 @@ def format_table(rows: Sequence[Sequence[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
+
+
+def html_table(rows: Rows) -> str:
+    """Rows of text as a table of HTML.
+
+    >>> html_table([("a", "b"), ("<c>", "d")])
+    '<table><tr><th>a</th><th>b</th></tr><tr><td>&lt;c&gt;</td><td>d</td></tr></table>'
+    """
+    kinds = ("th", *["td"] * (len(rows) - 1))
+    lines = ("".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in row) for kind, row in zip(kinds, rows, strict=True))
+    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

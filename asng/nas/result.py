@@ -17,7 +17,7 @@ from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._saving import save_result
-from asng.nas._tables import format_decisions, format_history, format_rounded
+from asng.nas._tables import Rows, decision_rows, format_rounded, format_table, history_rows, html_table
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
@@ -111,11 +111,21 @@ class SearchResult:
         return {**vars(self), "oneshot": None}  # large, and with functions that cannot be pickled
 
     def __repr__(self) -> str:
+        decisions, sure, *history = self._parts()
+        return "\n\n".join([format_table(decisions), sure, *map(format_table, history)])
+
+    def _repr_html_(self) -> str:
+        """What notebooks show."""
+        decisions, sure, *history = self._parts()
+        return "".join([html_table(decisions), f"<p>{sure}</p>", *map(html_table, history)])
+
+    def _parts(self) -> tuple[Rows, str, *tuple[Rows, ...]]:
+        """The table of decisions, how sure the search is, and if there is a history, the table of epochs."""
         space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
-        decisions = format_decisions(space, self.values, self.inactive, now, sharpest_distribution(space, self.values))
+        decisions = decision_rows(space, self.values, self.inactive, now, sharpest_distribution(space, self.values))
         feasible = "" if self.feasible else ", infeasible"
         sure = f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
-        return "\n\n".join([decisions, sure, *([format_history(self.history)] if self.history else [])])
+        return decisions, sure, *([history_rows(self.history)] if self.history else [])
 
     def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
         """Save the result, without its weights, as the folder of a run, which `asng.report.write` shows.
