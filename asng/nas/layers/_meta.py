@@ -3,6 +3,7 @@
 from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import nn
 
 
@@ -26,7 +27,8 @@ def _copy_layer(kind: Any, attributes: dict[str, Any], containers: list[str]) ->
 def _prototype(kind: Any, settings: tuple[tuple[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
     """The attributes of a layer without initialization, which takes most of the time; and which of them to copy."""
     bare = type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
-    attributes = bare(**dict(settings), device="meta").__dict__
+    with torch.device("meta"):  # constructors of other libraries have no argument for it
+        attributes = bare(**dict(settings)).__dict__
     return attributes, _containers(attributes)
 
 
