@@ -30,7 +30,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import fused
-from asng.experiments.cifar10.network import AveragePool, separable
+from asng.experiments.cifar10.network import AveragePool, pointwise, separable
 
 SEARCH = [(64, 16, 32, 32), (64, 32, 16, 16), (64, 64, 8, 8)]
 RETRAINING = [(80, 42, 32, 32), (80, 84, 16, 16), (80, 168, 8, 8)]
@@ -58,6 +58,9 @@ def layers(channels: int) -> Iterator[tuple[str, nn.Module, nn.Module, int]]:
         yield f"max_pool stride {stride}", fused.MaxPool2d(3, stride, 1), nn.MaxPool2d(3, stride, 1), 1
     yield "batch_norm", fused.BatchNorm2d(channels), nn.BatchNorm2d(channels), 1
     yield "batch_norm add relu", NormAddReLU(channels, True), NormAddReLU(channels, False), 2
+    for outputs in (channels, 2 * channels):
+        torchs = pointwise(channels, outputs, affine=True)
+        yield f"pointwise to {outputs}", fused.PointwiseConv2d(*copy.deepcopy(torchs)), torchs, 1
     for kernel in (3, 5):
         for stride in (1, 2) if kernel == 3 else (1,):
             torchs = separable(channels, kernel, stride, affine=True)

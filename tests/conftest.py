@@ -4,6 +4,7 @@ import signal
 os.environ["OMP_NUM_THREADS"] = "1"  # the same sums in every process; set before torch is loaded
 
 import pytest
+from hypothesis import settings
 
 from tests.helpers.layers import is_above
 
@@ -11,6 +12,9 @@ from tests.helpers.layers import is_above
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest.register_assert_rewrite("tests.helpers.family_checks")
+
+settings.register_profile("without deadlines", deadline=None)  # a busy machine is no failure
+settings.load_profile("without deadlines")
 
 
 def pytest_addoption(parser):

@@ -17,7 +17,7 @@ from asng import RandomSearch, nas
 from asng._progress import Progress, no_progress
 from asng._untrusted import read_text
 from asng.experiments._images import Batches, halves
-from asng.experiments._settings import AMP_DTYPES, METHODS, JobSettings, SearchSettings, set_lr
+from asng.experiments._settings import AMP_DTYPES, JobSettings, SearchSettings, set_lr
 from asng.experiments._task import Task, Values
 from asng.experiments._train_step import TrainStep
 from asng.nas._candidates import to_outcome
@@ -80,9 +80,7 @@ class SearchJob(_ImageJob):
         if max_params is not None and smallest is not None and max_params < (least := size(self.model, smallest)):
             raise ValueError(f"the smallest architecture has {least:,} parameters, more than max_params={max_params:,}")
         streams = np.random.SeedSequence(settings.seed).spawn(2)
-        self.arch_optimizer = METHODS[settings.method](
-            nas.space_of(self.model), population_size=settings.population_size, seed=streams[0]
-        )
+        self.arch_optimizer = settings.build_optimizer(nas.space_of(self.model), streams[0])
         self._eval_seed = streams[1]
         # Not fused: there torch refuses weights that are touched for the first time beside others that were before.
         weight_optimizer = torch.optim.SGD(

@@ -2,21 +2,24 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import numpy as np
 import torch
 
 from asng import SNG, RandomSearch
 from asng._asktell import Optimizer
 from asng._checks import check_settings
 from asng.optimizer import ASNG
+from asng.space import Variable
 
 AmpDtype = Literal["off", "bfloat16", "float16"]
 Method = Literal["asng", "sng", "uniform"]
 AMP_DTYPES: dict[AmpDtype, torch.dtype | None] = {"off": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 METHODS: dict[Method, Callable[..., Optimizer]] = {"asng": ASNG, "sng": SNG, "uniform": RandomSearch}
+STEP_SIZES: dict[Method, str] = {"asng": "delta_init", "sng": "delta"}  # arguments of the optimizers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,12 +103,21 @@ class SearchSettings(JobSettings):
     """Architectures per half of an iteration (lambda)."""
     method: Method = "asng"
     """How the distribution moves: asng; sng, with a constant step; uniform, not at all (random search)."""
+    delta: float | None = None
+    """Step size: asng starts with it (by default 1), sng keeps it (by default 1/n_theta)."""
     num_random: int = 1000
     """With the method uniform: architectures drawn at the end, of which the best one is taken."""
     max_params: int | None = None
     """A hard limit on the parameters of an architecture, at the size of the search."""
     test: bool = True
     """The most likely architecture is tested now and then, in time that is not counted; --no-test leaves that out."""
+
+    def build_optimizer(self, space: Mapping[str, Variable], seed: np.random.SeedSequence) -> Optimizer:
+        """The optimizer of the architecture, by `method`."""
+        if self.delta is not None and self.method not in STEP_SIZES:
+            raise ValueError(f"the method {self.method} has no step size, got delta={self.delta}; leave it out")
+        step_size = {} if self.delta is None else {STEP_SIZES[self.method]: self.delta}
+        return METHODS[self.method](space, population_size=self.population_size, seed=seed, **step_size)
 
 
 def parse_device(name: str) -> torch.device:

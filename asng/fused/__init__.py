@@ -9,9 +9,20 @@ sum depends on the order in which a GPU's programs finish.
 
 from asng.fused._concat import ConcatReLU
 from asng.fused._norm import BatchNorm2d
+from asng.fused._pointwise import PointwiseConv2d
 from asng.fused._pool import AvgPool2d, MaxPool2d
 from asng.fused._separable import SeparableConv2d
 from asng.fused._sum import ScaledSum
 from asng.fused._swap import fuse, unfuse
 
-__all__ = ["AvgPool2d", "BatchNorm2d", "ConcatReLU", "MaxPool2d", "ScaledSum", "SeparableConv2d", "fuse", "unfuse"]
+__all__ = [
+    "AvgPool2d",
+    "BatchNorm2d",
+    "ConcatReLU",
+    "MaxPool2d",
+    "PointwiseConv2d",
+    "ScaledSum",
+    "SeparableConv2d",
+    "fuse",
+    "unfuse",
+]

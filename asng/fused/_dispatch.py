@@ -40,6 +40,11 @@ def is_supported(x: Tensor) -> bool:
     )
 
 
+def compute_dtype(x: Tensor) -> torch.dtype:
+    """The type that a convolution of a tensor computes in."""
+    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
+
+
 def empty_channels_last(shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
     return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
 

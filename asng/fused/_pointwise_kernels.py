@@ -40,6 +40,8 @@ def pointwise_forward(
     z,
     partial,
     pixels,
+    IN: tl.constexpr,
+    IN_STRIDE: tl.constexpr,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
     PIXELS: tl.constexpr,
@@ -47,16 +49,18 @@ def pointwise_forward(
     OUTPUTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """1x1 convolution, and moments of its results for each program."""
+    """1x1 convolution of IN channels to C, and moments of its results for each program."""
     p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     o = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     product = tl.zeros([PIXELS, OUTPUTS], tl.float32)
-    for start in tl.static_range(0, C, INPUTS):
+    dtype = z.dtype.element_ty
+    for start in tl.static_range(0, IN, INPUTS):
         c = start + tl.arange(0, INPUTS)
-        inner = tl.load(d + p[:, None] * STRIDE + c[None, :], (p < pixels)[:, None] & (c < STRIDE)[None, :], other=0.0)
-        factors = tl.load(pointwise + o[None, :] * C + c[:, None], (o < C)[None, :] & (c < C)[:, None], other=0.0)
-        product = tl.dot(inner, factors.to(inner.dtype), product, input_precision=PRECISION)
-    result = product.to(z.dtype.element_ty)
+        mask = (p < pixels)[:, None] & (c < IN_STRIDE)[None, :]
+        inner = tl.load(d + p[:, None] * IN_STRIDE + c[None, :], mask, other=0.0).to(dtype)
+        factors = tl.load(pointwise + o[None, :] * IN + c[:, None], (o < C)[None, :] & (c < IN)[:, None], other=0.0)
+        product = tl.dot(inner, factors.to(dtype), product, input_precision=PRECISION)
+    result = product.to(dtype)
     tl.store(z + p[:, None] * STRIDE + o[None, :], result, (p < pixels)[:, None] & (o < STRIDE)[None, :])
     result = result.to(tl.float32)
     number = tl.minimum(PIXELS, pixels - tl.program_id(0) * PIXELS)
@@ -82,6 +86,8 @@ def pointwise_backward(
     partial,
     chunks,
     pixels,
+    IN: tl.constexpr,
+    IN_STRIDE: tl.constexpr,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
     DY_STRIDE: tl.constexpr,
@@ -107,9 +113,10 @@ def pointwise_backward(
             tl.store(dbias + o, total, o < C)
     slope = rstd * product / pixels
     offset = total / pixels - mean * slope
-    weights_mask = (o < C)[:, None] & (c < C)[None, :]
-    weights_offsets = o[:, None] * C + c[None, :]
-    factors = tl.load(pointwise + weights_offsets, weights_mask, other=0.0).to(dd.dtype.element_ty)
+    dtype = z.dtype.element_ty
+    weights_mask = (o < C)[:, None] & (c < IN)[None, :]
+    weights_offsets = o[:, None] * IN + c[None, :]
+    factors = tl.load(pointwise + weights_offsets, weights_mask, other=0.0).to(dtype)
     gradients = tl.zeros([CHANNELS, INPUTS], tl.float32)
     for tile in range(TILES):
         p = (tl.program_id(0) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)
@@ -118,14 +125,14 @@ def pointwise_backward(
         mask = (p < pixels)[:, None] & (o < STRIDE)[None, :]
         value = tl.load(z + p[:, None] * STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
         dz = scale[None, :] * (gradient - offset[None, :] - value * slope[None, :])
-        dz_rounded = tl.where(mask, dz, 0.0).to(dd.dtype.element_ty)
-        mask = (p < pixels)[:, None] & (c < STRIDE)[None, :]
-        offsets = p[:, None] * STRIDE + c[None, :]
+        dz_rounded = tl.where(mask, dz, 0.0).to(dtype)
+        mask = (p < pixels)[:, None] & (c < IN_STRIDE)[None, :]
+        offsets = p[:, None] * IN_STRIDE + c[None, :]
         inner = tl.dot(dz_rounded, factors, input_precision=PRECISION)
         tl.store(dd + offsets, inner.to(dd.dtype.element_ty), mask)
-        value = tl.load(d + offsets, mask, other=0.0)
+        value = tl.load(d + offsets, mask, other=0.0).to(dtype)
         gradients = tl.dot(tl.trans(dz_rounded), value, gradients, input_precision=PRECISION)
-    tl.store(partial + tl.program_id(0) * C * C + weights_offsets, gradients, weights_mask)
+    tl.store(partial + tl.program_id(0) * C * IN + weights_offsets, gradients, weights_mask)
 
 
 @triton.jit

@@ -5,11 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from asng.fused._dispatch import DTYPES, is_supported
-from asng.fused._norm import BatchNorm2d, uses_batch_statistics
-
-NORMS = {nn.BatchNorm2d, BatchNorm2d}
-MAX_CHANNELS = 256
+from asng.fused._dispatch import DTYPES, compute_dtype, is_supported
+from asng.fused._norm import uses_batch_statistics
+from asng.fused._pointwise import MAX_CHANNELS, is_pointwise
 
 
 class SeparableConv2d(nn.Sequential):
@@ -32,7 +30,7 @@ class SeparableConv2d(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         layers: Any = list(self)
-        dtype = _compute_dtype(x)
+        dtype = compute_dtype(x)
         if not (is_separable(layers) and _fits(x, layers, dtype)):
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
         from asng.fused._separable_function import Half, SeparableFunction
@@ -47,26 +45,16 @@ class SeparableConv2d(nn.Sequential):
         return SeparableFunction.apply(x, *tensors, halves, dtype, save)  # type: ignore[no-any-return, no-untyped-call]
 
 
-def _compute_dtype(x: Tensor) -> torch.dtype:
-    return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
-
-
 def is_separable(layers: Any) -> bool:
     """Whether layers are those of a separable convolution, with settings that the kernels have."""
     kinds = [type(layer) for layer in layers]
-    if (
-        kinds[:3] + kinds[4:7] != 2 * [nn.ReLU, nn.Conv2d, nn.Conv2d]
-        or not set(kinds[3::4]) <= NORMS
-        or len(kinds) != 8
-    ):
+    if len(kinds) != 8 or kinds[:2] + kinds[4:6] != 2 * [nn.ReLU, nn.Conv2d]:
         return False
     channels = layers[1].in_channels
     return channels <= MAX_CHANNELS and all(
         _is_depthwise(depthwise, channels)
-        and (pointwise.in_channels, pointwise.out_channels, pointwise.groups) == (channels, channels, 1)
-        and (pointwise.kernel_size, pointwise.stride, pointwise.padding) == ((1, 1), (1, 1), (0, 0))
-        and pointwise.bias is None
-        and norm.num_features == channels
+        and is_pointwise((pointwise, norm))
+        and pointwise.in_channels == pointwise.out_channels == channels
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:])
     )
 

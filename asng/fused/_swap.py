@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from asng.fused._norm import BatchNorm2d
+from asng.fused._pointwise import PointwiseConv2d
 from asng.fused._pool import AvgPool2d, MaxPool2d
 from asng.fused._separable import SeparableConv2d, is_separable
 
@@ -16,14 +17,14 @@ FUSED: dict[Any, Any] = {
     nn.BatchNorm2d: BatchNorm2d,
     nn.Sequential: SeparableConv2d,
 }
-PLAIN = {ours: torchs for torchs, ours in FUSED.items()}
+PLAIN = {PointwiseConv2d: nn.Sequential, **{ours: torchs for torchs, ours in FUSED.items()}}
 
 
 def fuse(model: Model) -> Model:
     """Make torch's layers in a model fused ones, in place: pools, batch norms and sequences of separable convolutions.
 
     Parameters, buffers, hooks and the state dict stay as they are; only classes change. Subclasses of torch's layers
-    are left alone.
+    are left alone, and so are 1x1 convolutions outside of separable ones: give those as `PointwiseConv2d`.
 
     Args:
         model: any module; itself, too, becomes a fused layer if it is one of torch's.

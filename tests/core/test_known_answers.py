@@ -171,7 +171,7 @@ SMALL |= {"x": Real(-1, 1), "lr": Real(1e-4, 1, log=True)}
 ANY_LOSS = st.floats() | st.integers(-3, 3) | st.just(10**400)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(st.lists(ANY_LOSS, min_size=2, max_size=6), min_size=1, max_size=40),
     st.sampled_from([1e-5, 0.1, 1.0, 50.0]),

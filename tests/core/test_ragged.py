@@ -26,7 +26,7 @@ some_lengths = st.one_of(
 some_batches = st.sampled_from([(), (1,), (2,), (3,), (2, 1), (2, 2), (2, 3, 2)])
 seeds = st.integers(0, 2**32 - 1)
 
-every = settings(max_examples=200, deadline=None)
+every = settings(max_examples=200)
 
 
 def cut(entries, lengths):

@@ -252,7 +252,7 @@ variables = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200, derandomize=True)
 @given(st.lists(variables, min_size=1, max_size=6), st.integers(1, 4), st.integers(0, 2**32 - 1))
 def test_decoding_a_space_at_once_equals_decoding_each_variable(kinds, n, seed):
     space = Space({f"v{i}": variable for i, variable in enumerate(kinds)})
@@ -273,7 +273,7 @@ def test_decoding_a_space_at_once_equals_decoding_each_variable(kinds, n, seed):
     assert [[type(v) for v in row.values()] for row in rows] == [[type(v) for v in row.values()] for row in expected]
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(linear, st.floats(allow_nan=False))
 def test_reals_never_leave_their_bounds(range_, x):
     low, high = range_
@@ -283,7 +283,7 @@ def test_reals_never_leave_their_bounds(range_, x):
 # Prior knowledge: into the units of raw draws and back
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100, derandomize=True)
 @given(
     st.floats(0, 1), st.floats(1e-3, 1e3), st.sampled_from([Real(-3, 5), Real(1e-5, 1e-1, log=True), Integer(-3, 80)])
 )

@@ -243,7 +243,7 @@ def test_wrong_settings_are_refused_with_value_and_cure(make, message):
 
 
 @pytest.mark.long
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.integers(0, 5), st.lists(st.floats() | st.text(max_size=3) | st.none() | st.integers(), max_size=5))
 def test_a_tell_learns_or_changes_nothing(candidates, losses):
     optimizer = ASNG(SPACE, seed=0)

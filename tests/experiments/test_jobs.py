@@ -123,6 +123,15 @@ def test_the_methods_are_the_three_optimizers():
         assert type(make_job(method=method, population_size=4).arch_optimizer) is kind
 
 
+def test_delta_is_the_first_step_size_of_asng_and_the_constant_one_of_sng():
+    assert make_job(delta=0.1).arch_optimizer.delta == 0.1
+    assert make_job(method="sng", delta=0.1).arch_optimizer.state_dict()["settings"]["delta"] == 0.1
+    with pytest.raises(ValueError, match="delta_init must be a number above 0"):
+        make_job(delta=-1.0)
+    with pytest.raises(ValueError, match=r"the method uniform has no step size, got delta=0\.1; leave it out"):
+        make_job(method="uniform", delta=0.1)
+
+
 # What it has found
 
 

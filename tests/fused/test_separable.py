@@ -9,7 +9,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng import fused
-from asng.fused import _separable_function
+from asng.fused import _pointwise_function
 from tests.fused.helpers import assert_close, channels_last, error, run
 
 
@@ -81,8 +81,8 @@ def test_weights_of_the_inputs_type_need_no_autocast():
 
 
 def test_many_chunks_are_merged(monkeypatch):
-    monkeypatch.setattr(_separable_function, "MAX_MOMENTS", 0)
-    monkeypatch.setattr(_separable_function, "MAX_MERGES", 4)  # of 8, so in two steps
+    monkeypatch.setattr(_pointwise_function, "MAX_MOMENTS", 0)
+    monkeypatch.setattr(_pointwise_function, "MAX_MERGES", 4)  # of 8, so in two steps
     layer, reference = pair(40, 3, 1)
     x = channels_last((3, 40, 6, 7), torch.float32)
     assert_close(run(layer, x), run(reference, x.double()), torch.float32)
@@ -90,7 +90,7 @@ def test_many_chunks_are_merged(monkeypatch):
 
 
 def test_more_than_64_channels_are_multiplied_in_blocks(monkeypatch):
-    monkeypatch.setattr(_separable_function, "WEIGHT_PROGRAMS", 2)  # so that each has several tiles
+    monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 2)  # so that each has several tiles
     layer, reference = pair(130, 3, 1)
     x = channels_last((2, 130, 6, 7), torch.float32)
     assert_close(run(layer, x), run(reference, x.double()), torch.float32)

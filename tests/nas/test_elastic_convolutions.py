@@ -38,7 +38,7 @@ CONVOLUTIONS = [
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize(("declared", "largest_sizes", "small"), CONVOLUTIONS)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     a=st.integers(1, 8),
     b=st.integers(1, 8),

@@ -107,7 +107,7 @@ def as_tuple(outputs: Any) -> tuple[Any, ...]:
 
 
 @pytest.mark.parametrize("name", LAYERS)
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(a=st.integers(1, 8), b=st.integers(1, 8), k=st.integers(1, 3), training=st.booleans())
 def test_a_layer_equals_the_torch_layer_that_it_becomes(name, a, b, k, training):
     make, channels, axes = LAYERS[name]
@@ -176,7 +176,7 @@ def test_an_instance_norm_takes_one_instance_too():
 # Embeddings.
 
 
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(a=st.integers(1, 8), padding=st.sampled_from([None, 0, -1]), by_frequency=st.booleans())
 def test_an_embedding_equals_the_torch_layer_that_it_becomes(a, padding, by_frequency):
     layer = nas.Embedding(5, width(), padding, scale_grad_by_freq=by_frequency, dtype=torch.double)
@@ -238,7 +238,7 @@ ATTENTION: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", ATTENTION)
-@settings(max_examples=12, deadline=None, derandomize=True)
+@settings(max_examples=12, derandomize=True)
 @given(
     a=st.integers(0, 8),
     b=st.integers(1, 3),
@@ -361,7 +361,7 @@ class GRUCell(nas.ElasticLayer, nn.GRUCell):
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@settings(max_examples=8, deadline=None, derandomize=True)
+@settings(max_examples=8, derandomize=True)
 @given(a=st.integers(1, 8), b=st.integers(1, 8))
 def test_an_own_layer_says_its_slices_and_torch_computes_with_them(bias, a, b):
     layer = GRUCell(width("a"), width("b"), bias).double()

@@ -114,7 +114,7 @@ def net():
 
 @pytest.mark.long
 @pytest.mark.parametrize("training", [True, False])
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=25, derandomize=True)
 @given(seed=st.integers(0, 10**6))
 def test_the_extracted_network_equals_the_selected_one(net, training, seed):
     net.train(training)

@@ -39,7 +39,15 @@ def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
     assert (result.model(x).argmax(1) == y).float().mean() > 0.7
     assert [record["epoch"] for record in result.history] == list(range(1, 13))
     assert result.history[-1]["train_loss"] < 0.7 * result.history[0]["train_loss"]
-    assert set(result.history[0]) == {"epoch", "train_loss", "valid_loss", "seconds", "largest_probability", "delta"}
+    assert set(result.history[0]) == {
+        "epoch",
+        "train_loss",
+        "valid_loss",
+        "seconds",
+        "largest_probability",
+        "delta",
+        "distribution",
+    }
     assert 0 < result.probability <= 1
 
 

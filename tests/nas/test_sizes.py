@@ -49,7 +49,7 @@ def computed(formula: Any, values: dict[str, float]) -> float:
         reject()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(formula=formulas)
 def test_all_sizes_are_those_that_python_computes(formula):
     assignments = [dict(zip(NAMES, row, strict=True)) for row in product(*NAMES.values())]
@@ -60,7 +60,7 @@ def test_all_sizes_are_those_that_python_computes(formula):
     assert size.max == max(expected)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(formula=formulas, row=st.sampled_from(list(product(*NAMES.values()))))
 def test_a_size_is_computed_from_the_selected_values(formula, row):
     values = dict(zip(NAMES, row, strict=True))

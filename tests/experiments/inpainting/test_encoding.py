@@ -86,7 +86,7 @@ def chain_slowly(values: dict[str, Any]) -> list[Layer]:
     return result
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(space=SPACES, seed=st.integers(0, 2**32))
 def test_the_chain_is_that_of_a_slow_decoder(space, seed):
     values = random_values(space, seed)
@@ -95,7 +95,7 @@ def test_the_chain_is_that_of_a_slow_decoder(space, seed):
     assert 1 <= len(layers) <= layers_in(space)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(space=SPACES, seed=st.integers(0, 2**32), size=st.tuples(st.integers(1, 40), st.integers(1, 40)))
 def test_layers_are_left_out_where_torch_says_that_a_side_is_1(space, seed, size):
     layers = chain(random_values(space, seed))
@@ -123,7 +123,7 @@ def test_architectures_are_readable_json_and_come_back(encoding):
     assert '"layer3.connection": ' in text
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(encoding=st.sampled_from(ENCODINGS), layers=st.integers(2, 25), seed=st.integers(0, 2**32))
 def test_architectures_are_read_without_knowing_their_space(encoding, layers, seed):
     values = random_values(search_space(encoding, layers, widths=(4, 8)), seed)
@@ -151,7 +151,7 @@ def test_base_has_the_wanted_depth_and_layers_that_are_all_alike(encoding, wante
     assert nas.from_json(nas.to_json(values), space) == values
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(space=SPACES, seed=st.integers(0, 2**32))
 def test_base_exists_at_the_depth_of_any_architecture(space, seed):
     wanted = len(chain(random_values(space, seed)))

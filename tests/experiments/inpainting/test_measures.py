@@ -51,7 +51,7 @@ def test_ssim_is_that_of_scikit_image(size):
     assert expected[-1] < 0.3
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**32 - 1), st.integers(0, 255), st.integers(0, 255))
 def test_ssim_of_nearly_flat_images_is_that_of_scikit_image(seed, first, second):
     rng = np.random.default_rng(seed)

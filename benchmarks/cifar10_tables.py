@@ -1,0 +1,191 @@
+"""Tables of CIFAR-10 beside those of the searches: how robust they are, and whether they matter.
+
+    python benchmarks/cifar10_tables.py robustness --out FOLDER     searches of 25 epochs: step sizes, populations, SNG
+    python benchmarks/cifar10_tables.py retraining --out FOLDER     100 epochs: found, random, found by uniform sampling
+    python benchmarks/cifar10_tables.py table1 --out FOLDER         600 epochs of what seed 0 found
+    python benchmarks/cifar10_tables.py --draw results/cifar10      the tables again, of what is finished there
+
+Each row is a run of the commands that are printed, in a folder of its own: FOLDER/robustness/lambda4 and the like.
+Finished ones are skipped and interrupted ones continue, so the same command goes on after Ctrl-C. What follows `--` is
+added to all searches and trainings, as in `-- --amp-dtype bfloat16`; the images are where ASNG_DATA says. Test errors
+are those after the last epoch: nothing is chosen by test images. The tables need config.json, metrics.jsonl,
+summary.json and evaluation.json of each run.
+"""
+
+import argparse
+import shlex
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from asng._untrusted import read_json, read_json_lines
+from asng.runs import CHECKPOINT, METRICS, SUMMARY
+
+CURE = "run the row again"
+ROOT = Path(__file__).parents[1]
+FOUND = ROOT / "results" / "cifar10"
+SURE = 0.9  # the mean largest probability that the paper reports for epoch 50
+Command = tuple[str, ...]
+
+SEARCHES: dict[str, Command] = {
+    "asng": (),
+    **{f"delta{delta}": ("--delta", delta) for delta in ("0.1", "10")},
+    **{f"lambda{n}": ("--population-size", n) for n in ("4", "8")},
+    **{f"sng{delta}": ("--method", "sng", "--delta", delta) for delta in ("0.01", "0.1", "1")},
+}
+GROUPS = {
+    "found": "found by the searches",
+    "random": "random",
+    "uniform": "found by uniform sampling with shared weights",
+}
+
+
+def robustness(folder: Path) -> dict[str, list[Command]]:
+    """The commands of each row, without the flags that the caller adds to all."""
+    search = ("search", "--epochs", "25", "--no-test")
+    return {
+        name: [(*search, *flags, "--out", str(folder / name)), ("evaluate", str(folder / name))]
+        for name, flags in SEARCHES.items()
+    }
+
+
+def retraining(folder: Path, epochs: int = 100) -> dict[str, list[Command]]:
+    """What three searches found, five random architectures, what uniform sampling finds."""
+
+    def train(name: str, *flags: str) -> Command:
+        return ("retrain", *flags, "--epochs", str(epochs), "--out", str(folder / name))
+
+    rows: dict[str, list[Command]] = {}
+    for seed in map(str, range(3)):
+        rows[f"found{seed}"] = [train(f"found{seed}", str(FOUND / f"seed{seed}"))]
+    for seed in map(str, range(5)):
+        rows[f"random{seed}"] = [train(f"random{seed}", "--architecture", "random", "--seed", seed)]
+    for seed in map(str, range(2)):
+        search = str(folder / f"uniform{seed}-search")
+        draw = ("search", "--method", "uniform", "--no-test", "--seed", seed, "--out", search)
+        rows[f"uniform{seed}"] = [draw, train(f"uniform{seed}", search)]
+    return rows
+
+
+def table1(folder: Path) -> dict[str, list[Command]]:
+    """The paper's training of what the first search found."""
+    return {"found0": retraining(folder, epochs=600)["found0"]}
+
+
+PARTS: dict[str, Callable[[Path], dict[str, list[Command]]]] = {
+    "robustness": robustness,
+    "retraining": retraining,
+    "table1": table1,
+}
+
+
+def is_finished(folder: Path) -> bool:
+    return (folder / SUMMARY).exists()
+
+
+def run_row(commands: Sequence[Command], more: Sequence[str]) -> bool:
+    """Run the commands of a row, one after another, but for finished runs; whether all succeeded."""
+    for verb, *flags in commands:
+        if verb == "evaluate":
+            folder, added = Path(flags[0]), []
+            done = (folder / "evaluation.json").exists() or not (folder / CHECKPOINT).exists()
+        else:
+            folder, added = Path(flags[flags.index("--out") + 1]), list(more)
+            done = is_finished(folder)
+        if done:
+            continue
+        command = ["asng", "cifar10", verb, *flags, *added]
+        print(shlex.join(command), flush=True)
+        if subprocess.run([sys.executable, "-m", *command], stdout=subprocess.DEVNULL, check=False).returncode:
+            print(f"failed: {shlex.join(command)}", flush=True)
+            return False
+    return True
+
+
+def run_part(part: str, out: Path, workers: int, more: Sequence[str]) -> bool:
+    """Run all rows of a part, some side by side; whether all succeeded."""
+    rows = PARTS[part](out / part)
+    with ThreadPoolExecutor(workers) as executor:
+        return all(list(executor.map(partial(run_row, more=more), rows.values())))
+
+
+def _seconds(records: Sequence[Mapping[str, Any]]) -> str:
+    return f"{sum(record['seconds'] for record in records):,.0f}"
+
+
+def show_robustness(folder: Path) -> str:
+    """A Markdown table of the searches that are finished."""
+    lines = [
+        "| search | valid accuracy | test error, shared weights | mean largest probability | "
+        f"above {SURE} after epoch | delta at the end | seconds |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in filter(lambda name: is_finished(folder / name), SEARCHES):
+        records = read_json_lines(folder / name / METRICS, CURE)
+        test = read_json(folder / name / "evaluation.json", CURE, dict[str, Any])["test_accuracy"]
+        last, sure = records[-1], [r["epoch"] for r in records if r["largest_probability"] > SURE]
+        cells = [
+            name,
+            f"{100 * last['valid_accuracy']:.1f} %",
+            f"{100 - 100 * test:.1f} %",
+            f"{last['largest_probability']:.3f}",
+            sure[0] if sure else "-",
+            f"{last['delta']:.3f}" if "delta" in last else "-",
+            _seconds(records),
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
+    return "\n".join(lines)
+
+
+def show_retraining(folder: Path) -> str:
+    """A Markdown table of the trainings that are finished, and mean and standard deviation of each group."""
+    lines = [
+        "| architecture | seed | channels | parameters | with an influence | test error |",
+        "|---|---|---|---|---|---|",
+    ]
+    means = []
+    for group, text in GROUPS.items():
+        errors = []
+        for path in filter(is_finished, sorted(folder.glob(f"{group}[0-9]"))):
+            summary = read_json(path / SUMMARY, CURE, dict[str, Any])
+            errors.append(100 - 100 * summary["last"]["test_accuracy"])
+            sizes = f"{summary['channels']} | {summary['parameters']:,} | {summary['effective_parameters']:,}"
+            lines.append(f"| {text} | {path.name[-1]} | {sizes} | {errors[-1]:.2f} % |")
+        if len(errors) > 1:
+            means.append(f"- {text}: {statistics.mean(errors):.2f} ± {statistics.stdev(errors):.2f} %")
+    return "\n".join([*lines, "", *means]).strip()
+
+
+def show_tables(folder: Path) -> str:
+    """All tables with rows in the folder."""
+    shown = {part: show_robustness if part == "robustness" else show_retraining for part in PARTS}
+    found = [f"{part}:\n\n{show(folder / part)}" for part, show in shown.items() if (folder / part).is_dir()]
+    return "\n\n".join(found)
+
+
+def main() -> None:
+    arguments, more = sys.argv[1:], []
+    if "--" in arguments:
+        split = arguments.index("--")
+        arguments, more = arguments[:split], arguments[split + 1 :]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=PARTS, help="what to run")
+    parser.add_argument("--out", type=Path, default=Path("runs/cifar10-tables"), help="folder of the runs")
+    parser.add_argument("--draw", type=Path, metavar="FOLDER", help="only draw the tables of this folder")
+    parser.add_argument("--workers", type=int, default=1, help="rows side by side, on the same GPU")
+    given = parser.parse_args(arguments)
+    if (given.part is None) == (given.draw is None):
+        parser.error("give either a part or --draw FOLDER")
+    succeeded = given.draw is not None or run_part(given.part, given.out, given.workers, more)
+    print(show_tables(given.draw or given.out))
+    if not succeeded:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""The tables of robustness and of retraining, and the commands behind them."""
+
+import json
+import os
+
+import cifar10_tables as bench
+import pytest
+
+from asng.runs import METRICS, SUMMARY, write_json
+
+
+def write_search(folder, probability, delta=0.05):
+    folder.mkdir(parents=True)
+    records = [
+        {"epoch": epoch, "valid_accuracy": 0.5, "largest_probability": p, "delta": delta, "seconds": 600.4}
+        for epoch, p in enumerate(probability, 1)
+    ]
+    (folder / METRICS).write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_json(folder / SUMMARY, {})
+    write_json(folder / "evaluation.json", {"test_accuracy": 0.75})
+
+
+def write_training(folder, accuracy):
+    folder.mkdir(parents=True)
+    sizes = {"channels": 42, "parameters": 4_000_000, "effective_parameters": 3_000_000}
+    write_json(folder / SUMMARY, {**sizes, "last": {"test_accuracy": accuracy}})
+
+
+def test_robustness_has_three_step_sizes_three_populations_and_three_constant_steps(tmp_path):
+    rows = bench.robustness(tmp_path)
+    flags = [" ".join(commands[0]) for commands in rows.values()]
+    assert all("--epochs 25 --no-test" in line for line in flags)
+    assert sum("--method sng" in line for line in flags) == 3
+    assert sum("--population-size" in line for line in flags) == 2  # and the default of 2
+    assert sum("--delta" in line and "sng" not in line for line in flags) == 2  # and the default of 1
+
+
+def test_retraining_has_found_random_and_uniformly_sampled_architectures(tmp_path):
+    rows = bench.retraining(tmp_path)
+    assert [name.rstrip("0123456789") for name in rows] == ["found"] * 3 + ["random"] * 5 + ["uniform"] * 2
+    search, train = rows["uniform1"]
+    assert search[search.index("--out") + 1] == train[1]  # trains what its own search chose
+    assert bench.table1(tmp_path)["found0"][0][-4:] == ("--epochs", "600", "--out", str(tmp_path / "found0"))
+
+
+def test_a_search_is_shown_with_the_epoch_in_which_it_settled(tmp_path):
+    write_search(tmp_path / "asng", [0.5, 0.91, 0.95])
+    write_search(tmp_path / "sng0.01", [0.3])
+    (tmp_path / "lambda4").mkdir()  # not finished
+    asng, sng = bench.show_robustness(tmp_path).splitlines()[2:]
+    assert asng == "| asng | 50.0 % | 25.0 % | 0.950 | 2 | 0.050 | 1,801 |"
+    assert sng == "| sng0.01 | 50.0 % | 25.0 % | 0.300 | - | 0.050 | 600 |"
+
+
+def test_trainings_are_shown_with_mean_and_spread_of_their_group(tmp_path):
+    write_training(tmp_path / "random0", 0.95)
+    write_training(tmp_path / "random1", 0.97)
+    write_training(tmp_path / "found0", 0.972)
+    table = bench.show_retraining(tmp_path)
+    assert "| found by the searches | 0 | 42 | 4,000,000 | 3,000,000 | 2.80 % |" in table
+    assert table.endswith("- random: 4.00 ± 1.41 %")
+
+
+@pytest.mark.long
+@pytest.mark.skipif("ASNG_DATA" not in os.environ, reason="ASNG_DATA names no folder of data")
+def test_rows_run_once_and_are_drawn(tmp_path, capfd):
+    more = ["--small", "--epochs", "1", "--cells", "3", "--channels", "2", "--num-train-images", "32", "--batch", "8"]
+    rows = {name: bench.robustness(tmp_path / "robustness")[name] for name in ("asng", "sng0.1")}
+    assert all(bench.run_row(commands, more) for commands in rows.values())
+    assert capfd.readouterr().out.count("asng cifar10 search") == 2
+    assert len(bench.show_tables(tmp_path).splitlines()) == 6
+    assert all(bench.run_row(commands, more) for commands in rows.values())
+    assert capfd.readouterr().out == ""  # nothing runs twice
