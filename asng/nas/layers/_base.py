@@ -140,7 +140,7 @@ class ElasticLayer(Searchable):
         kind, names = cls.torch_layer.__name__, _fixed_names(cls)
         if missing := [name for name in names if not hasattr(layer, name)]:
             raise TypeError(
-                f"{cls.__name__} needs a method settings_of(cls, layer) that returns the arguments of {kind}(), such as "
+                f"{cls.__name__} needs a method settings_of(cls, layer) that returns arguments of {kind}(), such as "
                 f"{missing[0]}, as {kind} has no attribute of that name"
             )
         settings = {name: getattr(layer, name) for name in names}
