@@ -15,7 +15,7 @@ from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import check_batches, check_judge, check_module, unwrap
-from asng.nas._preserve import preserve_state, set_training
+from asng.nas._preserve import hold_in_training, preserve_state, set_training
 from asng.nas._tables import Rows, format_rounded, format_table, html_table
 from asng.nas.limits import Limit, Measure, measure_all
 from asng.nas.oneshot import Batch, OneShot
@@ -92,8 +92,8 @@ def _evaluate_mode(supernet: Supernet, *, batch_statistics: bool) -> None:
     set_training(supernet.model)
     norms = [m for m in supernet.paths if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     supernet.model.eval()
-    for norm in norms if batch_statistics else ():
-        norm.train()
+    if batch_statistics:
+        hold_in_training(norms)
 
 
 def rerank(

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from asng.nas._checks import check_batches, check_module, unwrap
 from asng.nas._devices import find_device, to_device
-from asng.nas._preserve import set_training, snapshot
+from asng.nas._preserve import hold_in_training, set_training, snapshot
 
 
 def recalibrate(
@@ -66,7 +66,7 @@ def recalibrate(
             norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative average
-            norm.train()
+        hold_in_training(trained)
         is_empty = True
         for batch in batches:
             (_forward if forward is None else forward)(model, batch)

@@ -13,6 +13,7 @@ from torch import nn
 from asng.nas import Limit, parameters, selected
 from tests.helpers.captures import Choosy, oneshot
 from tests.helpers.searches import (
+    Net,
     Switch,
     batches,
     cross_entropy,
@@ -99,6 +100,29 @@ def test_what_is_no_number_is_refused(returned, shown):
 def test_a_judge_that_is_no_function_is_refused():
     with pytest.raises(ValueError, match=r"judge must be a function \(model, batch\) -> number, .*, got 'accuracy'"):
         make_oneshot(judge="accuracy")
+
+
+def judge_in_evaluation(model, batch):
+    model.eval()
+    return cross_entropy(model, batch)
+
+
+def test_modes_that_a_judge_changes_are_restored_after_it():
+    search = make_oneshot(Net(norm=True), judge=judge_in_evaluation)
+    frozen = next(module for module in search.model.modules() if isinstance(module, nn.BatchNorm1d))
+    frozen.eval()
+    modes = [module.training for module in search.model.modules()]
+    with pytest.warns(UserWarning, match="the judge puts batch norms into evaluation mode"):
+        search.step(*batches(2))
+    search.step(*batches(2))  # which does not warn again
+    assert [module.training for module in search.model.modules()] == modes
+    assert modes.count(False) == 1
+
+
+def test_a_judge_in_evaluation_mode_is_fine_where_there_are_no_batch_norms():
+    search = make_oneshot(judge=judge_in_evaluation)
+    search.step(*batches(2))
+    assert all(module.training for module in search.model.modules())
 
 
 def test_a_judge_runs_without_gradients_in_training_mode_and_autocast():

@@ -75,6 +75,17 @@ def test_batches_to_recalibrate_on_are_those_of_the_judge():
     assert caught.value.__notes__ == [f"in the architecture {VALUES}"]
 
 
+@pytest.mark.parametrize("recalibrate_on", [None, batches(3)])
+def test_a_judge_that_calls_eval_gets_the_same_statistics(recalibrate_on):
+    model = trained().model
+
+    def judge(model, batch):
+        return cross_entropy(model.eval(), batch)
+
+    scores = [score(model, VALUES, batches(2), one, recalibrate_on=recalibrate_on) for one in (judge, cross_entropy)]
+    assert scores[0] == scores[1]
+
+
 def test_a_search_or_its_result_is_scored_as_its_model():
     search = trained()
     expected = score(search.model, VALUES, batches(2), cross_entropy)
