@@ -38,35 +38,43 @@ def literals() -> Iterator[str]:
                 yield text_of(node)
 
 
-def calls_with_messages(tree: ast.AST) -> Iterator[ast.Call]:
-    """What is raised, returned to be raised, or warned of, outside of functions that check states."""
+def messages_in(tree: ast.AST, *, reasons: bool) -> Iterator[str]:
+    """What is raised, returned to be raised, or warned of, outside of functions that check states.
+
+    With `reasons` also texts that are returned or assigned, which say why a step is not captured.
+    """
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.FunctionDef) and node.name in OF_STATES:
             continue
         match node:
-            case ast.Raise(exc=ast.Call() as call) if ast.unparse(call.func) not in INTERNAL:
-                yield call
-            case ast.Return(value=ast.Call(func=ast.Name(id=name)) as call) if name.endswith("Error"):
-                yield call
-            case ast.Call(func=ast.Attribute(attr="warn")):
-                yield node
-        yield from calls_with_messages(node)
+            case ast.Raise(exc=ast.Call(args=[message, *_]) as call) if ast.unparse(call.func) not in INTERNAL:
+                yield text_of(message)
+            case ast.Return(value=ast.Call(func=ast.Name(id=name), args=[message, *_])) if name.endswith("Error"):
+                yield text_of(message)
+            case ast.Call(func=ast.Attribute(attr="warn"), args=[message, *_]):
+                yield text_of(message)
+            case ast.Call(func=ast.Name(id="Refused" | "Unswitchable"), args=[message, *_]):
+                yield text_of(message)
+            case ast.Return(value=ast.expr() as text) | ast.Assign(targets=[ast.Name(id="reason")], value=text) if (
+                reasons
+            ):
+                yield text_of(text)
+        yield from messages_in(node, reasons=reasons)
 
 
 def messages() -> list[str]:
     """Texts of all errors and warnings of asng.nas; not those that a function of its own composes."""
     found = []
     for path in sorted((ROOT / "asng" / "nas").rglob("*.py")):
-        for call in calls_with_messages(ast.parse(path.read_text(encoding="utf-8"))):
-            text = text_of(call.args[0]) if call.args else ""
-            if len(re.findall(r"\w+", text)) > 1:
-                found.append(text)
-    return found
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        found += messages_in(tree, reasons=path.parent.name == "_capture")
+    return [text for text in found if len(re.findall(r"\w+", text)) > 1]
 
 
 def entries(*, of_torch: bool) -> dict[str, re.Pattern[str]]:
-    rows = re.findall(r"^\| `([^`]+)`( \(torch\))?", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    texts = [text for text, torchs in rows if bool(torchs) == of_torch]
+    """The messages of the page, as patterns; in the first column of a row there may be several."""
+    cells = re.findall(r"^\| (`.+?) \| ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    texts = [text for cell in cells if cell.endswith("(torch)") == of_torch for text in re.findall("`(.+?)`", cell)]
     return {text: re.compile(".+".join(map(re.escape, text.split("…"))).removeprefix(".+")) for text in texts}
 
 

@@ -224,3 +224,34 @@ def test_a_judge_that_returns_a_number_runs_as_usual_after_one_warning():
     with pytest.warns(UserWarning, match="runs as usual: the judge returns a number of Python, .*return a tensor"):
         assert captured.step(*first) == plain.step(*first)
     assert captured.step(*second) == plain.step(*second)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.filterwarnings("ignore:the judge puts batch norms into evaluation mode")
+def test_a_captured_judge_that_calls_eval_leaves_the_training_passes_as_they_are():
+    steps = []
+    for settings in ({}, {"capture": True}):
+        torch.manual_seed(0)
+        search = oneshot(Choosy(dropout=0.0), judge=judge_in_evaluation, **settings)
+        steps.append([search.step(*pair) for pair in pairs(4)])
+        assert all(module.training for module in search.model.modules())
+    assert [step.train_losses for step in steps[0]] == [step.train_losses for step in steps[1]]
+    assert search.capture_cost
+
+
+def penalized(model, batch):
+    return cross_entropy(model, batch) + 0.1 * selected(model)["depth"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("graphless")
+def test_a_soft_penalty_on_selected_values_runs_as_usual_with_the_reason():
+    torch.manual_seed(0)
+    plain = oneshot(Choosy(), judge=penalized)
+    torch.manual_seed(0)
+    captured = oneshot(Choosy(), judge=penalized, capture=True)
+    first, second = pairs(2)
+    with pytest.warns(UserWarning, match="runs as usual: decision 'op' .* is read in Python outside of a choice"):
+        assert captured.step(*first) == plain.step(*first)
+    assert captured.step(*second) == plain.step(*second)
