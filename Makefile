@@ -3,13 +3,13 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := asng $(wildcard tests examples benchmarks)
+SOURCES := asng $(wildcard tests examples benchmarks docs/site)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels test-browser format hooks fuzz crash bench results lock clean
+.PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging docs format hooks fuzz crash bench results lock clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -26,7 +26,7 @@ test: .venv/installed  ## format, lint, types, and the tests that are not long
 
 test-all: test  ## and those that are: whole searches and trainings, examples, benchmarks; and the kernels
 	$(PYTEST) -m long
-	$(MAKE) test-integrations test-kernels test-browser
+	$(MAKE) test-integrations test-kernels test-browser test-packaging docs
 
 test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optuna, Hugging Face's, Lightning, TensorBoard
 	$(PYTEST) tests/integrations
@@ -34,8 +34,15 @@ test-integrations: .venv/installed-integrations  ## other libraries: Dask, Optun
 test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter, on the CPU
 	TRITON_INTERPRET=1 $(PYTEST) tests/fused
 
+test-packaging: .venv/installed-packaging  ## the release: its files, its types, each extra in an empty environment
+	$(PYTEST) tests/packaging
+
 test-browser: .venv/installed-browser  ## reports in headless Chromium, where there is one
 	$(PYTEST) tests/report/test_browser.py
+
+docs: .venv/installed-docs  ## the documentation site in build/site, its links, its pages in Chromium, the notebook
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	ASNG_SITE=build/site $(PYTEST) tests/docs
 
 format: .venv/installed  ## rewrite the sources in the project's format
 	$(BIN)/ruff format $(SOURCES)
@@ -67,7 +74,7 @@ LOCK := uv pip compile --quiet --universal --python-version 3.11 --generate-hash
 	--no-annotate --custom-compile-command 'make lock' --default-index https://pypi.org/simple
 lock:  ## renew, by uv, the hashes of what make and the release install: of constraints.txt's versions, for all systems
 	printf '%s\n' $(OF_CUDA) | $(LOCK) --excludes /dev/stdin --no-emit-package torch --output-file requirements-dev.txt \
-		--extra experiments --extra onnx --extra dev pyproject.toml
+		--extra experiments --extra export --extra dev pyproject.toml
 	printf '%s\n' build setuptools twine | $(LOCK) --output-file .github/requirements-release.txt -
 
 clean:
@@ -80,25 +87,33 @@ clean:
 	$(PYTHON) -m venv .venv
 	$(PIP) --no-deps --require-hashes --requirement requirements-dev.txt
 	$(INSTALL) torch
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev]'
+	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev]'
 	touch $@
 
 .venv/installed-bench: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,bench]'
+	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,bench]'
 	touch $@
 
 .venv/installed-integrations: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,dask,optuna]' transformers accelerate pytorch-lightning tensorboard
+	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,dask,optuna,tensorboard]' transformers accelerate pytorch-lightning
 	touch $@
 
 # torch's builds for CUDA have brought the Triton that they need.
 .venv/installed-kernels: .venv/installed
 	$(BIN)/python -c 'import triton' 2> /dev/null || $(PIP) --no-deps triton==3.9.0
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,kernels]'
+	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,kernels]'
+	touch $@
+
+.venv/installed-packaging: .venv/installed
+	$(INSTALL) uv
+	touch $@
+
+.venv/installed-docs: .venv/installed
+	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,docs]'
 	touch $@
 
 # axe-core, which looks for what keeps people out, is an npm package; without npm its tests are skipped.
 .venv/installed-browser: .venv/installed
-	$(INSTALL) --no-build-isolation --editable '.[experiments,onnx,dev,browser]'
+	$(INSTALL) --no-build-isolation --editable '.[experiments,export,dev,browser]'
 	! command -v npm > /dev/null || npm install --silent --no-save --prefix .venv axe-core@4
 	touch $@

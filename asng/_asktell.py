@@ -15,6 +15,7 @@ import numpy as np
 
 from asng._checks import MAX_CANDIDATES, as_float_array, as_losses, check_bool, check_int, take_list
 from asng._decoding import Space
+from asng._html import notebook, probability_bars, rows_table
 from asng._ragged import Array
 from asng._state import FLOAT64, check_finite, checksum, is_finite, read_state
 from asng.families import Family
@@ -296,6 +297,18 @@ class Optimizer(ABC):
         """
         rows = zip(self._space.names, self._space.variables, self._family.describe(self.theta), strict=True)
         return {name: variable.to_external(parameters) for name, variable, parameters in rows}
+
+    def _repr_html_(self) -> str:
+        """The distribution as a table, for notebooks."""
+        rows: list[tuple[Any, ...]] = [("variable", "distribution")]
+        mode = self.mode()
+        for name, parameters in self.distribution().items():
+            fields: dict[Any, float] = getattr(parameters, "_asdict", dict)()  # of a number
+            if isinstance(parameters, np.ndarray):
+                fields = dict(zip(self.space[name].values() or (), parameters.tolist(), strict=False))
+            bars = probability_bars({str(key): number for key, number in fields.items()}, mode[name])
+            rows.append((name, bars or str(parameters)))
+        return notebook(rows_table(rows))
 
     @property
     def theta(self) -> Array:

@@ -22,12 +22,14 @@ Limits = Sequence[Callable[[dict[str, Any]], Any]]
 Violation = tuple[int, float]  # limits not reached, violation of the first violated one
 FEASIBLE: Violation = (0, 0.0)
 WORST_LOSS = 1e300  # told for infeasible candidates, which rank behind all finite losses
-MAX_ELITE_AGE, MAX_NOISY_ELITE_AGE = 20, 2  # populations that the best so far is ranked with
-MAX_RESTART_SIZE = 10_000  # the population of a restart: doubled without end, it would only draw
+ALPHA, NOISY_ALPHA = 1.1, 1.5  # of ASNG: steps of choices are longer where no noise would drive them back and forth
+ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ranked with the next one
+NOISY_ELITES, NOISY_ELITE_AGE = 2, 5  # the same where losses are noisy
+MAX_RESTART_SIZE = 10_000  # the population of restarts: doubled without end, it would only draw
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
-SETTLED_EVALUATIONS = 30  # per variable, at the most concentrated distribution, besides MAX_STALE populations
+SETTLED_EVALUATIONS = 10  # per variable, at the most concentrated distribution, besides MAX_STALE populations
 
 
 class Evaluation(NamedTuple):
@@ -56,12 +58,21 @@ class Job:
     start: int
 
 
+class Origin(NamedTuple):
+    """Where an evaluation came from: the raw draw, the key of its values, the index of the optimizer that drew it."""
+
+    x: Array
+    key: Hashable
+    start: int
+
+
 class Judged(NamedTuple):
-    """A candidate with all that ranks it."""
+    """A candidate with all that ranks it, and the key of its values where it is feasible."""
 
     x: Array
     loss: float
     violation: Violation
+    key: Hashable = None
 
 
 class SavedState(TypedDict):
@@ -72,9 +83,8 @@ class SavedState(TypedDict):
     history: list[tuple[list[float], int, float | None, str]]
     queue: list[list[float]]
     judged: list[tuple[list[float], float | None, tuple[int, float | None]]]
-    elite: tuple[list[float], float, int] | None
     counters: tuple[int, int, int]
-    before: tuple[int, int]
+    before: tuple[int, int, int]
 
 
 class BlackBox:
@@ -92,12 +102,13 @@ class BlackBox:
         seed: Seed,
         noisy: bool,
         limits: Limits,
-        restarts: int,
+        restarts: int | None,
     ) -> None:
         self._space = Space(space)
         self._variables, self._initial = dict(space), initial
         self._seed: Seed = seed if (number := as_int(seed)) is None else number
-        self._noisy, self._limits, self._restarts = noisy, limits, restarts
+        self._noisy, self._limits = noisy, limits
+        self._restarts = restarts if restarts is not None else 0 if noisy else math.inf
         self.population_size = default_population_size(space)
         if population_size is not None:
             self.population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
@@ -107,29 +118,31 @@ class BlackBox:
             sequence = np.random.SeedSequence(sequence)
         self._entropy, self._spawn_key = _plain(sequence.entropy), tuple(sequence.spawn_key)
         self.history: list[Evaluation] = []
-        self._origins: list[tuple[Array, int]] = []  # of each evaluation: the raw draw, the optimizer that drew it
-        self._losses: dict[Hashable, float] = {}
+        self._origins: list[Origin] = []  # of each evaluation
+        listed = [variable.values() for variable in space.values()]
+        self._n_values = math.inf if noisy else math.prod(math.inf if v is None else len(v) for v in listed)
+        self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
         self._best: int | None = None
         self.failures_in_row = 0
         self.last_cause: BaseException | None = None  # what the last evaluation raised
         self._queue: deque[Candidate] = deque()
         self.jobs: dict[Job, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
-        # Numbers with covariances would go on following a draw that is told again, and their spread stay wide.
-        has_elite = not isinstance(self.optimizer, CovarianceASNG)
-        self._max_elite_age = (MAX_NOISY_ELITE_AGE if noisy else MAX_ELITE_AGE) if has_elite else 0
-        self._elite: Judged | None = None  # the best that the current optimizer drew
-        self._elite_age = 0  # populations since
+        self._elites, self._elite_age = (NOISY_ELITES, NOISY_ELITE_AGE) if noisy else (ELITES, ELITE_AGE)
+        if isinstance(self.optimizer, CovarianceASNG):
+            self._elites = 0  # numbers would go on following a draw that is told again, and their spread stay wide
         self._stale = self._barren = self._settled = 0
         self._started_before = self._told_before = 0  # evaluations started and ended at the last tell
+        self._first = 0  # evaluations before the last restart
         self.is_whole = True  # False in the middle of a change
 
     def _make_optimizer(self, start: int) -> Optimizer:
         seed: Seed = self._seed
         if start:
             seed = np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
-        size = self.population_size * 2**start
-        return black_box_optimizer(self._variables, population_size=size, initial=self._initial, seed=seed)
+        size = min(self.population_size * 2**start, max(self.population_size, MAX_RESTART_SIZE))
+        alpha = NOISY_ALPHA if self._noisy else ALPHA
+        return black_box_optimizer(self._variables, population_size=size, alpha=alpha, initial=self._initial, seed=seed)
 
     @property
     def optimizer(self) -> Optimizer:
@@ -144,13 +157,13 @@ class BlackBox:
     @property
     def best_optimizer(self) -> Optimizer:
         """The optimizer that found the lowest loss."""
-        return self.optimizer if self._best is None else self.optimizers[self._origins[self._best][1]]
+        return self.optimizer if self._best is None else self.optimizers[self._origins[self._best].start]
 
     @property
     def exhausted(self) -> str:
         """Why nothing is left to evaluate, or an empty text."""
         patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / self.optimizer.population_size)
-        if self._stale >= MAX_STALE:
+        if self._stale >= MAX_STALE or len(self._losses) >= self._n_values:
             return "nothing new"
         if self._barren >= MAX_INFEASIBLE:
             return "infeasible"
@@ -178,7 +191,7 @@ class BlackBox:
         key = self._key(candidate)
         if not self._noisy:
             if key in self._losses:
-                self._judge(candidate.x, self._losses[key], FEASIBLE)
+                self._judge(candidate.x, self._mean_loss(key), FEASIBLE, key)
                 return None
             for job, others in self.jobs.items():
                 if job.key == key:
@@ -197,46 +210,58 @@ class BlackBox:
         self._remember(evaluation, job.candidate.x, job.start)
         if job.start == len(self.optimizers) - 1:
             for candidate in (job.candidate, *others):
-                self._judge(candidate.x, outcome.loss, FEASIBLE)
+                self._judge(candidate.x, outcome.loss, FEASIBLE, job.key)
         self.is_whole = True
         return evaluation
 
     def _remember(self, evaluation: Evaluation, x: Array, start: int) -> None:
-        self._losses[self._key(Candidate(evaluation.values, x))] = evaluation.loss
+        key = self._key(Candidate(evaluation.values, x))
+        total, count = self._losses.get(key, (0.0, 0))
+        self._losses[key] = total + evaluation.loss, count + 1
         self.failures_in_row = 0 if math.isfinite(evaluation.loss) else self.failures_in_row + 1
         if math.isfinite(evaluation.loss) and (self.best is None or evaluation.loss < self.best.loss):
             self._best = len(self.history)
         self.history.append(evaluation)
-        self._origins.append((x, start))
+        self._origins.append(Origin(x, key, start))
 
-    def _judge(self, x: Array, loss: float, violation: Violation) -> None:
-        judged = Judged(x, loss, violation)
-        self._judged.append(judged)
-        if math.isfinite(loss) and (self._elite is None or loss < self._elite.loss):
-            self._elite, self._elite_age = judged, 0
+    def _judge(self, x: Array, loss: float, violation: Violation, key: Hashable = None) -> None:
+        self._judged.append(Judged(x, loss, violation, key))
         if len(self._judged) >= self.optimizer.population_size:
             self._tell()
             self._count()
-            is_small = 2 * self.optimizer.population_size <= MAX_RESTART_SIZE
-            if self.exhausted and len(self.optimizers) <= self._restarts and is_small:
+            # Where not even the first populations after a restart were new, those of another one would not be, either.
+            is_left = len(self._losses) < self._n_values and len(self.history) > self._first
+            is_over = self.exhausted in ("converged", "nothing new")
+            if is_over and is_left and len(self.optimizers) <= self._restarts:
                 self._restart()
 
     def _tell(self) -> None:
-        """Tell losses, and for infeasible candidates numbers above them in the order of their violations.
-
-        The best so far is ranked with the next populations, too, so that it is not lost again; not with all, or the
-        distribution could not narrow elsewhere. A noisy loss may have been a lucky one, and is soon forgotten.
-        """
-        judged, elite = self._judged, self._elite
-        if elite is not None and 0 < self._elite_age <= self._max_elite_age:
-            judged = [*judged, elite]
-        self._elite_age += 1
+        """Tell losses, and for infeasible candidates numbers above them in the order of their violations."""
+        judged = [*self._judged, *self._recent_best()]
         steps = sorted({each.violation for each in judged})
         losses = [
             each.loss if each.violation == FEASIBLE else WORST_LOSS * (1 + steps.index(each.violation))
             for each in judged
         ]
         self.optimizer.tell([Candidate({}, each.x) for each in judged], losses)
+
+    def _recent_best(self) -> list[Judged]:
+        """The best that the optimizer drew of late, by mean loss, so that they are not lost again.
+
+        Not the best ever: the distribution could not narrow elsewhere, and a noisy loss may have been a lucky one.
+        """
+        if not self._elites:
+            return []
+        start, n = len(self.optimizers) - 1, self._elite_age * self.optimizer.population_size
+        first = max(0, len(self._origins) - n)
+        known = {each.key for each in self._judged}
+        drawn = {each.key: each.x for each in self._origins[first:] if each.start == start and each.key not in known}
+        best = sorted(drawn, key=self._mean_loss)[: self._elites]
+        return [Judged(drawn[key], self._mean_loss(key), FEASIBLE, key) for key in best]
+
+    def _mean_loss(self, key: Hashable) -> float:
+        total, count = self._losses[key]
+        return total / count
 
     def _count(self) -> None:
         """Count populations in a row without anything new, and those of a distribution that cannot narrow further."""
@@ -265,7 +290,7 @@ class BlackBox:
     def _restart(self) -> None:
         self.optimizers.append(self._make_optimizer(len(self.optimizers)))
         self._queue.clear()
-        self._elite = None
+        self._first = len(self.history)
         self._stale = self._barren = self._settled = 0
 
     def finish(self) -> None:
@@ -316,12 +341,13 @@ class BlackBox:
         return {
             "entropy": [self._entropy, list(self._spawn_key)],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "history": [[x.tolist(), start, _to_json(e.loss), e.error] for e, (x, start) in rows],
+            "history": [[origin.x.tolist(), origin.start, _to_json(e.loss), e.error] for e, origin in rows],
             "queue": [candidate.x.tolist() for candidate in (*flying, *self._queue)],
-            "judged": [[x.tolist(), _to_json(loss), list(map(_to_json, v))] for x, loss, v in self._judged],
-            "elite": self._elite and [self._elite.x.tolist(), self._elite.loss, self._elite_age],
+            "judged": [
+                [each.x.tolist(), _to_json(each.loss), list(map(_to_json, each.violation))] for each in self._judged
+            ],
             "counters": [self._stale, self._barren, self._settled],
-            "before": [self._started_before - len(self.jobs), self._told_before],
+            "before": [self._started_before - len(self.jobs), self._told_before, self._first],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -338,15 +364,12 @@ class BlackBox:
             candidate = self._candidate(x)
             self._remember(Evaluation(candidate.values, _from_json(loss), error), candidate.x, start)
         self._queue.extend(map(self._candidate, state["queue"]))
-        self._judged = [
-            Judged(self._candidate(x).x, _from_json(loss), (first, _from_json(second)))
-            for x, loss, (first, second) in state["judged"]
-        ]
-        if state["elite"] is not None:
-            x, loss, self._elite_age = state["elite"]
-            self._elite = Judged(self._candidate(x).x, loss, FEASIBLE)
+        for x, loss, (first, second) in state["judged"]:
+            candidate, violation = self._candidate(x), (first, _from_json(second))
+            key = self._key(candidate) if violation == FEASIBLE else None
+            self._judged.append(Judged(candidate.x, _from_json(loss), violation, key))
         self._stale, self._barren, self._settled = state["counters"]
-        self._started_before, self._told_before = state["before"]
+        self._started_before, self._told_before, self._first = state["before"]
 
     def _candidate(self, x: list[float]) -> Candidate:
         draw = np.array(x, dtype=float)

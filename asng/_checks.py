@@ -1,8 +1,9 @@
 """Conversion and validation of arguments; ValueError names the value and the cure."""
 
+import difflib
 import math
 import operator
-from collections.abc import Iterable, Sized
+from collections.abc import Callable, Iterable, Sized
 from itertools import count, cycle, islice, repeat
 from typing import Any
 
@@ -163,3 +164,13 @@ def _as_list(losses: Iterable[Any], n: int) -> list[Any]:
     if each is None:
         raise ValueError(f"tell takes a list of losses, in the order of the candidates, got {losses!r}")
     return list(islice(each, n + 1))
+
+
+def did_you_mean(word: str, known: Iterable[str], show: Callable[[str], str] = str) -> str:
+    """The end of a message about a wrong word: the nearest right one, if one is near.
+
+    >>> did_you_mean("serach", ["search", "retrain"]), did_you_mean("x", ["search"])
+    ('; did you mean search?', '')
+    """
+    near = difflib.get_close_matches(word, list(known), 1)
+    return f"; did you mean {show(near[0])}?" if near else ""

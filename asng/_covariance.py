@@ -13,7 +13,7 @@ from asng.families import CategoricalFamily, Joint, NormalFamily
 from asng.optimizer import ASNGState, asng_init, asng_update
 from asng.space import Variable
 
-ALPHA, DELTA_INIT = 1.5, 1.0  # of ASNG
+DELTA_INIT = 1.0  # of ASNG
 INITIAL_SPREAD = 0.3  # standard deviations to start with, as shares of half the range
 BEYOND = 0.5  # standard deviations that draws lie beyond a bound at most
 MIN_EIGENVALUE = 1e-12  # of correlations
@@ -120,9 +120,11 @@ class CovarianceASNG(Optimizer):
         space: Mapping[str, Variable],
         *,
         population_size: int,
+        alpha: float = 1.5,
         initial: Mapping[str, Any] | None = None,
         seed: Seed = None,
     ) -> None:
+        self._alpha = alpha  # of choices
         super().__init__(space, population_size=population_size, mirrored=True, initial=initial, seed=seed)
 
     def _initial_state(self, theta: Array) -> CovarianceState:
@@ -158,7 +160,7 @@ class CovarianceASNG(Optimizer):
         if self._choices is not None:
             family, columns, own = self._choices
             choices = asng_update(
-                family, choices._replace(theta=theta[own]), x[:, columns], losses, ALPHA, DELTA_INIT, math.inf
+                family, choices._replace(theta=theta[own]), x[:, columns], losses, self._alpha, DELTA_INIT, math.inf
             )
             theta[own] = choices.theta
         if finite.min() == finite.max():  # nothing to learn

@@ -98,7 +98,7 @@ class Lock:
 
     def _warn(self, reason: str) -> None:
         warnings.warn(
-            f"{self._guarded} cannot be locked ({reason}); see to it that no other process writes it", stacklevel=4
+            f"{self._guarded} cannot be locked ({reason}); make sure that no other process writes it", stacklevel=4
         )
 
     def _forget(self) -> None:
@@ -207,6 +207,18 @@ def explain_full_disk(path: Path) -> Iterator[None]:
         raise OSError(
             error.errno, f"{error.strerror}: {path} cannot be written to the disk of {path.parent}{free}; {cure}"
         ) from None
+
+
+def is_locked(path: Path) -> bool:
+    """Whether a process holds the lock of this path; the file is read, never made."""
+    if fcntl is None or not path.exists():
+        return False
+    with suppress(OSError), open(path, "rb", opener=_open_no_link) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def remove_leftovers(folder: Path, names: Collection[str] = ()) -> None:

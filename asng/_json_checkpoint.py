@@ -8,15 +8,7 @@ from contextlib import contextmanager
 from os import PathLike
 from typing import Any
 
-from asng._files import (
-    as_checkpoint_path,
-    atomic_write,
-    differences,
-    lock_checkpoint,
-    make_folder_for,
-    offer_previous,
-    previous_path,
-)
+from asng import _files
 from asng._untrusted import parse_json, read_bytes
 
 MIN_INTERVAL = 1.0  # seconds between two saves
@@ -27,10 +19,10 @@ class JsonCheckpoint:
     """The file of a run with this identity, locked until it is released."""
 
     def __init__(self, given: str | PathLike[str], format: str, identity: Mapping[str, Any]) -> None:
-        path = as_checkpoint_path(given, "search.json")
+        path = _files.as_checkpoint_path(given, "search.json")
         self._path, self._format, self._identity = path, format, _normalize(identity)
-        make_folder_for(path)
-        self._lock = lock_checkpoint(path)
+        _files.make_folder_for(path)
+        self._lock = _files.lock_checkpoint(path)
         self._next_save = time.monotonic() + MIN_INTERVAL
 
     def load(self) -> dict[str, Any] | None:
@@ -45,14 +37,14 @@ class JsonCheckpoint:
         except Exception as error:  # anything may be in it
             reason = f"{type(error).__name__}: {error}"[:80]
             raise ValueError(
-                f"{self._path} is damaged or no checkpoint ({reason}){offer_previous(self._path)}"
+                f"{self._path} is damaged or no checkpoint ({reason}){_files.offer_previous(self._path)}"
             ) from None
         if found != self._format:
             raise ValueError(f"{self._path} is of the format {found!r}, not {self._format!r}; use another path")
-        if different := differences(identity, self._identity):
+        if different := _files.differences(identity, self._identity):
             raise ValueError(f"{self._path} is of another run ({different}); use another path, or delete it")
         if not is_intact or not isinstance(state, dict):
-            raise ValueError(f"{self._path} is damaged: it is not as it was saved{offer_previous(self._path)}")
+            raise ValueError(f"{self._path} is damaged: it is not as it was saved{_files.offer_previous(self._path)}")
         return state
 
     @contextmanager
@@ -62,7 +54,7 @@ class JsonCheckpoint:
             yield
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"[:80]
-            raise ValueError(f"{self._path} is damaged ({reason}){offer_previous(self._path)}") from None
+            raise ValueError(f"{self._path} is damaged ({reason}){_files.offer_previous(self._path)}") from None
 
     @property
     def is_due(self) -> bool:
@@ -74,9 +66,9 @@ class JsonCheckpoint:
         begin = time.monotonic()
         state = _normalize(state)
         content = {"format": self._format, "identity": self._identity, "checksum": _checksum(state), "state": state}
-        make_folder_for(self._path)  # it may have been removed
+        _files.make_folder_for(self._path)  # it may have been removed
         self._lock.renew()
-        with atomic_write(self._path, keep=previous_path(self._path)) as file:
+        with _files.atomic_write(self._path, keep=_files.previous_path(self._path)) as file:
             file.write(json.dumps(content, allow_nan=False).encode())
         end = time.monotonic()
         self._next_save = end + max(MIN_INTERVAL, (end - begin) / MAX_SHARE)

@@ -251,7 +251,9 @@ class CategoricalFamily(Family):
             raise ValueError(f"counts must be a list of numbers of choices from 1 to {MAX_ITEMS:,}, got {counts!r}")
         m = m.astype(np.intp)  # smaller integers overflow below
         self._rows = Ragged(m)
-        self.variables, self.size, self.dimension = len(m), int(m.sum()), int((m - 1).sum())
+        self.variables: int = len(m)
+        self.size: int = int(m.sum())
+        self.dimension: int = int((m - 1).sum())
         self.owner, self._last = self._rows.owner, self._rows.last
         self._free = np.where(self._last == np.arange(self.size), 0.0, 1.0)
         # theta_min: the paper's 1/(n_c (m_i - 1)) where that leaves room to move.
@@ -334,7 +336,10 @@ class NormalFamily(Family):
         self._var_min, self._var_max = np.square(smallest_std), np.square(half)
         self._max_squares = MAX_DISTANCE**2 * np.square(np.maximum(np.abs(self._low), np.abs(self._high))).sum()
         self._mirrored, n = check_bool(mirrored, "mirrored"), len(half)
-        self.variables, self.size, self.dimension, self.owner = n, 2 * n, 2 * n, np.tile(np.arange(n), 2)
+        self.variables: int = n
+        self.size: int = 2 * n
+        self.dimension: int = 2 * n
+        self.owner = np.tile(np.arange(n), 2)
         self._one, self._root2 = np.ones(n), np.full(n, math.sqrt(2))  # arrays: quicker than numbers
 
     def initial(self) -> Array:
@@ -420,7 +425,7 @@ class Joint(Family):
         if not isinstance(parts, Sequence) or not parts or not all(map(_is_part, parts)):
             raise ValueError(f"a joint distribution is made of a list of pairs (family, columns), got {parts!r}")
         self._parts: list[tuple[Family, NDArray[np.intp], slice]] = []
-        self.size = 0
+        self.size: int = 0
         for family, columns in parts:
             if len(columns) != family.variables:
                 raise ValueError(f"{family!r} draws {family.variables} numbers, got the columns {list(columns)}")
@@ -431,7 +436,8 @@ class Joint(Family):
         if sorted(all_columns) != list(range(len(all_columns))):
             raise ValueError("the columns of the parts must cover 0, 1, 2, ... once each")
         self._order = np.argsort(all_columns)  # from the order of the parts to that of the columns
-        self.variables, self.dimension = len(all_columns), sum(family.dimension for family, _ in parts)
+        self.variables: int = len(all_columns)
+        self.dimension: int = sum(family.dimension for family, _ in parts)
         self.owner = np.concatenate([columns[family.owner] for family, columns, _ in self._parts])
 
     def initial(self) -> Array:

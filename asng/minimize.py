@@ -33,9 +33,9 @@ class Result(NamedTuple):
         mode: The most likely values at the end, which may be better where the losses are noisy.
         evaluations: How many were made.
         stopped: Why it ended: "evaluations" (all were made), "target", "converged" (the distribution has been as narrow
-            as it may become for a while), "nothing new" (ten populations of known values), "infeasible" (a thousand
-            populations without a feasible new candidate), "callback", "interrupted" (Ctrl-C or SIGTERM), "failures"
-            (five populations in a row failed) or "executor" (it broke).
+            as it may become for a while), "nothing new" (all values are known, or those of ten populations),
+            "infeasible" (a thousand populations without a feasible new candidate), "callback", "interrupted" (Ctrl-C or
+            SIGTERM), "failures" (five populations in a row failed) or "executor" (it broke).
         history: All evaluations, in the order in which they ended.
         optimizer: Can be inspected or continued. After restarts it is the one that found the lowest loss.
 
@@ -97,7 +97,7 @@ def minimize(
     checkpoint: str | PathLike[str] | None = None,
     target: float | None = None,
     timeout: float | None = None,
-    restarts: int = 0,
+    restarts: int | None = None,
     progress: bool = True,
 ) -> Result:
     """Minimize a black box over a space. Ctrl-C and SIGTERM end it early with the result so far.
@@ -127,8 +127,8 @@ def minimize(
             continues from it, also with more evaluations.
         target: Ends the minimization at a loss that is not above it.
         timeout: Seconds that an evaluation by an executor may take, with the start of its process.
-        restarts: How often to start over, each time with twice the population, up to 10,000, once converged or without
-            anything new.
+        restarts: How often to start over, with twice the population (10,000 at most), once converged or without
+            anything new; by default as often as evaluations allow, and never where losses are noisy.
         progress: Show a progress bar, if stderr is a terminal.
 
     Returns:
@@ -152,7 +152,7 @@ def minimize(
         seed=seed,
         noisy=check_bool(noisy, "noisy"),
         limits=tuple(limits),
-        restarts=check_int(restarts, "restarts", min=0),
+        restarts=None if restarts is None else check_int(restarts, "restarts", min=0),
     )
     if target is not None:
         target = check_float(target, "target", gt=-float("inf"))
@@ -162,7 +162,7 @@ def minimize(
         evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
     elif timeout is not None:
         raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
-    with sigterm_as_interrupt(), _saved(run, checkpoint) as save, _shown(progress) as report:
+    with sigterm_as_interrupt(), _open_checkpoint(run, checkpoint) as save, _show_progress(progress) as report:
         try:
             stopped = _evaluate(run, evaluator, evaluations, target, callback, save, report)
         except KeyboardInterrupt:
@@ -236,7 +236,7 @@ def _result(run: BlackBox, stopped: str) -> Result:
 
 
 @contextmanager
-def _saved(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable[[], None]]:
+def _open_checkpoint(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable[[], None]]:
     """Restore a run from its checkpoint, yield a function that saves it from time to time, and save it at the end."""
     if path is None:
         yield lambda: None
@@ -264,7 +264,7 @@ def _saved(run: BlackBox, path: str | PathLike[str] | None) -> Iterator[Callable
 
 
 @contextmanager
-def _shown(progress: bool) -> Iterator[Progress]:
+def _show_progress(progress: bool) -> Iterator[Progress]:
     """A progress bar that appears after a while."""
     if not check_bool(progress, "progress"):
         yield no_progress

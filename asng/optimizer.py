@@ -73,7 +73,7 @@ def rank_utilities(losses: Losses) -> Array:
 def natural_gradient(
     family: Family, theta: Array, x: Array, losses: Losses, active: Array | None = None
 ) -> tuple[Array, Array, Any]:
-    """The natural gradient estimated (equation 9) from draws x (..., lambda, variables) and their losses.
+    """The natural gradient estimated (equation 12) from draws x (..., lambda, variables) and their losses.
 
     Where `active` (..., lambda, variables) is 0, a variable is left out of the term of that draw.
 

@@ -1,5 +1,6 @@
 """Figures of results, for notebooks and files; they need matplotlib."""
 
+import io
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -227,10 +228,18 @@ def _panels(count: int, *, height: float, width: float = 3.2) -> tuple["Figure",
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError(f"figures need matplotlib ({error}): pip install '.[plot]'") from None
+        raise ImportError(f"figures need matplotlib ({error}): pip install 'asng[plot]'") from None
+
+    class NotebookFigure(Figure):
+        """A figure that notebooks show without pyplot and its magic."""
+
+        def _repr_png_(self) -> bytes:
+            self.savefig(file := io.BytesIO(), format="png")
+            return file.getvalue()
+
     columns = min(count, COLUMNS)
     rows = -(-count // columns)
-    figure = Figure(figsize=(1 + width * columns, height * rows), layout="constrained")
+    figure = NotebookFigure(figsize=(1 + width * columns, height * rows), layout="constrained")
     panels = [figure.add_subplot(rows, columns, index + 1) for index in range(count)]
     for panel in panels:
         panel.spines[["top", "right"]].set_visible(False)

@@ -1,21 +1,27 @@
 """A run as a folder: `config.json` holds its settings, a file of JSON lines its finished records.
 
-One process at a time writes it. Writes are atomic: files are renamed into place, and a line torn by a crash is
-dropped when the folder is opened again.
+`environment.jsonl` has a line for each start: versions, machine, command line, time, which may differ from start to
+start. One process at a time writes the folder. Writes are atomic: files are renamed into place, and a line torn by a
+crash is dropped when the folder is opened again.
 """
 
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
 from asng import __version__
+from asng._checks import did_you_mean
+from asng._environment import describe_environment
 from asng._files import Lock, atomic_write, differences, explain_full_disk, make_folder_for
 from asng._untrusted import mismatch, read_bytes, read_json, read_json_lines
 
 CONFIG = "config.json"
+ENVIRONMENT = "environment.jsonl"
 LOCK = ".asng-lock"
 RESULTS = "results.jsonl"
 METRICS = "metrics.jsonl"
@@ -31,18 +37,25 @@ class Run:
 
     `lines` names the file of JSON lines: results, which stand for themselves, or the metrics of a
     training, a copy of what its checkpoint holds. The folder is locked until the run is
-    left (`with Run(...) as run`); a second process that opens it is refused.
+    left (`with Run(...) as run`); a second process that opens it is refused. `flags` says what else the run was
+    started with, such as where its data lie; it may be another each time.
     """
 
-    def __init__(self, folder: str | Path, config: Mapping[str, Any], lines: str = RESULTS) -> None:
-        self.folder = Path(folder)
+    def __init__(
+        self,
+        folder: str | Path,
+        config: Mapping[str, Any],
+        lines: str = RESULTS,
+        flags: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder: Path = Path(folder)
         self.config: dict[str, Any] = json.loads(json.dumps(config))  # as it is read back
         self._lines = self.folder / lines
         make_folder_for(self.folder / CONFIG)
         cure = "wait until it ends, or use another folder (--out)"
         self._lock = Lock(self.folder / LOCK, self.folder, cure)
         try:
-            self._begin()
+            self._begin(flags or {})
         except BaseException:
             self._lock.release()
             raise
@@ -53,18 +66,21 @@ class Run:
     def __exit__(self, *error: object) -> None:
         self._lock.release()
 
-    def _begin(self) -> None:
-        if self._lines.is_symlink():  # it is written in place, wherever it leads
-            raise ValueError(f"{self._lines} is a link; put the file itself there, or use another folder (--out)")
+    def _begin(self, flags: Mapping[str, Any]) -> None:
+        written = (self._lines, self.folder / METRICS, self.folder / ENVIRONMENT)
+        for path in written:
+            if path.is_symlink():  # it is written in place, wherever it leads
+                raise ValueError(f"{path} is a link; put the file itself there, or use another folder (--out)")
         if (self.folder / CONFIG).exists():
             self._check()
         elif self._lines.exists():
             raise ValueError(f"{self._lines} is there but no {CONFIG}; use another folder, or delete this one")
         else:
             write_json(self.folder / CONFIG, self.config)
-        if self._lines.exists():
-            content = read_bytes(self._lines)
-            os.truncate(self._lines, content.rfind(b"\n") + 1)  # drops a torn line
+        for path in written:
+            if path.exists():
+                os.truncate(path, read_bytes(path).rfind(b"\n") + 1)  # drops a torn line
+        _append(self.folder / ENVIRONMENT, {**describe_environment(), "flags": dict(flags)})
 
     def renew(self) -> None:
         """Before something is written: raise ValueError if the folder is no longer this run's."""
@@ -81,10 +97,7 @@ class Run:
     def append(self, record: Mapping[str, Any]) -> None:
         """Append a finished record; it is on the disk when this returns."""
         self.renew()
-        with explain_full_disk(self._lines), open(self._lines, "ab") as file:
-            file.write(_to_line(record))
-            file.flush()
-            os.fsync(file.fileno())
+        _append(self._lines, record)
 
     def results(self) -> list[dict[str, Any]]:
         """The finished records, in the order in which they were appended."""
@@ -93,13 +106,50 @@ class Run:
 
     def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
         """Make these the finished records; the file is rewritten only where it holds others."""
-        try:
-            content = b"".join(map(_to_line, records))
-        except (TypeError, ValueError) as error:
-            raise ValueError(f"{self.folder} has a checkpoint with damaged records ({error}); delete it") from None
-        if content != (read_bytes(self._lines) if self._lines.exists() else b""):
-            with atomic_write(self._lines) as file:
-                file.write(content)
+        _restore(self._lines, records)
+
+
+class Metrics:
+    """`metrics.jsonl` in a run whose own lines are results: the records of its search, with null for what is NaN."""
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._path = run, run.folder / METRICS
+
+    def renew(self) -> None:
+        """As that of the run."""
+        self._run.renew()
+
+    def append(self, record: Mapping[str, Any]) -> None:
+        """Append the record of an epoch."""
+        self._run.renew()
+        _append(self._path, _without_nan(record))
+
+    def restore(self, records: Sequence[Mapping[str, Any]]) -> None:
+        """Make these the records of the file."""
+        _restore(self._path, [_without_nan(record) for record in records])
+
+
+def _without_nan(record: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in record.items()
+    }
+
+
+def _restore(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    try:
+        content = b"".join(map(_to_line, records))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path.parent} has a checkpoint with damaged records ({error}); delete it") from None
+    if content != (read_bytes(path) if path.exists() else b""):
+        with atomic_write(path) as file:
+            file.write(content)
+
+
+def _append(path: Path, record: Mapping[str, Any]) -> None:
+    with explain_full_disk(path), open(path, "ab") as file:
+        file.write(_to_line(record))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _to_line(record: Mapping[str, Any]) -> bytes:
@@ -121,15 +171,25 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
     """
     path = folder / CONFIG
     if not folder.is_dir():
-        raise ValueError(f"there is no folder {folder}")
+        raise ValueError(f"there is no folder {folder}{nearest_path(folder)}")
     if not path.exists():
-        raise ValueError(f"{folder} is no run: it has no {CONFIG}")
+        runs = sorted(str(each.parent) for each in folder.glob(f"*/{CONFIG}"))
+        inside = f"; in it is the run {runs[0]}" if runs else ""
+        raise ValueError(f"{folder} is no run: it has no {CONFIG}{inside}")
     config: dict[str, Any] = read_json(path, "delete the folder, or use another", dict[str, Any])
     if experiment is not None and config.get("experiment") != experiment:
         raise ValueError(f"{folder} is no run of {experiment}: its {CONFIG} says {config.get('experiment')!r}")
     if needs is not None and not (folder / needs).is_file():
         raise ValueError(f"there is no {folder / needs} yet; let the run get that far: the same command continues it")
     return config
+
+
+def nearest_path(path: Path) -> str:
+    """The end of a message about a path that is not there: one beside it with nearly the same name, if there is one."""
+    with suppress(OSError):
+        names = [each.name for each in path.parent.iterdir()]
+        return did_you_mean(path.name, names, lambda name: str(path.with_name(name)))
+    return nearest_path(path.parent) if path.parent != path else ""
 
 
 def settings_from_config(kind: type[Settings], config: Mapping[str, Any]) -> Settings:

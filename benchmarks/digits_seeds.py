@@ -1,6 +1,6 @@
 """The tables of `asng digits search` over several seeds, and why its search finds what it finds.
 
-    python benchmarks/digits_seeds.py RUN             tables from RUN/results.jsonl and, if there, RUN/why
+    python benchmarks/digits_seeds.py RUN             tables from results.jsonl of all seeds and, if there, RUN/why
     python benchmarks/digits_seeds.py RUN --seeds 5   first the searches of RUN/why, of these many seeds
 
 RUN is the folder of `asng digits search --seeds 10 --out RUN`. Each search of RUN/why has the data, the seed and the
@@ -46,7 +46,7 @@ def search_all(folder: Path, seeds: int, warmups: Sequence[float] | None) -> Non
     """Add the searches that RUN/why does not hold yet."""
     torch.set_num_threads(1)
     settings = read_settings(folder)
-    with Run(folder / WHY, {"benchmark": "digits seeds", "run": read_config(folder)}) as kept:
+    with Run(folder / WHY, {"benchmark": "digits seeds", "run": read_config(runs_in(folder)[0])}) as kept:
         done = {(row["seed"], row["warmup"]) for row in kept.results()}
         for seed in range(settings.seed, settings.seed + seeds):
             for warmup in warmups or (0.0, settings.warmup):
@@ -85,9 +85,14 @@ def train(settings: digits.DigitsSettings, seed: int, data: digits.Data, values:
     return {"values": values, "parameters": trained[0]["parameters"], "accuracies": accuracies}
 
 
+def runs_in(folder: Path) -> list[Path]:
+    """The runs of the seeds, each a folder of its own; or one run with the records of all seeds."""
+    return sorted(path.parent for path in folder.glob(f"seed*/{RESULTS}")) or [folder]
+
+
 def read_settings(folder: Path) -> digits.DigitsSettings:
-    config = read_config(folder, "digits", needs=RESULTS)
-    return settings_from_config(digits.DigitsSettings, {**config, "seeds": 1})
+    first = runs_in(folder)[0]
+    return settings_from_config(digits.DigitsSettings, read_config(first, "digits", needs=RESULTS))
 
 
 # Tables.
@@ -222,11 +227,12 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def show(folder: Path) -> None:
     """Print all tables of a folder of results."""
-    settings, rows = read_settings(folder), read_json_lines(folder / RESULTS, "let the search continue")
+    settings, cure = read_settings(folder), "let the search continue"
+    rows = [row for run in runs_in(folder) for row in read_json_lines(run / RESULTS, cure)]
     finished = {row["seed"] for row in rows if row["kind"] == "random_best"}  # the last record of a seed
     rows = [row for row in rows if row["seed"] in finished]
     if not rows:
-        raise ValueError(f"{folder / RESULTS} holds no finished seed; let the search continue")
+        raise ValueError(f"{folder} holds no finished seed; {cure}")
     print(show_comparison(settings, rows), show_best_of(rows), sep="\n\n")
     if (folder / WHY / RESULTS).exists():
         print("", show_why(rows, read_json_lines(folder / WHY / RESULTS, "let it continue")), sep="\n")

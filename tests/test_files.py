@@ -195,7 +195,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with pytest.warns(UserWarning, match=r"run cannot be locked \(its file system has no locks\); see to it that no"):
+    with pytest.warns(UserWarning, match=r"run cannot be locked \(its file system has no locks\); make sure that no"):
         held = lock(tmp_path)
     assert os.listdir(tmp_path) == []
     held.renew()

@@ -191,7 +191,7 @@ def test_a_result_in_the_place_of_a_front_is_refused_with_the_cure():
 @pytest.mark.parametrize("draw", [lambda: plot.front(small_front()), lambda: plot.distribution(found())])
 def test_without_matplotlib_there_is_a_cure(monkeypatch, draw):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"figures need matplotlib .*: pip install '\.\[plot\]'"):
+    with pytest.raises(ImportError, match=r"figures need matplotlib .*: pip install 'asng\[plot\]'"):
         draw()
 
 

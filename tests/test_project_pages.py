@@ -57,7 +57,7 @@ def test_a_workflow_may_read_only_and_its_actions_are_pinned(path):
 def test_workflows_install_extras_and_select_markers_that_there_are():
     text = "\n".join(path.read_text(encoding="utf-8") for path in WORKFLOWS)
     extras = {extra for named in re.findall(r"'\.\[([\w,]+)\]'", text) for extra in named.split(",")}
-    assert extras == {"nas", "experiments", "onnx", "dev"} <= set(PROJECT["optional-dependencies"])
+    assert extras == {"nas", "experiments", "export", "dev"} <= set(PROJECT["optional-dependencies"])
     assert set(re.findall(r"-m '(.*)'", text)) == {"not long", "not slow and not long"}
 
 
@@ -79,7 +79,7 @@ def test_every_requirement_has_hashes_and_the_pinned_version(path):
 def test_whatever_make_installs_has_hashes_except_for_torch():
     hashed = pins("requirements-dev.txt")
     extras = PROJECT["optional-dependencies"]
-    named = [*PROJECT["dependencies"], *extras["experiments"], *extras["onnx"], *extras["dev"]]
+    named = [*PROJECT["dependencies"], *extras["experiments"], *extras["export"], *extras["onnx"], *extras["dev"]]
     names = {re.split("[>=\\[]", each)[0] for each in named} - {"asng"}
     assert names <= hashed.keys()
     assert "torch" not in hashed

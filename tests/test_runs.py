@@ -2,13 +2,17 @@
 
 import json
 import os
+import platform
 import shutil
 from dataclasses import dataclass
+from datetime import datetime
 
+import numpy as np
 import pytest
 
 from asng import __version__
-from asng.runs import CHECKPOINT, METRICS, Run, make_config, read_config, settings_from_config, write_json
+from asng._untrusted import read_json_lines
+from asng.runs import CHECKPOINT, METRICS, Metrics, Run, make_config, read_config, settings_from_config, write_json
 
 CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
 
@@ -93,14 +97,14 @@ def test_a_folder_in_use_is_refused_by_who_uses_it_and_the_cure(tmp_path):
         assert read_config(tmp_path)["seed"] == 1  # reading goes on
         run.append({"a": 1})
     assert kept_in(tmp_path) == [{"a": 1}]
-    assert sorted(os.listdir(tmp_path)) == ["config.json", "results.jsonl"]
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "environment.jsonl", "results.jsonl"]
 
 
 def test_a_refused_configuration_leaves_no_lock(tmp_path):
     kept_in(tmp_path)
     with pytest.raises(ValueError, match="seed: 1 there, 2 here"):
         Run(tmp_path, {**CONFIG, "seed": 2})
-    assert os.listdir(tmp_path) == ["config.json"]
+    assert sorted(os.listdir(tmp_path)) == ["config.json", "environment.jsonl"]
 
 
 def test_a_folder_that_is_removed_is_not_made_again(tmp_path):
@@ -128,7 +132,7 @@ def test_a_folder_that_was_replaced_by_another_run_is_left_alone(tmp_path):
             pass
         with pytest.raises(ValueError, match=r"holds a run of another configuration \(seed: 2 there, 1 here"):
             run.append({"a": 1})
-    assert os.listdir(tmp_path / "run") == ["config.json"]
+    assert sorted(os.listdir(tmp_path / "run")) == ["config.json", "environment.jsonl"]
 
 
 def test_lines_are_never_written_through_a_link(tmp_path):
@@ -242,3 +246,66 @@ def test_settings_of_another_version_are_refused():
         settings_from_config(Some, {"count": 3, "version": "0.0.7"})
     with pytest.raises(ValueError, match="do this with asng of another version, or run it again"):
         settings_from_config(Some, {"count": 3})
+
+
+# What a run was made with
+
+
+def environment_of(folder):
+    return read_json_lines(folder / "environment.jsonl", "")
+
+
+def test_every_start_adds_a_line_of_versions_machine_and_command(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["/home/somebody/bin/asng", "toy", "sweep", "--out", "my runs"])
+    with Run(tmp_path, CONFIG, flags={"data": "here"}):
+        pass
+    (first,) = environment_of(tmp_path)
+    assert first["asng"] == __version__
+    assert first["numpy"] == np.__version__
+    assert first["python"] == platform.python_version()
+    assert first["command"] == "asng toy sweep --out 'my runs'"
+    assert first["flags"] == {"data": "here"}
+    assert datetime.fromisoformat(first["started"]).tzinfo is not None
+    assert first["cores"] == os.cpu_count()
+    assert platform.node() not in json.dumps({**first, "command": ""}).split('"')
+
+
+def test_another_environment_is_no_other_run_and_nothing_is_overwritten(tmp_path, monkeypatch):
+    kept_in(tmp_path, {"a": 1})
+    before = (tmp_path / "environment.jsonl").read_bytes()
+    monkeypatch.setattr("asng._environment.np.__version__", "99")
+    assert kept_in(tmp_path, {"b": 2}) == [{"a": 1}, {"b": 2}]
+    assert (tmp_path / "environment.jsonl").read_bytes().startswith(before)
+    assert [each["numpy"] for each in environment_of(tmp_path)] == [environment_of(tmp_path)[0]["numpy"], "99"]
+
+
+def test_a_torn_line_of_the_environment_is_dropped(tmp_path):
+    kept_in(tmp_path)
+    with open(tmp_path / "environment.jsonl", "a") as file:
+        file.write('{"started')
+    kept_in(tmp_path)
+    assert len(environment_of(tmp_path)) == 2
+
+
+def test_the_environment_is_never_written_through_a_link_or_to_a_pipe(tmp_path):
+    for folder in ("link", "pipe"):
+        kept_in(tmp_path / folder)
+        (tmp_path / folder / "environment.jsonl").unlink()
+    (tmp_path / "link" / "environment.jsonl").symlink_to("../precious")
+    os.mkfifo(tmp_path / "pipe" / "environment.jsonl")
+    with pytest.raises(ValueError, match=r"environment\.jsonl is a link; put the file itself there"):
+        Run(tmp_path / "link", CONFIG)
+    with pytest.raises(ValueError, match=r"environment\.jsonl is no regular file"):
+        Run(tmp_path / "pipe", CONFIG)
+    assert not (tmp_path / "precious").exists()
+
+
+def test_metrics_beside_results_are_restored_and_have_no_nan(tmp_path):
+    with Run(tmp_path, CONFIG) as run:
+        metrics = Metrics(run)
+        metrics.append({"epoch": 1, "loss": float("nan")})
+        metrics.append({"epoch": 2, "loss": 0.5})
+        metrics.restore([{"epoch": 1, "loss": float("nan")}])
+        run.append({"result": 1})
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"epoch": 1, "loss": null}\n'
+    assert (tmp_path / "results.jsonl").read_text() == '{"result": 1}\n'

@@ -17,6 +17,7 @@ METHODS = {
     "yaml.load",
     "tempfile.mktemp",
 }
+OWN_CODE = {"_source.py": ["exec", "compile"]}  # runs what it has just written, to compare it with the model
 METHODS |= {"zipfile.extract", "zipfile.extractall"}
 
 
@@ -51,7 +52,8 @@ def _called(node: ast.Call, reads_archives: bool) -> list[str]:
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_source_runs_foreign_code(path):
-    assert dangers(path.read_text()) == []
+    found = [danger.split(": ")[1] for danger in dangers(path.read_text())]
+    assert found == OWN_CODE.get(path.name, [])
 
 
 @pytest.mark.parametrize(

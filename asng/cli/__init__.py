@@ -1,12 +1,15 @@
-"""The command line: `asng EXPERIMENT VERB [flags]` and `asng report RUN...`. Only this package prints.
+"""The command line: `asng EXPERIMENT VERB [flags]` and `asng runs | resume | report | export RUN`. Only this
+package prints.
 
-Flags are the fields of each experiment's settings.
+Flags are the fields of each experiment's settings. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted.
 """
 
 import atexit
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from io import TextIOWrapper
@@ -14,11 +17,11 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 from asng import __version__
+from asng._checks import did_you_mean
 from asng._signals import ignore_signals, sigterm_as_interrupt
 from asng._untrusted import printable
 
-INTERRUPTED = 130  # what a shell reports for Ctrl-C
-WRONG_INPUT = 2
+FAILED, WRONG_INPUT, INTERRUPTED = 1, 2, 130  # the last one is what a shell reports for Ctrl-C
 
 
 class Images(NamedTuple):
@@ -42,11 +45,16 @@ EXPERIMENTS: dict[str, Images | dict[str, str]] = {
         "tune": "hyper-parameters chosen by short searches",
     },
     "inpainting": Images(INPAINTING, "an autoencoder that fills holes in faces", "PSNR, SSIM and pictures"),
-    "toy": {"sweep": "the paper's toy problem: robustness to the initial step size"},
+    "toy": {"sweep": "the paper's toy problem, over initial step sizes"},
 }
 
 # Of runs of all experiments: one word, without a verb.
-OF_RUNS = {"report": "a page of one or more runs: curves, architectures, settings"}
+OF_RUNS = {
+    "runs": "a list of runs: state, progress, best figure",
+    "resume": "a run that was interrupted, continued from its folder",
+    "report": "a page of runs: curves, architectures, settings",
+    "export": "the network of a run as files that run without asng",
+}
 
 
 def commands() -> dict[str, str]:
@@ -60,15 +68,29 @@ def function_of(command: str) -> Callable[[Sequence[str]], None]:
 
     Imported on demand, since torch takes seconds to import.
     """
-    name, verb = command.split()[0], command.split()[-1]
-    experiment = EXPERIMENTS.get(name)
-    module = import_module(f"asng.cli.{'images' if isinstance(experiment, Images) else name}")
+    module, verb, experiment = _module_of(command)
     function: Callable[..., None] = getattr(module, f"run_{verb}")
     return partial(function, resolve_name(experiment.task)) if isinstance(experiment, Images) else function
 
 
+def flags_of_command(command: str) -> list[Any]:
+    """The flags of a command: for `asng toy sweep`, those of `SweepCommand` in asng/cli/toy.py."""
+    from asng.cli.flags import flags_of
+
+    module, verb, experiment = _module_of(command)
+    if isinstance(experiment, Images):
+        return list(module.flags_of_verb(resolve_name(experiment.task), verb))
+    return flags_of(getattr(module, f"{verb.capitalize()}Command"))
+
+
+def _module_of(command: str) -> tuple[Any, str, Any]:
+    name, verb = command.split()[0], command.split()[-1]
+    experiment = EXPERIMENTS.get(name)
+    return import_module(f"asng.cli.{'images' if isinstance(experiment, Images) else name}"), verb, experiment
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Exit codes: 0 done, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM."""
+    """Run a command. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     command = arguments[0] if arguments[:1] and arguments[0] in OF_RUNS else " ".join(arguments[:2])
     for stream in (sys.stdout, sys.stderr):
@@ -81,12 +103,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 function_of(command)(arguments[len(command.split()) :])
         elif arguments[:1] == ["--version"]:
             print(f"asng {__version__}")
+        elif arguments[:1] == ["--print-completion"]:
+            from asng.cli.completion import print_completion
+
+            print_completion(" ".join(arguments[1:]), {name: flags_of_command(name) for name in commands()})
         else:
             print_overview(arguments)
     except ImportError as error:  # where it is imported: there is no list of what a command needs
-        sys.exit(f"asng: {error}; the commands need pip install '.[experiments]'")
+        cure = "" if "pip install" in str(error) else "; the commands need pip install 'asng[experiments]'"
+        print(f"asng: {printable(str(error))}{cure}", file=sys.stderr)
+        sys.exit(FAILED)
     except MemoryError as error:
-        sys.exit(f"asng: there is not enough memory ({printable(str(error))}); choose smaller settings")
+        print(f"asng: there is not enough memory ({printable(str(error))}); choose smaller settings", file=sys.stderr)
+        sys.exit(FAILED)
+    except BrokenPipeError:  # such as by `| head`
+        with suppress(OSError):  # nothing is left to be written at the exit
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(FAILED)
     except (ValueError, OSError) as error:
         print(f"asng: {printable(str(error))}", file=sys.stderr)
         sys.exit(WRONG_INPUT)
@@ -113,8 +146,20 @@ def print_overview(arguments: Sequence[str]) -> None:
     if arguments[depth:] and arguments[depth] not in ("-h", "--help"):
         known = dict.fromkeys(name.split()[depth] for name in listed)
         where = arguments[0] if depth else "asng"
-        raise ValueError(f"no command {' '.join(arguments[: depth + 1])!r}; {where} has {', '.join(known)}")
-    usage = f"asng {arguments[0]} VERB [flags]" if depth else "asng EXPERIMENT VERB [flags], or asng report RUN..."
+        near = did_you_mean(arguments[depth], known)
+        raise ValueError(f"no command {' '.join(arguments[: depth + 1])!r}; {where} has {', '.join(known)}{near}")
+    usage = f"asng {arguments[0]} VERB [flags]" if depth else "asng EXPERIMENT VERB [flags], or asng VERB RUN [flags]"
     print(f"usage: {usage}\n")
     print(*(f"  asng {name:<20} {purpose}" for name, purpose in listed.items()), sep="\n")
-    print("\n--help behind each says more.")
+    print("\n--help behind each says more." if depth else f"\n{OVERVIEW}")
+
+
+OVERVIEW = """\
+Begin with:
+  asng digits search                 a whole search, in a minute or two
+  asng report runs/digits            what came of it, as a page for a browser
+
+--help behind each says more. --version prints the version, and --print-completion
+bash, zsh or fish a script for the shell: source <(asng --print-completion bash)
+
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM."""

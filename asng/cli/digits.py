@@ -3,45 +3,81 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich import box
 from rich.table import Table
 
-from asng.cli.terminal import Flat, console, parse_command, print_lines, progress_bar
+from asng.cli.estimate import show_estimate
+from asng.cli.flags import parse_command
+from asng.cli.terminal import (
+    Outcome,
+    RunFlags,
+    SeedFlags,
+    console,
+    outcome_of,
+    print_lines,
+    progress_bar,
+    run_seeds,
+    seeds_of,
+    tensorboard,
+)
 from asng.experiments import digits, digits_tuning
 from asng.runs import ARCHITECTURE
 
 
-@dataclass(frozen=True)
-class DigitsCommand:
+@dataclass(frozen=True, kw_only=True)
+class SearchCommand(SeedFlags):
     """Search a network for handwritten digits, train it from scratch and test it: a minute or two on the CPU.
 
     Beside it, trained alike: the best of as many random architectures as take the gradients of the search
     (2 * --epochs / --training-epochs), trained alone and chosen by validation accuracy; the first of them; and a
-    handcrafted network. Writes architecture.json, results.jsonl and summary.json. Ctrl-C saves; the same command
-    continues.
+    handcrafted network. Writes architecture.json, metrics.jsonl, results.jsonl and summary.json. Ctrl-C saves; the
+    same command continues.
 
     Examples:
       asng digits search
-      asng digits search --seeds 10 --out runs/ten
+      asng digits search --epochs 20 --training-epochs 5  some seconds
+      asng digits search --seeds 10 --out runs/ten        one folder each
     """
 
-    settings: Annotated[digits.DigitsSettings, Flat]
-    out: Path = Path("runs/digits")
-    """Folder of the run."""
+    settings: digits.DigitsSettings
 
 
 def run_search(arguments: Sequence[str]) -> None:
     """`asng digits search`."""
-    command = parse_command(DigitsCommand, "digits search", arguments)
-    with progress_bar("digits", command.out) as progress:
-        summary = digits.run(command.settings, command.out, progress)
+    flags = parse_command(SearchCommand, "digits search", arguments)
+    folder, seeds = flags.out or Path("runs/digits"), seeds_of(flags.seeds, flags.settings.seed)
+
+    def run_one(settings: Any, outcome: Outcome) -> None:
+        search_in(settings, folder / f"seed{settings.seed}" if len(seeds) > 1 else folder, flags.tensorboard, outcome)
+
+    with outcome_of(flags) as outcome:
+        if flags.dry_run:
+            from asng.experiments.estimates import estimate_digits
+
+            show_estimate(estimate_digits(flags.settings), flags, outcome)
+            return
+        run_seeds(flags, run_one, outcome)
+        if len(seeds) > 1:
+            records = [record for seed in seeds for record in digits.read_results(folder / f"seed{seed}")]
+            summary = digits.summarize(flags.settings, records)
+            console.print(digits_table(summary))
+            outcome.update(summary)
+
+
+def search_in(settings: digits.DigitsSettings, folder: Path, log: bool, outcome: Outcome) -> None:
+    """Search, or continue, in a folder."""
+    with progress_bar("digits", folder) as progress:
+        callback = tensorboard(folder) if log else None
+        summary = digits.run(settings, folder, progress, flags={"tensorboard": log}, callback=callback)
     row = summary["rows"][-1]
     found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
     print_lines(f"Found with seed {row['seed']}, probability {row['probability']:.2g}: {found}")
     console.print(digits_table(summary))
-    print_lines(f"Architecture: {command.out / ARCHITECTURE}")
+    figures = {f"accuracy_{kind}": row[kind]["accuracy"] for kind in digits.KINDS}
+    outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary, "figures": figures}
+    outcome.line = f"Architecture: {folder / ARCHITECTURE}"
 
 
 def digits_table(summary: dict[str, Any]) -> Table:
@@ -66,8 +102,8 @@ def digits_table(summary: dict[str, Any]) -> Table:
     return table
 
 
-@dataclass(frozen=True)
-class TuneCommand:
+@dataclass(frozen=True, kw_only=True)
+class TuneCommand(RunFlags):
     """Choose learning rate, weight decay and augmentation of digits by short searches: some minutes on the CPU.
 
     Each trial is a one-shot search; those that fall behind the median end early. What the best one found is trained
@@ -79,17 +115,26 @@ class TuneCommand:
       asng digits tune --trials 40 --out runs/forty
     """
 
-    settings: Annotated[digits_tuning.TuneSettings, Flat]
-    out: Path = Path("runs/digits-tune")
-    """Folder of the run."""
+    settings: digits_tuning.TuneSettings
 
 
 def run_tune(arguments: Sequence[str]) -> None:
     """`asng digits tune`."""
-    command = parse_command(TuneCommand, "digits tune", arguments)
-    with progress_bar("digits tune", command.out) as progress:
-        summary = digits_tuning.run(command.settings, command.out, progress)
-    possible = summary["trials"] * command.settings.epochs
+    flags = parse_command(TuneCommand, "digits tune", arguments)
+    with outcome_of(flags) as outcome:
+        if flags.dry_run:
+            from asng.experiments.estimates import estimate_tuning
+
+            show_estimate(estimate_tuning(flags.settings), flags, outcome)
+        else:
+            tune_in(flags.settings, flags.out or Path("runs/digits-tune"), outcome)
+
+
+def tune_in(settings: digits_tuning.TuneSettings, folder: Path, outcome: Outcome) -> None:
+    """Tune, or continue, in a folder."""
+    with progress_bar("digits tune", folder) as progress:
+        summary = digits_tuning.run(settings, folder, progress)
+    possible = summary["trials"] * settings.epochs
     print_lines(
         f"{summary['pruned']} of {summary['trials']} trials ended early: {summary['epochs']} of {possible} epochs."
     )
@@ -101,4 +146,5 @@ def run_tune(arguments: Sequence[str]) -> None:
         hyper = [f"{value:.2g}" for value in row["hyper"].values()]
         table.add_row(name, *hyper, f"{row['loss']:.3f}", f"{100 * row['accuracy']:.2f} %")
     console.print(table)
-    print_lines(f"Architecture: {command.out / ARCHITECTURE}")
+    outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
+    outcome.line = f"Architecture: {folder / ARCHITECTURE}"

@@ -1,123 +1,198 @@
 """The commands of all image experiments: `search`, `retrain` and `evaluate`."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
-import tyro
-
-from asng.cli.terminal import Flat, parse_command, print_lines, progress_bar
+from asng.cli.estimate import show_estimate
+from asng.cli.flags import Flag, Positional, flags_of, parse_command
+from asng.cli.terminal import (
+    Outcome,
+    OutputFlags,
+    SeedFlags,
+    outcome_of,
+    print_lines,
+    progress_bar,
+    run_seeds,
+    seed_folder,
+    tensorboard,
+)
 from asng.experiments._image_runs import evaluate, retrain, search
+from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
-from asng.runs import CHECKPOINT, check_config, read_config
-
-# A folder that is named without a flag.
-SomeRun = Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
-RunOrNone = Annotated[
-    Path | None, tyro.conf.Positional, tyro.conf.arg(metavar="[RUN]", help_behavior_hint="(optional)")
-]
-Settings = TypeVar("Settings")
-Where = TypeVar("Where", bound=DataSettings)
+from asng.runs import ARCHITECTURE, CHECKPOINT, check_config, read_config
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchFlags(Generic[Settings, Where]):
+class SearchFlags(SeedFlags):
     """Flags of all searches."""
 
-    settings: Annotated[Settings, Flat]
-    where: Annotated[Where, Flat] = tyro.MISSING_NONPROP
-    small: bool = False
-    """Other defaults, for two cores: a smaller network, fewer images and steps."""
-    out: Path | None = None
-    """Folder of the run; by default runs/EXPERIMENT-..., named after what is searched."""
+    settings: Any
+    where: Any
     capture: bool = True
     """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
+    small: bool = False
+    """Other defaults, for two cores: a smaller network, fewer images and steps; --small --help shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrainFlags(Generic[Settings, Where]):
+class RetrainFlags(SeedFlags):
     """Flags of all trainings from scratch."""
 
-    run: RunOrNone = None
-    """Folder of a search."""
-    settings: Annotated[Settings, Flat]
-    where: Annotated[Where, Flat] = tyro.MISSING_NONPROP
+    run: Annotated[Path | None, Positional("RUN")] = None
+    """Folder of a search; the training is made in a folder within it."""
+    settings: Any
+    where: Any
     architecture: str | None = None
     """Instead of what RUN found: a file as architecture.json, or a baseline, such as random, drawn from the seed."""
     small: bool = False
-    """Other defaults, for two cores: a smaller network, fewer images and steps."""
-    out: Path | None = None
-    """Folder of the run; RUN/retrain-seedS, RUN/BASELINE-seedS, or runs/EXPERIMENT-NAME-seedS."""
+    """Other defaults, for two cores: a smaller network, fewer images and steps; --small --help shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateFlags(Generic[Settings, Where]):
+class EvaluateFlags(OutputFlags):
     """Flags of all tests."""
 
-    run: SomeRun
+    run: Annotated[Path, Positional("RUN")]
     """Folder of a search or of a retraining."""
-    settings: Annotated[Settings, Flat] = tyro.MISSING_NONPROP
-    where: Annotated[Where, Flat] = tyro.MISSING_NONPROP
+    settings: Any
+    where: Any
+
+
+def parse_verb(task: type[Task], verb: str, arguments: Sequence[str], **presets: Any) -> Any:
+    """Parse the flags of a verb, with the settings of a task; their docstring is the help."""
+    command, parts = _parts_of(task, verb)
+    description, name = parts["settings"].__doc__, f"{task.name} {verb}"
+    return parse_command(command, name, arguments, description=description, presets=presets, **parts)
+
+
+def flags_of_verb(task: type[Task], verb: str) -> list[Flag]:
+    """The flags of a verb."""
+    return flags_of(*_parts_of(task, verb))
+
+
+def _parts_of(task: type[Task], verb: str) -> tuple[type, dict[str, Any]]:
+    command: type
+    command, settings = {
+        "search": (SearchFlags, task.search_settings),
+        "retrain": (RetrainFlags, task.train_settings),
+        "evaluate": (EvaluateFlags, task.evaluate_settings),
+    }[verb]
+    return command, {"settings": settings(), "where": task.data_settings()}
 
 
 def run_search(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT search`."""
-    title = f"{task.name} search"
-    flags = _parse(SearchFlags, title, task, task.search_settings, arguments, small=task.small_search)
-    name = f"{_prefix(task, flags)}-{task.label(flags.settings)}-seed{flags.settings.seed}"
-    folder = flags.out or Path("runs") / name
-    loaded = _load(task, flags)
-    with progress_bar(title, folder) as progress:
-        summary = search(loaded, flags.settings, folder, progress, capture=flags.capture)
+    flags = parse_verb(task, "search", arguments, small=task.small_search)
+    prefix = _prefix(task, flags)
+
+    def run_one(settings: Any, outcome: Outcome) -> None:
+        default = Path("runs") / f"{prefix}-{task.label(settings)}-seed{settings.seed}"
+        folder = seed_folder(flags, default, settings.seed)
+        search_in(loaded, settings, folder, flags, outcome)
+
+    with outcome_of(flags) as outcome:
+        loaded = _load(task, flags)
+        if flags.dry_run:
+            from asng.experiments.estimates import estimate_search
+
+            show_estimate(estimate_search(loaded, flags.settings, capture=flags.capture), flags, outcome)
+        else:
+            run_seeds(flags, run_one, outcome)
+
+
+def search_in(loaded: Task, settings: Any, folder: Path, flags: Any, outcome: Outcome) -> None:
+    """Search, or continue, in a folder; `flags` are those of a search."""
+    callback = tensorboard(folder) if flags.tensorboard else None
+    options = {"capture": flags.capture, "flags": describe_flags(flags), "callback": callback}
+    with progress_bar(f"{loaded.name} search", folder) as progress:
+        summary = search(loaded, settings, folder, progress, **options)
     if not summary["feasible"]:
         print_lines("No architecture met the limit; this is the nearest one.")
     print_lines(*loaded.describe_found(summary, folder))
-    command = next_command(task.name, "retrain", folder, flags.where, small=flags.small)
-    print_lines(f"Train it from scratch: {command}")
+    _fill(outcome, folder, summary)
+    command = next_command(loaded.name, "retrain", folder, flags.where, small=flags.small)
+    outcome.line = f"Train it from scratch: {command}"
 
 
 def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT retrain`."""
-    title = f"{task.name} retrain"
-    flags = _parse(RetrainFlags, title, task, task.train_settings, arguments, small=task.small_train)
+    flags = parse_verb(task, "retrain", arguments, small=task.small_train)
     config = {} if flags.run is None else read_config(flags.run, task.name)
     if config.get("kind") == "search":
         check_config(task.search_settings, config)
     searched = {**vars(task.small_search if flags.small else task.search_settings()), **config}
     inherited = {name: getattr(flags.settings, name) or searched[name] for name in task.inherited}
-    settings = replace(flags.settings, **inherited)
-    values = _choose_values(task, flags, searched)
-    differing = [f"-{value}" for name, value in inherited.items() if config.get(name, value) != value]
-    folder = _retrain_folder(task, flags, "".join(differing))
-    loaded = _load(task, replace(flags, settings=settings))
-    with progress_bar(title, folder) as progress:
-        summary = retrain(loaded, settings, values, folder, progress)
+    flags = replace(flags, settings=replace(flags.settings, **inherited))
+    differing = "".join(f"-{value}" for name, value in inherited.items() if config.get(name, value) != value)
+
+    def values_for(settings: Any) -> dict[str, Any]:
+        return _choose_values(task, replace(flags, settings=settings), searched)
+
+    def run_one(settings: Any, outcome: Outcome) -> None:
+        folder = _retrain_folder(task, flags, f"{differing}-seed{settings.seed}", settings.seed)
+        retrain_in(loaded, settings, values_for(settings), folder, flags, outcome)
+
+    values = values_for(flags.settings)  # what is wrong with it is said before data is loaded
+    with outcome_of(flags) as outcome:
+        loaded = _load(task, flags)
+        if flags.dry_run:
+            from asng.experiments.estimates import estimate_training
+
+            show_estimate(estimate_training(loaded, flags.settings, values), flags, outcome)
+        else:
+            run_seeds(flags, run_one, outcome)
+
+
+def retrain_in(
+    loaded: Task, settings: Any, values: Mapping[str, Any], folder: Path, flags: Any, outcome: Outcome
+) -> None:
+    """Train an architecture from scratch, or continue, in a folder; `flags` are those of a training."""
+    callback = tensorboard(folder) if flags.tensorboard else None
+    with progress_bar(f"{loaded.name} retrain", folder) as progress:
+        summary = retrain(loaded, settings, values, folder, progress, flags=describe_flags(flags), callback=callback)
     print_lines(*loaded.describe_trained(summary, folder))
-    print_lines(f"Test it: {next_command(task.name, 'evaluate', folder, flags.where)}")
+    _fill(outcome, folder, summary)
+    outcome.line = f"Test it: {next_command(loaded.name, 'evaluate', folder, flags.where)}"
 
 
 def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT evaluate`."""
-    flags = _parse(EvaluateFlags, f"{task.name} evaluate", task, task.evaluate_settings, arguments)
+    flags = parse_verb(task, "evaluate", arguments)
     config = read_config(flags.run, task.name, needs=CHECKPOINT)  # before anything slow
-    with progress_bar(task.loading) as progress:
-        loaded = task.load_for_test(flags.where, config, flags.settings, progress)
-    print_lines(*loaded.describe_data())
-    with progress_bar(f"testing on {len(loaded.test):,} {task.noun}") as progress:
-        report = evaluate(loaded, flags.run, config, progress, flags.settings)
-    print_lines(*loaded.describe_test(report, flags.run))
+    with outcome_of(flags) as outcome:
+        with progress_bar(task.loading) as progress:
+            loaded = task.load_for_test(flags.where, config, flags.settings, progress)
+        print_lines(*loaded.describe_data())
+        with progress_bar(f"testing on {len(loaded.test):,} {task.noun}") as progress:
+            report = evaluate(loaded, flags.run, config, progress, flags.settings)
+        *lines, outcome.line = loaded.describe_test(report, flags.run)
+        print_lines(*lines)
+        outcome |= {"folder": flags.run, **report}
 
 
-def _parse(flags: Any, title: str, task: type[Task], settings: type, arguments: Sequence[str], **presets: Any) -> Any:
-    """Parse the flags of a verb, with the settings of a task; their docstring is the help."""
-    return parse_command(flags[settings, task.data_settings], title, arguments, settings.__doc__, **presets)
+def describe_flags(flags: Any) -> dict[str, Any]:
+    """What a run is started with besides its settings, from which `asng resume` starts it again; paths are absolute."""
+    where = vars(flags.where) | {"data": data_folder(flags.where.data)}
+    given = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in where.items()}
+    options = {name: getattr(flags, name) for name in ("small", "capture", "tensorboard") if hasattr(flags, name)}
+    return {**given, **options}
+
+
+def _fill(outcome: Outcome, folder: Path, summary: Mapping[str, Any]) -> None:
+    """The outcome of a run: its folder, its summary, and the figures that seeds are compared by."""
+    figures = {name: number for name, number in summary["last"].items() if name.startswith(("test_", "valid_"))}
+    figures |= {"parameters": summary["parameters"]} if "parameters" in summary else {}
+    outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
+    outcome["figures"] = figures or {"train_loss": summary["last"].get("train_loss")}
 
 
 def _load(task: type[Task], flags: Any) -> Task:
     with progress_bar(task.loading) as progress:
-        loaded = task.load(flags.where, progress)
+        load = task.load_for_estimate if flags.dry_run else task.load
+        loaded = load(flags.where, progress)
     print_lines(*loaded.describe_data(flags.settings))
     return loaded
 
@@ -134,14 +209,13 @@ def _choose_values(task: type[Task], flags: Any, searched: dict[str, Any]) -> di
     return task.load_values(flags.run or Path(flags.architecture), searched)
 
 
-def _retrain_folder(task: type[Task], flags: Any, ending: str) -> Path:
+def _retrain_folder(task: type[Task], flags: Any, ending: str, seed: int) -> Path:
     """The folder of a training: in that of the search, or one of its own."""
-    ending += f"-seed{flags.settings.seed}"
-    if flags.out is not None:
-        return Path(flags.out)
     if flags.run is not None:
-        return Path(flags.run) / f"{flags.architecture or 'retrain'}{ending}"
-    return Path("runs") / f"{_prefix(task, flags)}-{Path(flags.architecture).stem}{ending}"
+        default = Path(flags.run) / f"{flags.architecture or 'retrain'}{ending}"
+    else:
+        default = Path("runs") / f"{_prefix(task, flags)}-{Path(flags.architecture).stem}{ending}"
+    return seed_folder(flags, default, seed)
 
 
 def _prefix(task: type[Task], flags: Any) -> str:

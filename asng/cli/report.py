@@ -6,29 +6,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-import tyro
-
 from asng import report
-from asng.cli.terminal import parse_command, print_lines
+from asng.cli.flags import Positional, parse_command
+from asng.cli.terminal import OutputFlags, outcome_of, print_lines
 
 INTERVAL = 10  # seconds between two pages of --watch
 PAGE = "report.html"
 
 
-@dataclass(frozen=True)
-class ReportCommand:
+@dataclass(frozen=True, kw_only=True)
+class ReportCommand(OutputFlags):
     """One HTML page of one or more runs, which needs nothing else: curves, architectures, probabilities, settings.
 
     Runs may still be going on. Those that differ by their seeds alone are also shown by mean and spread. The page
     warns of searches that were too short, of cells without influence, of limits that were not met, and of NaN.
 
     Examples:
-      asng report runs/digits                              writes runs/digits/report.html
+      asng report runs/digits                      writes runs/digits/report.html
       asng report runs/cifar10-asng-seed* --out seeds.html
-      asng report runs/cifar10-asng-seed0 --watch          while it runs; open the page in a browser
+      asng report runs/cifar10-asng-seed0 --watch  while it runs
     """
 
-    runs: Annotated[tuple[Path, ...], tyro.conf.Positional, tyro.conf.arg(metavar="RUN...")]
+    runs: Annotated[tuple[Path, ...], Positional("RUN...")]
     """Folders of runs."""
     out: Path | None = None
     """The page; by default report.html in the folder of the run, or here if there are several."""
@@ -39,12 +38,14 @@ class ReportCommand:
 def run_report(arguments: Sequence[str]) -> None:
     """`asng report`."""
     command = parse_command(ReportCommand, "report", arguments)
-    if not command.runs:
-        raise ValueError("asng report needs the folder of a run, as in: asng report runs/digits")
     page = command.out or (command.runs[0] / PAGE if len(command.runs) == 1 else Path(PAGE))
-    print_lines(f"Report: {report.write(command.runs, page, reload_every=INTERVAL if command.watch else None)}")
-    if command.watch:
-        watch(command.runs, page)
+    with outcome_of(command) as outcome:
+        written = report.write(command.runs, page, reload_every=INTERVAL if command.watch else None)
+        outcome["report"] = written
+        outcome.line = f"Report: {written}"
+        if command.watch:
+            print_lines(outcome.line)
+            watch(command.runs, page)
 
 
 def watch(runs: Sequence[Path], page: Path) -> None:

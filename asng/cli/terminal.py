@@ -1,45 +1,141 @@
-"""Shared by all commands: flags from dataclasses, a progress bar."""
+"""Shared by all commands: what they print under --quiet and --json, a progress bar, runs of several seeds."""
 
-import shlex
+import io
+import json
+import math
+import statistics
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from inspect import cleandoc
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import tyro
 from rich.console import Console
 
 from asng import _progress
 from asng._progress import Progress
 from asng._untrusted import printable
+from asng.runs import ENVIRONMENT
 
-Flat = tyro.conf.arg(name="")  # flags without a prefix
-console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
+console: Console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
 
-def parse_command(
-    flags: Any, name: str, arguments: Sequence[str], description: str | None = None, **presets: Any
-) -> Any:
-    """Parse a command's arguments; `--help` shows the description, by default the docstring of `flags`.
+@dataclass(frozen=True, kw_only=True)
+class OutputFlags:
+    """Flags of all commands."""
 
-    `presets`: by the name of a flag without a value, the settings that it makes the defaults of the other flags.
+    quiet: bool = False
+    """Print the last line alone, and what goes wrong."""
+    json: bool = False
+    """Print the outcome as one JSON object on stdout, and all else on stderr."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFlags(OutputFlags):
+    """Flags of all commands that make runs."""
+
+    dry_run: bool = False
+    """Print search space, parameters, steps and estimated time, memory and disk; run and write nothing."""
+    out: Path | None = None
+    """Folder of the run, which is continued if it holds the same one; by default in runs/, named after what it is."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeedFlags(RunFlags):
+    """Flags of all searches and trainings."""
+
+    tensorboard: bool = False
+    """Also write the curves for TensorBoard, into the folder of the run; needs pip install 'asng[tensorboard]'."""
+    seeds: tuple[int, ...] = ()
+    """How many runs, with seeds from --seed on, or the seeds themselves, at least two; prints mean and spread."""
+
+
+class Outcome(dict[str, Any]):
+    """What a command prints as JSON, and its last line."""
+
+    line = ""
+
+
+@contextmanager
+def outcome_of(flags: OutputFlags) -> Iterator[Outcome]:
+    """Print what a command finds as its flags ask for it: all, the last line, or JSON."""
+    outcome, stdout = Outcome(), sys.stdout
+    with redirect_stdout(sys.stderr if flags.json else io.StringIO() if flags.quiet else stdout):
+        yield outcome
+    if flags.json:
+        print(json.dumps(_to_json(outcome)))
+    elif outcome.line:
+        print_lines(outcome.line)
+
+
+def _to_json(data: Any) -> Any:
+    """Data as strict JSON: paths as text, and numbers that are not finite as null."""
+    if isinstance(data, Mapping):
+        return {str(key): _to_json(value) for key, value in data.items()}
+    if isinstance(data, (list, tuple)):
+        return [_to_json(value) for value in data]
+    if isinstance(data, float) and not math.isfinite(data):
+        return None
+    return data if data is None or isinstance(data, (bool, int, float, str)) else str(data)
+
+
+def seeds_of(given: Sequence[int], first: int) -> list[int]:
+    """The seeds that --seeds stands for.
+
+    >>> seeds_of((), 3), seeds_of((2,), 3), seeds_of((5, 9), 3)
+    ([3], [3, 4], [5, 9])
     """
-    if "" in arguments:  # such as a shell's variable that is not set
-        raise ValueError(
-            f"an argument is empty, behind {shlex.join(arguments[: arguments.index('')])!r}; give its value"
-        )
-    # Looked for before parsing, since defaults come first.
-    given = [settings for flag, settings in presets.items() if f"--{flag}" in arguments]
-    return tyro.cli(
-        flags,
-        prog=f"asng {name}",
-        description=cleandoc(description or flags.__doc__),
-        args=arguments,
-        default=flags(settings=given[0]) if given else tyro.MISSING_NONPROP,
-        config=(tyro.conf.DisallowNone,),
-    )
+    if len(set(given)) < len(given) or min(given, default=1) < (0 if len(given) > 1 else 1):
+        raise ValueError(f"--seeds takes how many, at least 1, or different seeds, got {' '.join(map(str, given))}")
+    return list(given) if len(given) > 1 else list(range(first, first + (given or (1,))[0]))
+
+
+def run_seeds(flags: Any, run_one: Callable[[Any, Outcome], None], outcome: Outcome) -> None:
+    """Run the settings of each seed, one after another, and print mean and spread of the figures at the end.
+
+    `run_one` gets settings and an outcome to fill; `figures` in it are compared.
+    """
+    seeds = seeds_of(flags.seeds, flags.settings.seed)
+    if len(seeds) == 1:
+        run_one(replace(flags.settings, seed=seeds[0]), outcome)
+        return
+    outcomes = []
+    for seed in seeds:
+        outcomes.append(Outcome(seed=seed))
+        print_lines(f"Seed {seed}:")
+        run_one(replace(flags.settings, seed=seed), outcomes[-1])
+        print_lines(outcomes[-1].line)
+    figures = {name: [each["figures"].get(name) for each in outcomes] for name in outcomes[0]["figures"]}
+    spread = {name: mean_and_spread(numbers) for name, numbers in figures.items() if None not in numbers}
+    outcome |= {"runs": outcomes, "figures": spread}
+    shown = [f"{name.replace('_', ' ')} {each['mean']:.4g} ± {each['std']:.2g}" for name, each in spread.items()]
+    outcome.line = f"Mean and standard deviation of {len(seeds)} seeds: {', '.join(shown)}"
+
+
+def mean_and_spread(numbers: Sequence[float]) -> dict[str, float]:
+    """Mean, standard deviation and range of some numbers, at least two.
+
+    >>> mean_and_spread([1.0, 3.0])
+    {'mean': 2.0, 'std': 1.4142135623730951, 'min': 1.0, 'max': 3.0}
+    """
+    spread = statistics.stdev(numbers)
+    return {"mean": statistics.fmean(numbers), "std": spread, "min": min(numbers), "max": max(numbers)}
+
+
+def seed_folder(flags: Any, default: Path, seed: int) -> Path:
+    """The folder of a seed's run: --out, or one in it for each of several; else the default, which names the seed."""
+    if flags.out is None:
+        return default
+    several = len(seeds_of(flags.seeds, seed)) > 1
+    return Path(flags.out) / f"seed{seed}" if several else Path(flags.out)
+
+
+def tensorboard(folder: Path) -> Callable[[Any], None]:
+    """What a run tells its records to under --tensorboard."""
+    from asng.integrations.tensorboard import TensorBoard
+
+    return TensorBoard(folder / "tensorboard")
 
 
 @contextmanager
@@ -51,7 +147,7 @@ def progress_bar(title: str, folder: Path | None = None, console: Console = cons
     except KeyboardInterrupt:
         where = ""
         if folder is not None:
-            kept = any(path.suffix in (".jsonl", ".pt") for path in folder.glob("*"))
+            kept = any(path.suffix in (".jsonl", ".pt") and path.name != ENVIRONMENT for path in folder.glob("*"))
             where = f" What is finished is in {folder}; the same command continues." if kept else " Nothing was saved."
         print(printable(f"Interrupted.{where}"), file=sys.stderr)
         raise

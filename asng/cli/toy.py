@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich import box
 from rich.table import Table
 
-from asng.cli.terminal import Flat, console, parse_command, print_lines, progress_bar
+from asng.cli.estimate import show_estimate
+from asng.cli.flags import parse_command
+from asng.cli.terminal import Outcome, RunFlags, console, outcome_of, progress_bar
 from asng.experiments import toy
 
 
-@dataclass(frozen=True)
-class ToyCommand:
+@dataclass(frozen=True, kw_only=True)
+class SweepCommand(RunFlags):
     """The paper's toy problem: how the initial step size decides over success, for ASNG, SNG and Adam.
 
     Writes results.jsonl, summary.json, toy.png and toy.svg into a folder. Ctrl-C keeps what is
@@ -23,24 +25,34 @@ class ToyCommand:
       asng toy sweep --quick                          a look, in less than a minute
       asng toy sweep                                  the whole sweep of the paper
       asng toy sweep --runs 20 --lrs 0.05 --out runs/small
-      asng toy sweep --quick --alphas 1.1 1.5 3       quick, but with several values of alpha
+      asng toy sweep --quick --alphas 1.1 1.5 3       with several values of alpha
     """
 
-    settings: Annotated[toy.ToySettings, Flat]
+    settings: toy.ToySettings
     quick: bool = False
-    """A coarser sweep: changes the defaults of the other flags, and can be combined with them."""
-    out: Path | None = None
-    """Folder of the run; runs/toy, or runs/toy-quick with --quick."""
+    """Other defaults, for a coarser sweep of less than a minute; --quick --help shows them."""
 
 
 def run_sweep(arguments: Sequence[str]) -> None:
     """`asng toy sweep`."""
-    command = parse_command(ToyCommand, "toy sweep", arguments, quick=toy.QUICK)
-    folder = command.out or Path("runs/toy-quick" if command.quick else "runs/toy")
+    flags = parse_command(SweepCommand, "toy sweep", arguments, presets={"quick": toy.QUICK})
+    folder = flags.out or Path("runs/toy-quick" if flags.quick else "runs/toy")
+    with outcome_of(flags) as outcome:
+        if flags.dry_run:
+            from asng.experiments.estimates import estimate_sweep
+
+            show_estimate(estimate_sweep(flags.settings), flags, outcome)
+        else:
+            sweep_in(flags.settings, folder, outcome)
+
+
+def sweep_in(settings: toy.ToySettings, folder: Path, outcome: Outcome) -> None:
+    """Run a sweep, or continue, in a folder."""
     with progress_bar("toy problem", folder) as progress:
-        summary = toy.run(command.settings, folder, progress)
+        summary = toy.run(settings, folder, progress)
     console.print(toy_table(summary))
-    print_lines(f"Picture: {folder / 'toy.png'}")
+    outcome |= {"folder": folder, **summary}
+    outcome.line = f"Picture: {folder / 'toy.png'}"
 
 
 def toy_table(summary: dict[str, Any]) -> Table:

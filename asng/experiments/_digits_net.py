@@ -1,11 +1,13 @@
 """The space of the digits experiment, as a supernet, and a handcrafted architecture in it."""
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from asng import nas
 
 BLOCKS = 3  # in each of the two stages
-HANDCRAFTED = {
+HANDCRAFTED: dict[str, Any] = {
     "width": 24,
     **{f"depth{stage}": 2 for stage in (1, 2)},
     **{f"op{stage}{block}": "conv3" for stage in (1, 2) for block in range(BLOCKS)},

@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
 from asng._progress import Progress, no_progress
-from asng.experiments import curves
-from asng.experiments._jobs import SearchJob, TrainJob
+from asng.experiments import figures
+from asng.experiments._jobs import Callback, SearchJob, TrainJob
 from asng.experiments._settings import JobSettings, SearchSettings, describe_machine
 from asng.experiments._task import EvaluateSettings, Task
 from asng.nas._loop import Checkpoint, Job, run_job
@@ -17,14 +17,22 @@ from asng.runs import ARCHITECTURE, CHECKPOINT, METRICS, SUMMARY, Run, make_conf
 
 
 def search(
-    task: Task, settings: SearchSettings, folder: Path, progress: Progress = no_progress, *, capture: bool = False
+    task: Task,
+    settings: SearchSettings,
+    folder: Path,
+    progress: Progress = no_progress,
+    *,
+    capture: bool = False,
+    flags: Mapping[str, Any] | None = None,
+    callback: Callback | None = None,
 ) -> dict[str, Any]:
     """Search, or continue; leaves the architecture, its pictures and a summary in the folder.
 
-    `capture` runs each step as one CUDA graph where the images are on a GPU.
+    `capture` runs each step as one CUDA graph where the images are on a GPU. `flags` are kept by the run, as what it
+    was started with; `callback` is called with the record of each epoch.
     """
-    job = SearchJob(task, settings, capture=capture)
-    with _open_run(job, folder, make_config(task.name, "search", settings, **task.identity())) as run:
+    job = SearchJob(task, settings, capture=capture, callback=callback)
+    with _open_run(job, folder, make_config(task.name, "search", settings, **task.identity()), flags) as run:
         records = _run_job(job, run, settings, progress)
         found = job.result(progress)
         write_json(folder / ARCHITECTURE, to_dict(found["values"]))
@@ -33,21 +41,30 @@ def search(
 
 
 def retrain(
-    task: Task, settings: JobSettings, values: Mapping[str, Any], folder: Path, progress: Progress = no_progress
+    task: Task,
+    settings: JobSettings,
+    values: Mapping[str, Any],
+    folder: Path,
+    progress: Progress = no_progress,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    callback: Callback | None = None,
 ) -> dict[str, Any]:
     """Train an architecture from scratch, or continue; leaves the weights and a summary in the folder."""
-    job = TrainJob(task, settings, values)
+    job = TrainJob(task, settings, values, callback=callback)
     config = make_config(task.name, "retrain", settings, architecture=to_dict(values), **task.identity())
-    with _open_run(job, folder, config) as run:
+    with _open_run(job, folder, config, flags) as run:
         write_json(folder / ARCHITECTURE, to_dict(values))
         task.draw(values, folder)
         records = _run_job(job, run, settings, progress)
         return _finish(run, records, task.summarize(settings, values, job.model), job)
 
 
-def _open_run(job: SearchJob | TrainJob, folder: Path, config: Mapping[str, Any]) -> Run:
+def _open_run(
+    job: SearchJob | TrainJob, folder: Path, config: Mapping[str, Any], flags: Mapping[str, Any] | None
+) -> Run:
     _ = job.steps_per_epoch  # makes the mini-batches, so that a refusal leaves no folder behind
-    return Run(folder, config, METRICS)
+    return Run(folder, config, METRICS, flags)
 
 
 def _run_job(job: Job, run: Run, settings: JobSettings, progress: Progress) -> list[dict[str, Any]]:
@@ -58,7 +75,7 @@ def _run_job(job: Job, run: Run, settings: JobSettings, progress: Progress) -> l
 def _finish(run: Run, records: list[dict[str, Any]], summary: dict[str, Any], job: Job) -> dict[str, Any]:
     summary = {**summary, "machine": describe_machine(job.device), "last": records[-1]}
     write_json(run.folder / SUMMARY, summary)
-    curves.draw_curves({"": records}, run.folder)
+    figures.draw_curves(records, run.folder)
     return summary
 
 
@@ -71,19 +88,29 @@ def evaluate(
 ) -> dict[str, Any]:
     """Test what a run has trained so far, a network from scratch or the architecture found; leaves evaluation.json."""
     settings = settings or task.evaluate_settings()
-    network, steps = _load_trained(task, folder, config)
-    report = {"kind": config["kind"], "steps": steps, **task.evaluate(network, config, folder, settings, progress)}
+    trained = load_trained(task, folder, config)
+    tested = task.evaluate(trained.network, config, folder, settings, progress)
+    report = {"kind": config["kind"], "steps": trained.steps, **tested}
     write_json(folder / f"evaluation{settings.ending}.json", report)
     return report
 
 
-def _load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> tuple[nn.Module, int]:
-    """The network that a run has trained so far, or found, and after how many steps."""
+class Trained(NamedTuple):
+    """What a run has trained so far, or found, and after how many steps."""
+
+    network: nn.Module
+    values: Mapping[str, Any]
+    steps: int
+
+
+def load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> Trained:
+    """The network of a run so far; that of a search has its own batch statistics."""
     checkpoint = Checkpoint(folder / CHECKPOINT, config)
     if config.get("kind") == "search":
         settings = settings_from_config(task.search_settings, config)
         search_job, steps = checkpoint.restore(lambda: SearchJob(task, settings))
-        return search_job.network(search_job.load_result(folder)), steps
+        found = search_job.load_result(folder)
+        return Trained(search_job.network(found), found, steps)
     train_settings, values = settings_from_config(task.train_settings, config), from_dict(config.get("architecture"))
     train_job, steps = checkpoint.restore(lambda: TrainJob(task, train_settings, values))
-    return train_job.model, steps
+    return Trained(train_job.model, values, steps)

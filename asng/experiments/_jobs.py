@@ -4,7 +4,7 @@ An experiment is a `Task`; all else is the same for all of them.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,8 @@ from asng.experiments._images import Batches, halves
 from asng.experiments._settings import AMP_DTYPES, JobSettings, SearchSettings, set_lr
 from asng.experiments._task import Task, Values
 from asng.experiments._train_step import TrainStep
-from asng.nas._candidates import to_outcome
+from asng.nas._candidates import finite_mean, to_outcome
 from asng.nas._loop import Epoch, Job, Number
-from asng.nas._step import finite_mean
 from asng.nas.architecture import from_json
 from asng.nas.result import certainty, describe_distribution
 from asng.runs import ARCHITECTURE
@@ -31,14 +30,16 @@ TRAIN, VALID = 0, 1  # streams of random numbers for mini-batches
 TOP_K = 10  # of random search, judged on all mini-batches
 MIN_SECONDS = 1e-9  # clocks may stand still for a while
 
+Callback = Callable[[Mapping[str, Any]], object]  # told the record of each epoch
+
 
 class _ImageJob(Job):
     """What searches and trainings have in common."""
 
     images_per_step: int
 
-    def __init__(self, task: Task, settings: JobSettings) -> None:
-        self._task, self._settings, self.device = task, settings, task.device
+    def __init__(self, task: Task, settings: JobSettings, callback: Callback | None) -> None:
+        self._task, self._settings, self.device, self._callback = task, settings, task.device, callback
         torch.manual_seed(settings.seed)
 
     def _batches(self, indices: Tensor, stream: int) -> Batches:
@@ -66,14 +67,21 @@ class _ImageJob(Job):
         record = {"step": epoch.number * self.steps_per_epoch, **self.status(epoch)}
         return {**record, "not_finite": not_finite} if not_finite else record
 
+    def wants_stop(self, record: Mapping[str, Any] | None = None) -> bool:
+        if record is not None and self._callback is not None:
+            self._callback(record)
+        return False
+
 
 class SearchJob(_ImageJob):
     """A one-shot search as the paper does it: one half of the images moves the weights, the other the distribution."""
 
     images_per_step = 2
 
-    def __init__(self, task: Task, settings: SearchSettings, *, capture: bool = False) -> None:
-        super().__init__(task, settings)
+    def __init__(
+        self, task: Task, settings: SearchSettings, *, capture: bool = False, callback: Callback | None = None
+    ) -> None:
+        super().__init__(task, settings, callback)
         self._search_settings = settings
         self.model = task.build_supernet(settings)
         size, max_params, smallest = task.size_of(settings), settings.max_params, task.smallest_values(self.model)
@@ -230,8 +238,8 @@ class TrainJob(_ImageJob):
 
     images_per_step = 1
 
-    def __init__(self, task: Task, settings: JobSettings, values: Values) -> None:
-        super().__init__(task, settings)
+    def __init__(self, task: Task, settings: JobSettings, values: Values, *, callback: Callback | None = None) -> None:
+        super().__init__(task, settings, callback)
         self.model = task.build_network(settings, values)
         self._train_step = TrainStep(
             self.model,

@@ -33,7 +33,7 @@ class JobSettings(ABC):
     lr: float = 0.025
     """Learning rate of the weights at the start of its cosine."""
     amp_dtype: AmpDtype = "off"
-    """Mixed precision."""
+    """Type of numbers in mixed precision; off computes in float32."""
     seed: int = 0
     """All random numbers follow from it."""
 
@@ -108,9 +108,9 @@ class SearchSettings(JobSettings):
     num_random: int = 1000
     """With the method uniform: architectures drawn at the end, of which the best one is taken."""
     max_params: int | None = None
-    """A hard limit on the parameters of an architecture, at the size of the search."""
+    """Most parameters that an architecture may have, at the size of the search; no limit by default."""
     test: bool = True
-    """The most likely architecture is tested now and then, in time that is not counted; --no-test leaves that out."""
+    """Test the most likely architecture after each epoch, in time that is not counted; --no-test leaves that out."""
 
     def build_optimizer(self, space: Mapping[str, Variable], seed: np.random.SeedSequence) -> Optimizer:
         """The optimizer of the architecture, by `method`."""

@@ -19,7 +19,7 @@ from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import JobSettings, SearchSettings
 from asng.nas._candidates import to_outcome
 from asng.nas.architecture import from_json
-from asng.runs import ARCHITECTURE, read_config
+from asng.runs import ARCHITECTURE, nearest_path, read_config
 from asng.space import Variable
 
 Values = Mapping[str, Any]
@@ -55,6 +55,8 @@ class Task(ABC):
 
     name: ClassVar[str]
     noun: ClassVar[str] = "images"
+    image_size: ClassVar[tuple[int, int]] = (32, 32)
+    inputs: ClassVar[str] = "Images (n, 3, 32, 32)."  # of the networks, in words
     loading: ClassVar[str] = "reading images"  # title of the progress bar
     search_settings: ClassVar[type[SearchSettings]]
     train_settings: ClassVar[type[JobSettings]]
@@ -68,7 +70,9 @@ class Task(ABC):
     calibration_batches: ClassVar[int] = 0  # from which batch statistics of a network that was found are re-estimated
 
     def __init__(self, train: ImageSet, test: ImageSet) -> None:
-        self.train, self.test, self.device = train, test, test.device
+        self.train: ImageSet = train
+        self.test: ImageSet = test
+        self.device: torch.device = test.device
 
     # Data.
 
@@ -78,8 +82,19 @@ class Task(ABC):
         """The task, on the data that the settings name."""
 
     @classmethod
+    def without_images(cls) -> Self:
+        """The task without data, on the CPU: for what needs networks alone."""
+        none = ImageSet(torch.zeros(0, 3, *cls.image_size, dtype=torch.uint8))
+        return cls(none, none)
+
+    @classmethod
     def load_for_test(cls, where: Any, config: Mapping[str, Any], settings: Any, progress: Progress) -> Self:
         """The task, on the data that a run is tested with."""
+        return cls.load(where, progress)
+
+    @classmethod
+    def load_for_estimate(cls, where: Any, progress: Progress) -> Self:
+        """The task, to time some steps with; nothing is downloaded."""
         return cls.load(where, progress)
 
     def train_indices(self, settings: Any) -> Tensor:
@@ -113,7 +128,8 @@ class Task(ABC):
             read_config(path, cls.name, needs=ARCHITECTURE)
             path /= ARCHITECTURE
         if not path.is_file():
-            raise ValueError(f"there is no file {path}; give one as {ARCHITECTURE}, or the word random")
+            cure = nearest_path(path) or f"; give one as {ARCHITECTURE}, or the word random"
+            raise ValueError(f"there is no file {path}{cure}")
         try:
             return cls.read_values(read_text(path, f"give one as {ARCHITECTURE}"), searched)
         except ValueError as error:

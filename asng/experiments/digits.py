@@ -7,7 +7,7 @@ images that judge in the search, too; one random architecture; and a handcrafted
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,15 +21,25 @@ from torch import Tensor, nn
 from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress, part_of
-from asng._untrusted import mismatch
+from asng._untrusted import mismatch, read_json_lines
 from asng.experiments._digits_net import HANDCRAFTED as HANDCRAFTED
 from asng.experiments._digits_net import Net as Net
-from asng.nas._loader_job import LoaderJob
+from asng.nas._loader_job import LoaderJob, Schedules
 from asng.nas._loop import Checkpoint, run_job
-from asng.nas._schedules import Schedules
+from asng.nas._saving import decision_tree
 from asng.nas.architecture import VERSION, from_dict, to_dict
 from asng.optimizer import ASNG
-from asng.runs import ARCHITECTURE, RESULTS, SUMMARY, Run, make_config, write_json
+from asng.runs import (
+    ARCHITECTURE,
+    RESULTS,
+    SUMMARY,
+    Metrics,
+    Run,
+    make_config,
+    read_config,
+    settings_from_config,
+    write_json,
+)
 
 KINDS = ("found", "random_best", "random_first", "handcrafted")  # that are tested
 TOP_K = 20  # likely architectures that the second stage compares
@@ -40,19 +50,17 @@ class DigitsSettings:
     """Settings of the default job; a minute or two on one core."""
 
     epochs: int = 180
-    """Of the search, over half of the training images; the other half judges architectures."""
+    """Passes of the search over half of the training images; the other half judges architectures."""
     warmup: float = 2 / 3
     """Share of these epochs, the first ones, that train the weights of random architectures and judge none."""
     training_epochs: int = 30
-    """Of training an architecture from scratch, over all training images."""
+    """Passes over all training images when an architecture is trained from scratch."""
     batch: int = 64
     """Images in a mini-batch."""
     lr: float = 0.05
     """Learning rate of the weights at the start of its cosine, in search and training."""
     seed: int = 0
-    """The first seed; all random numbers follow from it."""
-    seeds: int = 1
-    """How many searches, with seeds that follow the first."""
+    """All random numbers follow from it."""
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -95,7 +103,8 @@ class Batches:
     """Shuffled mini-batches; the rest that does not fill one is left out."""
 
     def __init__(self, data: tuple[Tensor, Tensor], size: int, generator: torch.Generator) -> None:
-        self._data, self._size, self.generator = data, size, generator
+        self._data, self._size = data, size
+        self.generator: torch.Generator = generator
 
     def __len__(self) -> int:
         return len(self._data[1]) // self._size
@@ -117,9 +126,10 @@ def search(
     data: Data,
     progress: Progress = no_progress,
     checkpoint: Checkpoint | None = None,
+    callback: Callable[[Any], Any] | None = None,
 ) -> dict[str, Any]:
     """The architecture that ASNG and a second stage find, its probability, the most likely one, and the seconds."""
-    oneshot, job = make_search(settings, seed, data)
+    oneshot, job = make_search(settings, seed, data, callback)
     with closing(job):
         history = run_job(job, epochs=settings.epochs, checkpoint=checkpoint, progress=progress)
     start = time.perf_counter()
@@ -169,6 +179,20 @@ def train(
     gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images.
     """
     start = time.perf_counter()
+    model = train_network(settings, seed, data, values, hold_out=hold_out)
+    return {
+        "values": values,
+        "valid_accuracy": accuracy_of(model, data.valid) if hold_out else None,
+        "accuracy": accuracy_of(model, data.test),
+        "parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "seconds": time.perf_counter() - start,
+    }
+
+
+def train_network(
+    settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False
+) -> nn.Module:
+    """The network of `train`."""
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
     optimizer = make_weight_optimizer(settings, model)
@@ -183,16 +207,11 @@ def train(
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
         lr_scheduler.step()
-    return {
-        "values": values,
-        "valid_accuracy": _accuracy(model, data.valid) if hold_out else None,
-        "accuracy": _accuracy(model, data.test),
-        "parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "seconds": time.perf_counter() - start,
-    }
+    return model
 
 
-def _accuracy(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
+    """The share of images that a network classifies rightly, in evaluation mode."""
     model.eval()
     with torch.no_grad():
         accuracy: float = (model(data[0]).argmax(1) == data[1]).double().mean().item()
@@ -229,28 +248,43 @@ class TrainRecord(TypedDict):
     seconds: float
 
 
-def run(settings: DigitsSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
-    """Run every seed that the folder does not hold yet; returns the summary, and writes it there.
+def run(
+    settings: DigitsSettings,
+    folder: Path,
+    progress: Progress = no_progress,
+    *,
+    flags: Mapping[str, Any] | None = None,
+    callback: Callable[[Any], Any] | None = None,
+) -> dict[str, Any]:
+    """Run what the folder does not hold yet; returns the summary, and writes it there.
 
-    Called again after an interruption, or with more seeds, it continues.
+    Called again after an interruption, it continues. `flags` are kept by the run, as what it was started with;
+    `callback` is that of `nas.search`.
     """
-    config = make_config("digits", "search", settings)
-    del config["seeds"]
-    last = settings.seed + settings.seeds
-    with Run(folder, config) as run:
+    with Run(folder, make_config("digits", "search", settings), flags=flags) as run:
         _read_records(run, settings)  # before anything that takes long
         with _one_thread():
-            for number, seed in enumerate(range(settings.seed, last)):
-                _one_seed(settings, seed, run, part_of(progress, number / settings.seeds, 1 / settings.seeds))
-        summary = summarize(settings, [record for record in _read_records(run, settings) if record["seed"] < last])
+            _one_seed(settings, run, progress, callback)
+        of_seed = [record for record in _read_records(run, settings) if record["seed"] == settings.seed]
+        summary = summarize(settings, of_seed)
         write_json(run.folder / SUMMARY, summary)
         write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
 
 
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """The records of a run that is finished; ValueError for damaged ones."""
+    settings = settings_from_config(DigitsSettings, read_config(folder, "digits", needs=RESULTS))
+    return _check_records(folder, read_json_lines(folder / RESULTS, "delete the folder"), settings)
+
+
 def _read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
     """The finished records; ValueError for any that no run of these settings writes."""
-    records, space = run.results(), nas.space_of(Net())
+    return _check_records(run.folder, run.results(), settings)
+
+
+def _check_records(folder: Path, records: list[dict[str, Any]], settings: DigitsSettings) -> list[dict[str, Any]]:
+    space = nas.space_of(Net())
     kinds: dict[int, list[str]] = {}
     expected = ["search", "found", "handcrafted", *["random"] * settings.num_random, "random_first", "random_best"]
     for record in records:
@@ -271,7 +305,7 @@ def _read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
         except ValueError as error:
             fault = fault or str(error)
         if fault:
-            raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
+            raise ValueError(f"{folder / RESULTS} is damaged ({fault}); delete the folder")
     return records
 
 
@@ -286,13 +320,14 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress) -> None:
+def _one_seed(settings: DigitsSettings, run: Run, progress: Progress, callback: Callable[[Any], Any] | None) -> None:
     """Search; then train the result and the baselines, all that the run has no record of."""
+    seed = settings.seed
     data = load_split(seed)
     done = [record for record in _read_records(run, settings) if record["seed"] == seed]
     if not done:
-        checkpoint = Checkpoint(run.folder / f"checkpoint-seed{seed}.pt", {**run.config, "seed": seed})
-        result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint)
+        checkpoint = Checkpoint(checkpoint_path(run.folder, seed), run.config, Metrics(run))
+        result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
         done.append({"seed": seed, "kind": "search", **result})
         run.append(done[0])
         checkpoint.remove()
@@ -307,6 +342,11 @@ def _one_seed(settings: DigitsSettings, seed: int, run: Run, progress: Progress)
             record = train(settings, seed, data, chosen, hold_out=kind == "random")
             done.append({"seed": seed, "kind": kind, **record})
             run.append(done[-1])
+
+
+def checkpoint_path(folder: Path, seed: int) -> Path:
+    """The checkpoint of a search, which is there until the search ends."""
+    return folder / f"checkpoint-seed{seed}.pt"
 
 
 def best_random(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -341,6 +381,7 @@ def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> di
     }
     return {
         "rows": rows,
+        "tree": decision_tree(Net()),
         "random_count": settings.num_random,
         "accuracy": accuracy,
         "found_minus_random_best": _mean_and_error(differences),

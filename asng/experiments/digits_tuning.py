@@ -7,7 +7,7 @@ nothing.
 
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -44,15 +44,15 @@ class TuneSettings:
     """Settings of the tuning; some minutes on one core."""
 
     trials: int = 20
-    """Searches, each with its own hyper-parameters."""
+    """Short searches, each with its own hyper-parameters."""
     epochs: int = 30
-    """Of each search, over half of the training images; the other half judges."""
+    """Passes of each search over half of the training images; the other half judges."""
     startup_trials: int = 5
     """Trials before any is ended early."""
     min_epochs: int = 5
     """Epochs before a trial is ended early."""
     training_epochs: int = 30
-    """Of training from scratch, over all training images."""
+    """Passes over all training images when what was found is trained from scratch."""
     batch: int = 64
     """Images in a mini-batch."""
     seed: int = 0
@@ -153,12 +153,15 @@ def _sgd(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=hyper["lr"], momentum=0.9, weight_decay=hyper["weight_decay"])
 
 
-def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
+def run(
+    settings: TuneSettings, folder: Path, progress: Progress = no_progress, *, flags: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Run the trials and trainings that the folder does not hold yet; returns the summary, and writes it there.
 
-    `minimize` begins anew with each call and is told the losses of finished trials, so that it continues as it was.
+    Each call of `minimize` starts from the first trial and is told the losses of finished ones, so that it continues
+    as it was. `flags` are kept by the run, as what it was started with.
     """
-    with Run(folder, make_config("digits", "tune", settings)) as run, _one_thread():
+    with Run(folder, make_config("digits", "tune", settings), flags=flags) as run, _one_thread():
         done = _read_records(run, settings)
         data, trials = load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
         finished = list(trials)

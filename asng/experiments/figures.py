@@ -1,6 +1,9 @@
-"""Shared by the figures of all experiments: colors, drawings in inches, and how they are written."""
+"""Shared by the figures of all experiments: colors, drawings in inches, how they are written, and training curves."""
 
+from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.axes import Axes
@@ -11,6 +14,8 @@ from asng._files import atomic_write
 
 # Okabe and Ito's colors, which the color-blind can tell apart.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
+PANELS = {"loss": "loss", "accuracy": "accuracy", "psnr": "PSNR [dB]", "ssim": "SSIM", "probability": "certainty"}
+STROKES = ("-", "--", ":")
 GRAY = "0.35"  # of text that stands back
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)
 
@@ -44,3 +49,33 @@ def save_figure(figure: Figure, folder: Path, name: str, *, dpi: int) -> list[Pa
         with atomic_write(paths[1]) as file:
             figure.savefig(file, format="png", dpi=dpi, metadata={"Software": None})
     return paths
+
+
+def draw_curves(records: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Write curves.svg and curves.png of the records of a run, a panel for each kind of metric; returns the paths.
+
+    Records without anything to draw, or none at all, are an error.
+    """
+    names = list(dict.fromkeys(name for record in records for name in record))
+    panels = {ending: [name for name in names if name.endswith(ending)] for ending in PANELS}
+    shown = {ending: metrics for ending, metrics in panels.items() if metrics}
+    if not shown:
+        raise ValueError(f"there is nothing to draw in {names}; records have names that end in {', '.join(PANELS)}")
+    figure = Figure(figsize=(4 * len(shown), 3.2), layout="constrained")
+    for index, (ending, metrics) in enumerate(shown.items(), start=1):
+        _draw_panel(figure.add_subplot(1, len(shown), index), records, ending, metrics)
+    return save_figure(figure, folder, "curves", dpi=150)
+
+
+def _draw_panel(axes: Any, records: Sequence[Mapping[str, Any]], ending: str, metrics: Sequence[str]) -> None:
+    is_share = ending == "accuracy"
+    for metric, stroke in zip(metrics, cycle(STROKES), strict=False):
+        points = [(record["step"], record[metric]) for record in records if record.get(metric) is not None]
+        if points:
+            steps, numbers = zip(*points, strict=True)
+            shown = [100 * number if is_share else number for number in numbers]
+            label = metric.removesuffix(ending).replace("_", " ").strip()
+            axes.plot(steps, shown, stroke, color=BLUE, label=label, marker="o"[len(points) > 1 :])
+    axes.set(xlabel="step", ylabel=PANELS[ending] + (" [%]" if is_share else ""))
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=7, frameon=False)

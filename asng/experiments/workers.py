@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from typing import TypeVar
 
-Task = TypeVar("Task")
-Outcome = TypeVar("Outcome")
+Argument = TypeVar("Argument")
+Returned = TypeVar("Returned")
 
 # One thread for linear algebra, since the workers are the parallelism; and freed memory is kept, because
 # giving it back and getting it again costs a tenth of the time.
@@ -22,8 +22,8 @@ ENVIRONMENT = {
 
 
 def run_parallel(
-    function: Callable[[Task], Outcome], tasks: Sequence[Task], workers: int
-) -> Generator[tuple[Task, Outcome], None, None]:
+    function: Callable[[Argument], Returned], tasks: Sequence[Argument], workers: int
+) -> Generator[tuple[Argument, Returned], None, None]:
     """Yield each task with its outcome, as they finish; close the generator to stop the workers.
 
     Function and tasks must be picklable.

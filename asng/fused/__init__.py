@@ -7,12 +7,11 @@ others, or where Triton is not installed (`asng[kernels]`), torch's function. Re
 sum depends on the order in which a GPU's programs finish.
 """
 
-from asng.fused._concat import ConcatReLU
+from asng.fused._maps import ConcatReLU, ScaledSum
 from asng.fused._norm import BatchNorm2d
 from asng.fused._pointwise import PointwiseConv2d
 from asng.fused._pool import AvgPool2d, MaxPool2d
 from asng.fused._separable import SeparableConv2d
-from asng.fused._sum import ScaledSum
 from asng.fused._swap import fuse, unfuse
 
 __all__ = [

@@ -24,7 +24,7 @@ PARTS = 8  # of a sum over pixels
 NUMBERS = 1024  # of the block of a gradient that a program adds up
 
 
-class Layer(NamedTuple):
+class ChainLayer(NamedTuple):
     """One layer of the encoder, and its mirror image."""
 
     weight: int  # rows in the table of addresses
@@ -34,7 +34,7 @@ class Layer(NamedTuple):
     stride: int
 
 
-class Chain:
+class Chains:
     """The bounds of all chains of a model.
 
     Args:
@@ -50,7 +50,7 @@ class Chain:
         self.image_channels, self.kernel = image_channels, kernel
         self.rows = 2 * depth + 1
 
-    def geometry(self, layers: Sequence[Layer], last_weight: int, size: tuple[int, int]) -> list[int]:
+    def geometry(self, layers: Sequence[ChainLayer], last_weight: int, size: tuple[int, int]) -> list[int]:
         """The numbers that the kernels read, rows of `FIELDS`: encoder, decoder in the same order, last.
 
         Args:
@@ -106,7 +106,7 @@ class _Run(torch.autograd.Function):
     """The chain that the geometry describes; adds the gradients of weights where the table of addresses says."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, images: Tensor, geometry: Tensor, weights: Tensor, chain: Chain) -> Tensor:
+    def forward(ctx: Any, anchor: Tensor, images: Tensor, geometry: Tensor, weights: Tensor, chain: Chains) -> Tensor:
         launch = _Launch(chain, images, geometry, weights)
         slots = launch.empty_slots()
         launch.write(slots, 0, images)
@@ -138,7 +138,7 @@ class _Run(torch.autograd.Function):
 class _Launch:
     """Launches kernels for images of one shape."""
 
-    def __init__(self, chain: Chain, images: Tensor, geometry: Tensor, weights: Tensor) -> None:
+    def __init__(self, chain: Chains, images: Tensor, geometry: Tensor, weights: Tensor) -> None:
         self.chain, self._weights, self._shape = chain, weights, images.shape
         self._geometry = geometry.view(chain.rows, FIELDS)
         is_float = images.dtype is torch.float32

@@ -33,16 +33,16 @@ class SeparableConv2d(nn.Sequential):
         dtype = compute_dtype(x)
         if not (is_separable(layers) and _fits(x, layers, dtype)):
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
-        from asng.fused._separable_function import Half, SeparableFunction
+        from asng.fused._separable_function import SeparableFunction, Settings
 
-        halves, tensors = [], []
+        settings, tensors = [], []
         for _, depthwise, pointwise, norm in (layers[:4], layers[4:]):
             if norm.num_batches_tracked is not None and norm.track_running_stats:
                 norm.num_batches_tracked.add_(1)
             tensors += [depthwise.weight, pointwise.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var]
-            halves.append(Half(depthwise.kernel_size[0], depthwise.stride[0], norm.momentum, norm.eps))
+            settings.append(Settings(depthwise.kernel_size[0], depthwise.stride[0], norm.momentum, norm.eps))
         save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *tensors))
-        return SeparableFunction.apply(x, *tensors, halves, dtype, save)  # type: ignore[no-any-return, no-untyped-call]
+        return SeparableFunction.apply(x, *tensors, settings, dtype, save)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def is_separable(layers: Any) -> bool:

@@ -18,7 +18,7 @@ TAP_TILE = 512  # elements of a program that sums up gradients of depthwise weig
 TAP_PROGRAMS = 528
 
 
-class Half(NamedTuple):
+class Settings(NamedTuple):
     """The settings of a half."""
 
     kernel: int
@@ -27,9 +27,10 @@ class Half(NamedTuple):
     eps: float
 
 
-class Sizes(NamedTuple):
-    """The sizes of a half's input and output; `row` is the number of elements of a pixel in memory."""
+class Half(NamedTuple):
+    """The settings of a half, and the sizes of its input and output; `row`: the elements of a pixel in memory."""
 
+    settings: Settings
     images: int
     channels: int
     row: int
@@ -39,14 +40,13 @@ class Sizes(NamedTuple):
     out_width: int
 
     @classmethod
-    def of(cls, x: Tensor, halves: list[Half]) -> list["Sizes"]:
-        """Those of each half."""
+    def both(cls, x: Tensor, settings: list[Settings]) -> list["Half"]:
         images, channels, height, width = x.shape
         row = align(channels)
         result = []
-        for half in halves:
-            out_height, out_width = (-(-size // half.stride) for size in (height, width))
-            result.append(cls(images, channels, row, height, width, out_height, out_width))
+        for each in settings:
+            out_height, out_width = (-(-size // each.stride) for size in (height, width))
+            result.append(cls(each, images, channels, row, height, width, out_height, out_width))
             height, width = out_height, out_width
         return result
 
@@ -56,9 +56,23 @@ class Sizes(NamedTuple):
         return self.images * self.out_height * self.out_width
 
     @property
-    def pointwise(self) -> _pointwise.Sizes:
-        """Those of the 1x1 convolution."""
+    def product(self) -> _pointwise.Sizes:
+        """The sizes of the 1x1 convolution."""
         return _pointwise.Sizes(self.pixels, self.channels, self.row, self.channels, self.row)
+
+
+class Saved(NamedTuple):
+    """The tensors of a half that its backward pass reads."""
+
+    x: Tensor
+    taps: Tensor
+    d: Tensor  # what the depthwise convolution gives
+    z: Tensor  # what the 1x1 convolution gives
+    moments: Tensor  # of the batch norm: means and reciprocal deviations
+    depthwise: Tensor
+    pointwise: Tensor
+    weight: Tensor | None  # of the batch norm
+    bias: Tensor | None
 
 
 def _depthwise_tile(pixels: int, channels: int) -> tuple[int, int, int]:
@@ -71,128 +85,123 @@ def _depthwise_tile(pixels: int, channels: int) -> tuple[int, int, int]:
 class SeparableFunction(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *arguments: Any) -> Tensor:
-        *tensors, halves, dtype, save = arguments
-        sizes = Sizes.of(x, halves)
-        y = torch.empty((*x.shape[:2], *sizes[1][5:]), dtype=dtype, device=x.device, memory_format=torch.channels_last)
+        *tensors, settings, dtype, save = arguments
+        halves = Half.both(x, settings)
+        shape = (*x.shape[:2], halves[1].out_height, halves[1].out_width)
+        y = torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
         with device_of(x):
-            source, taps = _prepare(x, tensors[0], tensors[6], sizes[0], dtype)
+            source, taps = _prepare(x, tensors[0], tensors[6], halves[0], dtype)
             to_save: list[Any] = []
-            for index, (half, size) in enumerate(zip(halves, sizes, strict=True)):
+            for index, half in enumerate(halves):
                 depthwise, pointwise, *norm = tensors[6 * index : 6 * index + 6]
                 is_rectified = index == 1 or source is not x
-                d = _convolve(source, taps[index], half, size, dtype, is_rectified)
-                z, moments = _pointwise.multiply(d, pointwise, size.pointwise, dtype)
-                saved = torch.empty(2, size.channels, device=x.device)
-                to_save += [source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2]]
+                d = _convolve(source, taps[index], half, dtype, is_rectified)
+                z, moments = _pointwise.multiply(d, pointwise, half.product, dtype)
+                saved = torch.empty(2, half.channels, device=x.device)
+                to_save += Saved(source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
                 source = torch.empty_like(z) if index == 0 else y
-                after = Norm(norm[0], norm[1], norm[2], norm[3], half.momentum, half.eps)
-                _pointwise.normalize(z, source, after, saved, size.pointwise, moments, rectifies=index == 0)
+                after = Norm(norm[0], norm[1], norm[2], norm[3], *half.settings[2:])
+                _pointwise.normalize(z, source, after, saved, half.product, moments, rectifies=index == 0)
         running = [tensor for tensor in (*tensors[4:6], *tensors[10:12]) if tensor is not None]
         if running:
             torch.autograd.graph.increment_version(running)
         if save:
             ctx.save_for_backward(*to_save)
-        ctx.halves, ctx.sizes, ctx.shape, ctx.dtype = halves, sizes, x.shape, x.dtype
-        ctx.is_padded = sizes[0].row != sizes[0].channels
+        ctx.halves, ctx.shape, ctx.dtype = halves, x.shape, x.dtype
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, taps1, d1, z1, saved1, dw1, pw1, weight1, bias1, *second = ctx.saved_tensors
-        u, taps2, d2, z2, saved2, dw2, pw2, weight2, _ = second
-        half1, half2 = ctx.halves
-        size1, size2 = ctx.sizes
+        tensors, n = ctx.saved_tensors, len(Saved._fields)
+        (half1, half2), first, second = ctx.halves, Saved(*tensors[:n]), Saved(*tensors[n:])
         dy = to_channels_last(gradient)
-        dx = torch.empty(ctx.shape, dtype=ctx.dtype, device=x.device, memory_format=torch.channels_last)
-        du = torch.empty_like(z1)
-        with device_of(x):
-            dd1, dd2 = torch.empty_like(d1), torch.empty_like(d2)
-            sums = _pointwise.sum_gradients(dy, z2, saved2, size2.pointwise).merge(moments=False)
-            dweight2, dbias2, partial_pw2 = _pointwise.multiply_backward(
-                dy, size2.channels, z2, saved2, sums, weight2, d2, pw2, dd2, size2.pointwise
-            )
-            norm = [saved1, weight1, bias1]
-            sums = _input_gradient(dd2, z1, taps2, du, size2.row, norm, half2, size2).merge(moments=False)
-            partial_dw2 = _weight_gradient(dd2, u, half2, size2, is_rectified=True)
-            dweight1, dbias1, partial_pw1 = _pointwise.multiply_backward(
-                du, size1.row, z1, saved1, sums, weight1, d1, pw1, dd1, size1.pointwise
-            )
-            _input_gradient(dd1, x, taps1, dx, size1.channels, None, half1, size1)
-            partial_dw1 = _weight_gradient(dd1, x, half1, size1, is_rectified=ctx.is_padded)
-            results = [torch.empty_like(weight) for weight in (dw1, pw1, dw2, pw2)]
+        dx = torch.empty(ctx.shape, dtype=ctx.dtype, device=dy.device, memory_format=torch.channels_last)
+        du = torch.empty_like(first.z)
+        is_padded = half1.row != half1.channels
+        with device_of(dy):
+            sums = _pointwise.sum_gradients(dy, second.z, second.moments, half2.product)
+            dd2, norm2, partial_pw2 = _backward_pointwise(dy, half2.channels, second, sums, half2)
+            sums = _input_gradient(dd2, first.z, second.taps, du, half2.row, first, half2)
+            partial_dw2 = _weight_gradient(dd2, second.x, half2, is_rectified=True)
+            dd1, norm1, partial_pw1 = _backward_pointwise(du, half1.row, first, sums, half1)
+            _input_gradient(dd1, first.x, first.taps, dx, half1.channels, None, half1)
+            partial_dw1 = _weight_gradient(dd1, first.x, half1, is_rectified=is_padded)
+            weights = (first.depthwise, first.pointwise, second.depthwise, second.pointwise)
+            results = [torch.empty_like(weight) for weight in weights]
             _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)
-        first = (results[0], results[1], dweight1, dbias1, None, None)
-        return dx, *first, results[2], results[3], dweight2, dbias2, None, None, None, None, None
+        return dx, *results[:2], *norm1, None, None, *results[2:], *norm2, None, None, None, None, None
 
 
 def _prepare(
-    x: Tensor, depthwise1: Tensor, depthwise2: Tensor, size: Sizes, dtype: torch.dtype
+    x: Tensor, depthwise1: Tensor, depthwise2: Tensor, half: Half, dtype: torch.dtype
 ) -> tuple[Tensor, list[Tensor]]:
     """The input, rectified and with aligned rows of channels if they were not, and the weights of each tap in a row."""
-    taps = [torch.empty(weight[0].numel(), size.row, device=x.device) for weight in (depthwise1, depthwise2)]
+    taps = [torch.empty(weight[0].numel(), half.row, device=x.device) for weight in (depthwise1, depthwise2)]
     source, total, channels, block = x, 0, 16, 1024
-    if size.row != size.channels:
-        source = torch.empty(size.images, size.height, size.width, size.row, dtype=dtype, device=x.device)
+    if half.row != half.channels:
+        source = torch.empty(half.images, half.height, half.width, half.row, dtype=dtype, device=x.device)
         total = source.numel()
-    _depthwise_kernels.prepare[(2 * -(-size.row // channels) + -(-total // block),)](
-        *(x, source, total, depthwise1, depthwise2, *taps, size.channels, size.row),
+    _depthwise_kernels.prepare[(2 * -(-half.row // channels) + -(-total // block),)](
+        *(x, source, total, depthwise1, depthwise2, *taps, half.channels, half.row),
         *(depthwise1.shape[-1], depthwise2.shape[-1], channels, block),
         PAD=total > 0,
     )
     return source, taps
 
 
-def _convolve(x: Tensor, taps: Tensor, half: Half, size: Sizes, dtype: torch.dtype, is_rectified: bool) -> Tensor:
+def _convolve(x: Tensor, taps: Tensor, half: Half, dtype: torch.dtype, is_rectified: bool) -> Tensor:
     """ReLU and the depthwise convolution."""
-    d = torch.empty(size.pixels, size.row, dtype=dtype, device=x.device)
-    pairs = size.images * size.out_height * -(-size.out_width // 2)
-    block, channels, warps = _depthwise_tile(pairs, size.channels)
-    _depthwise_kernels.depthwise_forward[-(-pairs // block), -(-size.channels // channels)](
-        *(x, taps, d, size.images, *size[1:], half.kernel, half.stride, block, channels),
-        RELU=not is_rectified,
-        num_warps=warps,
+    d = torch.empty(half.pixels, half.row, dtype=dtype, device=x.device)
+    pairs = half.images * half.out_height * -(-half.out_width // 2)
+    block, channels, warps = _depthwise_tile(pairs, half.channels)
+    _depthwise_kernels.depthwise_forward[-(-pairs // block), -(-half.channels // channels)](
+        *(x, taps, d, *half[1:], *half.settings[:2], block, channels), RELU=not is_rectified, num_warps=warps
     )
     return d
 
 
+def _backward_pointwise(
+    dy: Tensor, dy_row: int, saved: Saved, sums: Moments, half: Half
+) -> tuple[Tensor, tuple[Tensor | None, Tensor | None], Tensor]:
+    """The gradients of the depthwise convolution's result, of the batch norm, of the weights for each program."""
+    dd = torch.empty_like(saved.d)
+    product = (saved.weight, saved.d, saved.pointwise, dd, half.product)
+    *norm, partial = _pointwise.multiply_backward(
+        dy, dy_row, saved.z, saved.moments, sums.merge(moments=False), *product
+    )
+    return dd, (norm[0], norm[1]), partial
+
+
 def _input_gradient(
-    dd: Tensor,
-    x: Tensor,
-    taps: Tensor,
-    dx: Tensor,
-    dx_row: int,
-    norm: list[Any] | None,
-    half: Half,
-    size: Sizes,
+    dd: Tensor, x: Tensor, taps: Tensor, dx: Tensor, dx_row: int, before: Saved | None, half: Half
 ) -> Moments:
     """Writes the gradient of a depthwise convolution's input; returns sums for the batch norm before."""
-    saved, weight, bias = norm or (None, None, None)
-    blocks = size.images * -(-size.height // half.stride) * -(-size.width // 2)  # of pixels
-    block, channels, warps = _depthwise_tile(blocks, size.channels)
+    norm = (None, None, None) if before is None else (before.moments, before.weight, before.bias)
+    blocks = half.images * -(-half.height // half.settings.stride) * -(-half.width // 2)  # of pixels
+    block, channels, warps = _depthwise_tile(blocks, half.channels)
     programs = -(-blocks // block)
-    sums = torch.empty(programs, 2, size.channels, device=x.device)
-    _depthwise_kernels.depthwise_input_gradient[programs, -(-size.channels // channels)](
-        *(dd, x, saved, weight, bias, taps, dx, sums, size.images, size.channels, size.row, dx_row),
-        *(*size[3:], half.kernel, half.stride, block, channels),
-        NORM=norm is not None,
-        AFFINE=weight is not None,
+    sums = torch.empty(programs, 2, half.channels, device=x.device)
+    _depthwise_kernels.depthwise_input_gradient[programs, -(-half.channels // channels)](
+        *(dd, x, *norm, taps, dx, sums, half.images, half.channels, half.row, dx_row),
+        *(*half[4:], *half.settings[:2], block, channels),
+        NORM=before is not None,
+        AFFINE=norm[1] is not None,
         num_warps=warps,
     )
-    return Moments(sums, size.images * size.height * size.width, 0)
+    return Moments(sums, half.images * half.height * half.width, 0)
 
 
-def _weight_gradient(dd: Tensor, x: Tensor, half: Half, size: Sizes, *, is_rectified: bool) -> Tensor:
+def _weight_gradient(dd: Tensor, x: Tensor, half: Half, *, is_rectified: bool) -> Tensor:
     """The gradients of a depthwise convolution's weights for each program."""
-    pairs = size.images * size.out_height * -(-size.out_width // 2)
-    channels = min(max(power_of_two(size.channels), ALIGN), DEPTHWISE_CHANNELS)
-    groups, block = -(-size.channels // channels), TAP_TILE // channels
-    tiles = -(-pairs // (block * -(-TAP_PROGRAMS // (groups * half.kernel))))
+    pairs, kernel = half.images * half.out_height * -(-half.out_width // 2), half.settings.kernel
+    channels = min(max(power_of_two(half.channels), ALIGN), DEPTHWISE_CHANNELS)
+    groups, block = -(-half.channels // channels), TAP_TILE // channels
+    tiles = -(-pairs // (block * -(-TAP_PROGRAMS // (groups * kernel))))
     programs = -(-pairs // (block * tiles))
-    partial = torch.empty(programs, size.channels * half.kernel**2, device=x.device)
-    _depthwise_kernels.depthwise_weight_gradient[programs, groups, half.kernel](
-        *(dd, x, partial, size.images, size.channels, size.row, *size[3:], half.kernel, half.stride),
-        *(tiles, block, channels),
+    partial = torch.empty(programs, half.channels * kernel**2, device=x.device)
+    _depthwise_kernels.depthwise_weight_gradient[programs, groups, kernel](
+        *(dd, x, partial, *half[1:], *half.settings[:2], tiles, block, channels),
         RELU=not is_rectified,
         num_warps=max(1, TAP_TILE // (32 * DEPTHWISE_ELEMENTS)),
     )

@@ -9,7 +9,7 @@ LINE = 64  # numbers of a flat tensor that belong to one parameter
 LINES = 32  # of a program's tile
 
 
-def is_supported(values: Tensor) -> bool:
+def has_kernels_for(values: Tensor) -> bool:
     return values.dtype is torch.float32 and can_launch(values)
 
 

@@ -13,7 +13,7 @@ try:
     from optuna.study import StudyDirection
     from optuna.trial import TrialState
 except ImportError as error:
-    raise ImportError(f"asng.integrations.optuna needs Optuna 5 ({error}): pip install '.[optuna]'") from error
+    raise ImportError(f"asng.integrations.optuna needs Optuna 5 ({error}): pip install 'asng[optuna]'") from error
 
 from asng._asktell import Candidate
 from asng._black_box_defaults import capped_asng, default_population_size

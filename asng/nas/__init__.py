@@ -3,18 +3,17 @@
 try:
     import torch  # noqa: F401
 except ImportError as error:
-    raise ImportError(f"asng.nas needs PyTorch ({error}): pip install '.[nas]'") from None
+    raise ImportError(f"asng.nas needs PyTorch ({error}): pip install 'asng[nas]'") from None
 
 from asng.nas import layers
-from asng.nas._candidates import Judge, LossFn
-from asng.nas._decision import Decision, Searchable, SizeLike
+from asng.nas._candidates import Judge, LossFn, Step
 from asng.nas._measures import Flops, Latency, parameters
 from asng.nas._size import Size
 from asng.nas._static import Chain, Constant, Item
-from asng.nas._step import Step
 from asng.nas.architecture import from_json, to_json
 from asng.nas.conversion import convert
-from asng.nas.decisions import OneOf, Pick, Repeat, Value, Width
+from asng.nas.decisions import Decision, OneOf, Pick, Repeat, Searchable, SizeLike, Value, Width
+from asng.nas.export import export
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
 from asng.nas.limits import Costs, Limit, Measure, Violation
 from asng.nas.oneshot import OneShot
@@ -53,6 +52,7 @@ __all__ = [
     "Violation",
     "Width",
     "convert",
+    "export",
     "extract",
     "from_json",
     "front",

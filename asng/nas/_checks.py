@@ -19,8 +19,7 @@ from asng._asktell import Optimizer
 from asng._checks import is_endless
 from asng._files import differences
 from asng.nas import _distributed
-from asng.nas._decision import Decision
-from asng.nas._weight_optimizers import as_list
+from asng.nas.decisions import Decision
 from asng.space import Variable
 
 if TYPE_CHECKING:
@@ -154,8 +153,8 @@ def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
 def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
     """Raise ValueError for modules, given with their paths, in DistributedDataParallel, and for its batch norms.
 
-    Looking through it would not do: after a forward pass of its own its hooks wait for gradients that the candidates of
-    a process may not have, and the batches of those who use it differ between the processes.
+    Removing the wrapper would not do: after a forward pass its hooks wait for gradients that the candidates of a
+    process may not have, and a program that uses it gives every process other batches.
     """
     for module, path in paths.items():
         if isinstance(module, DistributedDataParallel):
@@ -279,3 +278,12 @@ def check_shapes(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     there, here = ({name: tuple(getattr(s[name], "shape", ())) for name in s} for s in (saved, current))
     if shown := differences(there, here):
         raise ValueError(shown)
+
+
+def as_list(given: Any) -> list[Any]:
+    """One object, or those of a list or tuple.
+
+    >>> as_list("sgd"), as_list(("muon", "adamw"))
+    (['sgd'], ['muon', 'adamw'])
+    """
+    return list(given) if isinstance(given, (list, tuple)) else [given]

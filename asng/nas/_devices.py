@@ -1,6 +1,6 @@
-"""The device of a model, and tensors moved to it."""
+"""The device of a model, and what batches hold."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import Any
 
@@ -14,15 +14,17 @@ def find_device(model: nn.Module) -> torch.device:
     return torch.device("cpu") if tensor is None else tensor.device
 
 
-def to_device(value: Any, device: torch.device) -> Any:
-    """Move tensors in tuples, lists and dicts to a device."""
+def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
+    """Apply a function to what tuples, lists and mappings hold, at any depth; a list of texts is given as a whole."""
     match value:
-        case torch.Tensor():
-            return value.to(device)
-        case tuple() | list():
-            items = [to_device(item, device) for item in value]
+        case tuple() | list() if not all(isinstance(item, str) for item in value):
+            items = [map_leaves(function, item) for item in value]
             return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
         case Mapping():
-            return {key: to_device(item, device) for key, item in value.items()}
-        case _:
-            return value
+            return {key: map_leaves(function, item) for key, item in value.items()}
+    return function(value)
+
+
+def to_device(value: Any, device: torch.device) -> Any:
+    """Move the tensors of a batch to a device."""
+    return map_leaves(lambda leaf: leaf.to(device) if isinstance(leaf, torch.Tensor) else leaf, value)

@@ -11,18 +11,11 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from asng.nas._checks import (
-    MODULE_ATTRIBUTES,
-    captured_modules,
-    is_optimized,
-    objects_in,
-    unregistered_error,
-    unregistered_modules,
-    unwrap,
-)
-from asng.nas._decision import Decision, Searchable
+from asng.nas import _checks
+from asng.nas._checks import MODULE_ATTRIBUTES, objects_in, unregistered_modules, unwrap
 from asng.nas._preserve import forbid_changes, is_from_asng, label_of, preserve_rng, user_modules
 from asng.nas._ties import Ties
+from asng.nas.decisions import Decision, Searchable
 from asng.nas.layers._base import Build, ElasticLayer, current_build, own_hooks
 
 if TYPE_CHECKING:
@@ -94,7 +87,7 @@ class StaticBuild:
             if type(value) in IMMUTABLE or (name in MODULE_ATTRIBUTES and (not value or name in TENSORS_AND_MODULES)):
                 continue
             for holder in objects_in(value, (FunctionType, ref)):
-                for captured in captured_modules(holder):
+                for captured in _checks.captured_modules(holder):
                     if captured in self._original:
                         what = "weak reference to" if isinstance(holder, ref) else "function that captures"
                         raise ValueError(
@@ -105,7 +98,7 @@ class StaticBuild:
 
     def _substitute(self, memo: dict[int, Any], kept: set[nn.Module]) -> dict[int, Any]:
         """Map the modules that do not stay to their replacements in the copy."""
-        others = {id(module): unwrap(module) for module in kept if is_optimized(module)}
+        others = {id(module): unwrap(module) for module in kept if _checks.is_optimized(module)}
         for module in self._original:
             if module not in kept:
                 after = self._replacements.get(module)
@@ -191,7 +184,7 @@ class StaticBuild:
             for name, value, lost in () if isinstance(module, Decision) else unregistered_modules(inner):
                 if lost not in set(static.modules()):
                     where = f"build_static() of {label} returned a {type(inner).__name__} whose {name}"
-                    raise unregistered_error(where, value, lost)
+                    raise _checks.unregistered_error(where, value, lost)
 
 
 class _Memo(dict[int, Any]):

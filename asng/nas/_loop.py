@@ -22,7 +22,7 @@ from asng._files import Lock, differences, lock_checkpoint, previous_path
 from asng._progress import Progress, no_progress
 from asng._untrusted import mismatch
 from asng.nas import _checkpoints, _distributed
-from asng.nas._step import finite_mean
+from asng.nas._candidates import finite_mean
 
 START_OVER = "use another path, or delete it to start over"
 STATUS_INTERVAL = 0.5  # seconds; reading a number makes the host wait for the GPU
@@ -122,7 +122,10 @@ class Checkpoint:
         `records`: a file that gets the record of each epoch before its state is saved.
         `may_extend`: a finished job may be continued under an identity that differs by more `epochs`.
         """
-        self.path, self.identity, self.records, self._may_extend = path, dict(identity), records, may_extend
+        self.path: Path = path
+        self.identity: dict[str, Any] = dict(identity)
+        self.records: Records | None = records
+        self._may_extend = may_extend
         self._lock: Lock | None = None
 
     def lock(self) -> None:
@@ -302,7 +305,7 @@ class _Loop:
         epoch = self._epoch
         means = epoch.means()
         if means.get("score", 0.0) is None:
-            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; see to the judge")
+            raise NoFiniteLoss(f"all scores of {self._unit} {epoch.number} were NaN or infinite; check the judge")
         losses = [means[name] for name in ("train_loss", "valid_loss") if name in means]  # not a user's metrics
         if losses and all(mean is None for mean in losses):
             error = NoFiniteLoss(

@@ -88,7 +88,7 @@ class _Parameters(StaticMeasure):
         return "asng.nas.parameters"
 
 
-parameters = _Parameters()
+parameters: _Parameters = _Parameters()
 
 
 class ForwardMeasure(StaticMeasure):
@@ -105,7 +105,8 @@ class ForwardMeasure(StaticMeasure):
         if len(args) == 1 and isinstance(args[0], (tuple, list)) and all(isinstance(n, int) for n in args[0]):
             shape = tuple(args[0])
             raise ValueError(f"an example input is a tensor, not its shape {shape}; give torch.zeros{shape}")
-        self.args, self.kwargs = args, dict(kwargs or {})
+        self.args: tuple[Any, ...] = args
+        self.kwargs: dict[str, Any] = dict(kwargs or {})
 
     def _inputs_on(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
         inputs: tuple[tuple[Any, ...], dict[str, Any]] = to_device((self.args, self.kwargs), device)
@@ -217,11 +218,11 @@ class Latency(ForwardMeasure):
     ) -> None:
         super().__init__(*args, kwargs=kwargs)
         try:
-            self.device = None if device is None else torch.device(device)
+            self.device: torch.device | None = None if device is None else torch.device(device)
         except (RuntimeError, TypeError, ValueError):
             raise ValueError(f"device must be one of torch's, such as 'cpu' or 'cuda:0', got {device!r}") from None
-        self.repeats = check_int(repeats, "repeats", min=1, max=MAX_RUNS)
-        self.warmup = check_int(warmup, "warmup", min=0, max=MAX_RUNS)
+        self.repeats: int = check_int(repeats, "repeats", min=1, max=MAX_RUNS)
+        self.warmup: int = check_int(warmup, "warmup", min=0, max=MAX_RUNS)
 
     def _measure(self, build: StaticBuild, device: torch.device, at_most: float) -> float:
         device = self.device or device

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from asng.nas._decision import Searchable
+from asng.nas.decisions import Searchable
 
 if TYPE_CHECKING:
     from asng.nas.supernet import Supernet
@@ -196,7 +196,7 @@ def _addresses(tensor: Tensor) -> range:
 
 
 def _can_be_written(tensor: Tensor) -> bool:
-    """False for sparse tensors, those of inference mode, and expanded ones, several numbers of which are one."""
+    """False for sparse tensors, tensors of inference mode, and expanded ones, whose entries share memory."""
     if tensor.layout is not torch.strided or tensor.is_inference():
         return False
     return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))

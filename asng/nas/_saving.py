@@ -2,22 +2,27 @@
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from asng import __version__
 from asng._files import atomic_write, make_folder_for
 from asng.nas.architecture import to_dict
+from asng.nas.decisions import Decision, OneOf, Repeat
 
 if TYPE_CHECKING:
+    from asng.nas.ranking import Front
     from asng.nas.result import SearchResult
 
+MAX_NODES = 2000  # of a tree of decisions; a larger one is left out
 
-def save_result(result: "SearchResult", folder: Path, settings: Mapping[str, Any]) -> None:
+
+def save_result(result: "SearchResult", folder: Path, settings: Mapping[str, Any], front: "Front | None") -> None:
     """Write `SearchResult.save`'s files; the configuration comes last, so that a torn folder is no run."""
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} holds a run already; save the result in another folder")
@@ -32,6 +37,10 @@ def save_result(result: "SearchResult", folder: Path, settings: Mapping[str, Any
         "machine": f"torch {torch.__version__}",
         "distribution": _labeled_distribution(result),
     }
+    if result.oneshot is not None:
+        summary |= {"limits": _limits(result), "tree": decision_tree(result.oneshot.supernet.model)}
+    if front is not None:
+        summary["front"] = _describe_front(front)
     lines = [_to_json(record, "the history") for record in result.history]
     files = {
         "metrics.jsonl": "".join(f"{line}\n" for line in lines),
@@ -55,6 +64,70 @@ def _labeled_distribution(result: "SearchResult") -> dict[str, dict[str, float]]
         elif hasattr(parameters, "std"):
             found[name] = {"mean": float(parameters.mean), "std": float(parameters.std)}
     return found
+
+
+def _limits(result: "SearchResult") -> list[dict[str, Any]]:
+    """The limits with the costs of what was found, as far as those were measured."""
+    costs = result.oneshot.costs  # type: ignore[union-attr]  # of the caller
+    measured = [*costs.measure(result.values), *[None] * len(costs.limits)] if costs.limits else []
+    return [
+        {"name": limit.name, "at_least": limit.at_least, "at_most": limit.at_most, "cost": cost}
+        for limit, cost in zip(costs.limits, measured, strict=False)
+    ]
+
+
+def _describe_front(front: "Front") -> dict[str, Any]:
+    points = [{"score": a.score, "costs": a.costs, "values": to_dict(a.values)["values"]} for a in front.points]
+    others = [{"score": a.score, "costs": a.costs} for a in front.others]
+    return {"measures": front.measures, "points": points, "others": others}
+
+
+def decision_tree(model: nn.Module) -> list[dict[str, Any]] | None:
+    """The decisions of a model where they lie in it, as plain data; None for more than 2,000 of them.
+
+    A node has the name of its decision, for numbers their range, and by option or block the decisions inside. One that
+    stands further out already, such as the width of a whole network, is not repeated inside.
+
+    >>> from asng import nas
+    >>> width = nas.Width("width", 4, 8)
+    >>> decision_tree(nn.Sequential(nas.Linear(2, width), nas.OneOf("op", {"a": nas.Linear(width, 1), "b": nn.Tanh()})))
+    [{'name': 'width', 'range': [4, 8]}, {'name': 'op'}]
+    """
+    nodes = _tree([model], set(), count := [MAX_NODES])
+    return nodes if count[0] >= 0 else None
+
+
+def _tree(modules: Iterable[nn.Module], outside: set[str], left: list[int]) -> list[dict[str, Any]]:
+    nodes: list[dict[str, Any]] = []
+    seen = set(outside)
+    for module in modules:
+        if not isinstance(module, Decision):
+            nodes += _tree(module.children(), seen, left)
+            seen |= {node["name"] for node in nodes}
+            continue
+        if module.name in seen or left[0] < 0:
+            continue
+        left[0] -= 1
+        seen.add(module.name)
+        node: dict[str, Any] = {"name": module.name}
+        if hasattr(module.variable, "low") and hasattr(module.variable, "high"):
+            node["range"] = [module.variable.low, module.variable.high]
+        if getattr(module.variable, "log", False):
+            node["log"] = True  # its std is that of the logarithm
+        inside = {label: _tree([part], seen, left) for label, part in _parts(module)}
+        if any(inside.values()):
+            node["inside"] = {label: part for label, part in inside.items() if part}
+        nodes.append(node)
+    return nodes
+
+
+def _parts(decision: Decision) -> Iterable[tuple[str, nn.Module]]:
+    """What a decision chooses among, by its value; of a Repeat, the blocks by their number; "" for what always runs."""
+    if isinstance(decision, OneOf):
+        return zip(map(str, decision.positions), decision.options, strict=True)
+    if isinstance(decision, Repeat):
+        return ((str(number), block) for number, block in enumerate(decision.blocks, start=1))
+    return [("", nn.ModuleList(decision.children()))]  # of a kind of the user's own
 
 
 def _to_json(data: Mapping[str, Any], what: str) -> str:

@@ -1,11 +1,13 @@
-"""Sizes that follow decisions: arithmetic with decisions and numbers."""
+"""Sizes that follow decisions: arithmetic with decisions and numbers, and the sizes of layers."""
 
 import math
 import operator
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 from typing import Any
+
+from asng._checks import check_int
 
 MAX_COMBINATIONS = 10**6
 MAX_SIZE = 2**31 - 1
@@ -121,7 +123,7 @@ class Size(Arithmetic):
         except ZeroDivisionError:
             raise ValueError(f"{self} divides by 0 for some values; give divisors that are never 0") from None
         except OverflowError:
-            raise ValueError(f"{self} is beyond all numbers for some values; give larger divisors") from None
+            raise ValueError(f"{self} overflows for some values; give larger divisors") from None
 
     @property
     def max(self) -> int:
@@ -300,3 +302,69 @@ def require_int(number: Any) -> int:
         return operator.index(number)
     except TypeError:
         raise ValueError(f"a size is an integer or follows a decision, got {number!r}") from None
+
+
+class AnySize:
+    """As many channels as the input has: for inputs whose size is itself searched.
+
+    The module that holds such a layer gives the number in its own `build_static()`:
+    `layer.build_static(in_channels=64)`.
+
+    Args:
+        max: The largest number of channels.
+
+    Raises:
+        ValueError: This is no positive integer.
+
+    >>> import torch
+    >>> from asng.nas import Linear
+    >>> linear = Linear(AnySize(64), 8)
+    >>> linear(torch.zeros(1, 20)).shape
+    torch.Size([1, 8])
+    >>> linear.build_static(in_channels=20)
+    Linear(in_features=20, out_features=8, bias=True)
+    """
+
+    decisions: tuple[Any, ...] = ()
+
+    def __init__(self, max: int) -> None:
+        self.max: int = check_int(max, "the largest number of channels", min=1, max=MAX_SIZE)
+        self.last_seen: int = self.max  # channels of the last input
+
+    def __call__(self) -> int:
+        return self.last_seen
+
+    def __repr__(self) -> str:
+        return f"AnySize({self.max})"
+
+
+def to_sizes(argument: Any, name: str, is_input: bool, is_single: bool = False) -> Any:
+    """An argument as a size, or several as a tuple of sizes; that of an input may be `AnySize`."""
+    if isinstance(argument, AnySize) and is_input:
+        return AnySize(argument.max)
+    if is_single and isinstance(argument, Sequence):
+        raise ValueError(f"{name} is an integer or follows a decision, got {argument!r}")
+    return map_sizes(lambda size: to_size(size, name), tuple(argument) if isinstance(argument, Sequence) else argument)
+
+
+def map_sizes(function: Callable[[Any], Any], sizes: Any) -> Any:
+    """Apply a function to a size, or to each of a tuple."""
+    return tuple(map(function, sizes)) if isinstance(sizes, tuple) else function(sizes)
+
+
+def check_fixed(elastic: Sequence[str], **settings: Any) -> None:
+    """Raise ValueError for settings, single or in pairs, that are decisions."""
+    for name, setting in settings.items():
+        for part in setting if isinstance(setting, (tuple, list)) else (setting,):
+            if isinstance(part, Arithmetic):
+                cure = f"Choose among layers instead: OneOf(name, [one layer for each {name}])"
+                if name == "padding":
+                    cure = "Give the number for the largest kernel: it shrinks with the kernel"
+                raise ValueError(f"{name} cannot be a decision, got {part!r}; only {', '.join(elastic)} can. {cure}")
+
+
+def refuse_any_size(sizes: Mapping[str, Any]) -> None:
+    """Raise ValueError for `AnySize`, and for several sizes, in layers whose size does not follow from one input."""
+    for name, size in sizes.items():
+        if isinstance(size, (AnySize, tuple)):
+            raise ValueError(f"{name} is an integer or follows a decision, got {size}")

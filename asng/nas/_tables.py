@@ -1,8 +1,7 @@
-"""Results as tables, text for terminals and HTML for notebooks: decisions of an architecture, epochs of a search."""
+"""Results as text, for terminals and notebooks: the decisions of an architecture, the epochs of a search."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from html import escape
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from asng.space import Variable
 MAX_OTHERS = 3  # other values of a decision that are shown
 MAX_EPOCHS = 10  # epochs that are shown
 
-Rows = Sequence[Sequence[str]]  # of a table, the names of its columns first
-
 
 def decision_rows(
     space: Mapping[str, Variable],
@@ -22,7 +19,7 @@ def decision_rows(
     inactive: Collection[str],
     now: Mapping[str, Any],
     largest: Mapping[str, Any],
-) -> Rows:
+) -> list[tuple[str, ...]]:
     """Each decision with its value, the value's probability, the largest possible one, and the other values.
 
     >>> from asng import Categorical
@@ -82,11 +79,14 @@ def _format_parameters(parameters: Any) -> str:
     return ", ".join(f"{name} {number:.4g}" for name, number in fields.items()) or str(parameters)
 
 
-def history_rows(history: Sequence[Mapping[str, Any]]) -> Rows:
+def history_rows(history: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """The numbers of records, a line each; of many, some at equal distances with the first and the last.
 
-    >>> history_rows([{"epoch": 1, "train_loss": 0.51234}, {"epoch": 2, "train_loss": 0.4, "seconds": 1.0}])
-    [['epoch', 'train loss', 'seconds'], ['1', '0.5123', ''], ['2', '0.4', '1']]
+    >>> history = [{"epoch": 1, "train_loss": 0.51234}, {"epoch": 2, "train_loss": 0.4, "seconds": 1.0}]
+    >>> print(format_table(history_rows(history)))
+    epoch  train loss  seconds
+    1      0.5123
+    2      0.4         1
     """
     names = list(dict.fromkeys(name for record in history for name in record if not isinstance(record[name], Mapping)))
     shown = min(len(history), MAX_EPOCHS)
@@ -96,7 +96,7 @@ def history_rows(history: Sequence[Mapping[str, Any]]) -> Rows:
     return rows
 
 
-def format_table(rows: Rows) -> str:
+def format_table(rows: Sequence[Sequence[str]]) -> str:
     """Rows of text as columns, without spaces at the ends of lines.
 
     >>> print(format_table([("a", "b"), ("long", "c")]))
@@ -106,14 +106,3 @@ def format_table(rows: Rows) -> str:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ("  ".join(map(str.ljust, row, widths)) for row in rows)
     return "\n".join(line.rstrip() for line in lines)
-
-
-def html_table(rows: Rows) -> str:
-    """Rows of text as a table of HTML.
-
-    >>> html_table([("a", "b"), ("<c>", "d")])
-    '<table><tr><th>a</th><th>b</th></tr><tr><td>&lt;c&gt;</td><td>d</td></tr></table>'
-    """
-    kinds = ("th", *["td"] * (len(rows) - 1))
-    lines = ("".join(f"<{kind}>{escape(cell)}</{kind}>" for cell in row) for kind, row in zip(kinds, rows, strict=True))
-    return f"<table>{''.join(f'<tr>{line}</tr>' for line in lines)}</table>"

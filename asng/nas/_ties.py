@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from asng.nas._preserve import location_of
-from asng.nas.layers._meta import owner_of
+from asng.nas.layers._base import owner_of
 
 
 class Ties:
@@ -36,7 +36,7 @@ class Ties:
             return None
         is_view = view.untyped_storage()._cdata == whole.untyped_storage()._cdata
         # The first channels of several groups are a copy.
-        location = location_of(view) if is_view else _numbered(layer).active_tensors()[name].numpy().tobytes()
+        location = location_of(view) if is_view else _number_entries(layer).active_tensors()[name].numpy().tobytes()
         part: nn.Parameter = whole
         if location != location_of(whole):
             part = self._slices.setdefault((id(whole), location), nn.Parameter(view, whole.requires_grad))
@@ -97,7 +97,7 @@ def _are_copies(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other) and bool((one != one.flatten()[:1]).any())
 
 
-def _numbered(module: Any) -> Any:
+def _number_entries(module: Any) -> Any:
     """A copy of a module, with the numbers of its entries in the place of each parameter."""
     twin = copy.copy(module)
     twin.__dict__["_parameters"] = {
@@ -105,6 +105,6 @@ def _numbered(module: Any) -> Any:
         for key, parameter in module._parameters.items()
     }
     twin.__dict__["_modules"] = {
-        key: None if child is None else _numbered(child) for key, child in module._modules.items()
+        key: None if child is None else _number_entries(child) for key, child in module._modules.items()
     }
     return twin

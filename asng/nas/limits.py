@@ -152,7 +152,7 @@ class Costs:
         if not isinstance(limits, Sequence) or not all(isinstance(limit, Limit) for limit in limits):
             raise ValueError(f"limits must be a list of limits, such as [Limit(parameters, 100_000)], got {limits!r}")
         self.supernet = supernet
-        self.limits = tuple(limits)
+        self.limits: tuple[Limit, ...] = tuple(limits)
         self.known: dict[str, tuple[float, ...]] = {}  # by network, those asked for last at the end
         self._nearest: tuple[dict[str, Any], tuple[float, ...]] | None = None  # values and costs
 
@@ -288,8 +288,7 @@ def _measure(limit: Limit, supernet: Supernet, values: Values, build: Callable[[
                 cost = measure(supernet.model, dict(values))  # its own
     except FAILURES:
         warnings.warn(
-            f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible",
-            stacklevel=3,
+            f"{limit.name} of the architecture {dict(values)} ran out of memory; it counts as infeasible", stacklevel=3
         )
         cost = math.inf
     except Exception as error:

@@ -17,26 +17,11 @@ from torch import nn
 
 from asng._asktell import Candidate, Optimizer
 from asng._checks import check_bool
-from asng.nas import _checkpoints, _checks, _distributed
-from asng.nas._candidates import (
-    FAILED,
-    FAILURES,
-    Failures,
-    Judge,
-    LossFn,
-    Numbers,
-    Outcome,
-    UnreadDecisions,
-    gather_numbers,
-    to_outcome,
-    to_score,
-    warn_of_unread,
-)
-from asng.nas._groups import Groups
+from asng.nas import _candidates, _checkpoints, _checks, _distributed
+from asng.nas._candidates import FAILED, FAILURES, Judge, LossFn, Numbers, Outcome, Step
+from asng.nas._distributed import Groups
 from asng.nas._preserve import restore_modes, set_training
-from asng.nas._step import Step
-from asng.nas._training import Training
-from asng.nas._weight_optimizers import WeightOptimizers
+from asng.nas._training import Training, WeightOptimizers
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
 
@@ -118,28 +103,31 @@ class OneShot:
         _checks.check_module(model)
         paths = {module: path for path, module in model.named_modules()}
         _checks.check_not_ddp(paths)
-        self.model, self.arch_optimizer, self.judge = _checks.unwrap(model), arch_optimizer, judge
+        self.model: nn.Module = _checks.unwrap(model)
+        self.arch_optimizer: Optimizer = arch_optimizer
+        self.judge: Judge | None = judge
         self.weight_optimizer: Any = weight_optimizer
         self._loss_fn, self._mask_inactive = loss_fn, check_bool(mask_inactive, "mask_inactive")
         self._amp_dtype = amp_dtype
         self._wrapped_model = model  # in a wrapper of torch.compile or DataParallel, perhaps
-        self.supernet = Supernet(self.model)
-        self.costs = Costs(self.supernet, limits)
+        self.supernet: Supernet = Supernet(self.model)
+        self.costs: Costs = Costs(self.supernet, limits)
         _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
         _checks.check_step_options(loss_fn, max_grad_norm, amp_dtype, judge, failures)
         self._restoring_judge = None if judge is None else restore_modes(judge, self.supernet.paths)
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
-        self._parameters, self.device = self._weights.parameters, self._weights.device
+        self._parameters = self._weights.parameters
+        self.device: torch.device = self._weights.device
         if check_bool(sync_batchnorm, "sync_batchnorm"):
             _checks.check_sync_batchnorm(paths)
         self._groups = Groups(arch_optimizer._population_size, sync_batchnorm=sync_batchnorm)
         if sync_batchnorm and self._groups.are_shared:
             failures = ()  # other processes would wait for the statistics of a candidate that failed
-        self._failures = Failures(self.device, failures)
+        self._failures = _candidates.Failures(self.device, failures)
         self._training = Training(self.supernet, self._weights, self._failures, self._groups)
         self._sync_from_rank0()
         watched = self._groups.rank == 0 and not any(map(_checks.is_compiled, paths))
-        self._unread = UnreadDecisions(self.supernet) if watched else None
+        self._unread = _candidates.UnreadDecisions(self.supernet) if watched else None
         if self.model.training:
             set_training(self.model)
         self._generator_state: dict[str, Any] | None = None  # before a step, to repeat it if it fails
@@ -289,7 +277,7 @@ class OneShot:
             if done is not None:
                 self._failures.end_step({"train": False, "valid": False})
                 if self._unread is not None:
-                    warn_of_unread(self._captured.unread, "a captured step")
+                    _candidates.warn_of_unread(self._captured.unread, "a captured step")
                     self._unread = None
                 return done
         outcomes: list[Outcome | None] = []
@@ -297,7 +285,7 @@ class OneShot:
             outcomes += self._training.step(self._run, drawn, train_batches)
         for batch in valid_batches:
             outcomes += self._judge(feasible, batch)
-        numbers = gather_numbers(outcomes, self.device)
+        numbers = _candidates.gather_numbers(outcomes, self.device)
         halves = {"train": numbers[: len(drawn)], "valid": numbers[len(drawn) :]}
         ran = [name for name, batches in (("train", train_batches), ("valid", valid_batches)) if batches]
         self._failures.end_step({name: bool(halves[name]) and all(n.failed for n in halves[name]) for name in ran})
@@ -327,22 +315,19 @@ class OneShot:
 
     def _run(self, values: Values, batch: Batch) -> Outcome:
         """The loss and the metrics of a candidate."""
-        return to_outcome(self._call(self._loss_fn, values, batch))
+        return _candidates.to_outcome(self._call(self._loss_fn, values, batch))
 
     def _run_judge(self, values: Values, batch: Batch) -> Outcome:
         """The score and the metrics of a candidate."""
         if self._restoring_judge is None:
             return self._run(values, batch)
-        return to_score(self._call(self._restoring_judge, values, batch))
+        return _candidates.to_score(self._call(self._restoring_judge, values, batch))
 
     def _call(self, function: Callable[[nn.Module, Batch], Any], values: Values, batch: Batch) -> Any:
         """What a loss function or a judge returns for a candidate."""
         self.supernet.choose(values)
         try:
-            with (
-                self._autocast(),
-                nullcontext() if self._unread is None else self._unread.watch(values),
-            ):
+            with self._autocast(), nullcontext() if self._unread is None else self._unread.watch(values):
                 return function(self._wrapped_model, batch)
         except Exception as error:
             error.add_note(f"in the architecture {values}")

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from asng._checks import check_int
+from asng._html import notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import check_batches, check_judge, check_module, unwrap
 from asng.nas._preserve import hold_in_training, preserve_state, set_training
-from asng.nas._tables import Rows, format_rounded, format_table, html_table
+from asng.nas._tables import format_rounded, format_table
 from asng.nas.limits import Limit, Measure, measure_all
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.recalibration import recalibrate
@@ -182,10 +183,10 @@ class Front:
         return format_table(self._rows())
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
-        return html_table(self._rows())
+        """The same for notebooks."""
+        return notebook(rows_table(self._rows()))
 
-    def _rows(self) -> Rows:
+    def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = [("score", *self.measures, "probability", "values")]
         for point in self.points:
             costs = (f"{cost:.6g}" for cost in point.costs)

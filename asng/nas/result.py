@@ -6,23 +6,27 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import nn
 
 from asng._asktell import Optimizer
 from asng._checks import check_int
+from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._saving import save_result
-from asng.nas._tables import Rows, decision_rows, format_rounded, format_table, history_rows, html_table
+from asng.nas._tables import decision_rows, format_rounded, format_table, history_rows
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
+
+if TYPE_CHECKING:
+    from asng.nas.ranking import Front
 
 MIN_STEPS = 5  # per free parameter of the distribution: about what it takes without noise
 MIN_CERTAINTY = 0.9  # of a search that has had fewer
@@ -60,6 +64,12 @@ class Architecture(NamedTuple):
             name: v for name, v in self._asdict().items() if name in ("probability", "feasible") or v not in (None, ())
         }
         return f"Architecture({', '.join(f'{name}={format_rounded(value)}' for name, value in fields.items())})"
+
+    def _repr_html_(self) -> str:
+        """A table of the decisions for notebooks, and what is known of the architecture."""
+        known = {name: value for name, value in self._asdict().items() if name not in ("values", "inactive")}
+        shown = (f"{name} {format_rounded(value)}" for name, value in known.items() if value not in (None, ()))
+        return notebook(decisions_table(self.values, {}, self.inactive, ""), element("p", ", ".join(shown)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,29 +121,34 @@ class SearchResult:
         return {**vars(self), "oneshot": None}  # large, and with functions that cannot be pickled
 
     def __repr__(self) -> str:
-        decisions, sure, *history = self._parts()
-        return "\n\n".join([format_table(decisions), sure, *map(format_table, history)])
+        decisions, *history = map(format_table, self._tables())
+        return "\n\n".join([decisions, self._summary(), *history])
 
     def _repr_html_(self) -> str:
-        """What notebooks show."""
-        decisions, sure, *history = self._parts()
-        return "".join([html_table(decisions), f"<p>{sure}</p>", *map(html_table, history)])
+        """The decisions with the probabilities of their choices as bars, and the epochs, for notebooks."""
+        decisions = decisions_table(self.values, describe_distribution(self.arch_optimizer), self.inactive, "")
+        history = [rows_table(history_rows(self.history))] if self.history else []
+        return notebook(decisions, element("p", self._summary()), *history)
 
-    def _parts(self) -> tuple[Rows, str, *tuple[Rows, ...]]:
-        """The table of decisions, how sure the search is, and if there is a history, the table of epochs."""
+    def _tables(self) -> list[Sequence[Sequence[str]]]:
         space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
         decisions = decision_rows(space, self.values, self.inactive, now, sharpest_distribution(space, self.values))
-        feasible = "" if self.feasible else ", infeasible"
-        sure = f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
-        return decisions, sure, *([history_rows(self.history)] if self.history else [])
+        return [decisions, history_rows(self.history)] if self.history else [decisions]
 
-    def save(self, folder: str | Path, settings: Mapping[str, Any] | None = None) -> None:
+    def _summary(self) -> str:
+        feasible = "" if self.feasible else ", infeasible"
+        return f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
+
+    def save(
+        self, folder: str | Path, settings: Mapping[str, Any] | None = None, *, front: "Front | None" = None
+    ) -> None:
         """Save the result, without its weights, as the folder of a run, which `asng.report.write` shows.
 
         Args:
             folder: A new folder, or one without a run.
             settings: Yours, to be shown: a seed, learning rates, an `experiment` that names it all. Results whose
                 settings differ by `seed` alone are averaged in a report.
+            front: What `front` returned for this result, to be shown.
 
         Raises:
             ValueError: The folder holds a run already, or JSON cannot hold the settings.
@@ -147,7 +162,7 @@ class SearchResult:
         ...     nas.result(oneshot).save(f"{parent}/mine", {"seed": 0})
         ...     page = report.write([f"{parent}/mine"], f"{parent}/report.html").read_text()
         """
-        save_result(self, Path(folder), settings or {})
+        save_result(self, Path(folder), settings or {}, front)
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:

@@ -20,13 +20,11 @@ from asng._checks import check_bool, check_int
 from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
-from asng.nas._candidates import Judge, LossFn
+from asng.nas._candidates import Judge, LossFn, Step
 from asng.nas._checks import check_batches, check_decisions
 from asng.nas._identity import describe_search, length_of
-from asng.nas._loader_job import LoaderJob
+from asng.nas._loader_job import LoaderJob, Schedules
 from asng.nas._loop import Checkpoint, run_job
-from asng.nas._schedules import Schedules
-from asng.nas._step import Step
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import SearchResult, build_result, warn_if_short
@@ -156,13 +154,14 @@ def search(
     if weight_optimizer is None:
         weight_optimizer = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9, weight_decay=3e-4)
     options: dict[str, Any] = {
+        "judge": judge,
         "max_grad_norm": max_grad_norm,
         "limits": limits,
         "amp_dtype": amp_dtype,
         "mask_inactive": mask_inactive,
+        "sync_batchnorm": sync_batchnorm,
     }
-    added: Any = {"judge": judge, "capture": capture, "sync_batchnorm": sync_batchnorm}
-    oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, **options, **added)
+    oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, **options, capture=capture)
     interval = scheduler_interval
     schedules = Schedules(weight_optimizer, epochs, given=lr_scheduler, interval=interval, train_loader=train_loader)
     data_seed = int(streams[1].generate_state(1)[0])
@@ -178,10 +177,8 @@ def search(
             epochs=epochs if lr_scheduler is None else None,  # a given one may be continued for more epochs
             lr_scheduler=lr_scheduler,
             weight_optimizer=weight_optimizer,
+            scheduler_interval=interval,
             **options,
-            **({} if judge is None else {"judge": judge}),
-            **({"sync_batchnorm": True} if sync_batchnorm else {}),
-            **({} if interval == "epoch" else {"scheduler_interval": interval}),
         )
         saved = Checkpoint(as_checkpoint_path(checkpoint, "search.pt"), identity, may_extend=True)
     with closing(job), _show_progress(progress and _distributed.is_rank0()) as show:

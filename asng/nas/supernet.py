@@ -11,9 +11,9 @@ from torch import nn
 from asng._decoding import Space
 from asng.fused import unfuse
 from asng.nas._checks import check_module, check_not_sharded, unregistered_error, unregistered_modules, unwrap
-from asng.nas._decision import Decision, Searchable
 from asng.nas._extract import StaticBuild, holds_decisions, walk
 from asng.nas._preserve import forbid_changes
+from asng.nas.decisions import Decision, Searchable
 from asng.nas.layers import ElasticLayer
 from asng.space import Variable, check_values, family_of
 
@@ -56,7 +56,7 @@ class Supernet:
     def __init__(self, model: nn.Module) -> None:
         check_module(model)
         self.model = model
-        self.paths = {module: path for path, module in model.named_modules()}
+        self.paths: dict[nn.Module, str] = {module: path for path, module in model.named_modules()}
         check_not_sharded(self.paths)
         self._by_name: dict[str, list[Decision]] = {}
         self._walked = False
@@ -70,7 +70,7 @@ class Supernet:
                         f"{self.paths[same[0]] or 'the top'}, {module.variable} at {path}; "
                         "give one of them another name"
                     )
-        self.space = {name: same[0].variable for name, same in self._by_name.items()}
+        self.space: dict[str, Variable] = {name: same[0].variable for name, same in self._by_name.items()}
         self._check_registered()
 
     def _check_registered(self) -> None:

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from asng._files import atomic_write, make_folder_for
 from asng.report._page import Page
-from asng.report._read import RunData, read_run
+from asng.report._read import RunData, limit_decisions, read_runs
 
 __all__ = ["write"]
 
 MAX_BYTES = 2_000_000
-POINTS = (1000, 500, 250, 120, 60, 30)  # of a curve: as many as fit
+DETAILS = [(points, 2000) for points in (1000, 500, 250, 120, 60, 30)] + [(30, 400), (30, 100), (30, 25)]
+"""Points of a curve and decisions of a run: as many as fit."""
 
 
 def write(
@@ -44,7 +45,7 @@ def write(
     """
     if isinstance(folders, (str, os.PathLike)):
         raise ValueError(f"folders must be a list of folders, got {folders!r}; give [{folders!r}]")
-    runs = [read_run(Path(folder)) for folder in folders]
+    runs = [run for folder in folders for run in read_runs(Path(folder))]
     if not runs:
         raise ValueError("there are no folders; give those of one or more runs")
     content = _render(runs, reload_every).encode()
@@ -55,8 +56,17 @@ def write(
 
 
 def _render(runs: list[RunData], reload_every: int | None) -> str:
-    for points in POINTS:
-        page = Page(runs, points, reload_every).render()
+    """The page with the most details that fit, found by bisection."""
+    fitting, low, high = None, 0, len(DETAILS)
+    middle = 0  # most pages fit as they are
+    while low < high:
+        points, decisions = DETAILS[middle]
+        page = Page([limit_decisions(run, decisions) for run in runs], points, reload_every).render()
         if len(page.encode()) < MAX_BYTES:
-            return page
-    raise ValueError(f"a page of these {len(runs)} runs is larger than {MAX_BYTES:,} bytes; report fewer of them")
+            fitting, high = page, middle
+        else:
+            low = middle + 1
+        middle = (low + high) // 2
+    if fitting is None:
+        raise ValueError(f"a page of these {len(runs)} runs is larger than {MAX_BYTES:,} bytes; report fewer of them")
+    return fitting

@@ -3,17 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from asng.experiments.inpainting.encoding import (
-    KERNELS,
-    LAYER_KINDS,
-    SIZE,
-    Layer,
-    chain,
-    describe_chain,
-    layers_in,
-    sizes,
-)
-from asng.report._html import Html, element
+from asng._html import Html, element
+from asng.experiments.inpainting import encoding
 
 MAX_LAYERS = 200
 ROW, BOX, WIDTH, GAP = 46, 32, 172, 90  # pixels
@@ -25,7 +16,7 @@ def is_autoencoder(values: Mapping[str, Any]) -> bool:
 
     Connections lead back to earlier layers, so that the chain has an end.
     """
-    last = layers_in(values)
+    last = encoding.layers_in(values)
     if not 1 <= last <= MAX_LAYERS:
         return False
     names = {"output": last + 1, **{f"layer{node}": node for node in range(1, last + 1)}}
@@ -42,14 +33,14 @@ def _is_node(values: Mapping[str, Any], name: str, node: int, is_output: bool) -
     if type(channels) is not int or not 1 <= channels < 10**9:
         return False
     if kind is not None:
-        return isinstance(kind, str) and kind in LAYER_KINDS
-    return type(kernel) is int and 1 <= kernel <= len(KERNELS) and type(values.get(f"{name}.skip")) is bool
+        return isinstance(kind, str) and kind in encoding.LAYER_KINDS
+    return type(kernel) is int and 1 <= kernel <= len(encoding.KERNELS) and type(values.get(f"{name}.skip")) is bool
 
 
 def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
     """A figure: layers that run on images of 64 x 64, from the image down and up again, and their skips."""
-    layers = [(layer, size) for layer, runs, size in sizes(chain(values), SIZE) if runs]
-    height, width = TOP * 2 + ROW * (len(layers) + 1) + BOX, 2 * (LEFT + WIDTH) + GAP
+    layers = [(layer, size) for layer, runs, size in encoding.sizes(encoding.chain(values), encoding.SIZE) if runs]
+    height, width = TOP * 2 + ROW * len(layers) + BOX + 12, 2 * (LEFT + WIDTH) + GAP
     right = LEFT + WIDTH + GAP
     parts = [*_box(LEFT, TOP, "image", "3 × 64 × 64", "end"), *_box(right, TOP, "output", "3 × 64 × 64", "end")]
     for row, (layer, size) in enumerate(layers, start=1):
@@ -66,14 +57,14 @@ def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
     )
     caption = element("figcaption", element("strong", "Autoencoder"), f" — {len(layers)} layers; dashed: skips")
     region = element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=f"autoencoder of {title}")
-    return element("figure", caption, region, class_="graph")
+    return element("figure", caption, region, class_="graph", style=f"--w:{width}px")
 
 
 def _words(values: Mapping[str, Any]) -> str:
-    return "; ".join(" ".join(line.split()) for line in describe_chain(values).splitlines())
+    return "; ".join(" ".join(line.split()) for line in encoding.describe_chain(values).splitlines())
 
 
-def _row(layer: Layer, size: tuple[int, int], y: int, right: int, is_last: bool) -> list[Html]:
+def _row(layer: encoding.Layer, size: tuple[int, int], y: int, right: int, is_last: bool) -> list[Html]:
     """A layer and its mirror image, the way to both, and between them the skip."""
     kernel = f"{layer.kernel}×{layer.kernel}"
     shape = f"{layer.channels} × {size[0]} × {size[1]}"

@@ -1,6 +1,7 @@
 """The command that repeats a run, from its settings."""
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from asng.report._read import RunData
@@ -14,7 +15,16 @@ COMMANDS = {
 NOT_FLAGS = {"experiment", "kind", "version", "architecture", "faces"}  # what else a configuration holds
 
 
-def repeat_command(run: RunData) -> str | None:
+def repeat_commands(runs: Sequence[RunData]) -> list[str]:
+    """A command for each folder, without those of no command."""
+    folders: dict[str, list[RunData]] = {}
+    for run in runs:
+        folders.setdefault(str(run.folder), []).append(run)
+    commands = [_repeat_command(members[0], len(members)) for members in folders.values()]
+    return [command for command in commands if command is not None]
+
+
+def _repeat_command(run: RunData, seeds: int) -> str | None:
     """The command, quoted for a shell, with all settings and a folder of its own; None for a run of no command."""
     config = run.config
     experiment, kind = config.get("experiment"), config.get("kind")
@@ -26,9 +36,8 @@ def repeat_command(run: RunData) -> str | None:
     for name, value in config.items():
         if name not in NOT_FLAGS and value is not None:
             words += _flag(f"--{name.replace('_', '-')}", value)
-    if experiment == "digits":
-        seeds = {str(record.get("seed")) for record in run.results}
-        words += ["--seeds", str(max(1, len(seeds)))]
+    if seeds > 1:
+        words += ["--seeds", str(seeds)]
     return shlex.join([*words, "--out", f"{run.folder}-again"])
 
 

@@ -6,26 +6,31 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
-from asng.report._html import clean, format_number, round_number
-from asng.report._read import RunData, is_normal, is_number
+from asng._html import clean, format_number, is_normal, round_number
+from asng.report._read import RunData, front_of, is_number
+from asng.report._tree import spread_of, tree_of, walk
 
 HALVES = ("train", "valid", "test")  # beginnings of names: a panel has all three
-NOT_DRAWN = {"epoch", "step", "checkpoint", "seconds", "capture_seconds", "capture_gb", "calibration_batches"}
-TITLES = {
-    "loss": "Loss",
-    "psnr": "PSNR [dB]",
-    "ssim": "SSIM",
-    "score": "Score of the judge",
-    "feasible": "Share of feasible candidates",
-    "largest_probability": "Certainty: mean of the largest probabilities",
-    "entropy": "Entropy: mean over the decisions, 1 at the start",
-    "delta": "Step size of the distribution (delta)",
-    "changes": "Decisions whose most likely value changed",
-    "images_per_second": "Images per second",
-    "not_finite": "Losses that were not finite",
+NOT_DRAWN = {"seed", "epoch", "step", "checkpoint", "seconds", "capture_seconds", "capture_gb", "calibration_batches"}
+TITLES = {  # of panels, with what they show
+    "loss": ("Loss", ""),
+    "psnr": ("PSNR", "dB"),
+    "ssim": ("SSIM", "1: equal"),
+    "score": ("Score of the judge", "lower is better"),
+    "largest_probability": ("Certainty", "mean of the largest probabilities"),
+    "entropy": ("Entropy", "mean over the decisions, 1: uniform"),
+    "delta": ("Step size", "delta of the distribution"),
+    "changes": ("Changed decisions", "most likely values that changed"),
+    "feasible": ("Feasible candidates", "share that met the limits"),
+    "images_per_second": ("Speed", "images per second"),
+    "not_finite": ("NaN or infinite losses", "steps"),
 }
-LAST = list(TITLES)[4:]  # the order of the last panels
+OF_DISTRIBUTION = list(TITLES)[4:9]
+OF_COST = list(TITLES)[9:]
+NOT_IN_LABELS = {"seed", "architecture"}
 COLORS = 8  # that the style sheet has
+MAX_PROBABILITIES = 200_000  # of a run; of more, those of some moments at equal distances
+MAX_CHOICES = 24  # of a decision, the most likely at last
 
 
 class Curve(NamedTuple):
@@ -39,6 +44,7 @@ class Curve(NamedTuple):
     color: int = 0
     dash: int = 0
     faint: bool = False  # one of the runs behind a mean
+    labels: list[str] | None = None  # of points that are no line
 
 
 class Panel(NamedTuple):
@@ -46,14 +52,18 @@ class Panel(NamedTuple):
 
     title: str
     curves: list[Curve]
+    note: str = ""  # what is shown, or its unit
+    x: str = "step"
     log: bool = False
     log_x: bool = False
-    x: str = "step"
-    unit: bool = False  # from 0 to 1
+    is_share: bool = False  # from 0 to 1
+    is_over_time: bool = True  # may be drawn against seconds
+    is_factor: bool = False  # spreads are those of logarithms
 
     def to_json(self, max_points: int) -> dict[str, Any]:
         """The panel as its script reads it."""
-        options = {"log": self.log, "logX": self.log_x, "x": self.x, "unit": self.unit}
+        options = {"log": self.log, "logX": self.log_x, "x": clean(self.x), "share": self.is_share}
+        options |= {"time": self.is_over_time, "factor": self.is_factor}
         return {"title": clean(self.title), **options, "curves": [_to_json(curve, max_points) for curve in self.curves]}
 
     def describe(self) -> str:
@@ -63,7 +73,8 @@ class Panel(NamedTuple):
             first, last = format_number(curve.numbers[0]), format_number(curve.numbers[-1])
             ends = f"{min(curve.numbers):.4g} to {max(curve.numbers):.4g}"
             parts.append(f"{clean(curve.name) or 'it'} goes from {first} to {last}, within {ends}")
-        return f"{clean(self.title)}: {'; '.join(parts)}."
+        note = f" ({clean(self.note)})" if self.note else ""
+        return f"{clean(self.title)}{note}: {'; '.join(parts)}."
 
 
 def _to_json(curve: Curve, max_points: int) -> dict[str, Any]:
@@ -71,12 +82,14 @@ def _to_json(curve: Curve, max_points: int) -> dict[str, Any]:
     columns = {"step": curve.steps, "time": curve.seconds, "y": curve.numbers}
     if curve.spread is not None:
         columns["spread"] = curve.spread
-    data = {name: [round_number(column[index]) for index in kept] for name, column in columns.items()}
+    data: dict[str, Any] = {n: [round_number(column[index]) for index in kept] for n, column in columns.items()}
+    if curve.labels is not None:
+        data["labels"] = [clean(curve.labels[index]) for index in kept]
     return {"name": clean(curve.name), "color": curve.color, "dash": curve.dash, "faint": curve.faint, **data}
 
 
 def thin(numbers: Sequence[float], max_points: int) -> list[int]:
-    """Indices of at most so many points: all of them, or the ends and the extremes of equal stretches.
+    """Indices of at most `max_points` points: all of them, or the ends and the extremes of equal stretches.
 
     >>> thin([0, 1, 9, 1, 0, 1, -9, 1], 6)
     [0, 2, 5, 6, 7]
@@ -99,21 +112,21 @@ def group_runs(runs: Sequence[RunData]) -> dict[str, list[RunData]]:
         settings = {name: value for name, value in run.config.items() if name != "seed"}
         groups.setdefault(json.dumps(settings, sort_keys=True), []).append(run)
     configs = [members[0].config for members in groups.values()]
-    names = dict.fromkeys(name for config in configs for name in config if name != "seed")
+    names = dict.fromkeys(name for config in configs for name in config if name not in NOT_IN_LABELS)
     differing = [name for name in names if len({json.dumps(config.get(name)) for config in configs}) > 1]
     labeled: dict[str, list[RunData]] = {}
     for members in groups.values():
         config = members[0].config
         shown = [f"{name} {format_number(config.get(name))}" for name in differing[:4]]
-        label = clean(", ".join(shown)[:80]) or members[0].kind
+        label = clean(", ".join(shown)[:80]) or (members[0].name if len(groups) > 1 else members[0].kind)
         while label in labeled:
             label += " (another)"
         labeled[label] = members
     return labeled
 
 
-def metric_panels(groups: Mapping[str, Sequence[RunData]]) -> list[Panel]:
-    """A panel for each kind of metric in the records."""
+def metric_panels(groups: Mapping[str, Sequence[RunData]]) -> dict[str, list[Panel]]:
+    """A panel for each kind of metric in the records, by what they are about."""
     curves: dict[str, list[Curve]] = {}
     for color, (label, runs) in enumerate(groups.items()):
         by_run = [_metrics(run) for run in runs]
@@ -125,9 +138,13 @@ def metric_panels(groups: Mapping[str, Sequence[RunData]]) -> list[Panel]:
             text = " ".join(part for part in (label if len(groups) > 1 else "", half) if part)
             of_runs = [metrics[name]._replace(color=shown, dash=dash) for metrics in by_run if name in metrics]
             curves.setdefault(panel, []).extend(_with_mean(text, of_runs, [run.title for run in runs]))
-    titles = {panel: TITLES.get(panel, panel.replace("_", " ").capitalize()) for panel in curves}
-    order = sorted(curves, key=lambda panel: (panel in LAST and LAST.index(panel) + 1, panel != "loss"))
-    return [Panel(titles[panel], curves[panel], log=_is_log(panel, curves[panel])) for panel in order]
+    first, unit = ("loss", "score"), next((run.unit for runs in groups.values() for run in runs if run.records), "step")
+    panels: dict[str, list[Panel]] = {"Loss and metrics": [], "Distribution": [], "Cost": []}
+    for panel in sorted(curves, key=lambda name: (name not in first, name in TITLES and list(TITLES).index(name))):
+        title, note = TITLES.get(panel, (panel.replace("_", " ").capitalize(), ""))
+        group = "Distribution" if panel in OF_DISTRIBUTION else "Cost" if panel in OF_COST else "Loss and metrics"
+        panels[group].append(Panel(title, curves[panel], note, unit, log=_is_log(panel, curves[panel])))
+    return {group: members for group, members in panels.items() if members}
 
 
 def _is_log(panel: str, curves: Sequence[Curve]) -> bool:
@@ -144,7 +161,7 @@ def _with_mean(name: str, curves: list[Curve], titles: Sequence[str]) -> list[Cu
     means = [fmean(each[step][1] for each in points) for step in common]
     spread = [stdev(each[step][1] for each in points) for step in common]
     named = f"{name}, " if name else ""
-    mean = Curve(f"{named}mean of {len(curves)} runs", common, seconds, means, spread, curves[0].color, curves[0].dash)
+    mean = Curve(name or "mean", common, seconds, means, spread, curves[0].color, curves[0].dash)
     faint = [c._replace(name=f"{named}{title}", faint=True) for c, title in zip(curves, titles, strict=False)]
     return [*faint, *([mean] if common else [])]
 
@@ -194,26 +211,38 @@ def entropy(probabilities: Mapping[str, float]) -> float:
 
 def probability_panels(run: RunData) -> list[Panel]:
     """A panel for each decision: the probabilities of its choices over time, or a mean with its deviation."""
+    log_names = {node.name for node in walk(tree_of(run)) if node.is_log}
     moments = [
         (step, second, now) for step, second, now in zip(run.steps, run.seconds, run.distributions, strict=True) if now
     ]
     if len(moments) < 2:
         return []
+    size = sum(map(len, moments[-1][2].values()))
+    count = min(len(moments), max(30, MAX_PROBABILITIES // size))
+    moments = [moments[round(index * (len(moments) - 1) / (count - 1))] for index in range(count)]
     panels = []
     for name, parameters in moments[-1][2].items():
+        if run.values and name not in run.values:
+            continue
         kept = [
             (step, second, now[name]) for step, second, now in moments if now.get(name, {}).keys() == parameters.keys()
         ]
         steps, seconds = [step for step, _, _ in kept], [second for _, second, _ in kept]
+        value = run.values.get(name)
         if is_normal(parameters):
             mean, std = ([now[part] for _, _, now in kept] for part in ("mean", "std"))
-            panels.append(Panel(name, [Curve("mean", steps, seconds, mean, std)]))
+            is_log = name in log_names and min(mean) > 0
+            line = Curve("mean", steps, seconds, mean, [spread_of(abs(each), is_log) for each in std])
+            note = format_number(value if is_number(value) else mean[-1])
+            panels.append(Panel(name, [line], note, run.unit, log=is_log, is_factor=is_log))
             continue
+        choices = sorted(parameters, key=lambda choice: -parameters[choice])[:MAX_CHOICES]
         curves = [
             Curve(choice, steps, seconds, [now[choice] for _, _, now in kept], None, index % COLORS, index // COLORS)
-            for index, choice in enumerate(parameters)
+            for index, choice in enumerate(each for each in parameters if each in choices)
         ]
-        panels.append(Panel(name, curves, unit=True))
+        chosen = str(value) if str(value) in parameters else choices[0]
+        panels.append(Panel(name, curves, f"{chosen} {parameters[chosen]:.2f}", run.unit, is_share=True))
     return panels
 
 
@@ -235,6 +264,26 @@ def sweep_panels(run: RunData) -> list[Panel]:
         for index, (name, pairs) in enumerate(lines.items()):
             steps, measures = map(list, zip(*sorted(pairs), strict=True))
             curves.append(Curve(name, steps, steps, measures, None, index % COLORS))
-        title = f"Median iterations / success rate, learning rate {format_number(lr)}"
-        panels.append(Panel(title, curves, log=True, log_x=True, x="initial step size"))
+        note = "median iterations / success rate"
+        title, axes = f"Learning rate {format_number(lr)}", {"log": True, "log_x": True, "is_over_time": False}
+        panels.append(Panel(title, curves, note, "initial step size", **axes))
+    return panels
+
+
+def front_panels(run: RunData) -> list[Panel]:
+    """A panel for each measure of a Pareto front: scores over costs."""
+    front = front_of(run)
+    if front is None:
+        return []
+    panels = []
+    for column, measure in enumerate(front.measures):
+        curves = []
+        for color, (name, points) in enumerate({"front": front.points, "others": front.others}.items()):
+            ordered = sorted(points, key=lambda point: point.costs[column])
+            costs = [point.costs[column] for point in ordered]
+            labels = [", ".join(f"{key} {format_number(v)}" for key, v in point.values.items()) for point in ordered]
+            look = 0 if color == 0 else COLORS - 1
+            scores = [point.score for point in ordered]
+            curves.append(Curve(name, costs, costs, scores, None, look, faint=color > 0, labels=labels))
+        panels.append(Panel(f"Score over {measure}", curves, "lower is better", measure, is_over_time=False))
     return panels

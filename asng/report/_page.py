@@ -2,27 +2,42 @@
 
 import base64
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
 
 from asng import __version__
+from asng._html import TABLE_STYLE, Html, decisions_table, element, join, script_json
 from asng.report._autoencoder import draw_autoencoder, is_autoencoder
 from asng.report._cells import draw_cells, is_cells
-from asng.report._curves import Panel, group_runs, metric_panels, probability_panels, sweep_panels
-from asng.report._html import Html, element, join, script_json
+from asng.report._curves import Panel, front_panels, group_runs, metric_panels, probability_panels, sweep_panels
+from asng.report._pictures import MAX_TOTAL, draw_pictures
 from asng.report._read import RunData
 from asng.report._tables import (
-    decisions_table,
+    front_table,
     limits_section,
     overview_section,
     results_section,
     section,
     settings_section,
 )
+from asng.report._tree import draw_tree
 from asng.report._warnings import find_warnings
 
 MAX_CHARTS = 200  # of a section
+NAMES = {"cifar10": "CIFAR-10"}  # of experiments, as they are written
+LINKS = {
+    "overview": "Overview",
+    "warnings": "Warnings",
+    "architecture": "Architecture",
+    "curves": "Curves",
+    "probabilities-over-time": "Probabilities",
+    "pareto-front": "Front",
+    "limits-and-costs": "Limits",
+    "results-and-baselines": "Results",
+    "pictures": "Pictures",
+    "settings": "Settings",
+}
 
 
 class Page:
@@ -32,55 +47,64 @@ class Page:
         self._runs, self._groups = runs, group_runs(runs)
         self._max_points, self._reload_every = max_points, reload_every
         self._charts: list[dict[str, Any]] = []
+        self._columns: dict[tuple[float, ...], int] = {}  # steps and seconds, which many curves share
 
     def render(self) -> str:
         """The whole page."""
-        sections = [
-            self._warnings(),
-            overview_section(self._groups),
-            self._curves(),
-            *(self._architecture(run) for run in self._runs),
-            *(self._probabilities(run) for run in self._runs),
-            results_section(self._runs),
-            limits_section(self._runs),
-            settings_section(self._runs),
-        ]
-        kinds = " and ".join(dict.fromkeys(run.kind for run in self._runs))
+        sections = join(
+            [
+                overview_section(self._groups),
+                self._warnings(),
+                self._by_run("Architecture", self._architecture),
+                self._curves(),
+                self._by_run("Probabilities over time", self._probabilities),
+                self._by_run("Pareto front", self._front),
+                limits_section(self._runs),
+                results_section(self._groups),
+                self._pictures(),
+                settings_section(self._groups),
+            ]
+        )
+        kinds = " and ".join(dict.fromkeys(_title_of(run) for run in self._runs))
+        names = list(dict.fromkeys(run.name for run in self._runs))
+        listed = ", ".join(names if len(names) <= 12 else [*names[:12], f"and {len(names) - 12} more"])
         count = "1 run" if len(self._runs) == 1 else f"{len(self._runs)} runs"
+        links = [element("a", text, href=f"#{name}") for name, text in LINKS.items() if f' id="{name}"' in sections]
         head = element(
             "header",
+            element("p", "asng report", class_="eyebrow"),
             element("h1", kinds),
-            element("p", f"Report of {count} by asng {__version__}: ", ", ".join(run.title for run in self._runs)),
+            element("p", f"{count}: {listed} · asng {__version__}", class_="soft"),
             self._reload_switch(),
         )
-        body = join([head, element("main", *sections), element("noscript", "Charts need JavaScript.")])
-        return _document(f"{kinds}: asng report", body, {"charts": self._charts, "reload": self._reload_every})
+        nav = element("nav", *links, aria_label="Sections")
+        content = join([head, nav, element("main", sections), element("noscript", "Charts need JavaScript.")])
+        data = {"columns": list(self._columns), "charts": self._charts, "reload": self._reload_every}
+        return _document(f"{kinds}: asng report", content, data)
 
     def _reload_switch(self) -> Html | None:
         if self._reload_every is None:
             return None
         box = element("input", type="checkbox", id="reload", checked=True)
-        return element("label", box, f" reload every {self._reload_every} seconds")
+        text = f" reload every {self._reload_every} seconds, except while a chart is zoomed or a table open"
+        return element("label", box, text, class_="hint")
 
     def _chart(self, panel: Panel, look: str = "") -> Html:
         number = len(self._charts)
-        self._charts.append(panel.to_json(self._max_points))
+        data = panel.to_json(self._max_points)
+        for curve in data["curves"]:
+            for name in ("step", "time"):
+                curve[name] = self._columns.setdefault(tuple(curve[name]), len(self._columns))
+        self._charts.append(data)
         keys = "Left and right arrows read values, plus and minus zoom, 0 shows all."
         plot = element("div", class_="plot", tabindex="0", role="application", aria_label=f"{panel.describe()} {keys}")
-        legend = [
-            element(
-                "li",
-                Html(f'<svg aria-hidden="true"><path class="c{c.color} d{c.dash}" d="M0 6H26"></path></svg>'),
-                c.name,
-            )
-            for c in panel.curves
-            if not c.faint
-        ]
+        named = [curve for curve in panel.curves if curve.name and (not curve.faint or curve.labels)]
+        legend = [element("li", _swatch(c.color, c.dash, c.labels is not None), c.name) for c in named]
         return element(
             "figure",
-            element("figcaption", element("h3", panel.title)),
-            element("ul", *legend, class_="legend") if any(curve.name for curve in panel.curves) else None,
+            element("figcaption", element("h4", panel.title), element("span", panel.note, class_="note")),
             plot,
+            element("ul", *legend, class_="legend") if [c.name for c in named] not in ([], ["mean"]) else None,
             element("output", aria_live="polite", class_="reading"),
             element("details", element("summary", "Numbers"), element("div", class_="scroll"), class_="numbers"),
             class_=f"chart {look}".strip(),
@@ -88,67 +112,117 @@ class Page:
         )
 
     def _warnings(self) -> Html:
+        texts: dict[str, list[str]] = {}  # runs by what they are warned of
+        for run in self._runs:
+            for text in find_warnings(run):
+                texts.setdefault(text, []).append(run.title)
         items = [
-            element("li", element("b", f"{run.title}: ") if len(self._runs) > 1 else None, text)
-            for run in self._runs
-            for text in find_warnings(run)
+            element("li", element("b", f"{', '.join(runs)}: ") if len(self._runs) > 1 else None, text)
+            for text, runs in texts.items()
         ]
         listed = element("ul", *items) if items else element("p", "None.")
         return section("Warnings", listed, class_="warnings" if items else "quiet")
 
     def _curves(self) -> Html | None:
-        panels = metric_panels(self._groups) + [panel for run in self._runs for panel in sweep_panels(run)]
-        if not panels:
+        panels = metric_panels(self._groups)
+        for run in self._runs:
+            panels.setdefault("Initial step size", []).extend(sweep_panels(run))
+        parts = []
+        for title, members in panels.items():
+            if members:
+                charts = element("div", *(self._chart(panel) for panel in members[:MAX_CHARTS]), class_="charts")
+                parts += [element("h3", title), charts]
+        if not parts:
             return None
         spread = any(len(runs) > 1 for runs in self._groups.values())
-        note = (
-            "Bands are one standard deviation over the runs to both sides; thin lines are the runs." if spread else ""
+        note = "Lines are means over the runs, bands one standard deviation to both sides, thin lines the runs."
+        hint = (
+            "Hover to read, drag to zoom, double-click to show all; with the keyboard: Tab, arrows, plus and minus, 0."
         )
-        charts = element("div", *(self._chart(panel) for panel in panels[:MAX_CHARTS]), class_="charts")
-        hint = "Drag across a chart to zoom in; a double click shows all again."
-        switch = None if all(panel.log_x for panel in panels) else _axis_switch()
-        return section("Curves", element("p", f"{hint} {note}".strip(), class_="hint"), switch, charts)
+        switch = _switch("Against", "axis", "", {"step": "steps", "time": "time"}) if self._has_time() else None
+        return section(
+            "Curves", element("p", f"{hint} {note if spread else ''}".strip(), class_="hint"), switch, *parts
+        )
 
-    def _architecture(self, run: RunData) -> Html | None:
+    def _has_time(self) -> bool:
+        return any(any(run.seconds) for run in self._runs)
+
+    def _by_run(self, title: str, draw: Callable[[RunData], Sequence[Html | None]]) -> Html | None:
+        """A section in which a switch chooses the run; without a script, and printed, all are there."""
+        drawn = {str(index): parts for index, run in enumerate(self._runs) if (parts := draw(run))}
+        if len(self._runs) == 1:
+            return section(title, *drawn["0"]) if drawn else None
+        names = {index: self._runs[int(index)].title for index in drawn}
+        panels = [element("div", element("h3", names[index]), *drawn[index], data_run=index) for index in drawn]
+        switch = _switch("Run", "run", title, names) if len(drawn) > 1 else None
+        return section(title, switch, *panels) if panels else None
+
+    def _architecture(self, run: RunData) -> list[Html | None]:
         if not run.values:
-            return None
+            return []
         distribution = run.final_distribution
         if is_cells(run.values):
-            drawn = element("div", *draw_cells(run.values, distribution, run.title), class_="graphs")
             note = "A node adds two operations. Numbers, and how strong lines and boxes are, are probabilities."
-            drawing = [drawn, element("p", note, class_="hint")] if distribution else [drawn]
+            drawing = [element("div", *draw_cells(run.values, distribution, run.title), class_="graphs")]
+            drawing += [element("p", note, class_="hint")] if distribution else []
         elif is_autoencoder(run.values):
             drawing = [draw_autoencoder(run.values, run.title)]
         else:
-            return self._section_of("Architecture", run, decisions_table(run))
-        folded = element("details", element("summary", "All decisions"), decisions_table(run))
-        return self._section_of("Architecture", run, *drawing, folded)
+            drawing = [draw_tree(run)]
+        table = decisions_table(run.values, distribution, run.inactive, f"Decisions of {run.title}")
+        return [*drawing, element("details", element("summary", f"All {len(run.values)} decisions as a table"), table)]
 
-    def _probabilities(self, run: RunData) -> Html | None:
-        panels = probability_panels(run)
-        if not panels:
-            return None
-        charts = [self._chart(panel, "small") for panel in panels[:MAX_CHARTS]]
-        return self._section_of("Probabilities over time", run, element("div", *charts, class_="charts"))
+    def _probabilities(self, run: RunData) -> list[Html | None]:
+        charts = [self._chart(panel, "small") for panel in probability_panels(run)[:MAX_CHARTS]]
+        return [element("div", *charts, class_="charts")] if charts else []
 
-    def _section_of(self, title: str, run: RunData, *children: Any) -> Html:
-        return section(f"{title}: {run.title}" if len(self._runs) > 1 else title, *children)
+    def _front(self, run: RunData) -> list[Html | None]:
+        charts = [self._chart(panel) for panel in front_panels(run)]
+        if not charts:
+            return []
+        return [element("div", *charts, class_="charts wide"), _fold("The front as a table", front_table(run))]
+
+    def _pictures(self) -> Html | None:
+        figures, left = [], MAX_TOTAL
+        for folder in dict.fromkeys(run.folder for run in self._runs):
+            drawn, left = draw_pictures(folder, left)
+            figures += drawn
+        return section("Pictures", *figures) if figures else None
 
 
-def _axis_switch() -> Html:
-    choices = [("step", "steps"), ("time", "time")]
+def _title_of(run: RunData) -> str:
+    experiment, _, kind = run.kind.partition(" ")
+    return f"{NAMES.get(experiment, experiment)} {kind}".strip()
+
+
+def _fold(summary: str, content: Html | None) -> Html | None:
+    return None if content is None else element("details", element("summary", summary), content)
+
+
+def _swatch(color: int, dash: int, is_dot: bool) -> Html:
+    shape = '<circle cx="13" cy="6" r="4"></circle>' if is_dot else '<path d="M0 6H26"></path>'
+    return Html(f'<svg aria-hidden="true" class="c{color} d{dash}">{shape}</svg>')
+
+
+def _switch(legend: str, kind: str, where: str, choices: Mapping[str, str]) -> Html:
+    """Radio buttons of which the first is chosen; the script sets all switches of a kind alike."""
+    name = f"{kind} {where}".strip()
     buttons = [
-        element("label", element("input", type="radio", name="axis", value=value, checked=value == "step"), f" {text}")
-        for value, text in choices
+        element(
+            "label",
+            element("input", type="radio", name=name, value=value, checked=not index, data_switch=kind),
+            element("span", text),
+        )
+        for index, (value, text) in enumerate(choices.items())
     ]
-    return element("fieldset", element("legend", "Against"), *buttons, class_="axis")
+    return element("fieldset", element("legend", legend), *buttons, class_="switch")
 
 
-def _document(title: str, body: Html, data: Mapping[str, Any]) -> str:
+def _document(title: str, content: Html, data: Mapping[str, Any]) -> str:
     """The page around its content. The script is known by its hash: no other one runs, and nothing is loaded."""
     style, script = ((files("asng.report") / name).read_text() for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+    policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -156,12 +230,12 @@ def _document(title: str, body: Html, data: Mapping[str, Any]) -> str:
         element("meta", name="viewport", content="width=device-width, initial-scale=1"),
         element("meta", name="color-scheme", content="light dark"),
         element("title", title),
-        Html(f"<style>{style}</style>"),
+        Html(f"<style>{TABLE_STYLE}{style}</style>"),
     )
     arrow = Html(
         '<svg class="defs" aria-hidden="true"><defs><marker id="head" viewBox="0 0 8 6" refX="6" refY="3" '
         'markerWidth="8" markerHeight="6" markerUnits="userSpaceOnUse" orient="auto">'
         '<path d="M0 0L8 3L0 6z"></path></marker></defs></svg>'
     )
-    content = element("body", arrow, body, script_json(data, "data"), Html(f"<script>{script}</script>"))
-    return f'<!DOCTYPE html>\n<html lang="en">{head}{content}</html>\n'
+    body = element("body", arrow, content, script_json(data, "data"), Html(f"<script>{script}</script>"), class_="asng")
+    return f'<!DOCTYPE html>\n<html lang="en">{head}{body}</html>\n'

@@ -1,20 +1,24 @@
 """The files of a run, as far as a report shows them. Anybody may have written them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+from asng._html import clean
 from asng._untrusted import mismatch, parse_json, read_bytes, read_json
 from asng.experiments.cifar10.space import SPACE as CELL_SPACE
-from asng.report._html import clean
 from asng.runs import ARCHITECTURE, METRICS, RESULTS, SUMMARY, read_config
 
 Distribution = dict[str, dict[str, float]]  # per decision: probabilities by choice, or a mean and a std
 
 LENGTHS = ("epochs", "iterations")  # settings that say how long a run is, in epochs or in steps
-MAX_DECISIONS = 2000
+UNITS = ("step", "epoch", "checkpoint")  # fields of a record that say when it was written
+FOUND = {"accuracy": "test_accuracy", "parameters": "parameters"}  # of the training of what a search found
+MAX_POINTS = 2000  # of a front
+MAX_MEASURES = 8  # of a front
+MAX_SEEDS = 100  # of a folder
 MAX_NUMBER = 1e100
 Simple = None | bool | int | float | str
 
@@ -31,9 +35,15 @@ class RunData:
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)  # by the name of the file
     values: dict[str, Any] = field(default_factory=dict)  # the architecture
     faults: tuple[str, ...] = ()  # damaged files
+    part: str = ""  # of a folder with several seeds
 
     @property
     def title(self) -> str:
+        """The name of the folder, and which part of it this is."""
+        return self.name + self.part
+
+    @property
+    def name(self) -> str:
         """The name of the folder."""
         return self.folder.resolve().name or str(self.folder)
 
@@ -46,11 +56,21 @@ class RunData:
     @cached_property
     def steps(self) -> list[float]:
         """The step, or epoch, at which each record was written."""
-        names = ("step", "epoch", "checkpoint")
         return [
-            next((float(record[name]) for name in names if is_number(record.get(name))), float(index))
+            next((float(record[name]) for name in UNITS if is_number(record.get(name))), float(index))
             for index, record in enumerate(self.records, start=1)
         ]
+
+    @property
+    def unit(self) -> str:
+        """What `steps` counts."""
+        return next((name for name in UNITS if any(is_number(record.get(name)) for record in self.records)), "record")
+
+    @property
+    def inactive(self) -> set[str]:
+        """The decisions without effect on the architecture."""
+        listed = self.summary.get("inactive")
+        return set(map(clean, listed)) if isinstance(listed, list) else set()
 
     @cached_property
     def seconds(self) -> list[float]:
@@ -82,7 +102,35 @@ class RunData:
         return newest[0] if newest else to_distribution(self.summary.get("distribution"), self.values)
 
 
-def read_run(folder: Path) -> RunData:
+def read_runs(folder: Path) -> list[RunData]:
+    """The runs of a folder: one, or one for each seed where its lines are of several; ValueError if it is none."""
+    run = _read_run(folder)
+    lines = [*run.records, *run.results]
+    seeds: list[int] = sorted({line["seed"] for line in lines if type(line.get("seed")) is int})
+    return [run] if len(seeds) < 2 else [_one_seed(run, seed) for seed in seeds[:MAX_SEEDS]]
+
+
+def _one_seed(run: RunData, seed: int) -> RunData:
+    """The part of a run that belongs to a seed; the summary, which is that of all seeds, is left out."""
+    records, results = ([line for line in lines if line.get("seed") == seed] for lines in (run.records, run.results))
+    found: dict[str, Any] = next((each for each in results if each.get("kind") == "search"), {})
+    summary = {name: value for name, value in found.items() if name not in ("seed", "kind", "most_likely")}
+    if summary and "tree" in run.summary:
+        summary["tree"] = run.summary["tree"]
+    trained: dict[str, Any] = next((each for each in results if each.get("kind") == "found"), {})
+    summary |= {to: trained[name] for name, to in FOUND.items() if name in trained}
+    return replace(
+        run,
+        config={**run.config, "seed": seed},
+        records=records,
+        results=results,
+        summary=summary,
+        values=_first_dict(found.get("values")),
+        part=f" seed {seed}",
+    )
+
+
+def _read_run(folder: Path) -> RunData:
     """Read the folder of a run, finished or not; ValueError for one that is none. Damaged files are faults."""
     whole = read_config(folder)
     config = {
@@ -107,10 +155,15 @@ def read_run(folder: Path) -> RunData:
     summary = read(SUMMARY)
     values = read(ARCHITECTURE, "values") or _first_dict(summary.get("values"), whole.get("architecture"))
     records, results = (_read_lines(folder / name, faults) for name in (METRICS, RESULTS))
-    if len(values) > MAX_DECISIONS:
-        faults.append(f"{folder / ARCHITECTURE} has {len(values):,} decisions; the first {MAX_DECISIONS:,} are shown")
-        values = dict(list(values.items())[:MAX_DECISIONS])
     return RunData(folder, config, records, results, summary, evaluations, values, tuple(faults))
+
+
+def limit_decisions(run: RunData, count: int) -> RunData:
+    """The run with at most so many decisions, and a fault that says so."""
+    if len(run.values) <= count:
+        return run
+    fault = f"{run.title} has {len(run.values):,} decisions; the first {count:,} are shown."
+    return replace(run, values=dict(list(run.values.items())[:count]), faults=(*run.faults, fault))
 
 
 def _first_dict(*candidates: Any) -> dict[str, Any]:
@@ -144,16 +197,17 @@ def _read_lines(path: Path, faults: list[str]) -> list[dict[str, Any]]:
 
 def is_number(value: Any) -> bool:
     """Whether a value of a file is a number that can be drawn: finite, and so that sums of squares are."""
-    return not mismatch(value, float) and abs(value) <= MAX_NUMBER
+    return type(value) in (int, float) and abs(value) <= MAX_NUMBER
 
 
 def to_distribution(data: Any, values: Mapping[str, Any]) -> Distribution:
     """A distribution as a record or a summary has it; whatever is none is left out."""
     found: Distribution = {}
     for name, parameters in (data if isinstance(data, dict) else {}).items():
-        if not parameters or mismatch(parameters, list[float] | dict[str, float]):
-            continue
         is_list = isinstance(parameters, list)
+        numbers = parameters if is_list else parameters.values() if isinstance(parameters, dict) else ()
+        if not numbers or not all(map(is_number, numbers)):
+            continue
         pairs = zip(_labels(name, parameters, values), parameters, strict=True) if is_list else parameters.items()
         found[name] = {label: float(number) for label, number in pairs}
     return found
@@ -169,6 +223,38 @@ def _labels(name: str, numbers: list[float], values: Mapping[str, Any]) -> list[
     return [f"choice {index}" for index in range(1, len(numbers) + 1)]
 
 
-def is_normal(parameters: Mapping[str, float]) -> bool:
-    """Whether the parameters of a decision are a mean and a standard deviation."""
-    return parameters.keys() == {"mean", "std"}
+class FrontPoint(NamedTuple):
+    """An architecture that was scored."""
+
+    score: float
+    costs: list[float]
+    values: dict[str, Any]
+
+
+class FrontData(NamedTuple):
+    """A Pareto front, as `SearchResult.save` writes it."""
+
+    measures: list[str]
+    points: list[FrontPoint]
+    others: list[FrontPoint]
+
+
+def front_of(run: RunData) -> FrontData | None:
+    """The front of a run; None where it has none. Points that are damaged are left out."""
+    data = run.summary.get("front")
+    if not isinstance(data, dict) or mismatch(data.get("measures"), list[str]) or not data["measures"]:
+        return None
+    measures = data["measures"][:MAX_MEASURES]
+
+    def points(name: str) -> list[FrontPoint]:
+        listed = data.get(name)
+        return [
+            FrontPoint(float(point["score"]), [float(c) for c in point["costs"]], _first_dict(point.get("values")))
+            for point in (listed if isinstance(listed, list) else [])[:MAX_POINTS]
+            if not mismatch(point, dict[str, Any])
+            and not mismatch(point.get("costs"), list[float])
+            and len(point["costs"]) >= len(measures)
+            and all(map(is_number, [point.get("score"), *point["costs"]]))
+        ]
+
+    return FrontData(measures, points("points"), points("others"))

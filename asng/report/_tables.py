@@ -1,40 +1,72 @@
-"""The tables of a report: numbers of runs, decisions, results, limits, settings."""
+"""The tables of a report: numbers of runs, results, limits, fronts, settings."""
 
 from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from asng.report._command import repeat_command
-from asng.report._html import Html, element, format_number, join, table
-from asng.report._read import RunData, is_normal, is_number
+from asng._html import Html, element, format_duration, format_number, join, table
+from asng.report._command import repeat_commands
+from asng.report._read import RunData, front_of, is_number
 
-HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown"}
-NOT_FINAL = {"epoch", "step", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
-MAX_ROWS = 200  # of a table
+HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown", "tree", "limits"}
+HIDDEN |= {"front", "seconds"}
+NOT_FINAL = {"seed", "epoch", "step", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
+FIRST = ("test", "valid", "score", "train", "parameters", "certainty", "probability", "seconds")  # beginnings of names
+LAST = ("largest_probability", "delta", "calibration_batches", "images_per_second", "feasible")
+MAIN = ("accuracy", "psnr", "error", "loss", "score")  # of results: what is drawn
+MAX_ROWS, MAX_TILES, MAX_DOTS = 200, 7, 200
 
 
 def section(title: str, *children: Any, **attributes: Any) -> Html:
-    return element("section", element("h2", title), *children, **attributes)
+    """A section; its id leads the links at the top to it."""
+    name = title.partition(":")[0].lower().replace(" ", "-")
+    return element("section", element("h2", title), *children, id=name, **attributes)
 
 
 def overview_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
-    """A row for each run, and for runs of several seeds their means."""
+    """The main numbers, large; of several runs also a row for each, and for several seeds their means."""
     runs = [run for members in groups.values() for run in members]
     finals = {id(run): _final_numbers(run) for run in runs}
-    names = list(dict.fromkeys(name for run in runs for name in finals[id(run)]))
+    names = sorted(dict.fromkeys(name for run in runs for name in finals[id(run)]), key=_rank)
+    if len(runs) == 1:
+        state = element("p", _state(runs[0]).capitalize(), class_="soft")
+        return section("Overview", state, _tiles(names, _cells(finals[id(runs[0])], names)))
     rows = []
     for label, members in groups.items():
         for run in members:
-            seed = format_number(run.config.get("seed"))
-            rows.append([run.title, seed, _state(run), *(format_number(finals[id(run)].get(n, "")) for n in names)])
+            rows.append(
+                [run.title, format_number(run.config.get("seed")), *_cells(finals[id(run)], names), _state(run)]
+            )
         if len(members) > 1:
-            cells = [
-                _mean_and_deviation([finals[id(run)][n] for run in members if n in finals[id(run)]]) for n in names
-            ]
+            means = [_mean(name, [finals[id(run)].get(name) for run in members]) for name in names]
             title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
-            rows.append([element("b", title), "", f"{len(members)} runs", *cells])
-    head = ["run", "seed", "state", *(name.replace("_", " ") for name in names)]
-    return section("Overview", table(head, rows[:MAX_ROWS], "Runs and their last numbers"))
+            rows.append([element("b", title), "", *means, f"{len(members)} runs"])
+    head = ["run", "seed", *map(_spaced, names), "state"]
+    tiles = _tiles(names, rows[-1][2:-1]) if len(groups) == 1 else None
+    return section("Overview", tiles, table(head, rows[:MAX_ROWS], "Runs and their last numbers"))
+
+
+def _rank(name: str) -> tuple[int, int]:
+    first = next((index for index, start in enumerate(FIRST) if name.startswith(start)), len(FIRST) - 1)
+    return LAST.index(name) + 1 if name in LAST else 0, first
+
+
+def _tiles(names: Sequence[str], texts: Sequence[Any]) -> Html:
+    shown = [pair for pair in zip(names, texts, strict=True) if pair[1] and pair[0] not in LAST][:MAX_TILES]
+    tiles = [element("div", element("dt", _spaced(name)), element("dd", text)) for name, text in shown]
+    return element("dl", *tiles, class_="tiles") if tiles else Html("")
+
+
+def _spaced(name: str) -> str:
+    return "time" if name == "seconds" else name.replace("_", " ")
+
+
+def _cells(numbers: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    return [_format(name, numbers[name]) if name in numbers else "" for name in names]
+
+
+def _format(name: str, number: float) -> str:
+    return format_duration(number) if name.endswith("seconds") and number >= 0 else format_number(number)
 
 
 def _final_numbers(run: RunData) -> dict[str, Any]:
@@ -45,7 +77,7 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
     for name, evaluation in run.evaluations.items():
         ending = name.removeprefix("evaluation").removesuffix(".json")
         numbers |= {f"{key}{ending}": value for key, value in evaluation.items() if is_number(value)}
-    if run.records:
+    if any(run.seconds):
         numbers["seconds"] = run.seconds[-1]
     return numbers
 
@@ -53,113 +85,129 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
 def _state(run: RunData) -> str:
     progress, is_finished = run.progress, bool(run.summary)
     if progress is None:
-        return "finished" if is_finished else f"{len(run.results)} results"
+        results = f"{len(run.results):,} results" if run.results else "nothing yet"
+        return "finished" if is_finished else results
     unit = "epochs" if is_number(run.config.get("epochs")) else "iterations"
     done = f"{format_number(int(progress[0]))} of {format_number(int(progress[1]))} {unit}"
     return f"finished, {done}" if is_finished else done
 
 
-def _mean_and_deviation(numbers: Sequence[float]) -> Html | str:
+def _mean(name: str, numbers: Sequence[Any]) -> Html | str:
     """Numbers of several runs; one line, or two in a narrow table.
 
-    >>> _mean_and_deviation([1.0, 3.0])
+    >>> _mean("loss", [1.0, None, 3.0])
     '2 <span class="together">± 1.414</span>'
     """
-    if len(numbers) < 2:
-        return ""
-    deviation = element("span", f"± {format_number(float(stdev(numbers)))}", class_="together")
-    return join([format_number(float(fmean(numbers))), " ", deviation])
+    known = [float(number) for number in numbers if number is not None]
+    if len(known) < 2:
+        return _format(name, known[0]) if known and len(numbers) == 1 else ""
+    deviation = element("span", f"± {_format(name, stdev(known))}", class_="together")
+    return join([_format(name, fmean(known)), " ", deviation])
 
 
-def decisions_table(run: RunData) -> Html:
-    """A row for each decision: its value, and how likely the choices are."""
-    distribution, inactive = run.final_distribution, run.summary.get("inactive")
-    idle = set(map(str, inactive)) if isinstance(inactive, list) else set()
-    rows: list[list[Any]] = []
-    for name, value in run.values.items():
-        shown = format_number(value) + (" (no effect)" if name in idle else "")
-        rows.append([name, shown, *([_bars(distribution.get(name, {}), value)] if distribution else [])])
-    head = ["decision", "value", *(["probabilities"] if distribution else [])]
-    return table(head, rows, f"Decisions of {run.title}", class_="decisions")
-
-
-def _bars(parameters: Mapping[str, float], value: Any) -> Any:
-    if is_normal(parameters):
-        return f"mean {format_number(parameters['mean'])}, standard deviation {format_number(parameters['std'])}"
-    bars = []
-    for choice, probability in list(parameters.items())[:40]:
-        width = f"width:{100 * min(max(probability, 0.0), 1.0):.1f}%"
-        bar = element("span", element("span", style=width), class_="bar", aria_hidden="true")
-        label = element("b", choice) if choice == str(value) else choice
-        bars.append(element("li", bar, label, f" {probability:.3f}"))
-    return element("ul", *bars, class_="bars") if bars else ""
-
-
-def results_section(runs: Sequence[RunData]) -> Html | None:
+def results_section(groups: Mapping[str, Sequence[RunData]]) -> Html | None:
     """Results that stand for themselves, such as trainings of what was found and of baselines: means by their kind."""
-    rows = []
-    for run in runs:
-        kinds: dict[str, list[dict[str, Any]]] = {}
-        for record in run.results:
+    kinds: dict[str, list[dict[str, Any]]] = {}
+    for label, runs in groups.items():
+        for record in (record for run in runs for record in run.results):
             if isinstance(kind := record.get("kind", record.get("method")), str):
-                kinds.setdefault(kind, []).append(record)
-        for kind, records in list(kinds.items())[:MAX_ROWS]:
-            names = dict.fromkeys(name for record in records for name in record if name != "seed")
-            for name in names:
-                numbers = [float(record[name]) for record in records if is_number(record.get(name))]
-                if numbers:
-                    cells = [_mean_and_deviation(numbers) or format_number(numbers[0])]
-                    cells += [format_number(len(numbers)), format_number(min(numbers)), format_number(max(numbers))]
-                    where = f"{run.title}: {kind}" if len(runs) > 1 else kind
-                    rows.append([where, name.replace("_", " "), *cells])
-    if not rows:
+                kinds.setdefault(f"{label}: {kind}" if len(groups) > 1 else kind, []).append(record)
+    kinds = dict(list(kinds.items())[:MAX_ROWS])
+    columns = [n for r in kinds.values() for record in r for n in record if n != "seed" and is_number(record[n])]
+    names = sorted(dict.fromkeys(columns), key=lambda name: (name not in MAIN, name == "seconds"))[:12]
+    if not names:
         return None
-    head = ["kind", "number", "mean ± standard deviation", "how many", "lowest", "highest"]
-    return section("Results and baselines", table(head, rows[:MAX_ROWS], "Results by kind"))
+    main = names[0]
+    numbers = {kind: [record[main] for record in r if is_number(record.get(main))] for kind, r in kinds.items()}
+    ends = [number for listed in numbers.values() for number in listed]
+    rows = []
+    for kind, records in kinds.items():
+        means = [_mean(name, [r[name] for r in records if is_number(r.get(name))]) for name in names]
+        rows.append([_spaced(kind), _dots(numbers[kind], min(ends), max(ends)), len(records), *means])
+    scale = join([f"{_spaced(main)}: ", element("span", f"{format_number(min(ends))} to {format_number(max(ends))}")])
+    head = ["kind", scale, "number", *map(_spaced, names)]
+    caption = "Means and standard deviations by kind; each dot is one result"
+    return section("Results and baselines", table(head, rows, caption, class_="results"))
+
+
+def _dots(numbers: Sequence[float], low: float, high: float) -> Html:
+    """A strip with a dot for each number, and a line at their mean."""
+    width = (high - low) or 1.0
+    marks = [element("i", style=f"left:{100 * (number - low) / width:.1f}%") for number in numbers[:MAX_DOTS]]
+    if numbers:
+        marks.append(element("b", style=f"left:{100 * (fmean(numbers) - low) / width:.1f}%"))
+    return element("span", element("span", *marks), class_="strip", aria_hidden="true")
 
 
 def limits_section(runs: Sequence[RunData]) -> Html | None:
-    """Limits of searches beside what was found, and how many candidates met them."""
+    """Limits of searches beside the costs of what was found, and how many candidates met them."""
     rows = []
     for run in runs:
-        limit, cost = run.config.get("max_params"), run.summary.get("parameters")
         shares = [record["feasible"] for record in run.records if is_number(record.get("feasible"))]
-        if not (is_number(limit) or shares or run.config.get("limits")):
-            continue
-        bounds = (
-            f"parameters <= {format_number(limit)}" if is_number(limit) else format_number(run.config.get("limits"))
-        )
-        met = run.summary.get("feasible")
-        found = "" if not is_number(cost) else f"{format_number(cost)} parameters"
+        met = "" if (feasible := run.summary.get("feasible")) is None else format_number(feasible)
         first, last = ("", "") if not shares else (f"{shares[0]:.0%}", f"{shares[-1]:.0%}")
-        rows.append([run.title, bounds, found, "" if met is None else format_number(met), first, last])
+        rows += [[run.title, *limit, met, first, last] for limit in _limits(run, bool(shares))]
     if not rows:
         return None
-    head = ["run", "limit", "found", "met", "candidates that met it at first", "at last"]
-    return section("Limits", table(head, rows, "Limits and costs"))
+    head = ["run", "cost", "limit", "found", "all limits met", "candidates that met them at first", "at last"]
+    return section("Limits and costs", table(head, rows[:MAX_ROWS], "Limits, and the costs of what was found"))
 
 
-def settings_section(runs: Sequence[RunData]) -> Html:
-    """Settings, outcome and machine, a column for each run; and how to repeat it."""
-    settings = [{name: v for name, v in run.config.items() if not isinstance(v, dict)} for run in runs]
-    outcomes = [{n: v for n, v in run.summary.items() if n not in HIDDEN} for run in runs]
-    for run, outcome in zip(runs, outcomes, strict=True):
-        outcome["folder"] = str(run.folder)
-    parts = [_columns("setting", runs, settings, "Settings"), _columns("outcome", runs, outcomes, "Outcome")]
-    commands = [command for run in runs if (command := repeat_command(run)) is not None]
+def _limits(run: RunData, has_shares: bool) -> list[list[str]]:
+    """Name, bounds and cost of each limit."""
+    listed, bound = run.summary.get("limits"), run.config.get("max_params")
+    if is_number(bound):
+        listed = [{"name": "parameters", "at_most": bound, "cost": run.summary.get("parameters")}]
+    limits = []
+    for each in listed[:20] if isinstance(listed, list) else []:
+        if isinstance(each, dict):
+            ends = {"≥": each.get("at_least"), "≤": each.get("at_most")}
+            text = " and ".join(f"{sign} {format_number(end)}" for sign, end in ends.items() if is_number(end))
+            cost = each.get("cost")
+            limits.append([str(each.get("name")), text, format_number(cost) if is_number(cost) else ""])
+    if not limits and (has_shares or run.config.get("limits")):
+        limits = [["", format_number(run.config.get("limits", "")), ""]]
+    return limits
+
+
+def front_table(run: RunData) -> Html | None:
+    """The architectures of a Pareto front, a row each."""
+    front = front_of(run)
+    if front is None or not front.points:
+        return None
+    rows = []
+    for point in front.points[:MAX_ROWS]:
+        values = ", ".join(f"{name} {format_number(value)}" for name, value in point.values.items())
+        rows.append([format_number(point.score), *map(format_number, point.costs), values])
+    head = ["score", *front.measures, "values"]
+    return table(head, rows, "Architectures of the front", class_="texts")
+
+
+def settings_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
+    """Settings by group of runs, outcome and machine by run; and how to repeat them."""
+    runs = [run for members in groups.values() for run in members]
+    settings = []
+    for members in groups.values():
+        seeds = {"seed": [run.config.get("seed") for run in members]} if len(members) > 1 else {}
+        settings.append({n: v for n, v in {**members[0].config, **seeds}.items() if n != "architecture"})
+    outcomes = [
+        {**{n: v for n, v in run.summary.items() if n not in HIDDEN}, "folder": str(run.folder)} for run in runs
+    ]
+    titles = [run.title for run in runs]
+    parts = [_columns("setting", list(groups), settings, "Settings"), _columns("outcome", titles, outcomes, "Outcome")]
+    commands = repeat_commands(runs)
     repeat = [element("pre", element("code", command), tabindex="0") for command in commands]
-    title = element("h3", "Commands that repeat the runs" if len(runs) > 1 else "Command that repeats the run")
+    title = element("h3", "Commands that repeat the runs" if len(commands) > 1 else "Command that repeats the run")
     look = "pair" if len(runs) == 1 else None
-    return section("Settings", element("div", *parts, class_=look), *([title, *repeat] if repeat else []))
+    return section("Settings", *([title, *repeat] if repeat else []), element("div", *parts, class_=look))
 
 
-def _columns(head: str, runs: Sequence[RunData], columns: Sequence[Mapping[str, Any]], caption: str) -> Html:
-    """Values by their names, a column for each run; rows in which runs differ are marked."""
+def _columns(head: str, titles: Sequence[str], columns: Sequence[Mapping[str, Any]], caption: str) -> Html:
+    """Values by their names, a column for each title; rows in which columns differ are marked."""
     names = list(dict.fromkeys(name for column in columns for name in column))[:MAX_ROWS]
     rows = []
     for name in names:
         cells = [format_number(column[name]) if name in column else "" for column in columns]
         shown = [element("mark", cell) for cell in cells] if len(set(cells)) > 1 else cells
         rows.append([name.replace("_", " "), *shown])
-    titles = [run.title for run in runs] if len(runs) > 1 else ["value"]
-    return table([head, *titles], rows, caption, class_="values")
+    return table([head, *(titles if len(titles) > 1 else ["value"])], rows, caption, class_="texts")

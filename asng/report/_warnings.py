@@ -4,15 +4,18 @@ from collections.abc import Iterator, Mapping
 from statistics import fmean
 from typing import Any
 
+from asng._html import format_number, is_normal
+from asng.experiments.cifar10.picture import STATES
 from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
-from asng.report._cells import STATES, is_cells
-from asng.report._html import format_number
-from asng.report._read import MAX_NUMBER, RunData, is_normal, is_number
+from asng.report._cells import is_cells
+from asng.report._read import MAX_NUMBER, RunData, is_number
 
 MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
 MIN_CERTAINTY = 0.9  # mean of the largest probabilities
 PARAMETER_FREE = {"identity", "none", "skip", "zero", "average", "max", "avg_pool", "max_pool", "avg_pool_3x3"}
 MAX_FREE = 0.8  # of the operations of a network or of a cell
+HALVES = ("train_", "valid_", "test_")  # beginnings of names whose numbers are null where they are not finite
+MIN_DECIDED = 0.5  # certainty of a search of unknown steps
 MIN_OPERATIONS = 3
 MAX_CELLS = 1000
 
@@ -26,14 +29,15 @@ def _not_finite(run: RunData) -> Iterator[str]:
     bad: dict[str, list[float]] = {}
     for step, record in zip(run.steps, run.records, strict=True):
         for name, value in record.items():
+            is_loss = name == "score" or name.startswith(HALVES)
             if name == "not_finite" and is_number(value) and value > 0:
                 bad.setdefault("losses", []).append(step)
-            elif isinstance(value, float) and not abs(value) <= MAX_NUMBER:
+            elif (isinstance(value, float) and not abs(value) <= MAX_NUMBER) or (value is None and is_loss):
                 bad.setdefault(name.replace("_", " "), []).append(step)
     for name, steps in bad.items():
         times = "once" if len(steps) == 1 else f"in {len(steps)} records"
         yield (
-            f"NaN or infinite {name} {times}, first at step {format_number(steps[0])}: "
+            f"NaN or infinite {name} {times}, first at {run.unit} {format_number(steps[0])}: "
             "lower the learning rate, clip the gradient, or look for a division by zero."
         )
 
@@ -51,6 +55,14 @@ def _short(run: RunData) -> Iterator[str]:
     distribution = run.final_distribution
     choices = [parameters for parameters in distribution.values() if not is_normal(parameters)]
     if not choices or not run.records or run.config.get("method") == "uniform":
+        return
+    if run.unit != "step":
+        known: Any = run.summary.get("certainty")
+        if is_number(known) and known < MIN_DECIDED:
+            yield (
+                f"The search ended undecided: its certainty is {known:.2f}, where 0 is the start and 1 the most that "
+                "the distribution can reach. Search for longer."
+            )
         return
     free = sum(len(parameters) - 1 for parameters in choices) + 2 * (len(distribution) - len(choices))
     certainty, steps = fmean(max(parameters.values()) for parameters in choices), run.steps[-1]

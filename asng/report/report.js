@@ -2,9 +2,13 @@
 // Charts of a report: drawn from the data in the page, read by pointer and keys, zoomed by dragging.
 
 const DATA = JSON.parse(document.getElementById("data").textContent);
+for (const curve of DATA.charts.flatMap((chart) => chart.curves)) {
+  for (const name of ["step", "time"]) curve[name] = DATA.columns[curve[name]]; // which curves share
+}
 const MARGIN = { left: 52, right: 12, top: 8, bottom: 34 };
 const charts = [];
 let axis = "step"; // or "time"
+let isPrinting = false;
 
 function svg(name, attributes, parent) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", name);
@@ -76,27 +80,37 @@ class Chart {
     this.reset.addEventListener("click", () => this.zoom(null));
     this.listen();
     figure.querySelector("details").addEventListener("toggle", () => this.fillTable());
-    new ResizeObserver(() => this.plot.clientWidth !== this.width && this.draw()).observe(this.plot);
+    new ResizeObserver(() => !isPrinting && this.plot.clientWidth !== this.width && this.draw()).observe(this.plot);
     this.draw();
   }
 
-  get isTime() { return axis === "time" && !this.spec.logX; }
+  get isTime() { return axis === "time" && this.spec.time; }
   xs(curve) { return this.isTime ? curve.time : curve.step; }
+  ends(curve, index) { // of the band around a point
+    const y = curve.y[index], spread = curve.spread ? curve.spread[index] : 0;
+    if (this.spec.factor) return [y / spread, y * spread];
+    return this.spec.log ? [Math.max(y - spread, y / 10), y + spread] : [y - spread, y + spread];
+  }
+  text(curve, index) {
+    const sign = this.spec.factor ? "×/÷" : "±", label = curve.labels ? `: ${curve.labels[index]}` : "";
+    return `${format(curve.y[index])}${curve.spread ? ` ${sign} ${format(curve.spread[index])}` : ""}${label}`;
+  }
 
   range() { // of all points in x
     const all = this.spec.curves.flatMap((curve) => this.xs(curve));
     const low = all.reduce((a, b) => Math.min(a, b), Infinity), high = all.reduce((a, b) => Math.max(a, b), -Infinity);
-    return widen([low, high], this.spec.logX);
+    const [first, last] = widen([low, high], this.spec.logX), room = this.spec.curves.some((curve) => curve.labels) ? (last - first) / 30 : 0;
+    return [first - room, last + room];
   }
 
   rangeY([low, high]) { // of the points in view
-    if (this.spec.unit) return [0, 1];
+    if (this.spec.share) return [0, 1];
     let ends = [Infinity, -Infinity];
     for (const curve of this.spec.curves) {
       this.xs(curve).forEach((x, index) => {
         if (x < low || x > high) return;
-        const spread = curve.spread && !this.spec.log ? curve.spread[index] : 0;
-        ends = [Math.min(ends[0], curve.y[index] - spread), Math.max(ends[1], curve.y[index] + spread)];
+        const [bottom, top] = this.ends(curve, index);
+        ends = [Math.min(ends[0], bottom), Math.max(ends[1], top)];
       });
     }
     if (ends[0] > ends[1]) return [0, 1];
@@ -107,8 +121,9 @@ class Chart {
   }
 
   draw() {
-    this.width = this.plot.clientWidth;
-    const width = Math.max(this.width, 160), height = this.figure.classList.contains("small") ? 150 : 230;
+    const isSmall = this.figure.classList.contains("small"), height = isSmall ? 150 : 230;
+    this.width = isPrinting ? (isSmall ? 260 : 400) : this.plot.clientWidth;
+    const width = Math.max(this.width, 160);
     const domain = this.view || this.range(), extent = this.rangeY(domain);
     this.x = scaleOf(...domain, MARGIN.left, width - MARGIN.right, this.spec.logX);
     this.y = scaleOf(...extent, height - MARGIN.bottom, MARGIN.top, this.spec.log);
@@ -158,15 +173,18 @@ class Chart {
     if (!pixels.length) return;
     const line = (points) => points.map(([x, y]) => `${x.toFixed(1)} ${y.toFixed(1)}`).join("L");
     if (curve.spread) {
-      const end = (sign) => this.xs(curve).map((x, index) => {
-        const value = curve.y[index] + sign * curve.spread[index];
-        return [this.x(x), this.spec.log && value <= 0 ? this.size.height : this.y(value)];
-      });
-      svg("path", { class: `band c${curve.color}`, d: `M${line([...end(1), ...end(-1).reverse()])}z` }, parent);
+      const end = (side) => this.xs(curve).map((x, index) => [this.x(x), this.y(this.ends(curve, index)[side])]);
+      svg("path", { class: `band c${curve.color}`, d: `M${line([...end(1), ...end(0).reverse()])}z` }, parent);
     }
-    const look = `curve c${curve.color} d${curve.dash}${curve.faint ? " faint" : ""}`;
-    svg("path", { class: look, d: `M${line(pixels)}` }, parent);
-    if (pixels.length === 1) svg("circle", { class: `dot c${curve.color}`, cx: pixels[0][0], cy: pixels[0][1], r: 4 }, parent);
+    const faint = curve.faint ? " faint" : "";
+    if (!curve.labels) svg("path", { class: `curve c${curve.color} d${curve.dash}${faint}`, d: `M${line(pixels)}` }, parent);
+    else if (!curve.faint) { // steps from one point of a front to the next
+      const steps = pixels.map(([x, y], index) => (index ? `H${x.toFixed(1)}V${y.toFixed(1)}` : `M${x.toFixed(1)} ${y.toFixed(1)}`));
+      svg("path", { class: `curve c${curve.color}`, d: steps.join("") }, parent);
+    }
+    for (const [cx, cy] of curve.labels || pixels.length === 1 ? pixels : []) {
+      svg("circle", { class: `dot c${curve.color}${faint}`, cx, cy, r: 4 }, parent);
+    }
   }
 
   positions() { // the x of all points in view, in order, each once
@@ -190,8 +208,7 @@ class Chart {
       const index = this.xs(curve).indexOf(x);
       if (index < 0) continue;
       svg("circle", { class: `dot c${curve.color}`, cx: pixel, cy: this.y(curve.y[index]), r: 4 }, this.marks);
-      const spread = curve.spread ? ` ± ${format(curve.spread[index])}` : "";
-      lines.push(`${curve.name} ${format(curve.y[index])}${spread}`);
+      lines.push(`${curve.name} ${this.text(curve, index)}`);
       html("div", lines.at(-1), this.tip).className = `c${curve.color}`;
     }
     const share = (pixel / width) * 100;
@@ -274,18 +291,17 @@ class Chart {
     if (box.firstChild) return;
     box.tabIndex = 0;
     const table = html("table", "", box), head = table.createTHead().insertRow(), rows = new Map();
-    const names = [this.spec.x, ...(this.spec.logX ? [] : ["seconds"]), ...this.spec.curves.map((curve) => curve.name)];
+    const names = [this.spec.x, ...(this.spec.time ? ["seconds"] : []), ...this.spec.curves.map((curve) => curve.name)];
     for (const name of names) html("th", name, head).scope = "col";
     this.spec.curves.forEach((curve, column) => curve.step.forEach((step, index) => {
       if (!rows.has(step)) rows.set(step, [curve.time[index], []]);
-      const spread = curve.spread ? ` ± ${curve.spread[index]}` : "";
-      rows.get(step)[1][column] = `${curve.y[index]}${spread}`;
+      rows.get(step)[1][column] = this.text(curve, index);
     }));
     const body = table.createTBody();
     for (const [step, [time, numbers]] of [...rows].sort((a, b) => a[0] - b[0])) {
       const row = body.insertRow();
-      html("th", step, row).scope = "row";
-      if (!this.spec.logX) html("td", time, row);
+      html("th", format(step), row).scope = "row";
+      if (this.spec.time) html("td", format(time), row);
       this.spec.curves.forEach((_, column) => html("td", numbers[column] ?? "", row));
     }
   }
@@ -294,12 +310,38 @@ class Chart {
 for (const figure of document.querySelectorAll("figure.chart")) {
   charts.push(new Chart(figure, DATA.charts[Number(figure.dataset.chart)]));
 }
-for (const input of document.querySelectorAll("input[name=axis]")) {
-  input.addEventListener("change", () => {
-    axis = input.value;
-    for (const chart of charts) chart.zoom(null);
-  });
+
+// Switches: the x-axis of all charts, and the run of which the architecture and the probabilities are shown.
+const memory = { // which lasts as long as the tab, where the browser allows it
+  get(name) { try { return sessionStorage.getItem(location.pathname + name); } catch { return null; } },
+  set(name, value) { try { sessionStorage.setItem(location.pathname + name, value); } catch { /* private mode */ } },
+};
+const ACTIONS = {
+  axis(value) { axis = value; for (const chart of charts) chart.zoom(null); },
+  run(value) { for (const part of document.querySelectorAll("[data-run]")) part.hidden = part.dataset.run !== value; },
+};
+const inputs = [...document.querySelectorAll("input[data-switch]")];
+function choose(kind, value) {
+  const same = inputs.filter((input) => input.dataset.switch === kind && input.value === value);
+  if (!same.length) return;
+  for (const input of same) input.checked = true;
+  ACTIONS[kind](value);
+  memory.set(kind, value);
 }
+for (const input of inputs) input.addEventListener("change", () => choose(input.dataset.switch, input.value));
+for (const kind of Object.keys(ACTIONS)) {
+  const same = inputs.filter((input) => input.dataset.switch === kind);
+  if (same.length) choose(kind, (same.find((input) => input.value === memory.get(kind)) || same[0]).value);
+}
+function print(start) { // all runs are printed, in charts that fit the paper
+  isPrinting = start;
+  for (const part of document.querySelectorAll("[data-run]")) part.hidden = false;
+  const chosen = inputs.find((input) => input.dataset.switch === "run" && input.checked);
+  if (!start && chosen) ACTIONS.run(chosen.value);
+  for (const chart of charts) chart.draw();
+}
+addEventListener("beforeprint", () => print(true));
+addEventListener("afterprint", () => print(false));
 if (DATA.reload) {
   const isBusy = () => charts.some((chart) => chart.view || chart.cursor !== null) || document.querySelector("details[open]");
   setInterval(() => document.getElementById("reload").checked && !isBusy() && location.reload(), DATA.reload * 1000);

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from asng.cli import images
-from asng.experiments import curves
+from asng.experiments import figures
 from asng.experiments.inpainting.encoding import base_values, chain, depth, random_values, search_space
 from asng.nas.architecture import to_json
 from asng.runs import CHECKPOINT
@@ -64,7 +64,7 @@ INT = ["--encoding", "int", "--mask", "half"]
 @pytest.fixture
 def plain(monkeypatch):
     """No curves, which take longer than all the rest."""
-    monkeypatch.setattr(curves, "draw_curves", lambda *arguments: None)
+    monkeypatch.setattr(figures, "draw_curves", lambda *arguments: None)
 
 
 @pytest.fixture
@@ -324,7 +324,7 @@ def test_faces_are_read_once_and_what_is_damaged_is_said(request_of, tmp_path):
     out = []
     for _ in range(2):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(images, "search", lambda *arguments, **options: {"feasible": True, "chain": []})
+            patch.setattr(images, "search", lambda *arguments, **options: {"feasible": True, "chain": [], "last": {}})
             out.append(run("inpainting", "search", "--data", folder).out.splitlines())
     assert out[0][:2] == ["reading faces: 0 %", "reading faces: 100 %"]
     assert out[0][2:] == out[1]  # no bar where there is nothing to do

@@ -12,7 +12,7 @@ import pytest
 from asng.cli import digits as digits_command
 from asng.cli import images
 from asng.cli import toy as toy_command
-from asng.cli.terminal import parse_command
+from asng.cli.flags import parse_command
 from asng.experiments.cifar10.task import Cifar10
 from asng.experiments.digits import DigitsSettings
 from asng.experiments.inpainting.task import Inpainting
@@ -52,7 +52,7 @@ def test_the_help_explains_all_flags_with_examples():
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "asng report needs the folder of a run, as in: asng report runs/digits"),
+        ([], "asng report needs RUN...: folders of runs"),
         (["nowhere"], "there is no folder nowhere"),
     ],
 )
@@ -88,10 +88,6 @@ def test_watching_writes_again_until_ctrl_c_and_then_a_page_that_rests(tmp_path)
 # The command that repeats a run
 
 
-def parse_image_flags(flags, task, settings, words):
-    return parse_command(flags[settings, task.data_settings], "x", words, settings.__doc__)
-
-
 @pytest.mark.parametrize("task", [Cifar10, Inpainting])
 @pytest.mark.parametrize("is_small", [False, True])
 @pytest.mark.parametrize("kind", ["search", "retrain"])
@@ -103,8 +99,7 @@ def test_the_command_of_a_report_has_the_settings_of_its_run(task, is_small, kin
     folder = write_run(tmp_path / "a run", make_config(task.name, kind, settings, faces="100 and 50", **more))
     words = shlex.split(repeat_command(read_run(folder)) or "")
     assert words[:3] == ["asng", task.name, kind]
-    flags = images.SearchFlags if kind == "search" else images.RetrainFlags
-    parsed = parse_image_flags(flags, task, whole, words[3:])
+    parsed = images.parse_verb(task, kind, words[3:])
     assert parsed.settings == settings
     assert parsed.out == tmp_path / "a run-again"
     if kind == "retrain":
@@ -115,16 +110,15 @@ def test_the_command_of_a_sweep_and_of_digits_have_their_settings(tmp_path):
     config = make_config("toy", "sweep", QUICK)
     del config["workers"]
     words = shlex.split(repeat_command(read_run(write_run(tmp_path / "toy", config))) or "")
-    assert parse_command(toy_command.ToyCommand, "x", words[3:]).settings == QUICK != ToySettings()
+    assert parse_command(toy_command.SweepCommand, "x", words[3:]).settings == QUICK != ToySettings()
 
-    settings = DigitsSettings(epochs=7, seed=3, seeds=2)
-    config = make_config("digits", "search", settings)
-    del config["seeds"]
-    folder = write_run(tmp_path / "digits", config)
+    settings = DigitsSettings(epochs=7, seed=3)
+    folder = write_run(tmp_path / "digits", make_config("digits", "search", settings))
     lines = [{"seed": seed, "kind": kind} for seed in (3, 4) for kind in ("search", "found")]
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = shlex.split(repeat_command(read_run(folder)) or "")
-    assert parse_command(digits_command.DigitsCommand, "x", words[3:]).settings == settings
+    parsed = parse_command(digits_command.SearchCommand, "x", words[3:])
+    assert (parsed.settings, parsed.seeds) == (settings, (2,))
 
 
 def test_a_run_of_no_command_has_none(tmp_path):

@@ -10,6 +10,8 @@ import pytest
 
 from asng import Categorical, EvaluationError, Integer, Normal, Optimizer, Real, minimize
 from asng._black_box_defaults import black_box_optimizer, capped_asng
+from asng._blackbox import BlackBox
+from asng._evaluation import Outcome
 from tests.helpers.trajectories import BLEND, LETTERS, inner, run
 
 
@@ -142,6 +144,19 @@ def test_the_best_so_far_is_ranked_with_the_next_populations():
     assert kept.count(0) >= 4 > noisy.count(0)
 
 
+def test_noisy_losses_are_ranked_again_by_the_mean_of_equal_values():
+    space = {"n": Categorical([0, 1, 2, 3])}
+    box = BlackBox(space, population_size=8, initial=None, seed=0, noisy=True, limits=(), restarts=None)
+    draws = dict.fromkeys(range(4), 0)
+    for _ in range(16):  # two populations
+        n = (job := box.next_job()).candidate.values["n"]
+        box.record(job, Outcome([0.0, 3.0, 4.0, 5.0][n] + 10.0 * (n == 0 < draws[n])))  # 0 is lucky once
+        draws[n] += 1
+    assert min(draws.values()) > 0
+    assert draws[0] > 2
+    assert [(each.x[0], each.loss) for each in box._recent_best()] == [(1, 3.0), (2, 4.0)]
+
+
 def test_steps_that_agree_leave_a_spread_to_move_on():
     """Without a cap on the step, the spread is gone after some steps along a slope."""
     deltas = []
@@ -195,7 +210,7 @@ def test_a_target_ends_the_search_at_once():
 
 
 def test_convergence_ends_the_search():
-    result = minimize(lambda v: (v["x"] - 0.3) ** 2, {"x": Real(0, 1)}, evaluations=10_000, seed=0)
+    result = minimize(lambda v: (v["x"] - 0.3) ** 2, {"x": Real(0, 1)}, evaluations=10_000, restarts=0, seed=0)
     assert result.stopped == "converged"
     assert result.evaluations < 1000
     assert result.optimizer.distribution()["x"].std < 0.002
@@ -241,13 +256,32 @@ def two_valleys(values):
 
 def test_restarts_look_elsewhere_with_twice_the_population():
     space = {"x": Real(0, 1)}
-    once = [minimize(two_valleys, space, evaluations=5000, seed=seed) for seed in range(10)]
-    often = [minimize(two_valleys, space, evaluations=5000, restarts=5, seed=seed) for seed in range(10)]
+    once = [minimize(two_valleys, space, evaluations=1500, restarts=0, seed=seed) for seed in range(10)]
+    often = [minimize(two_valleys, space, evaluations=1500, seed=seed) for seed in range(10)]
     assert {result.stopped for result in once} == {"converged"}
     assert sum(result.loss < 0.1 for result in often) > sum(result.loss < 0.1 for result in once)
     for result in often:
         assert result.loss == min(evaluation.loss for evaluation in result.history)
         assert result.optimizer.best == (result.values, result.loss)  # of the start that found it
+
+
+def test_minimize_starts_over_for_as_long_as_there_are_evaluations():
+    result = minimize(lambda v: (v["x"] - 0.3) ** 2, {"x": Real(0, 1)}, evaluations=1000, seed=0)
+    assert (result.stopped, result.evaluations) == ("evaluations", 1000)
+    assert result.loss < 1e-6
+
+
+def test_a_small_space_is_evaluated_as_a_whole():
+    space = {name: Categorical([0, 1, 2]) for name in "abcd"}
+    for seed in range(5):
+        result = minimize(lambda values: sum(values.values()), space, evaluations=5000, seed=seed)
+        assert (result.stopped, result.evaluations, result.loss) == ("nothing new", 3**4, 0)
+
+
+def test_without_restarts_ten_populations_of_known_values_are_the_end():
+    result = minimize(sphere, LINE, evaluations=1000, restarts=0, seed=0)
+    assert (result.stopped, result.loss) == ("nothing new", 0)
+    assert result.evaluations < 21
 
 
 def test_minimize_ends_with_the_last_restart():

@@ -193,7 +193,7 @@ def test_theorem_4_corrected_stochastic_steps_near_the_exact_one_improve_j(count
     for space, start, f, rng in cases(counts, seed=6, n=40):
         j = space.objective(start, f)
         drawn = rng.multinomial(1000, space.probabilities(start)) / 1000
-        estimate = (drawn * f) @ (space.statistics - start)  # equation 9
+        estimate = (drawn * f) @ (space.statistics - start)  # equation 12
         for fraction in (0.02, 0.3):
             step = fraction / j
             exact, end = start + step * space.natural_gradient(start, f), start + step * estimate

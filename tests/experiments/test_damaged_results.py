@@ -30,10 +30,10 @@ TRAINED: dict[str, Any] = {
 }
 
 
-def open_with(folder, experiment, kind, settings, without, lines):
+def open_with(folder, experiment, kind, settings, lines):
     """A folder of a run of these settings that holds these lines."""
     config = make_config(experiment, kind, settings)
-    del config[without]
+    config.pop("workers", None)
     with Run(folder, config):
         (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
@@ -67,7 +67,7 @@ def _nothing_takes_long(monkeypatch):
     ids=str,
 )
 def test_a_record_that_no_sweep_writes_is_refused(tmp_path, record):
-    open_with(tmp_path, "toy", "sweep", SWEEP, "workers", [json.dumps(SWEPT), json.dumps(record)])
+    open_with(tmp_path, "toy", "sweep", SWEEP, [json.dumps(SWEPT), json.dumps(record)])
     with pytest.raises(ValueError, match=rf"^{tmp_path}/results\.jsonl is damaged \(.*\); delete the folder"):
         toy.run(SWEEP, tmp_path)
 
@@ -93,7 +93,7 @@ def test_a_record_that_no_sweep_writes_is_refused(tmp_path, record):
     ids=str,
 )
 def test_a_record_that_no_search_of_digits_writes_is_refused(tmp_path, record):
-    open_with(tmp_path, "digits", "search", DIGITS, "seeds", [json.dumps(FOUND), json.dumps(record)])
+    open_with(tmp_path, "digits", "search", DIGITS, [json.dumps(FOUND), json.dumps(record)])
     with pytest.raises(ValueError, match=rf"^{tmp_path}/results\.jsonl is damaged \(.*\); delete the folder"):
         digits.run(DIGITS, tmp_path)
 
@@ -105,5 +105,5 @@ def test_records_that_are_as_written_are_taken(tmp_path):
         for kinds in (("found", "handcrafted"), ("random_first", "random_best"))
     )
     records = [FOUND, *first, *random, *last]
-    open_with(tmp_path, "digits", "search", DIGITS, "seeds", map(json.dumps, records))
+    open_with(tmp_path, "digits", "search", DIGITS, map(json.dumps, records))
     assert digits.run(DIGITS, tmp_path)["accuracy"]["found"]["mean"] == 0.9

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from asng import ASNG, nas
+from asng._untrusted import read_json_lines
 from asng.experiments import digits
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas.architecture import from_dict
@@ -205,13 +206,24 @@ def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path, afte
 
 
 @pytest.mark.long
-def test_more_seeds_continue_a_run(tmp_path):
-    digits.run(SMALL, tmp_path)
-    first = (tmp_path / "results.jsonl").read_text()
-    summary = digits.run(digits.DigitsSettings(epochs=2, training_epochs=2, seeds=2), tmp_path)
-    assert (tmp_path / "results.jsonl").read_text().startswith(first)
-    assert [row["seed"] for row in summary["rows"]] == [0, 1]
-    assert summary["accuracy"]["found"]["standard_error"] >= 0
+def test_a_run_has_the_metrics_and_the_distribution_of_every_epoch_also_if_it_was_interrupted(tmp_path):
+    def interrupt(fraction, text="", *, line=False):
+        if fraction > 0.2 and not pressed:
+            pressed.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    pressed = []
+    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    settings = digits.DigitsSettings(epochs=4, training_epochs=4)
+    digits.run(settings, whole)
+    with pytest.raises(KeyboardInterrupt):
+        digits.run(settings, parted, interrupt)
+    digits.run(settings, parted)
+    one, other = (read_json_lines(folder / "metrics.jsonl", "") for folder in (whole, parted))
+    assert [record["epoch"] for record in one] == [1, 2, 3, 4]
+    assert one[0]["valid_loss"] is None  # nothing is judged while the weights warm up
+    assert sum(one[-1]["distribution"]["op10"].values()) == pytest.approx(1)
+    assert [{**record, "seconds": 0} for record in one] == [{**record, "seconds": 0} for record in other]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from torch import nn
 pytest.importorskip("triton")
 
 from asng.nas._capture.iteration import Iteration
-from asng.nas._capture.rules import FusedSGDRule, SGDRule
-from asng.nas._capture.update import WeightUpdate
+from asng.nas._capture.update import FusedSGDRule, SGDRule, WeightUpdate
 from tests.helpers import captures
 from tests.helpers.searches import cross_entropy, pairs
 

@@ -152,8 +152,7 @@ def records_of(folder) -> list[dict]:
 
 def unexplained_flags(help_text: str) -> list[str]:
     """The flags of a help text that no words stand behind."""
-    _, options = help_text.split(" options ", 1)
-    parts = [part.split("(default")[0] for part in re.split(r"\n[│ ]+(?=--[a-z])", options)[1:]]
+    parts = re.split(r"\n  (?=--[a-z])", help_text)[1:]
     assert len(parts) >= 2, "this is no help text"
     return [part for part in parts if len(re.findall("[a-z]{2,}", re.sub(r"^--\S+( \{.*?\})?", "", part))) < 2]
 

@@ -39,7 +39,7 @@ from asng.nas import (
     space_of,
 )
 from asng.nas import _checkpoints as checkpoints
-from asng.nas._sync_batchnorm import SyncBatchNorm
+from asng.nas._distributed import SyncBatchNorm
 from tests.helpers.searches import FailingBackward, Net, batches, cross_entropy, pairs, small_search
 from tests.helpers.tasks import LONG
 

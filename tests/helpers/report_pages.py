@@ -51,7 +51,10 @@ class Page(HTMLParser):
 
     @property
     def charts(self) -> dict[str, dict[str, Any]]:
-        return {chart["title"]: chart for chart in json.loads(self.code["data"])["charts"]}
+        data = json.loads(self.code["data"])
+        for curve in (curve for chart in data["charts"] for curve in chart["curves"]):
+            curve |= {name: data["columns"][curve[name]] for name in ("step", "time")}
+        return {chart["title"]: chart for chart in data["charts"]}
 
     def curves(self, title: str) -> dict[str, dict[str, Any]]:
         return {curve["name"]: curve for curve in self.charts[title]["curves"]}

@@ -280,7 +280,7 @@ def test_without_optuna_the_error_says_what_to_install():
     program = "import sys; sys.modules['optuna'] = None; import asng.integrations.optuna"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert "ImportError: asng.integrations.optuna needs Optuna 5" in done.stderr
-    assert "pip install '.[optuna]'" in done.stderr
+    assert "pip install 'asng[optuna]'" in done.stderr
 
 
 def test_the_example_of_the_docstring_holds():

@@ -9,7 +9,7 @@ import torch
 
 from asng import nas
 from tests.test_examples import run
-from tests.test_readme import RECIPES
+from tests.test_pages import DOCS, RECIPES, run_page
 
 pytestmark = pytest.mark.long
 
@@ -38,14 +38,12 @@ def run_recipe(library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_tensorboard_gets_the_losses_and_the_probabilities(tmp_path, monkeypatch):
     accumulators: Any = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     names = run_recipe("tensorboard", tmp_path, monkeypatch)
-    names["writer"].close()
+    names["logger"].close()
     log = accumulators.EventAccumulator(str(tmp_path / "runs" / "search")).Reload()
     history = names["result"].history
     assert [event.value for event in log.Scalars("train_loss")] == pytest.approx([r["train_loss"] for r in history])
-    (folder,) = tmp_path.glob("runs/search/decision_activation_tanh")
-    (tag,) = (probabilities := accumulators.EventAccumulator(str(folder)).Reload()).Tags()["scalars"]
     expected = [record["distribution"]["activation"]["tanh"] for record in history]
-    assert [event.value for event in probabilities.Scalars(tag)] == pytest.approx(expected)
+    assert [event.value for event in log.Scalars("probability/activation/tanh")] == pytest.approx(expected)
 
 
 def test_accelerate_saves_a_search_and_loads_it(tmp_path, monkeypatch, capsys):
@@ -85,6 +83,14 @@ def test_a_model_of_hugging_face_is_searched_and_saved(tmp_path, monkeypatch):
     batch = names["batches"][0]
     torch.testing.assert_close(again.eval()(**batch).loss, network.eval()(**batch).loss)
     assert not any(isinstance(module, nas.Decision) for module in network.modules())
+
+
+def test_the_comparison_with_optuna_finds_a_network_within_the_limit(tmp_path, monkeypatch):
+    pytest.importorskip("optuna")
+    names = run_page("comparison", tmp_path, monkeypatch)
+    text = (DOCS / "comparison.md").read_text(encoding="utf-8")
+    exec(re.findall(r"```python optuna\n(.*?)```", text, re.DOTALL)[0], names)
+    assert names["study"].best_params.keys() == {"channels", "operation"}
 
 
 @pytest.mark.filterwarnings("ignore:the search was too short")

@@ -21,8 +21,7 @@ from asng.nas import oneshot as oneshot_module
 from asng.nas._capture import trace
 from asng.nas._capture.branch import SplitGroups
 from asng.nas._capture.cases import Columns
-from asng.nas._capture.rules import CAPTURABLE
-from asng.nas._capture.update import WeightUpdate
+from asng.nas._capture.update import CAPTURABLE, WeightUpdate
 from asng.nas.supernet import Supernet
 from tests.helpers.captures import Body, Choosy, assert_same_steps, iteration, oneshot, step, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs

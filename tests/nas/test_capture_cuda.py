@@ -23,10 +23,9 @@ from asng.experiments.inpainting.network import Net as Autoencoders
 from asng.experiments.inpainting.network import to_device_format
 from asng.nas import Limit, OneOf, Width, parameters, select
 from asng.nas import oneshot as oneshot_module
-from asng.nas._capture import rules as _rules
 from asng.nas._capture import trace
-from asng.nas._capture.setter import unavailable_reason
-from asng.nas._capture.switch import BranchingGraph
+from asng.nas._capture import update as _update
+from asng.nas._capture.switch import BranchingGraph, unavailable_reason
 from asng.nas._capture.update import WeightUpdate
 from tests.helpers.captures import Choosy, oneshot, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs
@@ -198,8 +197,8 @@ def test_the_update_by_kernels_equals_that_by_torchs_functions(low, monkeypatch)
     torch.manual_seed(0)
     parameters = [nn.Parameter(torch.randn(size, device="cuda")) for size in ((3, 5, 7), (1000, 777), (1,), (64,))]
     made = []
-    for kind, own in ((_rules.FusedSGDRule, parameters), (_rules.SGDRule, copy.deepcopy(parameters))):
-        monkeypatch.setattr(_rules, "is_supported", lambda values, kind=kind: kind is _rules.FusedSGDRule)
+    for kind, own in ((_update.FusedSGDRule, parameters), (_update.SGDRule, copy.deepcopy(parameters))):
+        monkeypatch.setattr(_update, "has_kernels_for", lambda values, kind=kind: kind is _update.FusedSGDRule)
         optimizer = torch.optim.SGD(own, 0.1, momentum=0.9, weight_decay=0.1, nesterov=True)
         update = WeightUpdate(optimizer, 5.0, 2)
         if low:

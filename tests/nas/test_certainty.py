@@ -3,8 +3,6 @@
 # mypy: disable-error-code="index, union-attr"
 
 import math
-import re
-from html import unescape
 
 import pytest
 import torch
@@ -109,22 +107,6 @@ def test_a_result_is_printed_as_a_table_that_marks_them():
     assert [float(number) <= 1 for number in lines[1].split()[2:4]] == [True, True]
     assert lines[-1] == f"probability {found.probability:.3g}, certainty {found.certainty:.2f}"
     assert all(line == line.rstrip() for line in lines)
-
-
-def cells_of(html):
-    """The texts of the cells of tables of HTML, row by row, as a browser shows them."""
-    rows = re.findall(r"<tr>(.*?)</tr>", html)
-    return [[unescape(cell) for cell in re.findall(r"<t[hd]>(.*?)</t[hd]>", row)] for row in rows]
-
-
-def test_a_notebook_shows_the_same_as_tables_of_html():
-    found = result(shallow(), [{"epoch": 1, "train_loss": 0.5, "<b>": 1.0}])
-    html = found._repr_html_()
-    decisions, sure, epochs = str(found).split("\n\n")
-    lines = [*decisions.splitlines(), *epochs.splitlines()]
-    assert [" ".join(cells).split() for cells in cells_of(html)] == [line.split() for line in lines]
-    assert f"<p>{sure}</p>" in html
-    assert "<b>" not in html  # names are text
 
 
 def test_a_table_shows_real_numbers_by_their_distribution():

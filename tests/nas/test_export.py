@@ -1,9 +1,6 @@
-"""What is extracted leaves by torch's own exporters and runs where asng cannot be imported."""
+"""What is extracted leaves by several formats, and runs where asng cannot be imported."""
 
-import re
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,50 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from asng import nas
+from asng import fused, nas
+from asng.nas.export import FILES
 from asng.space import Integer, Real
-
-GUIDE = Path(__file__).parents[2] / "docs" / "guide.md"
+from tests.helpers.elsewhere import WITH_ONNXRUNTIME, WITH_SOURCE, WITH_TORCH, run_elsewhere
 
 # Third parties' warnings while exporting and saving.
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning"),
 ]
-
-# Runs an artifact on saved inputs, with nothing of asng in reach, and saves what comes out.
-ELSEWHERE = """
-import importlib, importlib.util, sys
-
-class Never:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in FORBIDDEN:
-            raise ImportError(f"{name} is not to be had here")
-
-FORBIDDEN = sys.argv[1].split(",")
-sys.meta_path.insert(0, Never())
-for name in FORBIDDEN:
-    try:
-        importlib.import_module(name)
-    except ImportError:
-        continue
-    raise SystemExit(f"{name} can be imported")
-
-folder = sys.argv[2]
-"""
-WITH_TORCH = """
-import torch
-network = torch.export.load(folder + "/network.pt2").module()
-for batch in (1, 5):
-    x = torch.load(f"{folder}/in{batch}.pt")
-    torch.save(network(x).detach(), f"{folder}/out{batch}.pt")
-"""
-WITH_ONNXRUNTIME = """
-import numpy, onnxruntime
-session = onnxruntime.InferenceSession(folder + "/network.onnx", providers=["CPUExecutionProvider"])
-for batch in (1, 5):
-    (y,) = session.run(None, {session.get_inputs()[0].name: numpy.load(f"{folder}/in{batch}.npy")})
-    numpy.save(f"{folder}/out{batch}.npy", y)
-"""
 
 
 class Block(nn.Module):
@@ -98,7 +60,6 @@ VALUES: dict[str, Any] = {
     "source": 1,
 }
 EXAMPLE = (torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)),)
-BATCH = ({0: torch.export.Dim.DYNAMIC},)
 
 
 @pytest.fixture(scope="module")
@@ -112,39 +73,59 @@ def network():
     return network.eval()
 
 
-def run_elsewhere(program, folder, forbidden):
-    command = [sys.executable, "-I", "-c", ELSEWHERE + program, ",".join(forbidden), str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, check=False)
-    assert done.returncode == 0, done.stderr
+@pytest.fixture(scope="module")
+def exported(network, tmp_path_factory):
+    """A folder with all files of the network, and inputs of two sizes beside what it computes of them."""
+    folder = tmp_path_factory.mktemp("exported")
+    nas.export(network, folder, *EXAMPLE, values=VALUES)
+    inputs = {batch: torch.randn(batch, 3, 8, 8) for batch in (1, 5)}
+    for batch, x in inputs.items():
+        torch.save(x, folder / f"in{batch}.pt")
+        np.save(folder / f"in{batch}.npy", x.numpy())
+    with torch.no_grad():
+        return folder, {batch: network(x) for batch, x in inputs.items()}
 
 
 @pytest.mark.long
-def test_an_exported_program_runs_without_asng(network, tmp_path):
-    program = torch.export.export(network, EXAMPLE, dynamic_shapes=BATCH)
-    torch.export.save(program, tmp_path / "network.pt2")
-    inputs = {batch: torch.randn(batch, 3, 8, 8) for batch in (1, 5)}
-    for batch, x in inputs.items():
-        torch.save(x, tmp_path / f"in{batch}.pt")
-    run_elsewhere(WITH_TORCH, tmp_path, ["asng"])
-    for batch, x in inputs.items():
-        output = torch.load(tmp_path / f"out{batch}.pt")
-        assert output.shape == (batch, 10)
-        torch.testing.assert_close(output, network(x).detach(), atol=1e-6, rtol=1e-6)
+def test_all_formats_are_written(exported):
+    names = {path.name for path in exported[0].iterdir() if not path.name.startswith(("in", "out"))}
+    assert names == set(FILES.values())
 
 
 @pytest.mark.long
-def test_an_onnx_file_runs_without_asng_and_torch(network, tmp_path):
-    torch.onnx.export(
-        network, EXAMPLE, tmp_path / "network.onnx", dynamic_shapes=BATCH, dynamo=True, external_data=False
-    )
-    inputs = {batch: torch.randn(batch, 3, 8, 8) for batch in (1, 5)}
-    for batch, x in inputs.items():
-        np.save(tmp_path / f"in{batch}.npy", x.numpy())
-    run_elsewhere(WITH_ONNXRUNTIME, tmp_path, ["asng", "torch"])
-    for batch, x in inputs.items():
-        output = torch.from_numpy(np.load(tmp_path / f"out{batch}.npy"))
-        assert output.shape == (batch, 10)
-        torch.testing.assert_close(output, network(x).detach(), atol=1e-5, rtol=1e-5)
+def test_the_architecture_is_read_back(exported):
+    text = (exported[0] / "architecture.json").read_text()
+    assert nas.from_json(text, nas.space_of(Net())) == VALUES
+
+
+@pytest.mark.long
+def test_weights_load_into_the_network_they_came_from(exported, network):
+    from safetensors.torch import load_file
+
+    state = load_file(exported[0] / "weights.safetensors")
+    assert state.keys() == network.state_dict().keys()
+    fresh = nas.extract(Net(), VALUES)
+    fresh.load_state_dict(state)
+    torch.testing.assert_close(fresh.eval()(*EXAMPLE), network(*EXAMPLE), rtol=0, atol=0)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("program", "forbidden", "ending", "tolerance"),
+    [
+        (WITH_SOURCE, ["asng"], "pt", 0.0),
+        (WITH_TORCH, ["asng"], "pt", 1e-6),
+        (WITH_ONNXRUNTIME, ["asng", "torch"], "npy", 1e-5),
+    ],
+    ids=["python", "torch", "onnx"],
+)
+def test_an_exported_network_runs_where_asng_cannot_be_imported(exported, program, forbidden, ending, tolerance):
+    folder, expected = exported
+    run_elsewhere(program, folder, forbidden)
+    for batch, y in expected.items():
+        path = folder / f"out{batch}.{ending}"
+        output = torch.load(path) if ending == "pt" else torch.from_numpy(np.load(path))
+        torch.testing.assert_close(output, y, atol=tolerance, rtol=tolerance)
 
 
 def test_elsewhere_really_has_no_asng(tmp_path):
@@ -152,14 +133,99 @@ def test_elsewhere_really_has_no_asng(tmp_path):
         run_elsewhere("import asng.nas._static", tmp_path, ["asng"])
 
 
-@pytest.mark.long
-def test_the_guide_runs_as_it_stands(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    leaving = GUIDE.read_text().split("## Leaving")[1].split("\n## ")[0]
-    names: dict[str, Any] = {}
-    exec("\n".join(re.findall(r"```python\n(.*?)```", leaving, flags=re.DOTALL)), names)
-    x = torch.zeros(5, 1, 8, 8)
-    expected = names["network"](x).detach()
-    torch.testing.assert_close(torch.from_numpy(names["scores"]), expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(names["again"](x).detach(), expected, atol=1e-6, rtol=1e-6)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["architecture.json", "network.onnx", "network.pt2"]
+@pytest.mark.slow
+def test_a_batch_of_one_is_enough_for_an_example(tmp_path):
+    files = nas.export(nn.Linear(3, 2), tmp_path, torch.zeros(1, 3), formats=["torch"])
+    assert torch.export.load(files["torch"]).module()(torch.zeros(7, 3)).shape == (7, 2)
+
+
+@pytest.mark.slow
+def test_inputs_may_be_given_by_keyword_and_outputs_be_several(tmp_path):
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 2)
+
+        def forward(self, x, *, scale):
+            return {"y": self.linear(x), "scaled": self.linear(x) * scale}
+
+    files = nas.export(
+        Two(), tmp_path, torch.randn(2, 3), kwargs={"scale": torch.randn(2, 2)}, formats=["python", "torch"]
+    )
+    assert list(files) == ["safetensors", "python", "torch"]
+    assert "output = network(torch.randn(2, 3), scale=torch.randn(2, 2))" in files["python"].read_text()
+
+
+@pytest.mark.slow
+def test_the_model_is_not_changed_and_its_dtype_becomes_float32(tmp_path):
+    from safetensors.torch import load_file
+
+    model = nn.Sequential(nn.Linear(3, 2), nn.Dropout()).double().train()
+    files = nas.export(model, tmp_path, torch.randn(2, 3).double(), formats=["safetensors"])
+    assert model.training
+    assert model[0].weight.dtype == torch.float64
+    assert {tensor.dtype for tensor in load_file(files["safetensors"]).values()} == {torch.float32}
+
+
+@pytest.mark.slow
+def test_fused_layers_and_parts_that_do_not_run_stay_behind(tmp_path):
+    class WithHead(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = fused.fuse(nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4)))
+            self.auxiliary = nn.Conv2d(4, 1, 1)
+
+        def forward(self, x):
+            x = self.body(x)
+            return (x, self.auxiliary(x)) if self.training else x
+
+    files = nas.export(WithHead(), tmp_path, torch.randn(2, 3, 8, 8), formats=["python", "torch"])
+    assert "body=nn.Sequential(nn.Conv2d(3, 4, kernel_size=(3, 3)), nn.BatchNorm2d(4))" in files["python"].read_text()
+    assert not any("auxiliary" in name for name in torch.export.load(files["torch"]).state_dict)
+
+
+def test_nothing_is_overwritten(tmp_path):
+    (tmp_path / "architecture.json").write_text("mine")
+    with pytest.raises(ValueError, match=r"architecture.json exists already and is not overwritten; choose another"):
+        nas.export(nn.Linear(3, 2), tmp_path, torch.zeros(2, 3), values={}, formats=["json"])
+    assert (tmp_path / "architecture.json").read_text() == "mine"
+
+
+class ByLength(nn.Module):
+    def forward(self, x):
+        return x / len(x)
+
+
+class BySign(nn.Module):
+    def forward(self, x):
+        return x if x.sum() > 0 else -x
+
+
+@pytest.mark.parametrize(
+    ("model", "given", "message"),
+    [
+        (nas.OneOf("act", [nn.ReLU(), nn.Tanh()]), {}, r"has decisions \(act\); export what nas.extract"),
+        (nn.Linear(3, 2), {"formats": ["pickle"]}, "formats are some of json, safetensors.*got 'pickle'"),
+        (nn.Linear(3, 2), {"formats": "onnx"}, "formats are some of .*got 'onnx'"),
+        (nn.Linear(3, 2), {"formats": []}, r"formats are some of .*got \[\]"),
+        (nn.Linear(3, 2), {"formats": ["json"]}, "give its values, or leave the format out"),
+        (nn.Sequential(BySign()), {"formats": ["python"]}, r"0 \(BySign\) reads numbers.*leave out the format python"),
+        (nn.Sequential(ByLength()), {"formats": ["python"]}, "something else than the network for a batch of 4.*len"),
+    ],
+)
+def test_what_cannot_be_exported_is_refused_with_the_cure(model, given, message, tmp_path):
+    pytest.importorskip("safetensors")
+    with pytest.raises(ValueError, match=message):
+        nas.export(model, tmp_path / "new", torch.ones(2, 3), **given)
+    assert not (tmp_path / "new").exists()
+
+
+def test_example_inputs_are_needed(tmp_path):
+    with pytest.raises(ValueError, match="give example inputs, tensors with the batch first"):
+        nas.export(nn.Linear(3, 2), tmp_path, formats=["torch"])
+
+
+def test_a_library_that_is_missing_is_named_with_its_extra(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    with pytest.raises(ImportError, match=r"format safetensors needs safetensors .*pip install 'asng\[export\]'"):
+        nas.export(nn.Linear(3, 2), tmp_path, torch.zeros(2, 3), formats=["python"])

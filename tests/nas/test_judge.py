@@ -168,7 +168,7 @@ def test_the_history_has_the_mean_score_and_the_metrics_of_both_halves():
 
 
 def test_a_judge_without_finite_scores_ends_the_search():
-    with pytest.raises(ValueError, match="all scores of epoch 1 were NaN or infinite; see to the judge"):
+    with pytest.raises(ValueError, match="all scores of epoch 1 were NaN or infinite; check the judge"):
         run_search(judge=lambda model, batch: math.nan)
 
 

@@ -21,8 +21,7 @@ from asng.nas import OneOf, Value
 from asng.nas._capture import step as _capture
 from asng.nas._capture import trace
 from asng.nas._capture.cases import Refused
-from asng.nas._capture.rules import unsupported_reason
-from asng.nas._capture.setter import (
+from asng.nas._capture.switch import (
     MIN_CUDA,
     MIN_TORCH,
     Versions,
@@ -30,6 +29,7 @@ from asng.nas._capture.setter import (
     outdated_reason,
     unavailable_reason,
 )
+from asng.nas._capture.update import unsupported_reason
 from tests.helpers.captures import Choosy, assert_same_steps, iteration, oneshot, step
 from tests.helpers.searches import batches, cross_entropy, pairs
 
@@ -264,8 +264,8 @@ RECENT = Versions(torch="2.11.0+cu130", hip=None, bindings="13.0.1", driver=1300
         (RECENT._replace(torch="3.0.0a0+git1234", bindings="14.1", driver=14020), None),
         (RECENT._replace(torch="2.10.2+cu130"), "torch 2.10.2+cu130 is older than 2.11"),
         (RECENT._replace(hip="7.1.0", bindings=None, driver=0), "ROCm 7.1.0 has no conditional graph nodes"),
-        (RECENT._replace(bindings=None, driver=0), "cuda-bindings is missing; pip install '.[gpu]'"),
-        (RECENT._replace(bindings="12.9.4"), "cuda-bindings 12.9.4 is older than 13.0; pip install '.[gpu]'"),
+        (RECENT._replace(bindings=None, driver=0), "cuda-bindings is missing; pip install 'asng[gpu]'"),
+        (RECENT._replace(bindings="12.9.4"), "cuda-bindings 12.9.4 is older than 13.0; pip install 'asng[gpu]'"),
         (
             RECENT._replace(driver=12090),
             "the driver supports CUDA 12.9, and 13.0 is needed; install a newer one",
@@ -287,9 +287,9 @@ def test_the_versions_of_this_machine_are_read():
         assert versions[2:] == (None, 0)
 
 
-def test_minimum_versions_are_in_the_guide_and_in_the_extra():
-    guide, project = ((ROOT / name).read_text() for name in ("docs/guide.md", "pyproject.toml"))
-    said = " ".join(guide.split())
+def test_minimum_versions_are_in_the_documentation_and_in_the_extra():
+    page, project = ((ROOT / name).read_text() for name in ("docs/speed.md", "pyproject.toml"))
+    said = " ".join(page.split())
     assert f"torch {'.'.join(map(str, MIN_TORCH))} or later, a driver for CUDA {MIN_CUDA}.0 or later" in said
     assert f"cuda-bindings {MIN_CUDA}.0 or later" in said
     assert f'"cuda-bindings>={MIN_CUDA}.0"' in project

@@ -11,7 +11,7 @@ from torch import nn
 
 from asng import fused
 from asng.nas import _distributed
-from asng.nas._groups import Groups
+from asng.nas._distributed import Groups
 from tests.helpers.processes import crowd, exit_code_of, normalize_together, search_together, step_groups
 from tests.helpers.searches import Net, make_oneshot, small_search
 
@@ -143,7 +143,7 @@ def groups(monkeypatch, rank, world_size, population_size=2):
     return Groups(population_size, sync_batchnorm=False)
 
 
-@pytest.mark.filterwarnings("ignore:.* processes idle")
+@pytest.mark.filterwarnings("ignore:.* processes are idle")
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 8])
 @pytest.mark.parametrize("population_size", [1, 2, 4])
 def test_every_row_of_every_candidate_is_run_once(monkeypatch, world_size, population_size):
@@ -159,7 +159,7 @@ def test_every_row_of_every_candidate_is_run_once(monkeypatch, world_size, popul
 
 
 def test_processes_that_are_left_over_are_warned_of(monkeypatch):
-    with pytest.warns(UserWarning, match=r"1 of 3 processes idle, .* a multiple of population_size=2$"):
+    with pytest.warns(UserWarning, match=r"1 of 3 processes are idle, .* a multiple of population_size=2$"):
         groups(monkeypatch, rank=0, world_size=3)
 
 
@@ -197,7 +197,7 @@ def test_rows_are_taken_from_batches_of_any_structure(monkeypatch):
 )
 def test_a_batch_that_cannot_be_split_is_refused(monkeypatch, batch, found):
     with pytest.raises(
-        ValueError, match=rf"2 processes split .* {found} cannot be split; give tensors of as many rows"
+        ValueError, match=rf"2 processes split .* {found} cannot be split; give tensors with equal numbers of rows"
     ):
         groups(monkeypatch, rank=0, world_size=4).take(batch)
     assert groups(monkeypatch, rank=0, world_size=2).take(batch) == (batch, 1.0)

@@ -317,7 +317,6 @@ def test_a_front_is_printed_as_a_table():
     assert header.split() == ["score", "parameters", "Flops", "probability", "values"]
     assert len(lines) == len(found.points)
     assert lines[0].endswith(str(found.points[0].values))
-    assert found._repr_html_().count("<tr>") == 1 + len(lines)  # in a notebook
 
 
 def test_a_benefit_on_a_front_is_a_negative_cost():

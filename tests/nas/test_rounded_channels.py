@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asng import nas
-from asng.nas.layers import _conv as convolutions
+from asng.nas.layers import conv as convolutions
 from asng.space import Integer
 
 

@@ -64,7 +64,7 @@ WITHOUT_END = {
 SIZES = {
     "infinite": (lambda: WIDTH * math.inf, "a size is made from finite numbers, got inf"),
     "NaN": (lambda: math.nan + WIDTH, "a size is made from finite numbers, got nan"),
-    "overflow": (lambda: nas.Linear(2, WIDTH / 1e-320), "'width' / 1e-320 is beyond all numbers .*larger divisors"),
+    "overflow": (lambda: nas.Linear(2, WIDTH / 1e-320), "'width' / 1e-320 overflows .*larger divisors"),
     "rounded to nothing": (lambda: WIDTH.round_to(0), "a multiple of at least 1, got 0"),
     "rounded to a fraction": (lambda: WIDTH.round_to(2.5), "an integer or follows a decision, got 2.5"),
     "divided by nothing": (lambda: nas.Linear(2, WIDTH // 0), "'width' // 0 divides by 0 .*never 0"),

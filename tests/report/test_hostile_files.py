@@ -21,6 +21,9 @@ MARKUP = [
 ]
 ALLOWED = {"class", "content", "id", "charset", "http-equiv", "name", "lang", "style", "tabindex", "role", "aria-label"}
 ALLOWED |= {
+    "data-run",
+    "data-switch",
+    "href",
     "aria-live",
     "aria-hidden",
     "data-chart",
@@ -44,7 +47,8 @@ def write(tmp_path, *folders):
 
 def assert_harmless(page):
     assert [own.get("id") for own in page.tags("script")] == ["data", None]
-    assert {tag for tag, _ in page.elements}.isdisjoint({"img", "iframe", "object", "a", "link", "base", "form"})
+    assert {tag for tag, _ in page.elements}.isdisjoint({"img", "iframe", "object", "link", "base", "form"})
+    assert all((own["href"] or "").startswith("#") for _, own in page.elements if "href" in own)
     assert {name for _, own in page.elements for name in own} <= ALLOWED
     assert "alert(1)" not in page.code["script"] + page.code["style"]
     assert json.loads(page.code["data"])["charts"] is not None

@@ -79,6 +79,21 @@ def load_cifar10(
     return _to_images(device, np.concatenate(train)), _to_images(device, test)
 
 
+def has_cifar10(given: Path | None) -> bool:
+    """Whether any of the files is there, so that nothing would be downloaded."""
+    return len(_missing(_folder(data_folder(given)))) < len(RELEASE.files)
+
+
+def make_noise(device: torch.device | str) -> tuple[ImageSet, ImageSet]:
+    """As many random images as CIFAR-10 has, to train and to test, to time steps with."""
+    generator = torch.Generator().manual_seed(0)
+    sets = []
+    for count in ((len(RELEASE.files) - 1) * RELEASE.images, RELEASE.images):
+        images = torch.randint(256, (count, 3, SIDE, SIDE), dtype=torch.uint8, generator=generator)
+        sets.append(ImageSet(images.to(device), torch.randint(10, (count,), generator=generator).to(device)))
+    return sets[0], sets[1]
+
+
 def _folder(where: Path) -> Path:
     """The folder of the files: the one named, if it looks like it, else the one below it."""
     itself = where.name == FOLDER or any((where / name).exists() for name in RELEASE.files)

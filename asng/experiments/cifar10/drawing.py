@@ -8,43 +8,97 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatch
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatch, Rectangle
 from matplotlib.path import Path as Outline
 
-from asng.experiments.cifar10.layout import CellLayout, arrange
-from asng.experiments.cifar10.probabilities import LOOKS, MARGIN, STATES, TITLE, Probabilities, probabilities_figure
-from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, Paths, cell_paths
-from asng.experiments.figures import GRAY, canvas, save_figure, tint
+from asng._ragged import Array
+from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Point, Way
+from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE, Paths, cell_paths
+from asng.experiments.figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas, save_figure, tint
 
-# Inches. A layer is, from its top: arrow heads, operations, the way to the sum, the sum.
-HEAD, BOX, JOIN, RADIUS = 0.24, 0.32, 0.14, 0.11
-LAYER = HEAD + BOX + JOIN + 2 * RADIUS
-WIDTH = 0.62  # of an operation
-END, OUTPUT = 0.26, 0.92  # heights: of an input; of all that follows the layers
-LEGEND = 0.6
+Probabilities = Mapping[str, Sequence[float] | Array]  # per decision, one for each of its choices
+
+OPERATION_COLORS = {
+    "identity": "#999999",
+    "avg_pool": SKY,
+    "max_pool": BLUE,
+    "sep_conv3": ORANGE,
+    "sep_conv5": VERMILION,
+}
+TEXT_LOOKS: dict[str, dict[str, Any]] = {
+    "small": {"size": 6},
+    "start": {"ha": "left"},
+    "unused": {"color": GRAY},
+    "bold": {"weight": "bold"},
+}
+BOX_LOOKS: dict[str, dict[str, Any]] = {
+    "end": {"fc": "white", "ec": "black"},
+    "end unused": {"fc": "white", "ec": GRAY, "ls": (0, (3, 2))},
+    "sum": {"fc": "0.93", "ec": "black"},
+}
+
+# Inches: of all figures, then of the table.
+TITLE, MARGIN = 0.65, 0.3
+LABEL, COLUMN, ROW, BAR = 0.55, 0.52, 0.29, 0.42
 
 
-class DrawnCell:
-    """One kind of cell, its layout, and how likely its choices were."""
+def probabilities_figure(values: Mapping[str, Any], probabilities: Probabilities) -> Figure:
+    """All probabilities as a table with bars: a row per slot, a column per choice, what was chosen in bold."""
+    operations = len(OPERATIONS) * COLUMN
+    panel = LABEL + (1 + NODES) * COLUMN + MARGIN / 2 + operations
+    figure, axes = canvas(2 * panel + 3 * MARGIN, TITLE + 2 * NODES * ROW + 0.45)
+    for kind, left in zip(CELL_KINDS, (MARGIN, panel + 2 * MARGIN), strict=True):
+        axes.text(left, -0.2, f"{kind.capitalize()} cell", size=10, weight="bold", va="center")
+        for node in range(NODES):
+            y = -TITLE - 2 * node * ROW
+            axes.plot([left, left + panel], [y, y], color="0.8", lw=0.6)
+            axes.text(left, y - ROW, STATES[2 + node], size=7, va="center")
+        for part, start in (("in", left + LABEL), ("op", left + panel - operations)):
+            names = [f"{kind}{node}.{part}{slot}" for node in range(NODES) for slot in (1, 2)]
+            _table(axes, start, {name: probabilities[name] for name in names}, values)
+    note = "Bars are probabilities, what was chosen in bold; a tick marks where all choices are equally likely."
+    axes.text(figure.get_figwidth() / 2, 0.2 - figure.get_figheight(), note, size=7, ha="center", va="center")
+    return figure
 
+
+def _table(axes: Axes, left: float, rows: Probabilities, values: Mapping[str, Any]) -> None:
+    """The distributions of all inputs or all operations of a cell, one below the other."""
+    scale: list[list[tuple[float, float]]] = []
+    longest = max((SPACE[name].choices for name in rows), key=len)
+    for column, choice in enumerate(longest):
+        heading = NAMES.get(choice) or STATES[choice].removeprefix("cell ")
+        axes.text(left + column * COLUMN, 0.1 - TITLE, heading, size=6.5, color=GRAY, va="center")
+    for row, (name, array) in enumerate(rows.items()):
+        y = -TITLE - (row + 0.5) * ROW
+        for column, (choice, probability) in enumerate(zip(SPACE[name].choices, array, strict=True)):
+            x, chosen = left + column * COLUMN, choice == values[name]
+            weight, color = ("bold", "black") if chosen else ("normal", GRAY)
+            axes.text(x, y + 0.05, f"{probability:.2f}", size=6, weight=weight, color=color, va="center")
+            fill = tint(OPERATION_COLORS.get(choice, "black"), 0.45 if chosen else 0.265)
+            edge = {"ec": "black", "lw": 0.6} if chosen else {"lw": 0}
+            axes.add_patch(Rectangle((x, y - 0.1), BAR * probability, 0.07, fc=fill, **edge, gid=f"{name}.{choice}"))
+            even = x + BAR / len(array)
+            scale += [[(x, y - 0.1), (x + BAR, y - 0.1)], [(even, y - 0.1), (even, y - 0.13)]]
+    axes.add_collection(LineCollection(scale, colors="0.5", linewidths=0.5), autolim=False)
+
+
+LEGEND, OUTPUT = 0.6, 0.92  # heights: of the legend; of all that follows the layers
+
+
+class DrawnCell(CellPicture):
+    """One kind of cell, as matplotlib draws it; there y grows upward."""
+
+    top, end, box, radius, widths = TITLE, 0.26, 0.32, 0.11, (0.8, 0.62, 1.0)
     axes: Axes
-    left: float  # is added to every x
 
-    def __init__(self, kind: str, paths: Paths, likely: Mapping[str, float] | None) -> None:
-        self.kind, self.paths, self.likely = kind, paths, likely  # per decision, the probability of its value
-        self.layout = arrange(paths)
-        self.tops = _tops(self.layout)  # the y of its layers and of its output
+    def __init__(self, kind: str, paths: Paths, likely: Mapping[str, float]) -> None:
+        super().__init__(kind, paths, likely)
         left, right = self.layout.extent()
         self.width, self._middle = max(right - left, 3.0), (left + right) / 2
-
-    def twice(self, node: int) -> bool:
-        """Whether both paths of a node are the same: one module, with one set of weights, counted twice."""
-        first, second = self.paths[node]
-        return first == second
 
     def draw(self, axes: Axes, start: float) -> None:
         """Draw the cell with its title, to the right of `start`."""
@@ -53,101 +107,51 @@ class DrawnCell:
         axes.text(middle, -0.2, f"{self.kind.capitalize()} cell", size=10, weight="bold", ha="center", va="center")
         if self.kind == "reduction":
             axes.text(middle, -0.4, "stride 2 on its two inputs", size=7, color=GRAY, ha="center", va="center")
-        used = {state for pair in self.paths for state, _ in pair}
-        for state in (0, 1):
-            self._input(state, state in used)
-        slots = [(node, slot) for node in range(NODES) for slot in (0, 1)]
-        for node, slot in sorted(slots, key=lambda slot: self._likely(slot[0], f"in{slot[1] + 1}") or 0):
-            self._line(node, slot)  # the likely ones last: on top where lines share a lane
-        for node in range(NODES):
-            self._node(node)
-        self._output()
+        self.draw_parts()
 
-    def _likely(self, node: int, part: str) -> float | None:
-        return None if self.likely is None else self.likely[f"{self.kind}{node}.{part}"]
+    def draw_box(self, x: float, top: float, width: float, height: float, look: str, name: str) -> None:
+        self._add_box(x, top, width, height, gid=name, **BOX_LOOKS[look])
 
-    def _input(self, state: int, used: bool) -> None:
-        x, y = self._x(0, state), self.tops[0]
-        style: dict[str, Any] = {"ec": "black"} if used else {"ec": GRAY, "ls": (0, (3, 2))}
-        self._box(x, y, 0.8, END, fc="white", gid=f"{self.kind}.state{state}", **style)
-        self._text(x, y - END / 2, STATES[state], color="black" if used else GRAY)
-        if not used:
-            self._text(x, y + 0.08, "not used", size=6, color=GRAY)
+    def _add_box(self, x: float, top: float, width: float, height: float, **style: Any) -> None:
+        rounded = "round,pad=0,rounding_size=0.05"
+        corner = (x - width / 2, -top - height)
+        self.axes.add_patch(FancyBboxPatch(corner, width, height, rounded, **{"lw": 0.8, "zorder": 3, **style}))
 
-    def _line(self, node: int, slot: int) -> None:
-        """From a state to the operation that takes it."""
-        likely = self._likely(node, f"in{slot + 1}")
-        layer, x = self.layout.depths[2 + node], self.left + self.layout.entry(node, slot)
-        way = self._way(self.paths[node][slot][0], layer, x, self.tops[layer] - HEAD)
-        self._arrow(way, likely, gid=f"{self.kind}{node}.in{slot + 1}")
-        if likely is not None:
-            self._text(x + 0.06, self.tops[layer] - HEAD / 2 + 0.02, f"{likely:.2f}", size=6, ha="left")
+    def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
+        fill = tint(OPERATION_COLORS[operation], 0.45 if likely is None else 0.1 + 0.55 * likely)
+        self._add_box(x, top, self.widths[1], self.box, fc=fill, ec="black", lw=_thickness(likely) / 2, gid=name)
+        shown = NAMES[operation] if likely is None else f"{NAMES[operation]}\n{likely:.2f}"
+        self.draw_text(x, top + self.box / 2, shown)
 
-    def _node(self, node: int) -> None:
-        """Two operations and their sum."""
-        layer = self.layout.depths[2 + node]
-        x, y = self._x(layer, 2 + node), self.tops[layer] - HEAD
-        low = y - BOX - JOIN - RADIUS
-        for slot, (_, operation) in enumerate(self.paths[node]):
-            likely = self._likely(node, f"op{slot + 1}")
-            middle = self.left + self.layout.entry(node, slot)
-            side = np.sign(middle - x)
-            corner = [(middle, y - BOX), (middle, low), (x + side * RADIUS, low)]
-            turn = Outline(corner, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3])
-            self.axes.add_patch(PathPatch(turn, fc="none", ec="black", lw=0.8))
-            name, color = LOOKS[operation]
-            gid = f"{self.kind}{node}.op{slot + 1}"
-            self._box(
-                middle, y, WIDTH, BOX, fc=tint(color, _strength(likely)), ec="black", lw=_thickness(likely) / 2, gid=gid
-            )
-            self._text(middle, y - BOX / 2, name if likely is None else f"{name}\n{likely:.2f}")
-        if self.twice(node):
-            self._text(x, y - BOX / 2, "=", weight="bold")
-        gid = f"{self.kind}{node}"
-        self.axes.add_patch(Circle((x, low), RADIUS, fc="white", ec="black", lw=0.8, zorder=3, gid=gid))
-        self._text(x, low, str(node))
+    def draw_text(self, x: float, y: float, text: str, look: str = "") -> None:
+        style: dict[str, Any] = {"size": 7, "ha": "center", "va": "center", "zorder": 4}
+        for word in look.split():
+            style |= TEXT_LOOKS[word]
+        self.axes.text(x, -y, text, **style)
 
-    def _output(self) -> None:
-        """Loose ends lead into one bar."""
-        last, y = len(self.layout.layers) - 1, self.tops[-1] - HEAD
-        ends = [self._x(last, state) for state in self.layout.loose]
-        for state, x in zip(self.layout.loose, ends, strict=True):
-            way = self._way(state, last + 1, x, y)
-            self._arrow(way, None, ls=(0, (4, 1.5)), gid=f"{self.kind}{state - 2}.out")
-        middle, width = (min(ends) + max(ends)) / 2, max(max(ends) - min(ends) + 0.4, 1.0)
-        self._box(middle, y, width, 0.24, fc="0.93", ec="black", gid=f"{self.kind}.concatenation")
-        self._text(middle, y - 0.12, "concatenate")
-        self._arrow(Outline([(middle, y - 0.24), (middle, y - 0.5)]), None)
-        self._text(middle, y - 0.6, "cell k")
+    def draw_arrow(self, way: Way, likely: float | None, name: str, *, is_loose: bool = False) -> None:
+        codes = [Outline.MOVETO, *[*[Outline.CURVE4] * 3, Outline.LINETO] * (len(way) // 4)]
+        self._add_arrow(Outline([(x, -y) for x, y in way], codes), likely, name, (0, (4, 1.5)) if is_loose else "-")
 
-    def _x(self, layer: int, state: int) -> float:
-        return self.left + self.layout.layers[layer][state]
-
-    def _way(self, state: int, layer: int, x: float, y: float) -> Outline:
-        """From a state down through its lanes to (x, y) in a layer: bent between layers, straight in them."""
-        own = self.layout.depths[state]
-        points = [(self._x(own, state), self.tops[own] - (LAYER if own else END))]
-        codes = [Outline.MOVETO]
-        for below in range(own + 1, layer + 1):
-            next_x = x if below == layer else self._x(below, state)
-            (last_x, start), end = points[-1], self.tops[below]
-            points += [(last_x, (start + end) / 2), (next_x, (start + end) / 2), (next_x, end)]
-            points.append((next_x, y if below == layer else end - LAYER))
-            codes += [Outline.CURVE4] * 3 + [Outline.LINETO]
-        return Outline(points, codes)
-
-    def _arrow(self, way: Outline, likely: float | None, **style: Any) -> None:
-        arrow = FancyArrowPatch(path=way, arrowstyle="-|>,head_length=4,head_width=1.8", mutation_scale=1, **style)
+    def _add_arrow(self, way: Outline, likely: float | None, name: str | None = None, stroke: Any = "-") -> None:
+        style = "-|>,head_length=4,head_width=1.8"
+        arrow = FancyArrowPatch(path=way, arrowstyle=style, mutation_scale=1, gid=name, ls=stroke)
         arrow.set(color=_shade(likely), linewidth=_thickness(likely))
         self.axes.add_patch(arrow)
 
-    def _box(self, x: float, top: float, width: float, height: float, **style: Any) -> None:
-        rounded = "round,pad=0,rounding_size=0.05"
-        corner = (x - width / 2, top - height)
-        self.axes.add_patch(FancyBboxPatch(corner, width, height, rounded, **{"lw": 0.8, "zorder": 3, **style}))
+    def draw_turn(self, start: Point, end: Point) -> None:
+        points = [(start[0], -start[1]), (start[0], -end[1]), (end[0], -end[1])]
+        turn = Outline(points, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3])
+        self.axes.add_patch(PathPatch(turn, fc="none", ec="black", lw=0.8))
 
-    def _text(self, x: float, y: float, text: str, **style: Any) -> None:
-        self.axes.text(x, y, text, **{"size": 7, "ha": "center", "va": "center", "zorder": 4, **style})
+    def draw_sum(self, x: float, y: float, name: str) -> None:
+        self.axes.add_patch(Circle((x, -y), self.radius, fc="white", ec="black", lw=0.8, zorder=3, gid=name))
+
+    def draw_output(self, x: float, top: float, width: float) -> None:
+        self.draw_box(x, top, width, 0.24, "sum", f"{self.kind}.concatenation")
+        self.draw_text(x, top + 0.12, "concatenate")
+        self._add_arrow(Outline([(x, -top - 0.24), (x, -top - 0.5)]), None)
+        self.draw_text(x, top + 0.6, "cell k")
 
 
 def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabilities | None = None) -> list[Path]:
@@ -164,7 +168,7 @@ def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabili
 
 def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[DrawnCell]:
     """The two cells of an architecture."""
-    likely = None
+    likely = {}
     if probabilities is not None:
         likely = {name: float(probabilities[name][SPACE[name].index(value)]) for name, value in values.items()}
     return [DrawnCell(kind, cell_paths(values, kind), likely) for kind in CELL_KINDS]
@@ -172,8 +176,8 @@ def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = No
 
 def cells_figure(cells: Sequence[DrawnCell]) -> Figure:
     """The cells beside each other, a legend beneath them."""
-    lowest = min(cell.tops[-1] for cell in cells) - OUTPUT
-    figure, axes = canvas(sum(cell.width for cell in cells) + MARGIN * (len(cells) + 1), LEGEND - lowest)
+    height = max(cell.tops[-1] for cell in cells) + OUTPUT + LEGEND
+    figure, axes = canvas(sum(cell.width for cell in cells) + MARGIN * (len(cells) + 1), height)
     start = MARGIN
     for cell in cells:
         cell.draw(axes, start)
@@ -182,24 +186,8 @@ def cells_figure(cells: Sequence[DrawnCell]) -> Figure:
     return figure
 
 
-def _tops(layout: CellLayout) -> list[float]:
-    """The y of each layer and of the output; bends get more height where lines go far sideways."""
-    y = -TITLE
-    tops = [y]
-    for layer in range(1, len(layout.layers)):
-        y -= END if layer == 1 else LAYER
-        far = max(abs(start - end) for start, end in layout.bends(layer))
-        y -= min(0.25 + 0.13 * far, 0.8)
-        tops.append(y)
-    return [*tops, y - LAYER - 0.05]
-
-
 def _thickness(likely: float | None) -> float:
     return 1.0 if likely is None else 0.5 + 2.0 * likely
-
-
-def _strength(likely: float | None) -> float:
-    return 0.45 if likely is None else 0.1 + 0.55 * likely
 
 
 def _shade(likely: float | None) -> str:
@@ -213,10 +201,10 @@ def _legend(figure: Figure, cells: Sequence[DrawnCell]) -> None:
         "node: the sum of two operations": Line2D([], [], **marks),
         "output that no node takes": Line2D([], [], color=_shade(None), lw=1, ls=(0, (4, 1.5))),
     }
-    if any(cell.twice(node) for cell in cells for node in range(NODES)):
+    if any(cell.is_twice(node) for cell in cells for node in range(NODES)):
         signs["the same module twice"] = Line2D([], [], **{**marks, "marker": "$=$", "ms": 6})
     rows = [signs]
-    if cells[0].likely is not None:
+    if cells[0].likely:
         levels = {f"{p:.1f}": Line2D([], [], color=_shade(p), lw=_thickness(p)) for p in (0.2, 0.6, 1.0)}
         rows.append({"probability of the choice, at its arrow or in its box:": Line2D([], [], lw=0), **levels})
     for row, y in zip(rows, (0.45, 0.2), strict=False):

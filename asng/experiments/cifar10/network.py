@@ -13,17 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import fused, nas
-from asng.experiments.cifar10.space import (
-    CELL_KINDS,
-    CLASSES,
-    NODES,
-    SPACE,
-    Paths,
-    cell_inputs,
-    influential_cells,
-    loose_ends,
-    reduction_indices,
-)
+from asng.experiments.cifar10 import space
 from asng.nas._capture import trace as _trace
 
 STREAMS = 8  # on which paths of a cell run side by side
@@ -125,6 +115,9 @@ class FactorizedReduce(nn.Module):
     column further.
     """
 
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+
     def __init__(self, inputs: int, outputs: int, affine: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2, bias=False)
@@ -152,7 +145,7 @@ def auxiliary_head(inputs: int, affine: bool) -> nn.Sequential:
         norm(768, affine),
         nn.ReLU(inplace=True),
         nn.Flatten(),
-        nn.Linear(768, CLASSES),
+        nn.Linear(768, space.CLASSES),
     )
 
 
@@ -165,8 +158,8 @@ def run_nodes(
 ) -> dict[int, Tensor]:
     """What each source of a cell holds, the nodes included: node i is source 2 + i.
 
-    A module applied twice to the same gives the same, so it is computed once. Every path but an
-    identity is dropped with a probability, for each image apart, and makes up for it when it is not.
+    A module applied twice to the same gives the same, so it is computed once. Every path
+    except an identity is dropped with a probability, independently for each image; paths that stay are scaled up.
     """
     used = {source for pair in nodes for source, _ in pair}
     states: dict[int, Tensor] = {source: entries[source](x) for source, x in enumerate(inputs) if source in used}
@@ -231,6 +224,15 @@ class Cell(nn.Module):
     The buffer `drop_path` is the probability to drop a path in training. An input that no node looks at may be None.
     """
 
+    entries: nn.ModuleList
+    operations: nn.ModuleList
+    join: nn.Conv2d
+    norm: nn.Module
+    paths: list[list[tuple[int, int]]]
+    inputs: list[int]
+    ends: list[int]
+    sum: PathSum
+    concat: Concat
     drop_path: Tensor
 
     def __init__(
@@ -241,7 +243,7 @@ class Cell(nn.Module):
         self.entries, self.join, self.norm = entries, join, norm
         self.operations = nn.ModuleList(modules)
         self.paths = [[(source, modules.index(module)) for source, module in pair] for pair in nodes]
-        self.inputs = cell_inputs(nodes)
+        self.inputs = space.cell_inputs(nodes)
         self.ends, self.sum, self.concat = list(ends), PathSum(), Concat()
         self.register_buffer("drop_path", torch.zeros((), dtype=torch.float64), persistent=False)
 
@@ -261,11 +263,13 @@ class Cell(nn.Module):
 class Choices(nn.Module):
     """The decisions of one kind of cell, which all cells of the kind hold in common."""
 
+    slots: nn.ModuleList
+
     def __init__(self, kind: str) -> None:
         super().__init__()
-        self.slots = nn.ModuleList(nas.Value(name, v) for name, v in SPACE.items() if name.startswith(kind))
+        self.slots = nn.ModuleList(nas.Value(name, v) for name, v in space.SPACE.items() if name.startswith(kind))
 
-    def paths(self) -> Paths:
+    def paths(self) -> space.Paths:
         values: list[Any] = [slot.value for slot in self.slots]
         nodes = zip(values[0::4], values[1::4], values[2::4], values[3::4], strict=True)
         return [((in1, op1), (in2, op2)) for in1, in2, op1, op2 in nodes]
@@ -278,8 +282,8 @@ class Choices(nn.Module):
     def loose(self) -> Tensor:
         """1 for nodes that are loose ends, 0 for the others, on the device where a captured step chooses."""
         slots: Any = self.slots
-        sources = torch.stack([slots[4 * node + index].index for node in range(NODES) for index in range(2)])
-        nodes = torch.arange(2, 2 + NODES, device=sources.device, dtype=sources.dtype)
+        sources = torch.stack([slots[4 * node + index].index for node in range(space.NODES) for index in range(2)])
+        nodes = torch.arange(2, 2 + space.NODES, device=sources.device, dtype=sources.dtype)
         return (sources[:, None] != nodes).all(0)
 
 
@@ -289,6 +293,13 @@ class SharedCell(nas.Searchable):
     `before` and `previous` are the channels of the inputs; `reduced`: the first is twice as high and
     wide as the second. `reduces`: the paths from both inputs have a stride of 2.
     """
+
+    inputs: tuple[int, int]
+    entries: nn.ModuleList
+    operations: nn.ModuleDict
+    join: nn.Conv2d
+    norm: nn.BatchNorm2d
+    concat: Concat
 
     def __init__(
         self, choices: Choices, before: int, previous: int, channels: int, *, reduced: bool, reduces: bool, affine: bool
@@ -300,7 +311,7 @@ class SharedCell(nas.Searchable):
         self.entries = nn.ModuleList([older, pointwise(previous, channels, affine)])
         self.operations = nn.ModuleDict()
         pools = {step: {"avg_pool": AveragePool(step), "max_pool": nn.MaxPool2d(3, step, 1)} for step in (1, 2)}
-        for node in range(NODES):
+        for node in range(space.NODES):
             for source in range(2 + node):
                 step = 2 if reduces and source < 2 else 1
                 self.operations[f"{node}_{source}_identity"] = _identity(channels, step, affine)
@@ -309,10 +320,10 @@ class SharedCell(nas.Searchable):
                 for kernel in (3, 5):
                     self.operations[f"{node}_{source}_sep_conv{kernel}"] = separable(channels, kernel, step, affine)
         # One parameter with the columns of all nodes: all of them decay from the first step on.
-        self.join = nn.Conv2d(NODES * channels, channels, 1, bias=False)
+        self.join = nn.Conv2d(space.NODES * channels, channels, 1, bias=False)
         self.norm, self.concat = norm(channels, affine), Concat()
 
-    def _nodes(self, paths: Paths) -> Modules:
+    def _nodes(self, paths: space.Paths) -> Modules:
         return [
             [(source, self.operations[f"{node}_{source}_{name}"]) for source, name in pair]
             for node, pair in enumerate(paths)
@@ -323,7 +334,7 @@ class SharedCell(nas.Searchable):
             return self._forward_open(before, previous)
         paths = self.choices.paths()
         states = run_nodes(self.entries, (before, previous), self._nodes(paths))
-        ends = loose_ends(paths)
+        ends = space.loose_ends(paths)
         columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
         weight = concatenate([columns[end] for end in ends])
         result: Tensor = self.norm(F.conv2d(self.concat([states[2 + end] for end in ends]), weight))
@@ -332,11 +343,11 @@ class SharedCell(nas.Searchable):
     def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
         """The same in a captured step: a switch for each path, and columns of ends that are not loose times 0."""
         states = [entry(x) for entry, x in zip(self.entries, (before, previous), strict=True)]
-        for node in range(NODES):
+        for node in range(space.NODES):
             ends = [_trace.switch_on(f"node {node}", partial(self._path, node, index), *states) for index in range(2)]
             states.append(ends[0] + ends[1])
         channels = self.join.out_channels
-        loose = self.choices.loose().repeat_interleave(channels, output_size=NODES * channels)
+        loose = self.choices.loose().repeat_interleave(channels, output_size=space.NODES * channels)
         weight = self.join.weight * loose.view(1, -1, 1, 1)
         result: Tensor = self.norm(F.conv2d(self.concat(states[2:]), weight))
         return result
@@ -354,7 +365,7 @@ class SharedCell(nas.Searchable):
 
     def build_static(self) -> Cell:
         paths = self.choices.paths()
-        ends = loose_ends(paths)
+        ends = space.loose_ends(paths)
         columns = torch.split(self.join.weight.detach(), self.join.out_channels, 1)
         weight = torch.cat([columns[end] for end in ends], 1)
         join = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False, device="meta")
@@ -382,13 +393,19 @@ class Net(nn.Module):
     torch.Size([2, 10])
     """
 
+    stem: nn.Sequential
+    cells: nn.ModuleList
+    reduction_indices: tuple[int, int]
+    auxiliary: nn.Sequential | None
+    classifier: nn.Linear
+
     def __init__(self, channels: int = 16, cells: int = 8, *, affine: bool = False, auxiliary: bool = False) -> None:
         super().__init__()
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
         self.cells = nn.ModuleList()
-        choices = [Choices(kind) for kind in CELL_KINDS]
-        self.reduction_indices = reduction_indices(cells)
+        choices = [Choices(kind) for kind in space.CELL_KINDS]
+        self.reduction_indices = space.reduction_indices(cells)
         for index in range(cells):
             reduces, reduced = index in self.reduction_indices, index - 1 in self.reduction_indices
             channels *= 2 if reduces else 1
@@ -399,13 +416,13 @@ class Net(nn.Module):
             )
             before, previous = previous, channels
         self.auxiliary = auxiliary_head(channels, affine) if auxiliary else None
-        self.classifier = nn.Linear(channels, CLASSES)
+        self.classifier = nn.Linear(channels, space.CLASSES)
 
     def forward(self, images: Tensor) -> Tensor | tuple[Tensor, Tensor]:
         last, middle = len(self.cells) - 1, self.reduction_indices[1]
         with_second = self.auxiliary is not None and self.training
         cells: Any = self.cells
-        needed = influential_cells([cell.inputs for cell in cells], [last, middle] if with_second else [last])
+        needed = space.influential_cells([cell.inputs for cell in cells], [last, middle] if with_second else [last])
         output, second = self.stem(images), None
         inputs: tuple[Tensor | None, Tensor | None] = (F.relu(output),) * 2  # once for both cells that take it
         for index, cell in enumerate(cells):

@@ -18,7 +18,16 @@ from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import EpochSettings, SearchSettings, parse_device
 from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
 from asng.experiments.cifar10 import drawing, space
-from asng.experiments.cifar10.data import augment_batches, load_cifar10, normalize, to_channels_last
+from asng.experiments.cifar10.data import (
+    MEAN,
+    STD,
+    augment_batches,
+    has_cifar10,
+    load_cifar10,
+    make_noise,
+    normalize,
+    to_channels_last,
+)
 from asng.experiments.cifar10.network import Net, count_without_auxiliary, set_drop_path, use_fused_kernels
 from asng.space import Variable
 
@@ -43,22 +52,23 @@ class Cifar10SearchSettings(SearchSettings, EpochSettings):
     is missing.
 
     Examples:
-      asng cifar10 search                          as in the paper: 100 epochs, for a GPU
-      asng cifar10 search --small                  a look, about five minutes on two cores
+      asng cifar10 search                  as in the paper: 100 epochs, for a GPU
+      asng cifar10 search --small          a look, about five minutes on two cores
+      asng cifar10 search --dry-run        what it would take; nothing is run
       asng cifar10 search --method sng --out runs/sng
       asng cifar10 search --max-params 200000 --epochs 50
     """
 
     epochs: int = 100
-    """Over one half of the training images; the other half judges architectures."""
+    """Passes over one half of the training images; the other half judges architectures."""
     channels: int = 16
-    """Of the first cell."""
+    """Channels of the first cell."""
     cells: int = 8
-    """Of which those at a third and at two thirds reduce."""
+    """Cells of the network; those at a third and at two thirds of it reduce."""
     num_train_images: int = 50_000
-    """How many of the training images are used."""
+    """Training images that are used, in both halves together."""
     num_test_images: int = 10_000
-    """How many of the test images are used after an epoch."""
+    """Test images that are used after each epoch."""
 
     def __post_init__(self) -> None:
         check_settings(self, channels=2, cells=3, batch=2, population_size=2)
@@ -72,20 +82,20 @@ class Cifar10RetrainSettings(EpochSettings):
     continues.
 
     Examples:
-      asng cifar10 retrain runs/cifar10-asng-seed0               what a search found, 600 epochs
+      asng cifar10 retrain runs/cifar10-asng-seed0         what a search found
       asng cifar10 retrain runs/cifar10-small-asng-seed0 --small
       asng cifar10 retrain --architecture cell.json --epochs 100
-      asng cifar10 retrain --architecture random --seed 3        a baseline
+      asng cifar10 retrain --architecture random --seed 3  a baseline
     """
 
     epochs: int = 600
-    """Over all training images."""
+    """Passes over all training images."""
     channels: int | None = None
-    """Of the first cell; by default as many as the parameters allow."""
+    """Channels of the first cell; by default as many as --max-params allows."""
     max_params: int = 4_000_000
-    """What the number of channels is chosen by; the auxiliary head does not count."""
+    """Most parameters, by which the channels are chosen; the auxiliary head does not count."""
     cells: int = 20
-    """Of which those at a third and at two thirds reduce."""
+    """Cells of the network; those at a third and at two thirds of it reduce."""
     batch: int = 80
     """Images in a mini-batch."""
     drop_path: float = 0.3
@@ -93,7 +103,7 @@ class Cifar10RetrainSettings(EpochSettings):
     auxiliary: float = 0.4
     """Weight of the auxiliary head's loss."""
     num_train_images: int = 50_000
-    """How many of the training images are used."""
+    """Training images that are used."""
 
     def __post_init__(self) -> None:
         check_settings(self, cells=3, batch=2)
@@ -128,6 +138,11 @@ class Cifar10(Task):
     """
 
     name, loading = "cifar10", "download"
+    inputs = (
+        "Images (n, 3, 32, 32), RGB from 0 to 255, of each channel minus the mean "
+        f"({', '.join(f'{mean:.4g}' for mean in MEAN)}) and divided by the standard deviation "
+        f"({', '.join(f'{deviation:.4g}' for deviation in STD)}); scores of the ten classes."
+    )
     search_settings, train_settings = Cifar10SearchSettings, Cifar10RetrainSettings
     evaluate_settings, data_settings = Cifar10EvaluateSettings, Cifar10DataSettings
     small_search, small_train = SMALL, SMALL_RETRAIN
@@ -141,6 +156,12 @@ class Cifar10(Task):
     @classmethod
     def load(cls, where: Cifar10DataSettings, progress: Progress = no_progress) -> "Cifar10":
         return cls(*load_cifar10(where.data, parse_device(where.device), progress), kernels=where.kernels)
+
+    @classmethod
+    def load_for_estimate(cls, where: Cifar10DataSettings, progress: Progress) -> "Cifar10":
+        if has_cifar10(where.data):
+            return cls.load(where, progress)
+        return cls(*make_noise(parse_device(where.device)), kernels=where.kernels)
 
     def train_indices(self, settings: Cifar10SearchSettings | Cifar10RetrainSettings) -> Tensor:
         return torch.arange(settings.num_train_images)

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from asng import nas
 from asng.experiments.inpainting import encoding
 from asng.experiments.inpainting.encoding import SIZE, Layer, Values, Variables
-from asng.fused._chain import FIELDS, Chain
-from asng.fused._chain import Layer as ChainLayer
+from asng.fused._chain import FIELDS, ChainLayer, Chains
 from asng.nas._capture import trace as _trace
 
 IMAGE_CHANNELS = 3
@@ -48,6 +47,11 @@ class Net(nas.Searchable):
     )
     """
 
+    decisions: nn.ModuleList
+    encoder: nn.ModuleList
+    decoder: nn.ModuleList
+    last: nas.ConvTranspose2d
+
     def __init__(self, space: Variables, size: tuple[int, int] = SIZE) -> None:
         super().__init__()
         self.size = size
@@ -61,7 +65,7 @@ class Net(nas.Searchable):
             _of_each_kind(_mirror, nas.ConvTranspose2d, in_channels, width) for width in channels
         )
         self.last = nas.ConvTranspose2d(in_channels, IMAGE_CHANNELS, 3, padding=1, bias=False)
-        self._bounds = Chain(
+        self._bounds = Chains(
             len(channels), in_channels.max, max(encoding.widths_of(space)), IMAGE_CHANNELS, max(encoding.KERNELS)
         )
         reset(self)
@@ -130,6 +134,10 @@ class Autoencoder(nn.Module):
     Layers with stride 1 have a skip connection to their mirror image. Other sizes run too, but then
     a layer that halves a side of 1, to 1, is not left out.
     """
+
+    encoder: nn.ModuleList
+    decoder: nn.ModuleList
+    last: nn.Module
 
     def __init__(self, encoder: Sequence[nn.Module], decoder: Sequence[nn.Module], last: nn.Module) -> None:
         super().__init__()

@@ -18,9 +18,8 @@ from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import IterationSettings, SearchSettings, parse_device
 from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
 from asng.experiments.inpainting import encoding, measures
-from asng.experiments.inpainting.data import describe_faces, load_faces, load_folder, mask_batches
+from asng.experiments.inpainting.data import Mask, describe_faces, fixed_masks, load_faces, load_folder, mask_batches
 from asng.experiments.inpainting.encoding import Encoding
-from asng.experiments.inpainting.masks import Mask, fixed_masks
 from asng.experiments.inpainting.network import Net, new_autoencoder, to_device_format
 from asng.experiments.inpainting.pictures import picture
 from asng.space import Variable
@@ -52,9 +51,9 @@ class InpaintingSearchSettings(SearchSettings, IterationSettings):
     rate and the mask are others.
 
     Examples:
-      asng inpainting search                                   as in the paper, for a GPU
+      asng inpainting search                 as in the paper, for a GPU
       asng inpainting search --encoding int --mask pixel
-      asng inpainting search --small                           a look, minutes on two cores
+      asng inpainting search --small         a look, minutes on two cores
     """
 
     encoding: Encoding = "cat"
@@ -62,7 +61,7 @@ class InpaintingSearchSettings(SearchSettings, IterationSettings):
     mask: Mask = DEFAULT_MASK
     """What is missing: the central square, 80 % of the pixels, or a half of the image."""
     iterations: int = 50_000
-    """Each moves the weights and the distribution once."""
+    """Steps of the search; each moves the weights and the distribution once."""
     layers: int = 20
     """Hidden layers; those that the output does not lead back to are inactive."""
     widths: tuple[int, ...] | None = None
@@ -85,9 +84,8 @@ class InpaintingRetrainSettings(IterationSettings):
     continues.
 
     Examples:
-      asng inpainting retrain runs/inpainting-cat-center-asng-seed0                          what a search found
-      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture base      baselines
-      asng inpainting retrain runs/inpainting-cat-center-asng-seed0 --architecture random --seed 3
+      asng inpainting retrain runs/inpainting-cat-center-asng-seed0
+      asng inpainting retrain runs/faces --architecture base    a baseline
       asng inpainting retrain --architecture random --seed 3 --mask pixel
       asng inpainting retrain --architecture network.json --iterations 20000
     """
@@ -121,7 +119,7 @@ class InpaintingEvaluateSettings(EvaluateSettings):
     Examples:
       asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0
       asng inpainting evaluate runs/inpainting-cat-center-asng-seed0
-      asng inpainting evaluate runs/inpainting-cat-center-asng-seed0/retrain-seed0 --pictures family
+      asng inpainting evaluate runs/faces/retrain-seed0 --pictures family
     """
 
     pictures: Path | None = None
@@ -159,6 +157,8 @@ class Inpainting(Task):
     """
 
     name, noun, loading = "inpainting", "faces", "reading faces"
+    image_size = encoding.SIZE
+    inputs = "Images (n, 3, 64, 64), RGB from 0 to 1, with zeros where pixels are missing; the restored images."
     search_settings, train_settings = InpaintingSearchSettings, InpaintingRetrainSettings
     evaluate_settings, data_settings = InpaintingEvaluateSettings, FaceSettings
     small_search, small_train = SMALL, SMALL_RETRAIN

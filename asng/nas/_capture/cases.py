@@ -1,9 +1,10 @@
-"""The cases of switches: what each decides and gives, and which of them an architecture selects."""
+"""The cases of switches: what each decides and gives, which of them an architecture selects; and batches to run on."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache, reduce
+from numbers import Number
 from traceback import walk_tb
 from typing import Any
 
@@ -88,10 +89,7 @@ class Columns:
 
     def add_cases(self, cases: Sequence[Assignment]) -> int:
         """The column of a set of cases."""
-        key = tuple(cases)
-        if key not in self._starts:
-            self._append(key, _case_finder(key), 1)
-        return self._starts[key]
+        return self._add(tuple(cases), lambda: _case_finder(cases))
 
     def add_decision(self, name: str) -> int:
         """The column of a decision alone: the position of its value."""
@@ -100,23 +98,20 @@ class Columns:
     def add_function(self, function: NumbersFn, args: tuple[Any, ...], length: int) -> int:
         """The first column of the integers that a function makes of the values and further arguments."""
         self.unread.clear()  # it may read any
-        key = function, args
-        if key not in self._starts:
-            self._append(key, lambda values, positions: function(values, *args), length)
-        return self._starts[key]
+        return self._add((function, args), lambda: lambda values, positions: function(values, *args), length)
 
     def add_size(self, size: Size) -> int:
         """The column of a size that follows decisions."""
         self.unread.difference_update(decision.name for decision in size.decisions)
-        key = Size, repr(size)
-        if key not in self._starts:
-            self._append(key, lambda values, positions: [size._under(values)], 1)
-        return self._starts[key]
+        return self._add((Size, repr(size)), lambda: lambda values, positions: [size._under(values)])
 
-    def _append(self, key: Any, encoder: Encoder, length: int) -> None:
-        self._starts[key] = self._length
-        self._encoders.append(encoder)
-        self._length += length
+    def _add(self, key: Any, make_encoder: Callable[[], Encoder], length: int = 1) -> int:
+        """The first column of an encoder, which is made for a new key."""
+        if key not in self._starts:
+            self._starts[key] = self._length
+            self._encoders.append(make_encoder())
+            self._length += length
+        return self._starts[key]
 
     def encode(self, values: Mapping[str, Any]) -> list[int]:
         """The row of an architecture."""
@@ -158,3 +153,38 @@ def common_outputs(label: str, cases: Sequence[Case]) -> list[Tensor]:
 
 def _shapes(case: Case) -> list[tuple[int, ...]]:
     return [tuple(output.shape) for output in case.outputs]
+
+
+class StaticBatch:
+    """A batch in fixed memory."""
+
+    def __init__(self, batch: Any, device: torch.device) -> None:
+        self._leaves, self._spec = pytree.tree_flatten(batch)
+        for leaf in self._leaves:
+            if not isinstance(leaf, (Tensor, Number, str, bytes, type(None))):
+                kind = type(leaf).__name__
+                raise Refused(f"a batch holds {kind}, and only tensors, numbers and strings can be captured")
+        self._leaves = [leaf.to(device, copy=True) if isinstance(leaf, Tensor) else leaf for leaf in self._leaves]
+        self.batch = pytree.tree_unflatten(self._leaves, self._spec)
+
+    def fits(self, batch: Any) -> bool:
+        leaves, spec = pytree.tree_flatten(batch)
+        return bool(spec == self._spec) and all(map(_alike, leaves, self._leaves))
+
+    def find_change(self, batch: Any) -> str | None:
+        leaves, spec = pytree.tree_flatten(batch)
+        different = [pair for pair in zip(leaves, self._leaves, strict=False) if not _alike(*pair)]
+        if spec != self._spec or not different or any(isinstance(leaf, Tensor) for pair in different for leaf in pair):
+            return None
+        return f"a batch holds {different[0][0]!r} instead of {different[0][1]!r}, and only tensors may change"
+
+    def copy_(self, batch: Any) -> None:
+        for target, source in zip(self._leaves, pytree.tree_flatten(batch)[0], strict=True):
+            if isinstance(target, Tensor):
+                target.copy_(source, non_blocking=True)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and one.dtype == other.dtype
+    return type(one) is type(other) and bool(one == other)

@@ -17,15 +17,14 @@ from torch import Tensor, nn
 from asng.nas._candidates import Judge, LossFn, Numbers, Outcome, split_metrics, to_outcome
 from asng.nas._capture import masked
 from asng.nas._capture import switch as _switch
-from asng.nas._capture.batch import StaticBatch
 from asng.nas._capture.branch import RefuseGenerators, SplitGroups, Weights
-from asng.nas._capture.cases import Case, Columns, Refused, Unswitchable, first_line, running_modules
+from asng.nas._capture.cases import Case, Columns, Refused, StaticBatch, Unswitchable, first_line, running_modules
 from asng.nas._capture.trace import CAST, MAX_CASES, Switch, Trace, run_all, run_one
 from asng.nas._capture.update import WeightUpdate
 from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet, Values
 
-Fork = Callable[[Sequence[Callable[[], None]]], None]
+ForkFn = Callable[[Sequence[Callable[[], None]]], None]
 
 
 def in_turn(branches: Sequence[Callable[[], None]]) -> None:
@@ -35,7 +34,7 @@ def in_turn(branches: Sequence[Callable[[], None]]) -> None:
 
 
 class Iteration:
-    """One iteration with open architectures: prepared once, then run as often as wanted.
+    """One iteration with open architectures: prepared once, then run any number of times.
 
     On the CPU it runs eagerly and equals the plain path bit for bit; on CUDA `capture` makes a graph of it.
 
@@ -312,7 +311,7 @@ class Iteration:
     def _numbers(self, kind: str, rows: list[list[float]]) -> list[Numbers]:
         return [Numbers(row[0], dict(zip(self._metrics[kind], row[1:], strict=False))) for row in rows]
 
-    def _run(self, switch: Switch, fork: Fork, pass_switch: Switch = run_all) -> None:
+    def _run(self, switch: Switch, fork: ForkFn, pass_switch: Switch = run_all) -> None:
         """Run an iteration; `switch` runs one case of several, `pass_switch` a pass or nothing."""
         passes = range(1 if switch is run_all else self._n)  # they are alike
 

@@ -19,10 +19,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from asng.nas import layers
-from asng.nas._capture.batch import StaticBatch
+from asng.nas._capture.cases import StaticBatch
+from asng.nas._size import AnySize, map_sizes
 from asng.nas.layers._base import ElasticLayer
-from asng.nas.layers._conv import ElasticConv
-from asng.nas.layers._sizes import AnySize, map_sizes
+from asng.nas.layers.conv import ElasticConv
 from asng.nas.supernet import Supernet
 
 TOLERANCE = 1e-4  # relative; parts of a model that are in float32 all the same make about 1e-6

@@ -14,8 +14,8 @@ from asng.nas._candidates import Numbers
 from asng.nas._capture import switch as _switch
 from asng.nas._capture.cases import Refused, first_line, running_modules
 from asng.nas._capture.iteration import Iteration
-from asng.nas._capture.rules import unsupported_reason
-from asng.nas._capture.setter import unavailable_reason
+from asng.nas._capture.switch import unavailable_reason
+from asng.nas._capture.update import unsupported_reason
 from asng.nas._checks import unwrap
 from asng.nas.supernet import Supernet, Values
 
@@ -32,10 +32,7 @@ class CapturedStep:
     """
 
     def __init__(
-        self,
-        supernet: Supernet,
-        make_iteration: Callable[[int], Iteration],
-        find_obstacle: Callable[[], str | None],
+        self, supernet: Supernet, make_iteration: Callable[[int], Iteration], find_obstacle: Callable[[], str | None]
     ) -> None:
         self._supernet, self._make_iteration, self._find_obstacle = supernet, make_iteration, find_obstacle
         self._iteration: Iteration | None = None

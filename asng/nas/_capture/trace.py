@@ -2,7 +2,7 @@
 
 The same code runs in three ways, which differ in their switch alone: a dry run runs all cases, a CUDA graph holds
 all of them and runs one at each replay, and on the CPU Python runs one. A dry run comes first. It finds the cases of
-each switch: it runs the choice with nothing decided, and each decision that the choice reads splits the case in hand
+each switch: it runs the choice with nothing decided, and each decision that the choice reads splits the current case
 into one case per value. Choices inside a choice are read in the same way, so they need no switch of their own; only
 where there are too many combinations they get one. A layer whose cases differ in shape cannot be a switch; then the
 module around it becomes one.
@@ -21,9 +21,8 @@ from asng.nas._capture import cases as _cases
 from asng.nas._capture.branch import Branch, Scope, Source, Weights, add_all, leaves
 from asng.nas._capture.cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
 from asng.nas._capture.masked import forward_of as forward_masked
-from asng.nas._decision import Decision, Searchable
 from asng.nas._size import Size
-from asng.nas.decisions import Value, Width
+from asng.nas.decisions import Decision, Searchable, Value, Width
 from asng.nas.layers import ElasticLayer
 from asng.nas.supernet import Supernet
 
@@ -35,7 +34,7 @@ _current: "Trace | None" = None
 
 
 class _Undecided(BaseException):  # past a user's `except Exception`
-    """A decision was read that the case in hand leaves open."""
+    """A decision was read that the current case leaves open."""
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
@@ -309,7 +308,7 @@ class Trace:
     # Gradients.
 
     def source(self, tensor: Tensor) -> tuple[Tensor, Tensor]:
-        """A tensor whose gradient switches add to, and that gradient; once for each tensor of a scope."""
+        """A tensor and the gradient that switches add to; made once for each tensor of a scope."""
         sources = self.scope.sources
         if id(tensor) not in sources:
             gradient = torch.zeros_like(tensor)
@@ -327,7 +326,7 @@ class Trace:
         return self.scope.anchor
 
     def parameters_of(self, outputs: Sequence[Tensor], label: str, since: int = -1) -> list[Tensor]:
-        """The parameters that some results of the scope in hand depend on, which began at a number of autograd's."""
+        """The parameters that results of the current scope depend on; `since`: autograd's number of its first node."""
         try:
             nodes = leaves(outputs, since)
         except ValueError as error:

@@ -5,17 +5,50 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from functools import cache
+from functools import cache, lru_cache
 from inspect import signature
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from asng.nas._decision import Searchable
-from asng.nas._size import Size
-from asng.nas.layers._meta import on_meta, owner_of
-from asng.nas.layers._sizes import AnySize, check_fixed, map_sizes, to_sizes
+from asng.nas._size import AnySize, Size, check_fixed, map_sizes, to_sizes
+from asng.nas.decisions import Searchable
+
+
+def on_meta(kind: Any, **settings: Any) -> nn.Module:
+    """A torch layer on the device "meta"; the constructor runs once for equal settings, which are hashable."""
+    return _copy_layer(kind, *_prototype(kind, tuple(settings.items())))
+
+
+def _copy_layer(kind: Any, attributes: dict[str, Any], containers: list[str]) -> nn.Module:
+    layer: nn.Module = kind.__new__(kind)
+    layer.__dict__.update(attributes)
+    for name in containers:
+        layer.__dict__[name] = attributes[name].copy()
+    if attributes["_modules"]:
+        for name, child in attributes["_modules"].items():
+            layer._modules[name] = _copy_layer(type(child), child.__dict__, _containers(child.__dict__))
+    return layer
+
+
+@lru_cache(maxsize=1024)
+def _prototype(kind: Any, settings: tuple[tuple[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
+    """The attributes of a layer, made without the slow initialization, and the names of those to copy."""
+    bare = type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
+    with torch.device("meta"):  # constructors of other libraries have no argument for it
+        attributes = bare(**dict(settings)).__dict__
+    return attributes, _containers(attributes)
+
+
+def _containers(attributes: dict[str, Any]) -> list[str]:
+    return [name for name, value in attributes.items() if isinstance(value, (dict, list, set))]
+
+
+def owner_of(layer: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module that has a parameter or buffer, and its name there."""
+    inner, _, name = path.rpartition(".")
+    return (layer.get_submodule(inner) if inner else layer), name
 
 
 @cache
@@ -330,7 +363,7 @@ class ElasticLayer(Searchable):
         if self._any_size is None:
             if in_channels is not None:
                 raise ValueError(
-                    f"{path_of(self)} is told by its decisions how much it takes, not by in_channels={in_channels}"
+                    f"the input size of {path_of(self)} follows its decisions; leave out in_channels={in_channels}"
                 )
         elif in_channels is None or not 1 <= in_channels <= self._any_size.max:
             raise ValueError(
@@ -411,3 +444,16 @@ def path_of(layer: nn.Module) -> str:
             path = next((path for path, module in caller.named_modules() if module is layer), path)
         frame = frame.f_back
     return path or type(layer).__name__
+
+
+def first(tensor: Tensor | None, *sizes: int) -> Tensor | None:
+    """A view of the first entries on each axis; None for a tensor that a layer does not have."""
+    return None if tensor is None else tensor[tuple(map(slice, sizes))]
+
+
+def first_of_groups(tensor: Tensor, all_groups: int, groups: int, channels: int) -> Tensor:
+    """The first channels of each of the first groups, on the first axis; a copy, unless there is one group."""
+    if all_groups == 1:
+        return tensor[:channels]
+    by_group: Tensor = tensor.unflatten(0, (all_groups, -1))  # type: ignore[no-untyped-call]
+    return by_group[:groups, :channels].flatten(0, 1)

@@ -1,16 +1,15 @@
 """Elastic attention: the width and the number of heads may follow decisions."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._decision import SizeLike
-from asng.nas._size import remainder
-from asng.nas.layers._base import ElasticLayer
-from asng.nas.layers._sizes import first, first_of_groups, refuse_any_size
+from asng.nas._size import refuse_any_size, remainder
+from asng.nas.decisions import SizeLike
+from asng.nas.layers._base import ElasticLayer, first, first_of_groups
 
 
 class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):
@@ -38,7 +37,8 @@ class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):
     torch.Size([1, 5, 32])
     """
 
-    torch_layer, elastic = nn.MultiheadAttention, ("embed_dim", "num_heads")
+    torch_layer = nn.MultiheadAttention
+    elastic: ClassVar[tuple[str, ...]] = ("embed_dim", "num_heads")
 
     def __init__(
         self,

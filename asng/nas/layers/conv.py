@@ -1,8 +1,219 @@
 """Elastic convolutions, and transposed ones, in one, two and three dimensions."""
 
-from torch import nn
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, ClassVar, Literal
 
-from asng.nas.layers._conv import Conv, ConvTranspose
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from asng.nas._size import AnySize, Size, remainder
+from asng.nas.decisions import InputSize, SizeLike
+from asng.nas.layers._base import ElasticLayer, first_of_groups
+
+PaddingMode = Literal["zeros", "reflect", "replicate", "circular"]
+Sizes = int | Sequence[int]
+
+CHANNEL_MULTIPLE = 32  # channels
+
+
+class ElasticConv(ElasticLayer, nn.modules.conv._ConvNd):
+    """What convolutions of (..., channels, *spatial) share: the slice of the weight that the selected sizes use."""
+
+    elastic: ClassVar[tuple[str, ...]] = ("in_channels", "out_channels", "groups", "kernel_size")
+    _axes: ClassVar[int]  # spatial ones
+    _function: ClassVar[str]  # of torch.nn.functional
+
+    def __init__(self, in_channels: InputSize, out_channels: SizeLike, kernel_size: Any, *settings: Any) -> None:
+        super().__init__(in_channels, out_channels, _to_tuple(kernel_size, self._axes), *settings)
+        self._elastic_kernel = any(side.is_elastic for side in self.sizes["kernel_size"])
+
+    def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        for channels in (sizes["in_channels"], sizes["out_channels"]):
+            check_groups(channels, sizes["groups"])
+        given = arguments["padding"]
+        padding = {"valid": 0, "same": math.inf}.get(given) if isinstance(given, str) else given
+        if padding is None:
+            raise ValueError(f"padding must be numbers, 'valid' or 'same', got {given!r}")
+        paddings, dilations = (_to_tuple(setting, self._axes) for setting in (padding, arguments["dilation"]))
+        for side, pad, step in zip(sizes["kernel_size"], paddings, dilations, strict=True):
+            _check_kernel(side, pad, step, given)
+
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        return self._first_channels(self.sizes["in_channels"](), self.sizes["out_channels"]())
+
+    def _first_channels(self, in_channels: int, out_channels: int) -> dict[str, Tensor | None]:
+        """Weight and bias of the selected kernel and groups for these numbers of channels."""
+        groups = self.sizes["groups"]()
+        inputs, outputs = in_channels // groups, out_channels // groups
+        rows, columns = (inputs, outputs) if self.transposed else (outputs, inputs)
+        weight = first_of_groups(self._crop_kernel()[:, :columns], self.groups, groups, rows)
+        bias = None if self.bias is None else first_of_groups(self.bias, self.groups, groups, outputs)
+        return {"weight": weight, "bias": bias}
+
+    def _crop_kernel(self) -> Tensor:
+        """The weight of the selected kernel, which is the center of the largest one."""
+        weight = self.weight
+        if self._elastic_kernel:
+            for axis, (offset, size) in enumerate(zip(self._offsets(), self._kernel(), strict=True), start=2):
+                weight = weight.narrow(axis, offset, size) if offset else weight
+        return weight
+
+    def _kernel(self) -> list[int]:
+        return [side() for side in self.sizes["kernel_size"]]
+
+    def _offsets(self) -> list[int]:
+        """The offset of the selected kernel in the largest one, on each axis."""
+        return [(largest - size) // 2 for largest, size in zip(self.kernel_size, self._kernel(), strict=True)]
+
+    def _padding(self) -> Any:
+        """The padding that keeps the output size of the largest kernel."""
+        if isinstance(self.padding, str) or not self._elastic_kernel:
+            return self.padding
+        offsets = zip(self.padding, self._offsets(), self.dilation, strict=True)
+        return tuple(pad - offset * step for pad, offset, step in offsets)
+
+    def static_settings(self) -> dict[str, Any]:
+        return {**super().static_settings(), "padding": self._padding()}
+
+    def _convolve(self, input: Tensor, *arguments: Any) -> Tensor:
+        """The output of torch's function, called with input, weight, bias, stride and these arguments.
+
+        Where convolutions are autotuned, numbers of channels are rounded up: the input is padded with channels of
+        zeros, and surplus output channels are cropped. The result and all gradients are those of the exact slice.
+        """
+        in_channels, out_channels = inputs, outputs = self.sizes["in_channels"](), self.sizes["out_channels"]()
+        has_channels = input.dim() > self._axes  # otherwise torch refuses it
+        if self.groups == 1 and has_channels and autotunes(input.device):
+            inputs = min(round_channels(in_channels), self.in_channels)
+            outputs = min(round_channels(out_channels), self.out_channels)
+            if inputs > in_channels:
+                input = F.pad(input, (*(0, 0) * self._axes, 0, inputs - in_channels))
+        part = self._first_channels(inputs, outputs)
+        function: Any = getattr(F, self._function)
+        output: Tensor = function(input, part["weight"], part["bias"], self.stride, *arguments)
+        return output if outputs == out_channels else output.narrow(-1 - self._axes, 0, out_channels).clone()
+
+
+class Conv(ElasticConv):
+    """What convolutions share besides: torch's arguments, and the padding."""
+
+    def __init__(
+        self,
+        in_channels: InputSize,
+        out_channels: SizeLike,
+        kernel_size: SizeLike | Sequence[SizeLike],
+        stride: Sizes = 1,
+        padding: str | Sizes = 0,
+        dilation: Sizes = 1,
+        groups: SizeLike = 1,
+        bias: bool = True,
+        padding_mode: PaddingMode = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        settings = (stride, padding, dilation, groups, bias, padding_mode, device, dtype)
+        super().__init__(in_channels, out_channels, kernel_size, *settings)
+
+    def forward(self, input: Tensor) -> Tensor:
+        self.check_input(self.sizes["in_channels"], input, -1 - self._axes)
+        padding = self._padding()
+        if self.padding_mode != "zeros":
+            smaller = [n * step for n, step in zip(self._offsets(), self.dilation, strict=True) for _ in range(2)]
+            around = zip(self._reversed_padding_repeated_twice, reversed(smaller), strict=True)
+            input, padding = F.pad(input, [pad - less for pad, less in around], mode=self.padding_mode), 0
+        return self._convolve(input, padding, self.dilation, self.sizes["groups"]())
+
+
+class ConvTranspose(ElasticConv):
+    """What transposed convolutions share besides: torch's arguments, and the padding of the output."""
+
+    def __init__(
+        self,
+        in_channels: InputSize,
+        out_channels: SizeLike,
+        kernel_size: SizeLike | Sequence[SizeLike],
+        stride: Sizes = 1,
+        padding: Sizes = 0,
+        output_padding: Sizes = 0,
+        groups: SizeLike = 1,
+        bias: bool = True,
+        dilation: Sizes = 1,
+        padding_mode: PaddingMode = "zeros",
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        settings = (stride, padding, output_padding, groups, bias, dilation, padding_mode, device, dtype)
+        super().__init__(in_channels, out_channels, kernel_size, *settings)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        self.check_input(self.sizes["in_channels"], input, -1 - self._axes)
+        padding = self._padding()
+        transposed: Any = self  # also one of torch's
+        more = transposed._output_padding(
+            input, output_size, list(self.stride), list(padding), self._kernel(), self._axes, list(self.dilation)
+        )
+        return self._convolve(input, padding, more, self.sizes["groups"](), self.dilation)
+
+
+def autotunes(device: torch.device) -> bool:
+    """True if convolutions on a device are autotuned, which takes milliseconds for every new number of channels."""
+    return device.type == "cuda"
+
+
+def round_channels(channels: int) -> int:
+    """The next multiple of 32, or below 32 the next power of 2: few numbers to autotune, and little surplus.
+
+    >>> [round_channels(channels) for channels in (3, 8, 17, 64, 65, 200)]
+    [4, 8, 32, 64, 96, 224]
+    """
+    if channels > CHANNEL_MULTIPLE:
+        return -(-channels // CHANNEL_MULTIPLE) * CHANNEL_MULTIPLE
+    return 1 << (channels - 1).bit_length()
+
+
+def _to_tuple(sizes: Any, axes: int) -> tuple[Any, ...]:
+    """One size for all axes, or one for each, as a tuple."""
+    if isinstance(sizes, Sequence) and len(sizes) != axes:
+        raise ValueError(f"kernels, paddings and dilations are one number or {axes}, got {sizes!r}")
+    return tuple(sizes) if isinstance(sizes, Sequence) else (sizes,) * axes
+
+
+def check_groups(channels: Size | AnySize, groups: Size) -> None:
+    """Raise ValueError unless channels can always be split into groups, none larger than those of the largest layer."""
+    if isinstance(channels, AnySize):
+        if groups.max > 1:
+            raise ValueError(f"channels of any size, {channels}, cannot be split into groups={groups}")
+    elif not groups.is_elastic:
+        wrong = [size for size in channels.all() if size % groups()]
+        if wrong and channels.is_elastic:
+            raise ValueError(
+                f"every width must be divisible by groups={groups}, but {channels} can be {wrong[0]}; "
+                f"use a Width times {groups}, or a list of widths that are"
+            )
+    elif remainder(channels, groups).max or (channels // groups).max > channels.max // groups.max:
+        raise ValueError(
+            f"groups follow {groups}, so channels must be a multiple of the same, got {channels}; "
+            "write groups=width with channels of width or width * 2"
+        )
+
+
+def _check_kernel(side: Size, padding: float, dilation: int, given: Any) -> None:
+    sizes = sorted(side.all())
+    if any((b - a) % 2 for a, b in pairwise(sizes)):
+        raise ValueError(
+            f"kernels are cut from the center of the largest, so all must be odd or all even, got {sizes}; "
+            'use Value("k", Integer(1, 3)) * 2 - 1 for 1, 3 and 5'
+        )
+    min_padding = (sizes[-1] - sizes[0]) // 2 * dilation
+    if padding < min_padding:
+        raise ValueError(
+            f"padding={given!r} is too small for kernels from {sizes[0]} to {sizes[-1]}: it belongs to the largest and "
+            f"shrinks with it, so give at least {min_padding}, or {sizes[-1] // 2 * dilation} to keep the size of the "
+            "input"
+        )
 
 
 class Conv1d(Conv, nn.Conv1d):
@@ -23,7 +234,8 @@ class Conv1d(Conv, nn.Conv1d):
     torch.Size([1, 20, 8])
     """
 
-    torch_layer, _axes, _function = nn.Conv1d, 1, "conv1d"
+    torch_layer = nn.Conv1d
+    _axes, _function = 1, "conv1d"
 
 
 class Conv2d(Conv, nn.Conv2d):
@@ -50,7 +262,8 @@ class Conv2d(Conv, nn.Conv2d):
     torch.Size([1, 20, 8, 8])
     """
 
-    torch_layer, _axes, _function = nn.Conv2d, 2, "conv2d"
+    torch_layer = nn.Conv2d
+    _axes, _function = 2, "conv2d"
 
 
 class Conv3d(Conv, nn.Conv3d):
@@ -71,7 +284,8 @@ class Conv3d(Conv, nn.Conv3d):
     torch.Size([1, 20, 8, 8, 8])
     """
 
-    torch_layer, _axes, _function = nn.Conv3d, 3, "conv3d"
+    torch_layer = nn.Conv3d
+    _axes, _function = 3, "conv3d"
 
 
 class ConvTranspose1d(ConvTranspose, nn.ConvTranspose1d):
@@ -93,7 +307,8 @@ class ConvTranspose1d(ConvTranspose, nn.ConvTranspose1d):
     torch.Size([1, 3, 16])
     """
 
-    torch_layer, _axes, _function = nn.ConvTranspose1d, 1, "conv_transpose1d"
+    torch_layer = nn.ConvTranspose1d
+    _axes, _function = 1, "conv_transpose1d"
 
 
 class ConvTranspose2d(ConvTranspose, nn.ConvTranspose2d):
@@ -115,7 +330,8 @@ class ConvTranspose2d(ConvTranspose, nn.ConvTranspose2d):
     torch.Size([1, 3, 16, 16])
     """
 
-    torch_layer, _axes, _function = nn.ConvTranspose2d, 2, "conv_transpose2d"
+    torch_layer = nn.ConvTranspose2d
+    _axes, _function = 2, "conv_transpose2d"
 
 
 class ConvTranspose3d(ConvTranspose, nn.ConvTranspose3d):
@@ -137,4 +353,5 @@ class ConvTranspose3d(ConvTranspose, nn.ConvTranspose3d):
     torch.Size([1, 3, 16, 16, 16])
     """
 
-    torch_layer, _axes, _function = nn.ConvTranspose3d, 3, "conv_transpose3d"
+    torch_layer = nn.ConvTranspose3d
+    _axes, _function = 3, "conv_transpose3d"

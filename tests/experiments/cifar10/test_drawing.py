@@ -13,8 +13,7 @@ from matplotlib.path import Path
 from matplotlib.transforms import Bbox
 
 from asng import ASNG
-from asng.experiments.cifar10 import drawing
-from asng.experiments.cifar10 import probabilities as table
+from asng.experiments.cifar10 import drawing, picture
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, SPACE, cell_paths, random_values, values_of
 
 CHAIN = [1, 1, 4, 4, 2, 2, 4, 4, 3, 3, 4, 4, 4, 4, 4, 4, 5, 5, 4, 4]
@@ -132,7 +131,7 @@ def test_files_hold_all_that_an_architecture_is_as_text(tmp_path):
     names = ["cells.svg", "cells.png", "probabilities.svg", "probabilities.png"]
     assert written == [tmp_path / "new" / name for name in names]
     texts = svg_texts(written[0])
-    chosen = Counter(table.LOOKS[value][0] for name, value in values.items() if ".op" in name)
+    chosen = Counter(picture.NAMES[value] for name, value in values.items() if ".op" in name)
     assert chosen.total() == 20
     assert {name: texts[name] for name in chosen} == chosen
     for text in ("Normal cell", "Reduction cell", "cell k − 2", "cell k − 1", "cell k", "concatenate"):
@@ -183,12 +182,12 @@ def test_likely_choices_have_thicker_and_darker_lines():
 @pytest.mark.long
 def test_bars_are_as_long_as_choices_are_likely_and_nothing_overlaps():
     values, probabilities = ARCHITECTURES[5], some_probabilities()
-    figure = table.probabilities_figure(values, probabilities)
+    figure = drawing.probabilities_figure(values, probabilities)
     bars = parts_of(figure, Rectangle)
     for name, variable in SPACE.items():
         for choice, probability in zip(variable.choices, probabilities[name], strict=True):
             bar = bars.pop(f"{name}.{choice}")
-            assert bar.get_width() == pytest.approx(table.BAR * probability)
+            assert bar.get_width() == pytest.approx(drawing.BAR * probability)
             assert (bar.get_linewidth() > 0) == (choice == values[name])
     assert bars == {}
     texts = texts_of(figure)

@@ -12,12 +12,12 @@ from asng.experiments._images import Batches, ImageSet, halves
 from asng.experiments.inpainting.data import (
     describe_faces,
     faces_folder,
+    fixed_masks,
     load_faces,
     mask_batches,
     pick,
     random_split,
 )
-from asng.experiments.inpainting.masks import fixed_masks
 
 
 def save(path, shade=0):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from asng.experiments.inpainting.masks import draw_masks, fixed_masks
+from asng.experiments.inpainting.data import draw_masks, fixed_masks
 
 
 def generator(seed=0):

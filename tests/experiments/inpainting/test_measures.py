@@ -13,7 +13,7 @@ from skimage.filters import gaussian
 from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import nn
 
-from asng.experiments.inpainting.masks import fixed_masks
+from asng.experiments.inpainting.data import fixed_masks
 from asng.experiments.inpainting.measures import Scores, evaluate, psnr, quantize, restore, ssim
 
 

@@ -9,7 +9,7 @@ from PIL import Image
 from torch import nn
 
 from asng.experiments.inpainting import pictures
-from asng.experiments.inpainting.masks import fixed_masks
+from asng.experiments.inpainting.data import fixed_masks
 from asng.experiments.inpainting.measures import Scores, evaluate
 from asng.experiments.inpainting.pictures import choose_images, picture
 

@@ -14,9 +14,8 @@ from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import Batches, ImageSet
 from asng.experiments._jobs import TRAIN, SearchJob, TrainJob
 from asng.experiments.inpainting import measures
-from asng.experiments.inpainting.data import mask_batches
+from asng.experiments.inpainting.data import fixed_masks, mask_batches
 from asng.experiments.inpainting.encoding import base_values, search_space
-from asng.experiments.inpainting.masks import fixed_masks
 from asng.experiments.inpainting.network import new_autoencoder
 from asng.experiments.inpainting.task import (
     MASK_SEED,

@@ -16,9 +16,8 @@ from asng.experiments._image_runs import search
 from asng.experiments._images import Batches, ImageSet, halves
 from asng.experiments._jobs import TRAIN, VALID, SearchJob
 from asng.experiments.inpainting import measures
-from asng.experiments.inpainting.data import mask_batches
+from asng.experiments.inpainting.data import fixed_masks, mask_batches
 from asng.experiments.inpainting.encoding import describe_chain, search_space, smallest_values
-from asng.experiments.inpainting.masks import fixed_masks
 from asng.experiments.inpainting.network import Net
 from asng.experiments.inpainting.task import MASK_SEED, Inpainting, InpaintingSearchSettings, evenly_spaced
 from asng.nas._loop import Epoch

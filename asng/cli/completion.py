@@ -1,0 +1,87 @@
+"""`asng --print-completion SHELL`: a script that lets a shell complete commands, flags and their values."""
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+
+from asng._checks import did_you_mean
+from asng.cli.flags import Flag
+
+GENERAL = ("--help", "--version", "--print-completion")  # flags of asng itself
+
+
+def print_completion(shell: str, commands: Mapping[str, Sequence[Flag]]) -> None:
+    """Print the script of a shell; ValueError for a shell that there is none for."""
+    if shell not in SHELLS:
+        near = did_you_mean(shell, SHELLS)
+        raise ValueError(f"there is no completion for {shell!r}, but for {', '.join(SHELLS)}{near}")
+    print(SHELLS[shell](commands), end="")
+
+
+def _next_words(commands: Mapping[str, Sequence[Flag]]) -> dict[str, list[str]]:
+    """What may stand behind asng, and behind an experiment."""
+    after: dict[str, list[str]] = {"": []}
+    for command in commands:
+        first, *verb = command.split()
+        after[""] += [first] * (first not in after[""])
+        if verb:
+            after.setdefault(first, []).extend(verb)
+    return after
+
+
+def bash_script(commands: Mapping[str, Sequence[Flag]]) -> str:
+    """For bash: what is completed depends on the words before; where nothing fits, files are."""
+    cases = []
+    for command, flags in commands.items():
+        named = [flag for flag in flags if flag.metavar is None]
+        words = " ".join(["--help", *(flag.shown.split()[0] for flag in named)])
+        values = [f"{flag.option}) words='{' '.join(flag.choices)}';;" for flag in named if flag.kind is not bool]
+        inner = f'; case "$previous" in {" ".join(values)} esac' if values else ""
+        cases.append(f"        '{command} '*) words='{words}'{inner};;")
+    for before, after in _next_words(commands).items():
+        more = " ".join([*after, *(GENERAL if not before else ("--help",))])
+        cases.append(f"        '{before} ') words='{more}';;")
+    lines = "\n".join(cases)
+    return f"""_asng() {{
+    local current=${{COMP_WORDS[COMP_CWORD]}} previous=${{COMP_WORDS[COMP_CWORD-1]}} words=
+    case "${{COMP_WORDS[*]:1:$((COMP_CWORD-1))}} " in
+{lines}
+        '--print-completion ') words='{" ".join(SHELLS)}';;
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _asng asng
+"""
+
+
+def zsh_script(commands: Mapping[str, Sequence[Flag]]) -> str:
+    """For zsh, which understands that of bash."""
+    return f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{bash_script(commands)}"
+
+
+def fish_script(commands: Mapping[str, Sequence[Flag]]) -> str:
+    """For fish, which also shows what flags mean."""
+    lines = [
+        'function __asng_before; set -l words (commandline -opc); test "$words[2..]" = "$argv"; end',
+        'function __asng_in; set -l words (commandline -opc); string match -q -- "$argv *" "$words[2..] "; end',
+    ]
+    for before, words in _next_words(commands).items():
+        condition = shlex.quote(f"__asng_before {before}".strip())
+        lines.append(f"complete -c asng -f -n {condition} -a {shlex.quote(' '.join(words))}")
+    for command, flags in commands.items():
+        for flag in flags:
+            if flag.metavar is not None:
+                continue
+            value = (
+                "" if flag.kind is bool else f" -xa {shlex.quote(' '.join(flag.choices))}" if flag.choices else " -r"
+            )
+            condition = shlex.quote(f"__asng_in {command}")
+            name = flag.shown.split()[0].removeprefix("--")
+            lines.append(f"complete -c asng -n {condition} -l {name}{value} -d {shlex.quote(flag.text)}")
+    return "\n".join(lines) + "\n"
+
+
+SHELLS: dict[str, Callable[[Mapping[str, Sequence[Flag]]], str]] = {
+    "bash": bash_script,
+    "zsh": zsh_script,
+    "fish": fish_script,
+}

@@ -1,0 +1,74 @@
+"""`asng export`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from pkgutil import resolve_name
+from typing import Annotated, Literal
+
+from asng import nas
+from asng.cli import EXPERIMENTS, Images
+from asng.cli.flags import Positional, parse_command
+from asng.cli.terminal import OutputFlags, outcome_of, print_lines, progress_bar
+from asng.experiments._export import Exportable, load_digits_run, load_image_run
+from asng.runs import read_config
+
+Format = Literal["json", "safetensors", "python", "torch", "onnx"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportCommand(OutputFlags):
+    """The network of a run as files that run without asng: in evaluation mode, in float32, for batches of any size.
+
+    architecture.json (json); weights.safetensors (safetensors); network.py (python), which builds the network of plain
+    torch layers and loads these weights; network.pt2 (torch), for torch.export.load; network.onnx (onnx). Each is
+    loaded again and compared with the network before any is written. RUN is a search or a retraining of cifar10 or
+    inpainting, or a search of digits; it need not be finished. Needs pip install 'asng[export]'.
+
+    Examples:
+      asng export runs/digits-seed0                writes runs/digits-seed0/export
+      asng export runs/cifar10-asng-seed0/retrain-seed0 --out cifar10-network
+      asng export runs/digits-seed0 --format json onnx --out digits-onnx
+    """
+
+    run: Annotated[Path, Positional("RUN")]
+    """Folder of the run."""
+    format: tuple[Format, ...] = ("json", "safetensors", "python", "torch", "onnx")
+    """Which files; python needs safetensors, too."""
+    out: Path | None = None
+    """Folder of the files, RUN/export by default; files that are there are not overwritten."""
+    data: Path | None = None
+    """Folder of the images; for the batch statistics of a search of cifar10 alone."""
+
+
+def run_export(arguments: Sequence[str]) -> None:
+    """`asng export`."""
+    command = parse_command(ExportCommand, "export", arguments)
+    folder = command.out or command.run / "export"
+    with outcome_of(command) as outcome:
+        found = load_run(command.run, command.data)
+        print_lines(f"Weights: {found.weights}")
+        files = nas.export(
+            found.network,
+            folder,
+            found.example,
+            values=found.values,
+            formats=command.format,
+            description=f"{found.inputs} Weights: {found.weights}.",
+        )
+        print_lines(*(f"{name:<12} {path} ({path.stat().st_size:,} bytes)" for name, path in files.items()))
+        outcome |= {"weights": found.weights, "inputs": found.inputs, "files": files}
+        outcome.line = f"Exported: {folder}"
+
+
+def load_run(folder: Path, data: Path | None) -> Exportable:
+    """The network of a run of any experiment that has one."""
+    name = read_config(folder).get("experiment")
+    experiment = EXPERIMENTS.get(str(name))
+    if isinstance(experiment, Images):
+        with progress_bar("reading the run") as progress:
+            return load_image_run(resolve_name(experiment.task), folder, data, progress)
+    if name == "digits":
+        return load_digits_run(folder)
+    known = ", ".join(known for known, each in EXPERIMENTS.items() if isinstance(each, Images))
+    raise ValueError(f"{folder} is a run of {name!r}, which has no network; asng export takes {known} and digits")

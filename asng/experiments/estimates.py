@@ -1,0 +1,155 @@
+"""What a run would take, before it is made: its space, networks, steps, time, memory, disk. Nothing is written.
+
+Times are those of a few real steps, on this machine, of a network that is thrown away.
+"""
+
+import io
+import math
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from asng import RandomSearch, nas
+from asng.experiments import digits, digits_tuning, toy
+from asng.experiments._jobs import SearchJob, TrainJob
+from asng.experiments._settings import JobSettings, SearchSettings
+from asng.experiments._task import Task, Values
+from asng.space import Variable
+
+NUM_SAMPLES = 100  # random architectures whose parameters are counted
+MAX_SECONDS, MAX_STEPS = 5.0, 20  # of steps that are timed
+TIMED_ITERATIONS = 200  # of the toy problem
+
+Estimate = dict[str, Any]
+
+
+def estimate_search(task: Task, settings: SearchSettings, *, capture: bool = False) -> Estimate:
+    """Of a search on images."""
+    job = SearchJob(task, settings, capture=capture)
+    estimate = describe_space(nas.space_of(job.model))
+    estimate |= count_parameters(job.model, task.size_of(settings))
+    return {**estimate, **_estimate_job(job, settings)}
+
+
+def estimate_training(task: Task, settings: JobSettings, values: Values) -> Estimate:
+    """Of a training from scratch on images."""
+    job = TrainJob(task, settings, values)
+    return {"parameters": sum(p.numel() for p in job.model.parameters()), **_estimate_job(job, settings)}
+
+
+def _estimate_job(job: SearchJob | TrainJob, settings: JobSettings) -> Estimate:
+    steps = settings.epochs * job.steps_per_epoch
+    index = 0
+
+    def step() -> None:
+        nonlocal index
+        for number in job.step(index % steps).values():
+            float(number)  # waits for the device
+        index += 1
+
+    seconds = time_calls(step)
+    return {"steps": steps, "seconds_per_step": seconds, "seconds": steps * seconds, **_sizes(job, job.device)}
+
+
+def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
+    """Of `asng digits search`: the search, and the trainings from scratch beside it."""
+    data = digits.load_split(settings.seed)
+    with digits._one_thread():
+        oneshot, job = digits.make_search(settings, settings.seed, data)
+        generator = torch.Generator().manual_seed(settings.seed)
+        batches = digits.Batches(data.train, settings.batch, generator)
+        batch = next(iter(batches))
+        warmup = time_calls(lambda: oneshot.train_step(batch))
+        step = time_calls(lambda: oneshot.step(batch, batch))
+        once = replace(settings, training_epochs=1)
+        random = digits.draw_random(replace(settings, epochs=3 * settings.training_epochs), settings.seed)
+        half = statistics.fmean(
+            digits.train(once, settings.seed, data, values, hold_out=True)["seconds"] for values in random
+        )
+    steps = settings.epochs * len(batches)
+    searching = len(batches) * (settings.warmup_epochs * warmup + (settings.epochs - settings.warmup_epochs) * step)
+    # The random ones are trained on half of the images; the result, a handcrafted one and two random ones on all.
+    training = settings.training_epochs * half * (settings.num_random + 4 * 2)
+    estimate = {**describe_space(nas.space_of(oneshot.model)), **count_parameters(oneshot.model)}
+    times = {"steps": steps, "seconds_per_step": step, "seconds": searching + training}
+    return {**estimate, **times, **_sizes(job, job.device)}
+
+
+def estimate_tuning(settings: digits_tuning.TuneSettings) -> Estimate:
+    """Of `asng digits tune`, if no trial ends early."""
+    similar = digits.DigitsSettings(batch=settings.batch, seed=settings.seed, warmup=0.0, epochs=1)
+    one = estimate_digits(replace(similar, epochs=settings.epochs, training_epochs=settings.training_epochs))
+    steps = (settings.trials + 1) * one["steps"]
+    return {**one, "steps": steps, "seconds": steps * one["seconds_per_step"], "disk_bytes": None, "at_most": True}
+
+
+def estimate_sweep(sweep: toy.ToySettings) -> Estimate:
+    """Of `asng toy sweep`, if no run reaches the target before the last iteration."""
+    settings = toy.settings_of(sweep)
+    one_of_each = {setting.method: setting for setting in settings}.values()
+    iterations = min(TIMED_ITERATIONS, sweep.iterations)
+    start = time.perf_counter()
+    for setting in one_of_each:
+        toy.simulate(replace(sweep, iterations=iterations), setting)
+    seconds = (time.perf_counter() - start) / len(one_of_each) / iterations
+    steps = len(settings) * sweep.iterations
+    space = {"variables": sweep.variables, "architectures": sweep.choices**sweep.variables}
+    times = {"steps": steps, "seconds_per_step": seconds, "seconds": steps * seconds / sweep.workers, "at_most": True}
+    return {**space, **times, "memory_bytes": _peak_memory(torch.device("cpu")), "disk_bytes": None}
+
+
+def describe_space(space: Mapping[str, Variable]) -> Estimate:
+    """How many variables and architectures there are; None where some variable has values without end.
+
+    >>> from asng import Categorical, Integer, Real
+    >>> describe_space({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)})
+    {'variables': 2, 'architectures': 6}
+    >>> describe_space({"rate": Real(0.0, 1.0)})
+    {'variables': 1, 'architectures': None}
+    """
+    values = [variable.values() for variable in space.values()]
+    counts = [len(each) for each in values if each is not None]
+    return {"variables": len(space), "architectures": math.prod(counts) if len(counts) == len(values) else None}
+
+
+def count_parameters(
+    model: torch.nn.Module, count: Callable[[torch.nn.Module, Values], float] = nas.parameters
+) -> Estimate:
+    """Parameters of all weights, and of the networks of random architectures: smallest, median, largest."""
+    drawn = RandomSearch(nas.space_of(model), seed=0).ask(NUM_SAMPLES)
+    sizes = sorted(int(count(model, candidate.values)) for candidate in drawn)
+    networks = {"smallest": sizes[0], "median": sizes[len(sizes) // 2], "largest": sizes[-1]}
+    return {"parameters": sum(p.numel() for p in model.parameters()), "networks": networks}
+
+
+def time_calls(call: Callable[[], object]) -> float:
+    """The mean seconds of a call, after a first one that makes ready."""
+    call()
+    start, calls = time.perf_counter(), 0
+    while calls < MAX_STEPS and time.perf_counter() - start < MAX_SECONDS:
+        call()
+        calls += 1
+    return (time.perf_counter() - start) / calls
+
+
+def _sizes(job: Any, device: torch.device) -> Estimate:
+    """The memory at its peak so far, and the disk that a checkpoint and the one before it take."""
+    file = io.BytesIO()
+    torch.save(job.state_dict(), file)
+    return {"memory_bytes": _peak_memory(device), "disk_bytes": 2 * file.tell()}
+
+
+def _peak_memory(device: torch.device) -> int | None:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak

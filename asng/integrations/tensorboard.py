@@ -1,0 +1,88 @@
+"""Curves of a search for TensorBoard: `pip install 'asng[tensorboard]'`, then `tensorboard --logdir FOLDER`."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+class TensorBoard:
+    """Writes the records of a search as TensorBoard shows them; to be passed to `nas.search` as `callback`.
+
+    After every epoch: all numbers of its record (losses, metrics, delta, seconds), the probabilities of every decision,
+    the mean entropy of the choices in bits, and the most likely architecture as text, whenever it has changed. Single
+    steps are not written. A search that is resumed goes on in the same folder, behind what was written.
+
+    Args:
+        folder: Where the event files go, such as `runs/mine/tensorboard`; it is made.
+
+    Raises:
+        ImportError: tensorboard is not installed.
+
+    Example:
+        >>> from asng.integrations.tensorboard import TensorBoard
+        >>> result = nas.search(model, train, valid, loss_fn, epochs=3, callback=TensorBoard(folder))
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(f"{error}; TensorBoard needs pip install 'asng[tensorboard]'") from None
+        self._make_writer, self._folder = SummaryWriter, Path(folder)
+        self._writer: Any = None
+        self._shown = ""  # the newest architecture
+
+    def __call__(self, record: Any) -> None:
+        """Write the record of an epoch; what is none, as a `Step`, is passed over."""
+        if not isinstance(record, Mapping):
+            return
+        step = next((int(record[name]) for name in ("step", "epoch", "checkpoint") if name in record), 0)
+        if self._writer is None:  # what a killed process wrote of this step and later ones is hidden
+            self._writer = self._make_writer(str(self._folder), purge_step=step)
+        for name, number in _scalars(record).items():
+            self._writer.add_scalar(name, number, step)
+        likely = _most_likely(record.get("distribution") or {})
+        if likely and likely != self._shown:
+            self._writer.add_text("architecture", likely, step)
+            self._shown = likely
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Close the event file; further records open another."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of a record by their names, and those of its distribution."""
+    scalars = {name: value for name, value in record.items() if _is_number(value)}
+    entropies = []
+    for name, parameters in (record.get("distribution") or {}).items():
+        kind = "distribution" if _is_normal(parameters) else "probability"
+        scalars |= {f"{kind}/{name}/{key}": value for key, value in parameters.items() if _is_number(value)}
+        if kind == "probability" and all(map(_is_number, parameters.values())):
+            entropies.append(-sum(p * math.log2(p) for p in parameters.values() if p > 0))
+    return scalars | ({"entropy": sum(entropies) / len(entropies)} if entropies else {})
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_normal(parameters: Mapping[str, Any]) -> bool:
+    return parameters.keys() == {"mean", "std"}
+
+
+def _most_likely(distribution: Mapping[str, Mapping[str, Any]]) -> str:
+    """The likeliest choice of every decision, or its mean, as a table of Markdown."""
+    rows = []
+    for name, parameters in distribution.items():
+        if _is_normal(parameters):
+            rows.append((name, f"{parameters['mean']:.4g}"))
+        elif all(map(_is_number, parameters.values())):
+            rows.append((name, max(parameters, key=lambda choice: parameters[choice])))
+    return (
+        "\n".join(f"| {' | '.join(row)} |" for row in (("decision", "choice"), ("---", "---"), *rows)) if rows else ""
+    )

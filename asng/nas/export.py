@@ -1,0 +1,283 @@
+"""Static networks as files that run without asng."""
+
+import copy
+import io
+import logging
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from asng import __version__, fused
+from asng._files import atomic_write, make_folder_for
+from asng.nas._checkpoints import short_reason
+from asng.nas._checks import check_module, unwrap
+from asng.nas._devices import to_device
+from asng.nas._recording import NotRecordable
+from asng.nas._source import Source
+from asng.nas.architecture import to_json
+from asng.nas.supernet import Values, space_of
+
+WEIGHTS = "weights.safetensors"
+FILES = {
+    "json": "architecture.json",
+    "safetensors": WEIGHTS,
+    "python": "network.py",
+    "torch": "network.pt2",
+    "onnx": "network.onnx",
+}
+NEEDED: dict[str, tuple[str, ...]] = {"safetensors": ("safetensors",), "onnx": ("onnx", "onnxscript", "onnxruntime")}
+TOLERANCE = 1e-4  # of outputs, relative to the largest one
+
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+def export(
+    model: nn.Module,
+    folder: str | Path,
+    *args: Any,
+    kwargs: Mapping[str, Any] | None = None,
+    values: Values | None = None,
+    formats: Collection[str] | None = None,
+    description: str = "A network found by architecture search.",
+) -> dict[str, Path]:
+    """Write a static network as files that run without asng, in evaluation mode and float32, for batches of any size.
+
+    Each file is loaded again and compared with the network before any is written. Fused layers become torch's. Modules
+    that do not run in evaluation mode, such as auxiliary heads, are left out. Batch norms of a network with the weights
+    of a search need `recalibrate` first.
+
+    Args:
+        model: A network without decisions, as `extract` returns it, or trained since; it is not changed.
+        folder: Where to; files that are there already are not overwritten.
+        args: Example inputs of the network, tensors with the batch first.
+        kwargs: Further example inputs, by keyword.
+        values: The architecture, for the format json.
+        formats: Of `json` (architecture.json), `safetensors` (weights.safetensors), `python` (network.py, which
+            builds the network of plain torch layers and loads weights.safetensors), `torch` (network.pt2, for
+            torch.export.load) and `onnx` (network.onnx). All by default, json only with values.
+        description: Of the network, for the first line of network.py.
+
+    Returns:
+        The files by their formats.
+
+    Raises:
+        ValueError: The model has decisions, a file exists, or a module cannot be exported; the message names it.
+        ImportError: A format needs a library that is not installed (`asng[export]`).
+
+    >>> import tempfile
+    >>> network = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     files = export(network, folder, torch.zeros(4, 2), values={"width": 8}, formats=["json", "torch"])
+    ...     network = torch.export.load(files["torch"]).module()
+    >>> network(torch.zeros(3, 2)).shape
+    torch.Size([3, 1])
+    """
+    check_module(model)
+    if names := list(space_of(model)):
+        raise ValueError(
+            f"the model has decisions ({', '.join(names[:5])}); export what nas.extract(model, values) returns"
+        )
+    chosen = _check_formats(formats, values)
+    paths = {name: Path(folder) / FILES[name] for name in chosen}
+    for path in paths.values():
+        if path.exists() or path.is_symlink():
+            raise ValueError(f"{path} exists already and is not overwritten; choose another folder, or remove it")
+    network: nn.Module = fused.unfuse(copy.deepcopy(unwrap(model))).cpu().float().eval()
+    inputs = _to_inputs(args, kwargs or {})
+    contents = _Contents(network, inputs, values, description, "python" in chosen)
+    made = {name: getattr(contents, f"to_{name}")() for name in chosen}
+    for name, path in paths.items():
+        make_folder_for(path)
+        with atomic_write(path) as file:
+            file.write(made[name])
+    return paths
+
+
+def _check_formats(formats: Collection[str] | None, values: Values | None) -> list[str]:
+    """The formats in their order, with what they need; raises as `export` does."""
+    wanted = set(FILES if formats is None else formats) - ({"json"} if formats is None and values is None else set())
+    if isinstance(formats, str) or not wanted or (unknown := sorted(wanted - FILES.keys())):
+        given = formats if isinstance(formats, str) or not wanted else unknown[0]
+        raise ValueError(f"formats are some of {', '.join(FILES)}, got {given!r}")
+    if "json" in wanted and values is None:
+        raise ValueError("the format json is the architecture; give its values, or leave the format out")
+    if "python" in wanted:
+        wanted.add("safetensors")  # which it loads
+    for name in sorted(wanted & NEEDED.keys()):
+        for library in NEEDED[name]:
+            try:
+                import_module(library)
+            except ImportError as error:
+                raise ImportError(
+                    f"the format {name} needs {library} ({error}): pip install 'asng[export]', or choose other formats"
+                ) from None
+    return [name for name in FILES if name in wanted]
+
+
+def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
+    """Examples on the CPU, in float32, with a batch of at least two, as a single one would be taken for fixed."""
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim]
+    if not tensors:
+        raise ValueError("give example inputs, tensors with the batch first, as in nas.export(model, folder, example)")
+    moved: Inputs = (
+        tuple(_to_float(to_device(value, torch.device("cpu"))) for value in args),
+        {name: _to_float(to_device(value, torch.device("cpu"))) for name, value in kwargs.items()},
+    )
+    return _repeat(moved) if any(len(tensor) == 1 for tensor in tensors) else moved
+
+
+def _to_float(value: Any) -> Any:
+    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
+def _repeat(inputs: Inputs) -> Inputs:
+    """A batch of twice the size."""
+    args, kwargs = inputs
+    return tuple(map(_twice, args)), {name: _twice(value) for name, value in kwargs.items()}
+
+
+def _twice(value: Any) -> Any:
+    return torch.cat([value, value]) if isinstance(value, Tensor) and value.ndim else value
+
+
+class _Contents:
+    """The contents of the files of one network, each checked against it."""
+
+    def __init__(
+        self, network: nn.Module, inputs: Inputs, values: Values | None, description: str, needs_source: bool
+    ) -> None:
+        self._values, self._description, self._inputs = values, description, inputs
+        self._cases = [(inputs, _flatten(_run(network, inputs)))]
+        try:
+            self._cases.append((twice := _repeat(inputs), _flatten(_run(network, twice))))
+        except Exception:  # a network, or an input such as a mask, of a fixed size
+            warnings.warn("the network runs with no other batch size than that of the example", stacklevel=3)
+        self._network = network
+        try:
+            self._source = Source(network, *inputs)
+            built = self._source.build()
+            self._check("network.py", lambda inputs: _run(built, inputs), SOURCE_CURE)
+            self._network = built  # without what does not run
+        except NotRecordable as error:
+            if needs_source:
+                raise ValueError(f"{error}; or leave out the format python") from None
+
+    def to_json(self) -> bytes:
+        assert self._values is not None
+        return to_json(self._values).encode()
+
+    def to_safetensors(self) -> bytes:
+        from safetensors.torch import load, save
+
+        state = {name: tensor.detach().clone().contiguous() for name, tensor in self._network.state_dict().items()}
+        content: bytes = save(state, {"format": "pt", "asng": __version__})
+        assert all(torch.equal(tensor, state[name]) for name, tensor in load(content).items())
+        return content
+
+    def to_python(self) -> bytes:
+        args, kwargs = self._inputs
+        texts = [_example_text(value) for value in args]
+        texts += [f"{name}={_example_text(value)}" for name, value in kwargs.items()]
+        return self._source.describe(self._description, ", ".join(texts), WEIGHTS).encode()
+
+    def to_torch(self) -> bytes:
+        file = io.BytesIO()
+        with _quiet("torch.export"):
+            torch.export.save(self._program(), file)
+            file.seek(0)
+            module = torch.export.load(file).module()
+        self._check(FILES["torch"], lambda inputs: _run(module, inputs))
+        return file.getvalue()
+
+    def to_onnx(self) -> bytes:
+        import onnxruntime  # type: ignore[import-untyped]
+
+        with _quiet("torch.onnx.export"):
+            made: Any = torch.onnx.export(self._program(), dynamo=True, verbose=False)
+            content: bytes = made.model_proto.SerializeToString()
+        session = onnxruntime.InferenceSession(content, providers=["CPUExecutionProvider"])
+        names = [each.name for each in session.get_inputs()]
+
+        def run(inputs: Inputs) -> list[Tensor]:
+            given = zip(names, (tensor.numpy() for tensor in _flatten(inputs)), strict=True)
+            return [torch.from_numpy(each) for each in session.run(None, dict(given))]
+
+        self._check(FILES["onnx"], run)
+        return content
+
+    def _program(self) -> Any:
+        args, kwargs = self._inputs
+        shapes: Any = torch.export.ShapesCollection()  # type: ignore[no-untyped-call]
+        for tensor in _flatten(self._inputs):
+            if tensor.ndim:
+                shapes[tensor] = {0: torch.export.Dim.AUTO}
+        dynamic = shapes.dynamic_shapes(self._network, args, kwargs)
+        return torch.export.export(self._network, args, kwargs, dynamic_shapes=dynamic)
+
+    def _check(self, name: str, run: Callable[[Inputs], Any], cure: str = "leave its format out") -> None:
+        """Compare outputs with those of the network; raises ValueError."""
+        for inputs, expected in self._cases:
+            batch = len(_flatten(inputs)[0])
+            try:
+                outputs = _flatten(run(inputs))
+            except Exception as error:
+                raise ValueError(
+                    f"{name} does not run with a batch of {batch} ({short_reason(error)}); {cure}"
+                ) from None
+            if len(outputs) != len(expected) or not all(map(_is_close, outputs, expected)):
+                raise ValueError(f"{name} computes something else than the network for a batch of {batch}; {cure}")
+
+
+SOURCE_CURE = (
+    "sizes that are read by len() or int(), and choices that depend on the inputs, are fixed as in the example: "
+    "use x.shape, or leave out the format python"
+)
+
+
+@contextmanager
+def _quiet(what: str) -> Iterator[None]:
+    """Silence the warnings and logs of an exporter, and turn its errors into ValueErrors in one line."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    except Exception as error:  # whatever a network leads to
+        raise ValueError(f"{what} cannot export the network ({short_reason(error)}); leave its format out") from None
+    finally:
+        logging.disable(before)
+
+
+def _run(network: Any, inputs: Inputs) -> Any:
+    with torch.no_grad():
+        return network(*inputs[0], **inputs[1])
+
+
+def _flatten(value: Any) -> list[Tensor]:
+    """The tensors in nested lists, tuples and dicts."""
+    if isinstance(value, Tensor):
+        return [value]
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else ()
+    return [tensor for item in items for tensor in _flatten(item)]
+
+
+def _is_close(output: Tensor, expected: Tensor) -> bool:
+    if output.shape != expected.shape or output.numel() == 0:
+        return output.shape == expected.shape
+    difference = (output.double() - expected.double()).abs().max()
+    return bool(difference <= TOLERANCE * expected.double().abs().max().clamp(min=1e-6))
+
+
+def _example_text(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return repr(value)
+    if value.is_floating_point():
+        return f"torch.randn{tuple(value.shape)}" if value.ndim else "torch.tensor(0.5)"
+    return f"torch.zeros({tuple(value.shape)}, dtype={value.dtype})"

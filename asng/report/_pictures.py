@@ -1,0 +1,49 @@
+"""Picture grids of runs: PNG files that a page may hold.
+
+These are `restored-NAME.png`, which `asng inpainting evaluate --pictures` makes of a folder of yours, and all in the
+folder `pictures` of a run. `restored.png` shows faces of the data, and CelebA's terms forbid to pass these on: it is
+named, and not embedded.
+"""
+
+import base64
+from pathlib import Path
+
+from asng._html import Html, element
+from asng._untrusted import read_bytes
+
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
+MAX_BYTES = 300_000  # of a picture
+MAX_TOTAL = 900_000  # of those of a page
+
+
+def draw_pictures(folder: Path, left: int) -> tuple[list[Html], int]:
+    """Figures of the pictures of a run, and how many bytes are left for those of the others."""
+    figures = []
+    for path in [*sorted(folder.glob("restored-*.png")), *sorted(folder.glob("pictures/*.png"))][:50]:
+        try:
+            content = read_bytes(path)
+        except (ValueError, OSError):
+            continue
+        why = _reason(path, content, left)
+        if why:
+            figures.append(element("p", f"{path} is not embedded: {why}.", class_="hint"))
+            continue
+        left -= len(content)
+        source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
+        image = element("img", src=Html(source), alt=f"{path.stem.replace('-', ' ')}, a grid of pictures of this run")
+        figures.append(element("figure", image, element("figcaption", path.name), class_="picture"))
+    if (folder / "restored.png").exists():
+        why = "it shows faces of the data, and the terms of CelebA forbid to pass its images on"
+        figures.append(element("p", f"{folder / 'restored.png'} is not embedded: {why}.", class_="hint"))
+    return figures, left
+
+
+def _reason(path: Path, content: bytes, left: int) -> str:
+    """Why a picture cannot be in a page; empty if it can."""
+    if not content.startswith(SIGNATURE):
+        return "it is no PNG file"
+    if "celeba" in path.name.lower():
+        return "the terms of CelebA forbid to pass its images on"
+    if len(content) > min(MAX_BYTES, left):
+        return f"it has {len(content):,} bytes, and a page may have {MAX_BYTES:,} for one and {MAX_TOTAL:,} for all"
+    return ""

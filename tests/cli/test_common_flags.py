@@ -1,0 +1,287 @@
+"""What all commands share: flags and help, --quiet, --json, --dry-run, --seeds, and wrong words."""
+
+import json
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import pytest
+
+from asng import cli
+from asng.cli.flags import Positional, flags_of, parse_command
+from asng.cli.terminal import seeds_of
+from tests.helpers.commands import refusal, run, summary_of
+from tests.helpers.stripes import LINE, TINY
+
+pytestmark = pytest.mark.slow
+
+SOME = ["stripes search", "toy sweep", "digits search", "digits tune"]
+LITTLE = {
+    "stripes search": TINY,
+    "toy sweep": ["--variables", "3", "--choices", "2", "--runs", "2", "--iterations", "50", "--powers", "0"],
+    "digits search": ["--epochs", "1", "--training-epochs", "1"],
+    "digits tune": ["--trials", "2", "--epochs", "1", "--training-epochs", "1"],
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(monkeypatch, tmp_path):
+    """An empty folder, and a table with one more experiment, which takes no time."""
+    monkeypatch.setitem(cli.EXPERIMENTS, "stripes", LINE)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+# Flags from dataclasses
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings."""
+
+    epochs: int = 3
+    """Passes over the data."""
+    lr: float = 0.5
+    """Learning rate."""
+    method: Literal["fast", "slow"] = "fast"
+    """How."""
+    sizes: tuple[int, ...] = (1, 2)
+    """In pixels."""
+    limit: int | None = None
+    """None by default."""
+    test: bool = True
+    """Test it; --no-test does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """Does something.
+
+    Examples:
+      asng do it
+    """
+
+    run: Annotated[Path | None, Positional("RUN")] = None
+    """A folder."""
+    settings: Settings
+    small: bool = False
+    """Other defaults."""
+
+
+def parse(*words):
+    return parse_command(Command, "do it", words, presets={"small": Settings(epochs=1, lr=0.1)})
+
+
+def test_what_is_not_given_has_its_default_and_what_is_given_its_type():
+    assert parse() == Command(settings=Settings())
+    words = shlex.split("here --epochs 5 --lr 1e-3 --method slow --sizes 4 5 6 --limit 7 --no-test")
+    settings = Settings(epochs=5, lr=1e-3, method="slow", sizes=(4, 5, 6), limit=7, test=False)
+    assert parse(*words) == Command(run=Path("here"), settings=settings)
+
+
+@pytest.mark.parametrize("words", [["--small", "--lr", "2"], ["--lr", "2", "--small"]])
+def test_a_preset_changes_defaults_and_flags_count_wherever_they_stand(words):
+    assert parse(*words) == Command(settings=Settings(epochs=1, lr=2.0), small=True)
+    assert parse("--small", "--no-small").settings == Settings()
+
+
+def test_a_flag_that_looks_like_a_preset_but_is_a_value_is_none():
+    with pytest.raises(ValueError, match="--method: expected one argument"):
+        parse("--method", "--small")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--epoch", "3"], "asng do it has no flag --epoch; did you mean --epochs?"),
+        (["--xyz"], "asng do it has no flag --xyz; asng do it --help lists all"),
+        (["--method", "fats"], "--method: 'fats' is none of fast, slow; did you mean fast?"),
+        (["--epochs", "3.5"], "--epochs: takes a whole number, got '3.5'; asng do it --help explains all flags"),
+        (["--lr", "x"], "--lr: takes a number, got 'x'; asng do it --help explains all flags"),
+        (["a", "b"], "asng do it has no argument 'b'; asng do it --help lists all"),
+        (["--lr", ""], "an argument is empty, behind '--lr'; give its value"),
+    ],
+)
+def test_a_wrong_word_is_one_line_with_the_nearest_right_one(words, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        parse(*words)
+
+
+def test_every_flag_has_its_text_also_those_of_base_classes():
+    for command in cli.commands():
+        flags = cli.flags_of_command(command)
+        assert [flag.name for flag in flags if not flag.text] == []
+        assert len({flag.name for flag in flags}) == len(flags)
+    assert [flag.option for flag in flags_of(Command) if flag.metavar is None][:2] == ["--epochs", "--lr"]
+
+
+def test_the_same_verb_takes_the_same_flags_everywhere():
+    for verb in ("search", "retrain", "evaluate"):
+        commands = [command for command in cli.commands() if command.endswith(f" {verb}")]
+        flags = [{flag.name for flag in cli.flags_of_command(name) if flag.group == "options"} for name in commands]
+        shared = {"quiet", "json"} | ({"out", "seeds", "dry_run", "tensorboard"} if verb != "evaluate" else set())
+        assert all(shared <= each for each in flags)
+
+
+# Help
+
+
+@pytest.mark.parametrize("command", list(cli.commands()))
+def test_help_fits_into_80_columns_and_ends_with_the_exit_codes(command, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    done = run(*command.split(), "--help")
+    assert done.code == 0
+    assert max(map(len, done.out.splitlines())) <= 80
+    assert f"Examples:\n  asng {command}" in done.out
+    assert "Exit codes: 0 done, 1 failed, 2 wrong input, 130" in done.out
+
+
+def test_the_overview_fits_into_80_columns_too():
+    assert max(map(len, run().out.splitlines())) <= 85
+
+
+def examples_of(command):
+    """The examples that the help of a command shows, as words."""
+    lines = run(*command.split(), "--help").out.split("Examples:\n")[1].split("\n\n")[0].splitlines()
+    return [shlex.split(re.split(r"   *", line.strip())[0]) for line in lines]
+
+
+@pytest.mark.parametrize("command", list(cli.commands()))
+def test_the_examples_of_help_are_commands_that_are_understood(command, monkeypatch):
+    def parse_only(*arguments, **options):
+        parsed.append(parse_command(*arguments, **options))
+        raise KeyboardInterrupt
+
+    parsed: list[object] = []
+    examples = examples_of(command)
+    for module in ("digits", "images", "report", "resume", "runs", "toy"):
+        monkeypatch.setattr(f"asng.cli.{module}.parse_command", parse_only)
+    for words in examples:
+        assert words[: 1 + len(command.split())] == ["asng", *command.split()]
+        assert run(*words[1:]).code == 130
+    assert len(parsed) == len(examples) >= 1
+
+
+def test_with_a_preset_help_shows_its_defaults():
+    assert "--runs INT              Independent runs of each setting. [100]" in run("toy", "sweep", "--help").out
+    assert "--runs INT              Independent runs of each setting. [8]" in run("toy", "sweep", "--quick", "-h").out
+
+
+# --quiet and --json
+
+
+def test_quiet_prints_the_last_line_alone():
+    done = run("stripes", "search", *TINY, "--quiet")
+    assert (done.code, done.err) == (0, "")
+    assert done.out == "Train it from scratch: asng stripes retrain runs/stripes-asng-seed0 --device cpu\n"
+    trained = run("stripes", "retrain", "runs/stripes-asng-seed0", *TINY, "--quiet")
+    assert trained.out.startswith("Test it: asng stripes evaluate ")
+    tested = run("stripes", "evaluate", "runs/stripes-asng-seed0", "--device", "cpu", "--quiet")
+    assert re.fullmatch(r"Test accuracy [\d.]+\n", tested.out)
+    assert run("report", "runs/stripes-asng-seed0", "--quiet").out == "Report: runs/stripes-asng-seed0/report.html\n"
+
+
+def test_json_is_one_object_on_stdout_and_all_else_is_on_stderr():
+    done = run("stripes", "search", *TINY, "--json")
+    outcome = json.loads(done.out)
+    assert done.out.count("\n") == 1
+    assert "epoch 2" in done.err
+    assert outcome["folder"] == "runs/stripes-asng-seed0"
+    assert outcome["values"] == summary_of(Path(outcome["folder"]))["values"]
+    trained = json.loads(run("stripes", "retrain", outcome["folder"], *TINY, "--json").out)
+    assert trained["figures"]["test_accuracy"] == trained["last"]["test_accuracy"]
+    tested = json.loads(run("stripes", "evaluate", trained["folder"], "--device", "cpu", "--json").out)
+    assert tested["test_accuracy"] == trained["last"]["test_accuracy"]
+    page = json.loads(run("report", outcome["folder"], "--json").out)
+    assert Path(page["report"]).is_file()
+
+
+def test_an_error_leaves_stdout_empty_also_under_json():
+    done = run("stripes", "search", *TINY, "--max-params", "1", "--method", "uniform", "--json")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("asng: ")
+
+
+# --dry-run
+
+
+@pytest.mark.parametrize("command", SOME)
+def test_a_dry_run_estimates_and_writes_nothing(command, folder):
+    words = [*command.split(), *LITTLE[command], "--dry-run"]
+    done = run(*words)
+    assert (done.code, done.err) == (0, "")
+    for word in ("Search space: ", "Steps: ", "Time: ", "Memory: "):
+        assert word in done.out
+    assert list(folder.iterdir()) == []
+    estimate = json.loads(run(*words, "--json").out)
+    assert estimate["steps"] * estimate["seconds_per_step"] > 0
+    assert list(folder.iterdir()) == []
+
+
+def test_a_dry_run_knows_the_size_of_the_space_and_of_the_networks():
+    estimate = json.loads(run("stripes", "search", *TINY, "--dry-run", "--json").out)
+    assert (estimate["variables"], estimate["architectures"], estimate["steps"]) == (2, 10, 4)
+    assert estimate["parameters"] == 6 * 3 * 9 + 6 + 6 * 2 + 2  # of the widest
+    assert estimate["networks"] == {"smallest": 62, "median": estimate["networks"]["median"], "largest": 182}
+    assert 0 < estimate["disk_bytes"] < 100_000
+    words = ["stripes", "retrain", "--architecture", "random", *TINY, "--dry-run", "--json"]
+    assert 62 <= json.loads(run(*words).out)["parameters"] <= 182
+
+
+# --seeds
+
+
+def test_seeds_are_counted_or_named():
+    assert seeds_of((), 5) == [5]
+    assert seeds_of((3,), 5) == [5, 6, 7]
+    assert seeds_of((9, 2), 5) == [9, 2]
+    for wrong in ((0,), (-1,), (3, 3), (1, -2)):
+        with pytest.raises(ValueError, match="--seeds takes how many, at least 1, or different seeds, got"):
+            seeds_of(wrong, 0)
+
+
+def test_every_seed_has_a_run_of_its_own_and_mean_and_spread_come_last(folder):
+    done = run("stripes", "search", *TINY, "--seeds", "3")
+    assert (done.code, done.err) == (0, "")
+    folders = [folder / "runs" / f"stripes-asng-seed{seed}" for seed in range(3)]
+    tested = [summary_of(each)["last"]["test_accuracy"] for each in folders]
+    mean, std = sum(tested) / 3, (sum((each - sum(tested) / 3) ** 2 for each in tested) / 2) ** 0.5
+    last = done.out.splitlines()[-1]
+    assert last.startswith("Mean and standard deviation of 3 seeds: ")
+    assert f"test accuracy {mean:.4g} ± {std:.2g}" in last
+    assert summary_of(folders[2])["values"] == values_of_one_run(folder, 2)
+
+
+def values_of_one_run(folder, seed):
+    assert run("stripes", "search", *TINY, "--seed", seed, "--out", folder / "alone").code == 0
+    return summary_of(folder / "alone")["values"]
+
+
+def test_more_seeds_continue_where_it_was(folder):
+    words = ["stripes", "search", *TINY, "--out", folder / "some", "--json"]
+    first = json.loads(run(*words, "--seeds", "4", "7").out)
+    assert [each["folder"] for each in first["runs"]] == [str(folder / "some" / f"seed{seed}") for seed in (4, 7)]
+    before = {seed: (folder / "some" / f"seed{seed}" / "metrics.jsonl").read_bytes() for seed in (4, 7)}
+    again = json.loads(run(*words, "--seeds", "4", "7", "1").out)
+    assert before == {seed: (folder / "some" / f"seed{seed}" / "metrics.jsonl").read_bytes() for seed in (4, 7)}
+    assert len(again["runs"]) == 3
+    assert again["figures"]["test_accuracy"]["min"] <= again["figures"]["test_accuracy"]["mean"]
+    trained = run("stripes", "retrain", folder / "some" / "seed4", *TINY, "--seeds", "2")
+    assert (folder / "some" / "seed4" / "retrain-seed1" / "summary.json").exists()
+    assert trained.out.splitlines()[-1].startswith("Mean and standard deviation of 2 seeds: ")
+
+
+# Wrong paths
+
+
+def test_a_wrong_path_is_one_line_with_the_nearest_right_one(folder):
+    (folder / "runs" / "digits").mkdir(parents=True)
+    for words in (["resume", "runs/digit"], ["report", "runs/digit"], ["stripes", "evaluate", "runs/digit"]):
+        assert refusal(*words) == "there is no folder runs/digit; did you mean runs/digits?"
+    assert refusal("resume", "rums/digits") == "there is no folder rums/digits; did you mean runs?"
+    (folder / "network.json").write_text("{}")
+    error = refusal("stripes", "retrain", "--architecture", "netwrok.json")
+    assert error.endswith("; did you mean network.json?")
+    assert refusal("resume", "runs") == "runs is no run: it has no config.json"

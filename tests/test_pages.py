@@ -1,0 +1,185 @@
+"""The code of the documentation runs as it stands, page by page, and finds what the pages say."""
+
+import re
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+import torch
+
+import asng
+from asng import ASNG, fused, nas, report
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+RECIPES = DOCS / "recipes.md"
+
+
+def blocks_of(page: str) -> list[str]:
+    """The Python blocks of a page; blocks that name another library beside `python` are run where it is installed."""
+    return re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What is defined after all blocks of a page have run, one after another, in an empty folder."""
+    monkeypatch.chdir(folder)
+    names: dict[str, Any] = {}
+    exec("\n".join(blocks_of(page)), names)
+    return names
+
+
+def test_every_page_with_code_has_a_test():
+    tested = set(re.findall(r'(?:run_page|blocks_of)\("([\w-]+)"', Path(__file__).read_text(encoding="utf-8")))
+    assert {path.stem for path in DOCS.glob("*.md") if blocks_of(path.stem)} == tested
+
+
+def test_every_page_is_in_the_navigation_of_the_site():
+    listed = set(re.findall(r"(\w+)\.md$", (ROOT / "mkdocs.yml").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    generated = {"changelog", "contributing", "examples", "notebook"}  # from files outside of docs/
+    assert {path.stem for path in DOCS.glob("*.md")} == listed - generated
+
+
+def test_the_reference_lists_every_public_name_once():
+    text = (DOCS / "api.md").read_text(encoding="utf-8")
+    listed = re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)
+    for hidden in ("asng.minimize", "asng.nas.result", "asng.nas.search"):  # functions behind modules of their names
+        listed[listed.index(f"{hidden}.{hidden.split('.')[-1]}")] = hidden
+    exported = [f"{module.__name__}.{name}" for module in (asng, nas, fused, report) for name in module.__all__]
+    figures = [f"asng.plot.{name}" for name in ("history", "probabilities", "distribution", "front")]
+    bridges = ["asng.integrations.optuna.ASNGSampler", "asng.integrations.tensorboard.TensorBoard"]
+    assert sorted(listed) == sorted([*exported, *figures, *bridges])
+
+
+def test_files_that_pages_link_to_are_there():
+    for page in DOCS.glob("*.md"):
+        links = re.findall(r"\]\(((?!http)[^)#\s]+)", page.read_text(encoding="utf-8"))
+        assert [link for link in links if not (DOCS / link).exists()] == [], page.name
+
+
+@pytest.mark.slow
+def test_the_first_search_finds_a_network_within_its_limit(tmp_path, monkeypatch):
+    names = run_page("first_search", tmp_path, monkeypatch)
+    result, network = names["result"], names["network"]
+    assert result.feasible
+    assert sum(parameter.numel() for parameter in network.parameters()) <= 1000
+    assert not any(isinstance(module, nas.Decision) for module in network.modules())
+    x = torch.linspace(-1, 1, 201)[:, None]
+    assert names["loss_fn"](network, x) < 0.2 * torch.sin(3 * x).var()
+    assert {path.name for path in tmp_path.iterdir()} == {"history.png", "probabilities.png", "network.pt"}
+
+
+def test_the_page_on_models_extracts_static_networks(tmp_path, monkeypatch):
+    names = run_page("model", tmp_path, monkeypatch)
+    assert list(names["space"]) == ["width", "depth", "activation"]
+    assert names["small"].eval()(torch.zeros(2, 4)).shape == (2, 1)
+    assert not any(isinstance(module, nas.Decision) for module in names["small"].modules())
+    assert type(names["static_cell"]) is torch.nn.GRUCell
+    assert [names["static_cell"].hidden_size, len(names["short"].layers), len(names["body"].blocks)] == [16, 2, 2]
+
+
+def test_the_page_on_loops_searches_and_continues_from_a_checkpoint(tmp_path, monkeypatch):
+    names = run_page("loop", tmp_path, monkeypatch)
+    nas.select(names["model"], names["result"].values)
+    assert names["result"].feasible
+    assert names["again"].values == names["result"].values
+    for one, other in zip(names["again"].model.parameters(), names["result"].model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert len(names["best"]) == 3
+    assert isinstance(names["penalized"](names["model"], names["train"][0]), float)
+
+
+def test_the_page_on_limits_stays_within_them_and_finds_a_front(tmp_path, monkeypatch):
+    names = run_page("limits", tmp_path, monkeypatch)
+    assert names["best"].score <= min(architecture.score for architecture in names["others"])
+    assert len(names["trade_off"].points) > 1
+    assert not any(isinstance(module, nas.Decision) for module in names["network"].modules())
+
+
+def test_the_page_on_hyperparameters_prunes_trials(tmp_path, monkeypatch):
+    names = run_page("hyperparameters", tmp_path, monkeypatch)
+    assert names["result"].values["noise"] == names["result"].model.noise.value
+    assert names["tuned"].evaluations == len(names["curves"]) == 8
+    assert {len(curve) for curve in names["curves"]} > {3}  # some trials are pruned, some are not
+
+
+def test_the_page_on_speed_fuses_layers(tmp_path, monkeypatch):
+    network = run_page("speed", tmp_path, monkeypatch)["network"]
+    assert any(type(module).__module__.startswith("asng.fused") for module in network.modules())
+
+
+def test_the_page_on_reports_writes_one(tmp_path, monkeypatch):
+    run_page("reports", tmp_path, monkeypatch)
+    assert "my search" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_page_on_distributions_finds_how_many_newspapers_to_buy(tmp_path, monkeypatch):
+    assert run_page("distributions", tmp_path, monkeypatch)["result"].values == {"papers": 18, "place": "station"}
+
+
+def test_the_page_on_the_algorithm_computes_what_the_optimizer_does(tmp_path, monkeypatch):
+    names = run_page("algorithm", tmp_path, monkeypatch)
+    assert names["optimizer"].mode() == {"op0": 0, "op1": 1, "op2": 2, "op3": 3, "op4": 0, "op5": 1}
+
+
+def test_the_page_with_the_comparison_searches_within_its_limit(tmp_path, monkeypatch):
+    names = run_page("comparison", tmp_path, monkeypatch)
+    assert names["result"].feasible
+    assert sum(parameter.numel() for parameter in names["network"].parameters()) <= 3000
+
+
+def test_the_page_on_black_boxes_finds_the_optimum(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    blocks = blocks_of("black_boxes")
+    names: dict[str, Any] = {}
+    exec(blocks[0], names)
+    assert capsys.readouterr().out.startswith("Result(values={'optimizer': 'adam', 'layers': 5, 'lr': 0.00")
+    assert names["result"].loss < 0.02
+    exec("\n".join(blocks[1:]), names)
+    assert names["result"].evaluations == 100
+    assert (tmp_path / "search.json").exists()
+
+
+# Torch's own warnings while exporting and saving.
+@pytest.mark.filterwarnings(r"ignore:`isinstance\(treespec, LeafSpec\)` is deprecated:FutureWarning")
+@pytest.mark.long
+def test_the_page_on_export_writes_files_that_compute_the_same(tmp_path, monkeypatch):
+    names = run_page("export", tmp_path, monkeypatch)
+    x = torch.zeros(5, 1, 8, 8)
+    expected = names["network"](x).detach()
+    torch.testing.assert_close(torch.from_numpy(names["scores"]), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(names["again"](x).detach(), expected, atol=1e-6, rtol=1e-6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["architecture.json", "network.onnx", "network.pt2"]
+
+
+# Recipes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_recipes_run_as_they_stand_and_find_good_networks(tmp_path, monkeypatch):
+    names = run_page("recipes", tmp_path, monkeypatch)
+    assert names["accuracy"] > 0.9
+    assert [len(names["front"].points) > 2, len(names["history"])] == [True, 10]
+    assert len((tmp_path / "log.jsonl").read_text().splitlines()) == 5
+    distances = [record["score"] for record in names["result"].history]  # of a GAN
+    assert distances[-1] < 0.6 * distances[0]
+    for name in ("network.pt", "front.png", "history.png"):
+        assert (tmp_path / name).exists()
+
+
+@pytest.mark.slow
+def test_the_steps_that_the_recipes_plan_for_are_those_measured():
+    text = RECIPES.read_text()
+    source = text.split("## How many steps")[1].split("```python\n")[1].split("```")[0]
+    names: dict[str, Any] = {"ASNG": ASNG}
+    exec(source, names)
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| (\d+) \| (\d+) \| (\d+) \| \d+ \|$", text, flags=re.MULTILINE)
+    assert len(rows) == 4
+    for row in rows:
+        decisions, choices, free, *steps = map(int, row)
+        assert free == decisions * (choices - 1)
+        for noise, expected in enumerate(steps):  # that of 3 takes too long to repeat
+            assert median(names["steps_needed"](decisions, choices, noise, seed) for seed in range(5)) == expected
+    assert "take 250, 75 and 30 steps with 2, 4 and 8 candidates" in text
+    for size, expected in ((4, 75), (8, 30)):
+        assert median(names["steps_needed"](20, 5, 0, seed, size) for seed in range(5)) == expected
