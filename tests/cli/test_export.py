@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from asng import nas
-from asng.experiments import _export, curves, digits
+from asng.experiments import _export, digits, figures
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.task import Cifar10
 from asng.experiments.inpainting.task import Inpainting
@@ -38,7 +38,7 @@ def runs(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(above)
         patch.setattr(data, "RELEASE", release_of(files))
-        patch.setattr(curves, "draw_curves", lambda *arguments: None)
+        patch.setattr(figures, "draw_curves", lambda *arguments: None)
         patch.setattr(drawing, "draw_cells", lambda *arguments: None)
         where = ["--data", str(images.parent)]
         assert run("cifar10", "search", *CIFAR10, *where, "--out", "cells").code == 0
