@@ -17,8 +17,8 @@ from asng.experiments.cifar10.task import Cifar10
 from asng.experiments.digits import DigitsSettings
 from asng.experiments.inpainting.task import Inpainting
 from asng.experiments.toy import QUICK, ToySettings
-from asng.report._command import repeat_command
-from asng.report._read import read_run
+from asng.report._command import repeat_commands
+from asng.report._read import read_runs
 from asng.runs import make_config
 from tests.helpers.commands import MAIN, refusal, run, unexplained_flags
 from tests.helpers.report_pages import SEEDS, Page, values_of, write_run
@@ -88,6 +88,12 @@ def test_watching_writes_again_until_ctrl_c_and_then_a_page_that_rests(tmp_path)
 # The command that repeats a run
 
 
+def repeat(folder):
+    """The words of the command that repeats the run, or the runs, of a folder."""
+    (command,) = repeat_commands(read_runs(folder))
+    return shlex.split(command)
+
+
 @pytest.mark.parametrize("task", [Cifar10, Inpainting])
 @pytest.mark.parametrize("is_small", [False, True])
 @pytest.mark.parametrize("kind", ["search", "retrain"])
@@ -97,7 +103,7 @@ def test_the_command_of_a_report_has_the_settings_of_its_run(task, is_small, kin
     settings = small if is_small else whole()
     more = {} if kind == "search" else {"architecture": values_of(op="conv")}
     folder = write_run(tmp_path / "a run", make_config(task.name, kind, settings, faces="100 and 50", **more))
-    words = shlex.split(repeat_command(read_run(folder)) or "")
+    words = repeat(folder)
     assert words[:3] == ["asng", task.name, kind]
     parsed = images.parse_verb(task, kind, words[3:])
     assert parsed.settings == settings
@@ -109,17 +115,17 @@ def test_the_command_of_a_report_has_the_settings_of_its_run(task, is_small, kin
 def test_the_command_of_a_sweep_and_of_digits_have_their_settings(tmp_path):
     config = make_config("toy", "sweep", QUICK)
     del config["workers"]
-    words = shlex.split(repeat_command(read_run(write_run(tmp_path / "toy", config))) or "")
+    words = repeat(write_run(tmp_path / "toy", config))
     assert parse_command(toy_command.SweepCommand, "x", words[3:]).settings == QUICK != ToySettings()
 
     settings = DigitsSettings(epochs=7, seed=3)
     folder = write_run(tmp_path / "digits", make_config("digits", "search", settings))
     lines = [{"seed": seed, "kind": kind} for seed in (3, 4) for kind in ("search", "found")]
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = shlex.split(repeat_command(read_run(folder)) or "")
+    words = repeat(folder)
     parsed = parse_command(digits_command.SearchCommand, "x", words[3:])
     assert (parsed.settings, parsed.seeds) == (settings, (2,))
 
 
 def test_a_run_of_no_command_has_none(tmp_path):
-    assert repeat_command(read_run(write_run(tmp_path / "mine"))) is None
+    assert repeat_commands(read_runs(write_run(tmp_path / "mine"))) == []
