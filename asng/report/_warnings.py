@@ -14,7 +14,6 @@ MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
 MIN_CERTAINTY = 0.9  # mean of the largest probabilities
 PARAMETER_FREE = {"identity", "none", "skip", "zero", "average", "max", "avg_pool", "max_pool", "avg_pool_3x3"}
 MAX_FREE = 0.8  # of the operations of a network or of a cell
-HALVES = ("train_", "valid_", "test_")  # beginnings of names whose numbers are null where they are not finite
 MIN_DECIDED = 0.5  # certainty of a search of unknown steps
 MIN_OPERATIONS = 3
 MAX_CELLS = 1000
@@ -27,13 +26,16 @@ def find_warnings(run: RunData) -> list[str]:
 
 def _not_finite(run: RunData) -> Iterator[str]:
     bad: dict[str, list[float]] = {}
+    known: set[str] = set()  # names that have had a number: null is NaN then, and not what was never measured
     for step, record in zip(run.steps, run.records, strict=True):
         for name, value in record.items():
-            is_loss = name == "score" or name.startswith(HALVES)
+            is_lost = value is None and name in known and record.get("feasible") != 0
             if name == "not_finite" and is_number(value) and value > 0:
                 bad.setdefault("losses", []).append(step)
-            elif (isinstance(value, float) and not abs(value) <= MAX_NUMBER) or (value is None and is_loss):
+            elif (isinstance(value, float) and not abs(value) <= MAX_NUMBER) or is_lost:
                 bad.setdefault(name.replace("_", " "), []).append(step)
+            if is_number(value):
+                known.add(name)
     for name, steps in bad.items():
         times = "once" if len(steps) == 1 else f"in {len(steps)} records"
         yield (

@@ -52,6 +52,13 @@ def test_numbers_that_json_could_not_hold_were_not_finite(tmp_path):
     assert "NaN or infinite score once, first at epoch 2" in text
 
 
+def test_numbers_that_were_not_measured_are_no_nan(tmp_path):
+    warmup = [{"epoch": 1, "train_loss": 1.0, "valid_loss": None}, {"epoch": 2, "train_loss": 1.0, "valid_loss": 1.0}]
+    assert warnings_of(tmp_path, None, warmup) == "Warnings None."
+    infeasible = [{"epoch": 1, "train_loss": 1.0, "feasible": 1.0}, {"epoch": 2, "train_loss": None, "feasible": 0.0}]
+    assert warnings_of(tmp_path / "limits", None, infeasible) == "Warnings None."
+
+
 def test_a_saved_search_that_ended_undecided_is_named(tmp_path):
     records = [{"epoch": 1, "train_loss": 1.0, "distribution": UNDECIDED}]
     assert "undecided: its certainty is 0.31" in warnings_of(tmp_path, None, records, summary={"certainty": 0.31})
