@@ -17,7 +17,7 @@ from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
-from asng.nas._saving import save_result
+from asng.nas._saving import describe_distribution, save_result
 from asng.nas._tables import decision_rows, format_rounded, format_table, history_rows
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
@@ -397,25 +397,3 @@ def certainty(optimizer: Optimizer) -> dict[str, float]:
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
     return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record
-
-
-def describe_distribution(optimizer: Optimizer) -> dict[str, Any]:
-    """The distribution as plain numbers: for each variable the probabilities by choice, or a mean and a std.
-
-    >>> from asng import ASNG, Categorical, Integer
-    >>> describe_distribution(ASNG({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)}))
-    {'act': {'relu': 0.5, 'tanh': 0.5}, 'depth': {'mean': 2.0, 'std': 1.0}}
-    """
-    described: dict[str, Any] = {}
-    for name, parameters in optimizer.distribution().items():
-        choices = optimizer.space[name].values()
-        if isinstance(parameters, np.ndarray) and choices is not None:
-            labels = [str(choice) for choice in choices]
-            if len({*labels}) < len(labels):  # such as of 1 and "1"
-                labels = [str(index) for index in range(len(labels))]
-            described[name] = dict(zip(labels, parameters.tolist(), strict=True))
-        elif hasattr(parameters, "_asdict"):
-            described[name] = {key: float(number) for key, number in parameters._asdict().items()}
-        else:  # of a family of the user's own
-            described[name] = {"parameters": str(parameters)}
-    return described
