@@ -1,6 +1,6 @@
 """What a reader of a report should be warned of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
@@ -9,6 +9,7 @@ from asng.experiments.cifar10.picture import STATES
 from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
 from asng.report._cells import is_cells
 from asng.report._read import MAX_NUMBER, RunData, is_number
+from asng.report._tree import running_decisions
 
 MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
 MIN_CERTAINTY = 0.9  # mean of the largest probabilities
@@ -78,7 +79,7 @@ def _short(run: RunData) -> Iterator[str]:
 
 
 def _collapse(run: RunData) -> Iterator[str]:
-    for where, operations in _operations(run.values).items():
+    for where, operations in _operations(run).items():
         free = sum(operation in PARAMETER_FREE for operation in operations)
         if len(operations) >= MIN_OPERATIONS and free >= MAX_FREE * len(operations):
             yield (
@@ -87,12 +88,14 @@ def _collapse(run: RunData) -> Iterator[str]:
             )
 
 
-def _operations(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The operations of a network, or of each of its cells."""
+def _operations(run: RunData) -> dict[str, list[str]]:
+    """The operations of a network that run, or those of each of its cells."""
+    values = run.values
     if is_cells(values):
         paths = {kind: cell_paths(values, kind) for kind in CELL_KINDS}
         return {f"{kind} cell": [op for pair in paths[kind] for _, op in pair] for kind in CELL_KINDS}
-    named = {name: value for name, value in values.items() if name.rpartition(".")[2].startswith("op")}
+    running = running_decisions(run)
+    named = {n: value for n, value in values.items() if n in running and n.rpartition(".")[2].startswith("op")}
     return {"network": [value for value in named.values() if isinstance(value, str)]}
 
 

@@ -88,6 +88,16 @@ def test_operations_without_parameters_are_a_collapse(tmp_path):
     assert "4 of 4 operations of the network" in warnings_of(tmp_path / "network", architecture=network)
 
 
+def test_operations_of_blocks_that_do_not_run_are_no_collapse(tmp_path):
+    tree = [{"name": "depth", "range": [1, 4], "inside": {str(n): [{"name": f"op{n}"}] for n in range(1, 5)}}]
+    values = {"op1": "conv", "op2": "identity", "op3": "identity", "op4": "identity"}
+    short = warnings_of(tmp_path, architecture=values_of(depth=1, **values), summary={"tree": tree})
+    assert short == "Warnings None."
+    values["op1"] = "max"
+    whole = warnings_of(tmp_path / "whole", architecture=values_of(depth=4, **values), summary={"tree": tree})
+    assert "4 of 4 operations of the network" in whole
+
+
 def test_inputs_and_cells_without_influence_are_named(tmp_path):
     values = cells_of([0, 0, 3, 4] * 10)  # all from cell k-2
     summary = {"parameters": 200, "effective_parameters": 150}
