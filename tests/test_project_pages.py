@@ -4,7 +4,6 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -41,9 +40,8 @@ def test_the_citation_is_of_this_version_and_names_the_paper():
 @pytest.fixture
 def release_check():
     spec = importlib.util.spec_from_file_location("release_check", ROOT / ".github" / "release_check.py")
-    assert spec is not None
-    module: Any = importlib.util.module_from_spec(spec)
-    assert spec.loader is not None
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.find_faults
 

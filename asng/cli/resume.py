@@ -90,7 +90,7 @@ def resume_images(
     experiment = EXPERIMENTS[str(config["experiment"])]
     assert isinstance(experiment, Images)
     task = resolve_name(experiment.task)
-    where = data_settings(task.data_settings, {**started, **_given(command)})
+    where = data_settings(task.data_settings, {**started, **_data_flags(command)})
     flags = SimpleNamespace(where=where, **{name: started.get(name) is True for name in ("small", "tensorboard")})
     flags.capture = started.get("capture") is not False
     is_search = config["kind"] == "search"
@@ -104,7 +104,7 @@ def resume_images(
         retrain_in(loaded, settings, from_dict(config.get("architecture")), command.run, flags, outcome)
 
 
-def _given(command: ResumeCommand) -> dict[str, Any]:
+def _data_flags(command: ResumeCommand) -> dict[str, Any]:
     given = {"data": command.data and str(command.data), "device": command.device}
     return {name: value for name, value in given.items() if value is not None}
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,18 +9,16 @@ import torch
 from torch import nn
 
 from asng._checks import check_int
-from asng._html import notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import check_batches, check_judge, check_module, unwrap
-from asng.nas._preserve import preserve_state, set_training
-from asng.nas._tables import format_rounded, format_table
+from asng.nas._preserve import hold_in_training, preserve_state, set_training
 from asng.nas.limits import Limit, Measure, measure_all
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.recalibration import recalibrate
-from asng.nas.result import Architecture, SearchResult, architecture_of, oneshot_of, top
+from asng.nas.result import Architecture, Front, SearchResult, architecture_of, oneshot_of, top
 from asng.nas.supernet import Supernet, Values
 
 ATTEMPTS = 20  # per architecture of a front, to find one that is new and feasible
@@ -29,7 +26,12 @@ MAX_IDLE = 2000  # attempts in a row that find none
 
 
 def score(
-    model: nn.Module, values: Values, batches: Iterable[Batch], judge: Judge, *, recalibrate_on: Any = None
+    model: nn.Module | OneShot | SearchResult,
+    values: Values,
+    batches: Iterable[Batch],
+    judge: Judge,
+    *,
+    recalibrate_on: Iterable[Batch] | None = None,
 ) -> float:
     """Score one architecture with the shared weights of a model.
 
@@ -38,11 +40,12 @@ def score(
     modes, buffers, RNG state.
 
     Args:
-        model: Any module with decisions, also in a wrapper of torch.compile or DataParallel.
+        model: Any module with decisions, also in a wrapper of torch.compile or DataParallel; or a search, whose
+            precision is then used, or its result. Of several processes all have to pass a search.
         values: One value for each decision, by name.
         batches: What the judge is called with, one after another.
         judge: (model, batch) -> a number or (number, metrics), such as that of the search, or its loss function.
-        recalibrate_on: Batches to re-estimate the batch norms' statistics from, as `recalibrate` takes them; the
+        recalibrate_on: Batches to re-estimate the batch norms' statistics from, also as the judge takes them; the
             batches to judge may then be small.
 
     Returns:
@@ -56,9 +59,11 @@ def score(
     >>> nas.score(model, {"act": "relu"}, [torch.ones(2), -torch.ones(2)], lambda model, x: model(x).mean())
     0.5
     """
-    check_module(model)
     check_judge(judge)
     check_batches(batches, "batches")
+    if isinstance(model, (OneShot, SearchResult)):
+        return _shared_score(oneshot_of(model), values, batches, judge, recalibrate_on)
+    check_module(model)
     return _score(Supernet(unwrap(model)), model, values, batches, judge, recalibrate_on)
 
 
@@ -67,10 +72,10 @@ def _score(
 ) -> float:
     with preserve_state(supernet), torch.no_grad():
         supernet.select(values)
-        if recalibrate_on is not None:
-            recalibrate(supernet.model, recalibrate_on)
-        _evaluate_mode(supernet, batch_statistics=recalibrate_on is None)
         try:
+            if recalibrate_on is not None:
+                recalibrate(supernet.model, recalibrate_on, lambda _, batch: judge(model, batch))
+            _evaluate_mode(supernet, batch_statistics=recalibrate_on is None)
             numbers = [float(to_score(judge(model, batch)).loss) for batch in batches]
         except Exception as error:
             error.add_note(f"in the architecture {dict(values)}")
@@ -85,12 +90,17 @@ def _evaluate_mode(supernet: Supernet, *, batch_statistics: bool) -> None:
     set_training(supernet.model)
     norms = [m for m in supernet.paths if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     supernet.model.eval()
-    for norm in norms if batch_statistics else ():
-        norm.train()
+    if batch_statistics:
+        hold_in_training(norms)
 
 
 def rerank(
-    oneshot: OneShot | SearchResult, batches: Iterable[Batch], judge: Judge, *, k: int = 20, recalibrate_on: Any = None
+    oneshot: OneShot | SearchResult,
+    batches: Iterable[Batch],
+    judge: Judge,
+    *,
+    k: int = 20,
+    recalibrate_on: Iterable[Batch] | None = None,
 ) -> list[Architecture]:
     """Score the k most likely feasible architectures of a search with the shared weights, and order them by that.
 
@@ -146,42 +156,6 @@ def _check_repeatable(*given: Any) -> None:
             raise ValueError(f"the batches are an iterator ({kind}), which ends after one architecture; pass a list")
 
 
-@dataclass(frozen=True, repr=False)
-class Front:
-    """Architectures of which none is better than another in everything; printed, it is a table.
-
-    Attributes:
-        points: The architectures of the front, each with its `score` and `costs`, by the first cost.
-        others: All others that were scored: for each, one of the front is as good in everything and better in
-            something.
-        measures: The names of the measures, in the order of the costs.
-
-    >>> points = (Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
-    >>> Front(points, others=(), measures=("parameters",))
-    score  parameters  probability  values
-    0.9    10          0.5          {'n': 1}
-    """
-
-    points: tuple[Architecture, ...]
-    others: tuple[Architecture, ...]
-    measures: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return format_table(self._rows())
-
-    def _repr_html_(self) -> str:
-        """The same for notebooks."""
-        return notebook(rows_table(self._rows()))
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("score", *self.measures, "probability", "values")]
-        for point in self.points:
-            costs = (f"{cost:.6g}" for cost in point.costs)
-            values = {name: value for name, value in point.values.items() if name not in point.inactive}
-            rows.append((f"{point.score:.4g}", *costs, f"{point.probability:.2g}", format_rounded(values)))
-        return rows
-
-
 def front(
     oneshot: OneShot | SearchResult,
     measures: Sequence[Measure],
@@ -189,7 +163,7 @@ def front(
     judge: Judge,
     *,
     k: int = 50,
-    recalibrate_on: Any = None,
+    recalibrate_on: Iterable[Batch] | None = None,
 ) -> Front:
     """Find the Pareto front of the score and of costs among architectures that share the weights of a search.
 
@@ -200,7 +174,7 @@ def front(
 
     Args:
         oneshot: A search, usually at its end, or its result.
-        measures: `parameters`, `Flops`, `Latency`, or functions (model, values) -> number of at least 0, as in `Limit`.
+        measures: `parameters`, `Flops`, `Latency`, or functions (model, values) -> number, the lower the better.
         batches: What each architecture is judged on: a list, a DataLoader, or any iterable that starts over.
         judge, recalibrate_on: As in `score`.
         k: How many architectures are scored, at least 1; fewer where there are no more.
@@ -241,7 +215,7 @@ def front(
             break
     if not found:
         raise ValueError("no architecture was found that meets the limits; widen them")
-    points = sorted(_nondominated(list(found.values())), key=lambda point: (point.costs, point.score))
+    points = sorted(_find_nondominated(list(found.values())), key=lambda point: (point.costs, point.score))
     others = [a for a in found.values() if all(a is not point for point in points)]
     return Front(tuple(points), tuple(others), tuple(limit.name for limit in limits))
 
@@ -261,7 +235,7 @@ def _proposals(oneshot: OneShot, k: int, found: Mapping[str, Architecture]) -> I
         for name, variable in space.items():
             if (choices := variable.values()) is not None:
                 values[name] = choices[int(generator.integers(len(choices)))]
-        points = _nondominated(list(found.values()))
+        points = _find_nondominated(list(found.values()))
         if points and len(found) >= 0.4 * k and attempt % 10:  # some more random ones: variations may lead nowhere
             parent = points[generator.choice(len(points), p=_gaps(points))]
             active = [name for name in space if name not in parent.inactive]
@@ -281,7 +255,7 @@ def _gaps(points: Sequence[Architecture]) -> Array:
     return gaps
 
 
-def _nondominated(architectures: Sequence[Architecture]) -> list[Architecture]:
+def _find_nondominated(architectures: Sequence[Architecture]) -> list[Architecture]:
     """Those with finite numbers to which no other is equal in everything and better in something."""
     numbers = np.array([(a.score, *a.costs) for a in architectures], dtype=float)
     if not len(numbers):

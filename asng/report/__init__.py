@@ -18,13 +18,15 @@ DETAILS = [(points, 2000) for points in (1000, 500, 250, 120, 60, 30)] + [(30, 4
 def write(
     folders: Iterable[str | os.PathLike[str]], path: str | os.PathLike[str], *, reload_every: int | None = None
 ) -> Path:
-    """Write a report of one or several runs: curves, architectures, probabilities, settings, warnings.
+    """Write a report of one or several runs: one HTML file that loads nothing, for a browser, a phone or a printer.
 
-    Runs whose settings differ by their seeds alone are also shown by mean and spread. Runs may still be going on.
-    Files that are damaged are named among the warnings. Long curves are thinned, so that the page stays below 2 MB.
+    It has the main numbers, warnings, the architecture as a graph or as nested boxes, curves, the probabilities of all
+    decisions over time, Pareto front, limits, baselines, pictures, settings, and the command that repeats the run. Runs
+    whose settings differ by their seeds alone are also shown by mean and spread. Runs may still be going on. Files that
+    are damaged are named among the warnings. Long curves are thinned, so that the page stays below 2 MB.
 
     Args:
-        folders: Of the runs, each with a `config.json`.
+        folders: Of the runs, each with a `config.json`: those of `asng` commands, or of `SearchResult.save`.
         path: Of the HTML file, which is replaced whole.
         reload_every: Seconds after which an open page reloads itself; None: never.
 

@@ -159,7 +159,7 @@ def _read_run(folder: Path) -> RunData:
 
 
 def limit_decisions(run: RunData, count: int) -> RunData:
-    """The run with at most so many decisions, and a fault that says so."""
+    """The run with its first `count` decisions alone, and a fault that says so."""
     if len(run.values) <= count:
         return run
     fault = f"{run.title} has {len(run.values):,} decisions; the first {count:,} are shown."

@@ -41,7 +41,7 @@ def overview_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
             means = [_mean(name, [finals[id(run)].get(name) for run in members]) for name in names]
             title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
             rows.append([element("b", title), "", *means, f"{len(members)} runs"])
-    head = ["run", "seed", *map(_spaced, names), "state"]
+    head = ["run", "seed", *map(_to_words, names), "state"]
     tiles = _tiles(names, rows[-1][2:-1]) if len(groups) == 1 else None
     return section("Overview", tiles, table(head, rows[:MAX_ROWS], "Runs and their last numbers"))
 
@@ -53,11 +53,11 @@ def _rank(name: str) -> tuple[int, int]:
 
 def _tiles(names: Sequence[str], texts: Sequence[Any]) -> Html:
     shown = [pair for pair in zip(names, texts, strict=True) if pair[1] and pair[0] not in LAST][:MAX_TILES]
-    tiles = [element("div", element("dt", _spaced(name)), element("dd", text)) for name, text in shown]
+    tiles = [element("div", element("dt", _to_words(name)), element("dd", text)) for name, text in shown]
     return element("dl", *tiles, class_="tiles") if tiles else Html("")
 
 
-def _spaced(name: str) -> str:
+def _to_words(name: str) -> str:
     return "time" if name == "seconds" else name.replace("_", " ")
 
 
@@ -123,9 +123,9 @@ def results_section(groups: Mapping[str, Sequence[RunData]]) -> Html | None:
     rows = []
     for kind, records in kinds.items():
         means = [_mean(name, [r[name] for r in records if is_number(r.get(name))]) for name in names]
-        rows.append([_spaced(kind), _dots(numbers[kind], min(ends), max(ends)), len(records), *means])
-    scale = join([f"{_spaced(main)}: ", element("span", f"{format_number(min(ends))} to {format_number(max(ends))}")])
-    head = ["kind", scale, "number", *map(_spaced, names)]
+        rows.append([_to_words(kind), _dots(numbers[kind], min(ends), max(ends)), len(records), *means])
+    scale = join([f"{_to_words(main)}: ", element("span", f"{format_number(min(ends))} to {format_number(max(ends))}")])
+    head = ["kind", scale, "number", *map(_to_words, names)]
     caption = "Means and standard deviations by kind; each dot is one result"
     return section("Results and baselines", table(head, rows, caption, class_="results"))
 

@@ -27,13 +27,13 @@ def tree_of(run: RunData) -> list[Node]:
     left = [MAX_NODES]
     nodes = _parse(run.summary.get("tree"), 0, left)
     shown = {node.name for node in walk(nodes)}
-    return _known(nodes, run) + _group({name: name for name in run.values if name not in shown}, 0)
+    return _filter(nodes, run) + _group({name: name for name in run.values if name not in shown}, 0)
 
 
-def _known(nodes: list[Node], run: RunData) -> list[Node]:
+def _filter(nodes: list[Node], run: RunData) -> list[Node]:
     """The nodes of decisions that the run has values of."""
     known = [node for node in nodes if node.name in run.values]
-    return [node._replace(inside={label: _known(part, run) for label, part in node.inside.items()}) for node in known]
+    return [node._replace(inside={label: _filter(part, run) for label, part in node.inside.items()}) for node in known]
 
 
 def walk(nodes: list[Node]) -> list[Node]:

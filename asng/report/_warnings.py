@@ -47,7 +47,8 @@ def _unmet_limits(run: RunData) -> Iterator[str]:
     if run.summary.get("feasible") is False:
         yield "No architecture met the limits; this is the nearest. Raise the limits, or allow smaller choices."
     elif shares and max(shares) == 0:
-        yield "No candidate has met the limits so far. Raise the limits, or allow smaller choices."
+        so_far = ", so nothing was trained" if run.summary else " so far"
+        yield f"No candidate has met the limits{so_far}. Raise the limits, or allow smaller choices."
 
 
 def _short(run: RunData) -> Iterator[str]:

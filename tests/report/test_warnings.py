@@ -45,6 +45,20 @@ def test_nan_and_infinity_are_named_with_their_first_step(bad, tmp_path):
     assert "NaN or infinite train loss in 2 records, first at step 20" in text
 
 
+def test_numbers_that_json_could_not_hold_were_not_finite(tmp_path):
+    records = [{"epoch": 1, "train_loss": 1.0, "score": 1.0}, {"epoch": 2, "train_loss": None, "score": None}]
+    text = warnings_of(tmp_path, None, records)
+    assert "NaN or infinite train loss once, first at epoch 2" in text
+    assert "NaN or infinite score once, first at epoch 2" in text
+
+
+def test_a_saved_search_that_ended_undecided_is_named(tmp_path):
+    records = [{"epoch": 1, "train_loss": 1.0, "distribution": UNDECIDED}]
+    assert "undecided: its certainty is 0.31" in warnings_of(tmp_path, None, records, summary={"certainty": 0.31})
+    sure = warnings_of(tmp_path / "sure", None, records, summary={"certainty": 0.8})
+    assert sure == "Warnings None."
+
+
 def test_losses_that_a_run_counted_as_not_finite_are_named(tmp_path):
     text = warnings_of(tmp_path, None, [{"step": 10, "train_loss": 1.0, "not_finite": 3}])
     assert "NaN or infinite losses once, first at step 10" in text
@@ -54,6 +68,8 @@ def test_limits_that_were_never_met_are_named(tmp_path):
     assert "No architecture met the limits" in warnings_of(tmp_path, summary={"feasible": False})
     records = [{"epoch": 1, "feasible": 0.0}, {"epoch": 2, "feasible": 0.0}]
     assert "No candidate has met the limits so far" in warnings_of(tmp_path / "running", None, records)
+    found = warnings_of(tmp_path / "finished", None, records, summary={"feasible": True})
+    assert "No candidate has met the limits, so nothing was trained" in found
 
 
 def test_operations_without_parameters_are_a_collapse(tmp_path):
