@@ -57,7 +57,8 @@ def test_an_experiment_alone_lists_its_verbs():
     [
         (
             ["tony"],
-            "no command 'tony'; asng has cifar10, digits, inpainting, toy, runs, resume, report, export; did you mean toy?",
+            "no command 'tony'; asng has cifar10, digits, inpainting, toy, runs, resume, report, export; "
+            "did you mean toy?",
         ),
         (["--quick"], "no command '--quick'; asng has cifar10, digits, inpainting, toy, runs, resume, report, export"),
         (
