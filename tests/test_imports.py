@@ -146,7 +146,7 @@ def test_the_check_sees_a_room_that_reaches_upward(room, source):
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("cli", "from asng.experiments import toy\nimport tyro"),
+        ("cli", "from asng.experiments import toy\nimport rich"),
         ("experiments", "from asng.optimizer import asng_update\nfrom asng import runs"),
         ("nas", "import torch\nimport numpy as np"),
         ("optimizer", "import math\nimport numpy as np\nfrom asng.space import Space"),
