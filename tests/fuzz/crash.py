@@ -99,13 +99,14 @@ def sweep(folder: Path) -> Any:
     return {**read, RESULTS: sorted(read[RESULTS], key=str)}  # which are finished in any order
 
 
+ENVIRONMENT = "environment.jsonl"  # a line for each start
 TIMES = ("seconds", "images_per_second", "random_seconds")
 
 
 def _read_run(folder: Path) -> Any:
     """What has to be equal of a run: its files of JSON without times, and its weights."""
     read: dict[str, Any] = {path.name: read_json(path, "") for path in folder.glob("*.json")}
-    read |= {path.name: read_json_lines(path, "") for path in folder.glob("*.jsonl")}
+    read |= {path.name: read_json_lines(path, "") for path in folder.glob("*.jsonl") if path.name != ENVIRONMENT}
     for path in folder.glob("checkpoint.pt"):
         read[path.name] = torch.load(path, weights_only=True)
     for name in ("toy.png", "curves.png"):
