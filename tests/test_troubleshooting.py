@@ -64,7 +64,7 @@ def messages_in(tree: ast.AST, *, reasons: bool) -> Iterator[str]:
 
 def messages() -> list[str]:
     """Texts of all errors and warnings of asng.nas; not those that a function of its own composes."""
-    found = []
+    found: list[str] = []
     for path in sorted((ROOT / "asng" / "nas").rglob("*.py")):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         found += messages_in(tree, reasons=path.parent.name == "_capture")
@@ -99,8 +99,8 @@ def test_messages_of_torch_are_those_that_it_has():
     width = nas.Width("w", [4, 8])
     mistakes = {
         "empty(): argument 'size' …": lambda: nn.Linear(width, 2),  # type: ignore[arg-type]
-        "'Width' object is not iterable": lambda: nn.LayerNorm(width),  # type: ignore[arg-type]
-        "'<=' not supported between instances of 'Width' and 'int'": lambda: nn.MultiheadAttention(width, 2),  # type: ignore[arg-type]
+        "'Width' object is not iterable": lambda: nn.LayerNorm(width),
+        "'<=' not supported between instances of 'Width' and 'int'": lambda: nn.MultiheadAttention(width, 2),
         "should contain … elements not …": lambda: run_static_after_elastic(nn.BatchNorm1d(8)),
         "mat1 and mat2 shapes cannot be multiplied": lambda: run_static_after_elastic(nn.Linear(8, 2)),
     }
