@@ -9,7 +9,7 @@ DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summa
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging docs format hooks fuzz crash bench results lock clean
+.PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging release-check docs format hooks fuzz crash bench results lock clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -35,7 +35,10 @@ test-kernels: .venv/installed-kernels  ## the Triton kernels in its interpreter,
 	TRITON_INTERPRET=1 $(PYTEST) tests/fused
 
 test-packaging: .venv/installed-packaging  ## the release: its files, its types, each extra in an empty environment
-	$(PYTEST) tests/packaging
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile tests/packaging
+
+release-check: .venv/installed  ## version, changelog, citation and tag (TAG=v0.1.0) agree
+	$(BIN)/python .github/release_check.py $(TAG)
 
 test-browser: .venv/installed-browser  ## reports in headless Chromium, where there is one
 	$(PYTEST) tests/report/test_browser.py

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 from black_box_methods import METHODS
 from black_box_problems import PROBLEMS, Values
-from black_box_report import draw, show, show_ratios
+from black_box_report import draw, show, show_ratios, show_summary
 
 import asng
 
@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("--problems", nargs="+", choices=PROBLEMS, help="default: all that there are data for")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0, help="1000 to try settings, apart from what is reported")
     parser.add_argument("--evaluations", type=int, default=math.inf, help="at most, instead of what a problem has")
     parser.add_argument("--data", type=Path, help="the folder with nasbench201/cifar10.npz")
     parser.add_argument("--out", type=Path, default=Path("runs/black_box"))
@@ -111,7 +112,7 @@ def main() -> None:
         for problem in problems:
             evaluations = min(PROBLEMS[problem][1], options.evaluations)
             for method in methods:
-                for seed in range(options.seeds):
+                for seed in range(options.first_seed, options.first_seed + options.seeds):
                     if (problem, method, seed) not in done:
                         row = run(problem, method, seed, evaluations, options.data)
                         row["version"] = versions[METHODS[method][0]]
@@ -119,7 +120,7 @@ def main() -> None:
                             file.write(json.dumps(row) + "\n")
             print(problem, flush=True)
     rows = read_rows(folder)
-    tables = "\n\n".join([*show(rows), *show_ratios(rows)])
+    tables = "\n\n".join([*show_summary(rows), *show(rows), *show_ratios(rows)])
     (folder / "black_box.md").write_text(tables + "\n")
     print(f"\n{tables}")
     if options.figure:

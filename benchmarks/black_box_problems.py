@@ -87,10 +87,10 @@ def mixed_sphere(noise: float = 0.0) -> Problem:
     return Problem(space, loss, noise)
 
 
-def rosenbrock(variables: int, integers: int = 0, noise: float = 0.0) -> Problem:
+def rosenbrock(variables: int, integers: int = 0, noise: float = 0.0, low: int = -3, high: int = 3) -> Problem:
     """Rosenbrock's function, whose minimum is at 1, of which some variables are integers."""
-    space: dict[str, Any] = {f"n{i}": asng.Integer(-3, 3) for i in range(integers)}
-    space |= {f"x{i}": asng.Real(-3, 3) for i in range(variables - integers)}
+    space: dict[str, Any] = {f"n{i}": asng.Integer(low, high) for i in range(integers)}
+    space |= {f"x{i}": asng.Real(low, high) for i in range(variables - integers)}
 
     def loss(values: Values) -> float:
         x = np.array([values[name] for name in space])
@@ -131,13 +131,16 @@ def pseudo_boolean(function: int, bits: int, seed: int) -> Problem:
 def _suite(dimension: int) -> Any:
     import cocoex
 
-    return cocoex.Suite("bbob-mixint", "", f"dimensions:{dimension}")
+    return cocoex.Suite("bbob-mixint", "instances:1-30", f"dimensions:{dimension}")
 
 
 def mixed_integer(function: int, dimension: int, seed: int) -> Problem:
-    """A function of COCO's bbob-mixint suite, instance 1 + seed % 15; four fifths of the variables are integers."""
-    suite = _suite(dimension)
-    problem = suite.get_problem_by_function_dimension_instance(function, dimension, 1 + seed % 15)
+    """A function of COCO's bbob-mixint suite; four fifths of the variables are integers.
+
+    Seeds below 1000 have the instances 1 to 15, others those up to 30.
+    """
+    instance = 1 + seed % 15 + 15 * (seed >= 1000)
+    problem = _suite(dimension).get_problem_by_function_dimension_instance(function, dimension, instance)
     with tempfile.TemporaryDirectory() as folder, chdir(folder):
         problem._best_parameter("print")
         lowest = problem(np.loadtxt(folder + "/" + os.listdir(folder)[0]))
@@ -168,6 +171,7 @@ PROBLEMS: dict[str, tuple[Maker, int]] = {  # and evaluations
     "rosenbrock noisy": (_always(rosenbrock, 5, noise=10.0), 300),
     "rosenbrock mixed": (_always(rosenbrock, 6, integers=3), 300),
     "rosenbrock mixed noisy": (_always(rosenbrock, 6, integers=3, noise=10.0), 300),
+    "rosenbrock off center noisy": (_always(rosenbrock, 6, integers=3, noise=10.0, low=-2, high=5), 300),
     "nasbench201": (lambda seed, data: nasbench201(data), 100),
     "nasbench201 long": (lambda seed, data: nasbench201(data), 300),
     **{f"pbo f{k}": (partial(lambda k, seed, data: pseudo_boolean(k, 36, seed), k), 500) for k in range(1, 26)},

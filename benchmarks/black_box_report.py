@@ -74,6 +74,46 @@ def _table(groups: dict[str, Group], at: dict[str, float]) -> str:
     return "\n".join(lines)
 
 
+def show_summary(rows: list[Row]) -> list[str]:
+    """On how many problems of a kind each method is first or level with the first, of those that it was run on.
+
+    First is the lowest median. Level are those that a rank-sum test, one-sided at 5 %, cannot tell from it. Shorter
+    runs do not count, nor those of less than half of the seeds.
+    """
+    counts: dict[str, dict[str, list[bool]]] = {}
+    for problem, group in groups_of(rows).items():
+        at = 1000 if problem.startswith("mixint") else _most(group)
+        seeds = max(map(len, group.values()))
+        whole = {m: of for m, of in group.items() if of[0]["evaluations"] >= at and 2 * len(of) >= seeds}
+        regrets = {m: [regret_at(row, at) for row in of] for m, of in whole.items()}
+        first = min(regrets.values(), key=np.median)
+        for method, own in regrets.items():
+            counts.setdefault(_kind(problem), {}).setdefault(method, []).append(not _is_higher(own, first))
+    methods = [method for method in METHODS if any(method in of for of in counts.values())]
+    lines = ["| problems | " + " | ".join(methods) + " |", "|---" * (len(methods) + 1) + "|"]
+    for kind, of in counts.items():
+        cells = [f"{sum(of[m])} of {len(of[m])}" if m in of else "" for m in methods]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    return ["\n".join(lines)] if counts else []
+
+
+def _kind(problem: str) -> str:
+    if problem.endswith("noisy"):
+        return "noisy losses"
+    if problem.startswith(("onemax", "leadingones", "pbo")):
+        return "20 choices or more"
+    return {"mixint": "bbob-mixint", "nasbench201": "NAS-Bench-201"}.get(problem.split()[0], "mixed and conditional")
+
+
+def _is_higher(own: list[float], others: list[float]) -> bool:
+    """Whether numbers are higher than others, by the rank-sum test with a normal approximation."""
+    _, where, ties = np.unique([*own, *others], return_inverse=True, return_counts=True)
+    n, m, total = len(own), len(others), len(own) + len(others)
+    rank_sum = (np.cumsum(ties) - (ties - 1) / 2)[where][:n].sum()
+    variance = n * m / 12 * (total + 1 - (ties**3 - ties).sum() / (total * (total - 1)))
+    return bool(rank_sum - n * (total + 1) / 2 - 0.5 > 1.645 * np.sqrt(variance))
+
+
 def show_ratios(rows: list[Row]) -> list[str]:
     """On mixint: the median evaluations of asng to CatCMAwM's median regret at some evaluations, over these."""
     lines = ["| problem | " + " | ".join(f"at {n}" for n in TARGETS) + " |", "|---" * (len(TARGETS) + 1) + "|"]

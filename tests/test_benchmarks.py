@@ -134,6 +134,7 @@ def test_black_boxes_are_compared_by_medians_and_quartiles(tmp_path):
             assert row["steps"][-1][1] == row["regret"] == min(regret for _, regret in row["steps"])
     assert (tmp_path / "black_box.md").read_text() in printed
     assert f"| onemax | 300 | **{sorted(regrets['asng'])[1]:.3g}** [" in printed
+    assert "| 20 choices or more | 1 of 1 | 0 of 1 |" in printed
     assert (tmp_path / "figure.png").stat().st_size > 10_000
     drawn, _ = black_box(tmp_path, "--draw", str(tmp_path))
     assert drawn.strip() == (tmp_path / "black_box.md").read_text().strip()

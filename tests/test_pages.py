@@ -10,6 +10,7 @@ import torch
 
 import asng
 from asng import ASNG, fused, nas, report
+from tests.test_examples import run
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -43,11 +44,16 @@ def test_every_page_is_in_the_navigation_of_the_site():
 def test_the_reference_lists_every_public_name_once():
     text = (DOCS / "api.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)
-    for hidden in ("asng.minimize", "asng.nas.result", "asng.nas.search"):  # functions behind modules of their names
+    for hidden in (
+        "asng.minimize",
+        "asng.nas.export",
+        "asng.nas.result",
+        "asng.nas.search",
+    ):  # functions behind modules of their names
         listed[listed.index(f"{hidden}.{hidden.split('.')[-1]}")] = hidden
     exported = [f"{module.__name__}.{name}" for module in (asng, nas, fused, report) for name in module.__all__]
     figures = [f"asng.plot.{name}" for name in ("history", "probabilities", "distribution", "front")]
-    bridges = ["asng.integrations.optuna.ASNGSampler", "asng.integrations.tensorboard.TensorBoard"]
+    bridges = [f"asng.integrations.{name}" for name in ("optuna.ASNGSampler", "tensorboard.TensorBoard")]
     assert sorted(listed) == sorted([*exported, *figures, *bridges])
 
 
@@ -55,6 +61,15 @@ def test_files_that_pages_link_to_are_there():
     for page in DOCS.glob("*.md"):
         links = re.findall(r"\]\(((?!http)[^)#\s]+)", page.read_text(encoding="utf-8"))
         assert [link for link in links if not (DOCS / link).exists()] == [], page.name
+
+
+@pytest.mark.long
+def test_the_first_run_of_the_page_on_commands_leaves_a_report(tmp_path):
+    section = (DOCS / "commands.md").read_text(encoding="utf-8").split("## A first run")[1].split("\n## ")[0]
+    shown = [run(["-m", *command.split()], tmp_path) for command in re.findall(r"^\$ (.*)$", section, re.MULTILINE)]
+    assert len(shown) == 3
+    assert "finished" in shown[1]
+    assert "<h1>" in (tmp_path / "first.html").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
@@ -149,7 +164,13 @@ def test_the_page_on_export_writes_files_that_compute_the_same(tmp_path, monkeyp
     expected = names["network"](x).detach()
     torch.testing.assert_close(torch.from_numpy(names["scores"]), expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(names["again"](x).detach(), expected, atol=1e-6, rtol=1e-6)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["architecture.json", "network.onnx", "network.pt2"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "architecture.json",
+        "exported",
+        "network.onnx",
+        "network.pt2",
+    ]
+    assert set(names["files"]) == {"json", "safetensors", "python", "torch"}
 
 
 # Recipes ------------------------------------------------------------------------------------------

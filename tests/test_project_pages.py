@@ -1,5 +1,6 @@
 """The pages around the code say what is so: citation, issue forms, workflows."""
 
+import importlib.util
 import re
 import tomllib
 from pathlib import Path
@@ -34,6 +35,34 @@ def test_the_citation_is_of_this_version_and_names_the_paper():
         "Nishida",
     ]
     assert paper["url"] in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def release_check():
+    spec = importlib.util.spec_from_file_location("release_check", ROOT / ".github" / "release_check.py")
+    assert spec is not None and spec.loader is not None  # noqa: PT018
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.find_faults
+
+
+def test_version_changelog_and_citation_agree(release_check):
+    pages = [(ROOT / name).read_text(encoding="utf-8") for name in ("CHANGELOG.md", "CITATION.cff")]
+    assert release_check(asng.__version__, *pages) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "changelog", "citation", "tag", "fault"),
+    [
+        ("0.2.0", "## [0.1.0] - 2030-01-01\n", "version: 0.2.0\n", None, "CHANGELOG.md has no section ## [0.2.0]"),
+        ("0.1.0", "## [0.1.0] - 2030-01-01\n", "version: 0.2.0\n", None, "CITATION.cff says version 0.2.0"),
+        ("0.1.0", "## [0.1.0] - 2030-01-01\n", "version: 0.1.0\n", "v0.2.0", "the tag is v0.2.0"),
+        ("0.1.0", "## [0.1.0] - unreleased\n", "version: 0.1.0\n", "v0.1.0", "CHANGELOG.md dates 0.1.0 'unreleased'"),
+    ],
+)
+def test_a_release_is_refused_where_they_disagree(version, changelog, citation, tag, fault, release_check):
+    (found,) = release_check(version, changelog, citation, tag)
+    assert found.startswith(fault)
 
 
 @pytest.mark.parametrize("path", FORMS, ids=lambda path: path.stem)

@@ -33,7 +33,7 @@ def bash_script(commands: Mapping[str, Sequence[Flag]]) -> str:
     cases = []
     for command, flags in commands.items():
         named = [flag for flag in flags if flag.metavar is None]
-        words = " ".join(["--help", *(flag.shown.split()[0] for flag in named)])
+        words = " ".join(["--help", *(flag.usage.split()[0] for flag in named)])
         values = [f"{flag.option}) words='{' '.join(flag.choices)}';;" for flag in named if flag.kind is not bool]
         inner = f'; case "$previous" in {" ".join(values)} esac' if values else ""
         cases.append(f"        '{command} '*) words='{words}'{inner};;")
@@ -75,7 +75,7 @@ def fish_script(commands: Mapping[str, Sequence[Flag]]) -> str:
                 "" if flag.kind is bool else f" -xa {shlex.quote(' '.join(flag.choices))}" if flag.choices else " -r"
             )
             condition = shlex.quote(f"__asng_in {command}")
-            name = flag.shown.split()[0].removeprefix("--")
+            name = flag.usage.split()[0].removeprefix("--")
             lines.append(f"complete -c asng -n {condition} -l {name}{value} -d {shlex.quote(flag.text)}")
     return "\n".join(lines) + "\n"
 

@@ -50,7 +50,7 @@ class Flag:
         return get_args(self.kind) if get_origin(self.kind) is Literal else ()
 
     @property
-    def shown(self) -> str:
+    def usage(self) -> str:
         """The flag with its value, as help shows it."""
         if self.metavar is not None:
             return self.metavar
@@ -86,7 +86,7 @@ class Flag:
         if self.kind is bool:
             parser.add_argument(self.option, action=argparse.BooleanOptionalAction, **options)
             return
-        options |= {"type": self.convert, "metavar": self.shown.removeprefix(f"{self.option} ")}
+        options |= {"type": self.convert, "metavar": self.usage.removeprefix(f"{self.option} ")}
         if self.metavar is None:
             parser.add_argument(self.option, nargs="+" if self.many else None, **options)
         else:  # absent, it is None or empty: argparse would convert the mark of absence
@@ -208,7 +208,7 @@ def _parse(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> dict[s
 def _check_required(flags: Sequence[Flag], given: Mapping[str, Any], name: str) -> None:
     for flag in flags:
         if flag.default is MISSING and flag.name not in given:
-            raise ValueError(f"asng {name} needs {flag.shown}: {flag.text[0].lower()}{flag.text[1:].rstrip('.')}")
+            raise ValueError(f"asng {name} needs {flag.usage}: {flag.text[0].lower()}{flag.text[1:].rstrip('.')}")
 
 
 def print_help(name: str, description: str, flags: Sequence[Flag]) -> None:
@@ -225,7 +225,7 @@ def print_help(name: str, description: str, flags: Sequence[Flag]) -> None:
         # Flags of this command stand before those of all commands, which come from its base classes.
         for flag in reversed(flags) if group == "options" else flags:
             if ("arguments" if flag.metavar else flag.group) == group:
-                print(_format_flag(flag.shown, flag.help, width))
+                print(_format_flag(flag.usage, flag.help, width))
     print(_format_flag("-h, --help", "Print this help.", width))
     print(f"\n{_wrap(EXIT_CODES, width)}")
 

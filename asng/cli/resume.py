@@ -90,11 +90,11 @@ def resume_images(
     experiment = EXPERIMENTS[str(config["experiment"])]
     assert isinstance(experiment, Images)
     task = resolve_name(experiment.task)
-    where = data_settings(task.data_settings, {**started, **_given(command)})
+    where = data_settings(task.data_settings, {**started, **_data_flags(command)})
     flags = SimpleNamespace(where=where, **{name: started.get(name) is True for name in ("small", "tensorboard")})
     flags.capture = started.get("capture") is not False
     is_search = config["kind"] == "search"
-    settings = settings_from_config(task.search_settings if is_search else task.train_settings, config)
+    settings = settings_from_config(task.search_settings if is_search else task.train_settings, config, command.run)
     with progress_bar(task.loading) as progress:
         loaded = task.load(where, progress)
     print_lines(*loaded.describe_data(settings))
@@ -104,7 +104,7 @@ def resume_images(
         retrain_in(loaded, settings, from_dict(config.get("architecture")), command.run, flags, outcome)
 
 
-def _given(command: ResumeCommand) -> dict[str, Any]:
+def _data_flags(command: ResumeCommand) -> dict[str, Any]:
     given = {"data": command.data and str(command.data), "device": command.device}
     return {name: value for name, value in given.items() if value is not None}
 
@@ -130,7 +130,12 @@ def resume_digits(
     from asng.cli.digits import search_in
     from asng.experiments.digits import DigitsSettings
 
-    search_in(settings_from_config(DigitsSettings, config), command.run, started.get("tensorboard") is True, outcome)
+    search_in(
+        settings_from_config(DigitsSettings, config, command.run),
+        command.run,
+        started.get("tensorboard") is True,
+        outcome,
+    )
 
 
 def resume_tuning(
@@ -140,7 +145,7 @@ def resume_tuning(
     from asng.cli.digits import tune_in
     from asng.experiments.digits_tuning import TuneSettings
 
-    tune_in(settings_from_config(TuneSettings, config), command.run, outcome)
+    tune_in(settings_from_config(TuneSettings, config, command.run), command.run, outcome)
 
 
 def resume_sweep(
@@ -151,4 +156,4 @@ def resume_sweep(
     from asng.experiments.toy import ToySettings
 
     workers = started.get("workers", ToySettings.workers)
-    sweep_in(settings_from_config(ToySettings, {**config, "workers": workers}), command.run, outcome)
+    sweep_in(settings_from_config(ToySettings, {**config, "workers": workers}, command.run), command.run, outcome)

@@ -22,8 +22,9 @@ from asng.experiments._task import Task, Values
 from asng.experiments._train_step import TrainStep
 from asng.nas._candidates import finite_mean, to_outcome
 from asng.nas._loop import Epoch, Job, Number
+from asng.nas._saving import describe_distribution
 from asng.nas.architecture import from_json
-from asng.nas.result import certainty, describe_distribution
+from asng.nas.result import certainty
 from asng.runs import ARCHITECTURE
 
 TRAIN, VALID = 0, 1  # streams of random numbers for mini-batches

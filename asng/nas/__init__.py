@@ -17,9 +17,9 @@ from asng.nas.export import export
 from asng.nas.layers import *  # noqa: F403 - the elastic layers, listed there
 from asng.nas.limits import Costs, Limit, Measure, Violation
 from asng.nas.oneshot import OneShot
-from asng.nas.ranking import Front, front, rerank, score
+from asng.nas.ranking import front, rerank, score
 from asng.nas.recalibration import recalibrate
-from asng.nas.result import Architecture, SearchResult, result, top
+from asng.nas.result import Architecture, Front, SearchResult, result, top
 from asng.nas.search import search
 from asng.nas.supernet import Supernet, Values, extract, select, selected, space_of
 

@@ -17,9 +17,10 @@ from asng.nas._checks import as_list
 from asng.nas._extract import StaticBuild
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
+from asng.nas._saving import describe_distribution
 from asng.nas._training import check_alike
 from asng.nas.oneshot import Batch, OneShot
-from asng.nas.result import certainty, describe_distribution
+from asng.nas.result import certainty
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
 INTERVALS = ("epoch", "step")

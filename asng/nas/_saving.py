@@ -1,4 +1,4 @@
-"""A result as the folder of a run, for reports."""
+"""A distribution, a tree of decisions and a result as plain data, and as the folder of a run, for reports."""
 
 import json
 import math
@@ -11,19 +11,22 @@ import torch
 from torch import nn
 
 from asng import __version__
-from asng._files import atomic_write, make_folder_for
+from asng._asktell import Optimizer
+from asng._files import as_path, atomic_write, make_folder_for
 from asng.nas.architecture import to_dict
 from asng.nas.decisions import Decision, OneOf, Repeat
 
 if TYPE_CHECKING:
-    from asng.nas.ranking import Front
-    from asng.nas.result import SearchResult
+    from asng.nas.result import Front, SearchResult
 
 MAX_NODES = 2000  # of a tree of decisions; a larger one is left out
 
 
-def save_result(result: "SearchResult", folder: Path, settings: Mapping[str, Any], front: "Front | None") -> None:
+def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str, Any], front: "Front | None") -> None:
     """Write `SearchResult.save`'s files; the configuration comes last, so that a torn folder is no run."""
+    folder = as_path(given, "folder")
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"settings must be a dict, such as {{'seed': 0}}, got {settings!r}")
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} holds a run already; save the result in another folder")
     optimizer = result.arch_optimizer
@@ -35,7 +38,7 @@ def save_result(result: "SearchResult", folder: Path, settings: Mapping[str, Any
         "inactive": list(result.inactive),
         "parameters": sum(parameter.numel() for parameter in result.model.parameters()),
         "machine": f"torch {torch.__version__}",
-        "distribution": _labeled_distribution(result),
+        "distribution": describe_distribution(optimizer),
     }
     if result.oneshot is not None:
         summary |= {"limits": _limits(result), "tree": decision_tree(result.oneshot.supernet.model)}
@@ -52,18 +55,6 @@ def save_result(result: "SearchResult", folder: Path, settings: Mapping[str, Any
     for name, text in files.items():
         with atomic_write(folder / name) as file:
             file.write(text.encode())
-
-
-def _labeled_distribution(result: "SearchResult") -> dict[str, dict[str, float]]:
-    """For each decision the probabilities by choice, or mean and standard deviation of a number."""
-    found = {}
-    for name, parameters in result.arch_optimizer.distribution().items():
-        choices = result.arch_optimizer.space[name].values()
-        if isinstance(parameters, np.ndarray) and choices is not None:
-            found[name] = dict(zip(map(str, choices), parameters.tolist(), strict=True))
-        elif hasattr(parameters, "std"):
-            found[name] = {"mean": float(parameters.mean), "std": float(parameters.std)}
-    return found
 
 
 def _limits(result: "SearchResult") -> list[dict[str, Any]]:
@@ -146,3 +137,25 @@ def _to_finite(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def describe_distribution(optimizer: Optimizer) -> dict[str, Any]:
+    """The distribution as plain numbers: for each variable the probabilities by choice, or a mean and a std.
+
+    >>> from asng import ASNG, Categorical, Integer
+    >>> describe_distribution(ASNG({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)}))
+    {'act': {'relu': 0.5, 'tanh': 0.5}, 'depth': {'mean': 2.0, 'std': 1.0}}
+    """
+    described: dict[str, Any] = {}
+    for name, parameters in optimizer.distribution().items():
+        choices = optimizer.space[name].values()
+        if isinstance(parameters, np.ndarray) and choices is not None:
+            labels = [str(choice) for choice in choices]
+            if len({*labels}) < len(labels):  # such as of 1 and "1"
+                labels = [str(index) for index in range(len(labels))]
+            described[name] = dict(zip(labels, parameters.tolist(), strict=True))
+        elif hasattr(parameters, "_asdict"):
+            described[name] = {key: float(number) for key, number in parameters._asdict().items()}
+        else:  # of a family of the user's own
+            described[name] = {"parameters": str(parameters)}
+    return described

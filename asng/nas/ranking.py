@@ -1,8 +1,8 @@
 """After a search: scores of architectures with the shared weights, the best of the likely ones, and a Pareto front."""
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,18 +10,16 @@ import torch
 from torch import nn
 
 from asng._checks import check_int
-from asng._html import notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import check_batches, check_judge, check_module, unwrap
 from asng.nas._preserve import hold_in_training, preserve_state, set_training
-from asng.nas._tables import format_rounded, format_table
 from asng.nas.limits import Limit, Measure, measure_all
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.recalibration import recalibrate
-from asng.nas.result import Architecture, SearchResult, architecture_of, oneshot_of, top
+from asng.nas.result import Architecture, Front, SearchResult, architecture_of, oneshot_of, top
 from asng.nas.supernet import Supernet, Values
 
 ATTEMPTS = 20  # per architecture of a front, to find one that is new and feasible
@@ -150,49 +148,12 @@ def _shared_score(oneshot: OneShot, values: Values, batches: Any, judge: Judge, 
     return shared
 
 
-def _check_repeatable(*given: Any) -> None:
-    for batches in given:
-        if batches is not None:
-            check_batches(batches, "batches")
-        if isinstance(batches, Iterator):
-            kind = type(batches).__name__
+def _check_repeatable(batches: Any, recalibrate_on: Any) -> None:
+    for given in (batches,) if recalibrate_on is None else (batches, recalibrate_on):
+        check_batches(given, "batches")
+        if isinstance(given, Iterator):
+            kind = type(given).__name__
             raise ValueError(f"the batches are an iterator ({kind}), which ends after one architecture; pass a list")
-
-
-@dataclass(frozen=True, repr=False)
-class Front:
-    """Architectures of which none is better than another in everything; printed, it is a table.
-
-    Attributes:
-        points: The architectures of the front, each with its `score` and `costs`, by the first cost.
-        others: All others that were scored: for each, one of the front is as good in everything and better in
-            something.
-        measures: The names of the measures, in the order of the costs.
-
-    >>> points = (Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
-    >>> Front(points, others=(), measures=("parameters",))
-    score  parameters  probability  values
-    0.9    10          0.5          {'n': 1}
-    """
-
-    points: tuple[Architecture, ...]
-    others: tuple[Architecture, ...]
-    measures: tuple[str, ...]
-
-    def __repr__(self) -> str:
-        return format_table(self._rows())
-
-    def _repr_html_(self) -> str:
-        """The same for notebooks."""
-        return notebook(rows_table(self._rows()))
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        rows: list[tuple[str, ...]] = [("score", *self.measures, "probability", "values")]
-        for point in self.points:
-            costs = (f"{cost:.6g}" for cost in point.costs)
-            values = {name: value for name, value in point.values.items() if name not in point.inactive}
-            rows.append((f"{point.score:.4g}", *costs, f"{point.probability:.2g}", format_rounded(values)))
-        return rows
 
 
 def front(
@@ -236,7 +197,7 @@ def front(
     0.25   12          0.33         {'width': 4}
     """
     oneshot = oneshot_of(oneshot)
-    k = check_int(k, "k", min=1)
+    k = min(check_int(k, "k", min=1), sys.maxsize)  # more than there are anyway
     check_judge(judge)
     _check_repeatable(batches, recalibrate_on)
     if not isinstance(measures, (list, tuple)) or not measures:
@@ -254,7 +215,7 @@ def front(
             break
     if not found:
         raise ValueError("no architecture was found that meets the limits; widen them")
-    points = sorted(_nondominated(list(found.values())), key=lambda point: (point.costs, point.score))
+    points = sorted(_find_nondominated(list(found.values())), key=lambda point: (point.costs, point.score))
     others = [a for a in found.values() if all(a is not point for point in points)]
     return Front(tuple(points), tuple(others), tuple(limit.name for limit in limits))
 
@@ -274,7 +235,7 @@ def _proposals(oneshot: OneShot, k: int, found: Mapping[str, Architecture]) -> I
         for name, variable in space.items():
             if (choices := variable.values()) is not None:
                 values[name] = choices[int(generator.integers(len(choices)))]
-        points = _nondominated(list(found.values()))
+        points = _find_nondominated(list(found.values()))
         if points and len(found) >= 0.4 * k and attempt % 10:  # some more random ones: variations may lead nowhere
             parent = points[generator.choice(len(points), p=_gaps(points))]
             active = [name for name in space if name not in parent.inactive]
@@ -294,7 +255,7 @@ def _gaps(points: Sequence[Architecture]) -> Array:
     return gaps
 
 
-def _nondominated(architectures: Sequence[Architecture]) -> list[Architecture]:
+def _find_nondominated(architectures: Sequence[Architecture]) -> list[Architecture]:
     """Those with finite numbers to which no other is equal in everything and better in something."""
     numbers = np.array([(a.score, *a.costs) for a in architectures], dtype=float)
     if not len(numbers):

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -17,16 +17,13 @@ from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
-from asng.nas._saving import save_result
+from asng.nas._saving import describe_distribution, save_result
 from asng.nas._tables import decision_rows, format_rounded, format_table, history_rows
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
 from asng.optimizer import ASNG
 from asng.space import Variable, family_of
-
-if TYPE_CHECKING:
-    from asng.nas.ranking import Front
 
 MIN_STEPS = 5  # per free parameter of the distribution: about what it takes without noise
 MIN_CERTAINTY = 0.9  # of a search that has had fewer
@@ -70,6 +67,42 @@ class Architecture(NamedTuple):
         known = {name: value for name, value in self._asdict().items() if name not in ("values", "inactive")}
         shown = (f"{name} {format_rounded(value)}" for name, value in known.items() if value not in (None, ()))
         return notebook(decisions_table(self.values, {}, self.inactive, ""), element("p", ", ".join(shown)))
+
+
+@dataclass(frozen=True, repr=False)
+class Front:
+    """Architectures of which none is better than another in everything; printed, it is a table.
+
+    Attributes:
+        points: The architectures of the front, each with its `score` and `costs`, by the first cost.
+        others: All others that were scored: for each, one of the front is as good in everything and better in
+            something.
+        measures: The names of the measures, in the order of the costs.
+
+    >>> points = (Architecture({"n": 1}, 0.5, True, score=0.9, costs=(10.0,)),)
+    >>> Front(points, others=(), measures=("parameters",))
+    score  parameters  probability  values
+    0.9    10          0.5          {'n': 1}
+    """
+
+    points: tuple[Architecture, ...]
+    others: tuple[Architecture, ...]
+    measures: tuple[str, ...]
+
+    def __repr__(self) -> str:
+        return format_table(self._rows())
+
+    def _repr_html_(self) -> str:
+        """The same for notebooks."""
+        return notebook(rows_table(self._rows()))
+
+    def _rows(self) -> list[tuple[str, ...]]:
+        rows: list[tuple[str, ...]] = [("score", *self.measures, "probability", "values")]
+        for point in self.points:
+            costs = (f"{cost:.6g}" for cost in point.costs)
+            values = {name: value for name, value in point.values.items() if name not in point.inactive}
+            rows.append((f"{point.score:.4g}", *costs, f"{point.probability:.2g}", format_rounded(values)))
+        return rows
 
 
 @dataclass(frozen=True, repr=False)
@@ -140,7 +173,7 @@ class SearchResult:
         return f"probability {self.probability:.3g}, certainty {self.certainty:.2f}{feasible}"
 
     def save(
-        self, folder: str | Path, settings: Mapping[str, Any] | None = None, *, front: "Front | None" = None
+        self, folder: str | Path, settings: Mapping[str, Any] | None = None, *, front: Front | None = None
     ) -> None:
         """Save the result, without its weights, as the folder of a run, which `asng.report.write` shows.
 
@@ -151,7 +184,7 @@ class SearchResult:
             front: What `front` returned for this result, to be shown.
 
         Raises:
-            ValueError: The folder holds a run already, or JSON cannot hold the settings.
+            ValueError: `folder` is no path or holds a run already, or JSON cannot hold the settings.
 
         >>> import tempfile, torch
         >>> from asng import ASNG, nas, report
@@ -162,7 +195,7 @@ class SearchResult:
         ...     nas.result(oneshot).save(f"{parent}/mine", {"seed": 0})
         ...     page = report.write([f"{parent}/mine"], f"{parent}/report.html").read_text()
         """
-        save_result(self, Path(folder), settings or {}, front)
+        save_result(self, folder, {} if settings is None else settings, front)
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:
@@ -364,25 +397,3 @@ def certainty(optimizer: Optimizer) -> dict[str, float]:
     largest = [float(np.max(p)) for p in optimizer.distribution().values() if isinstance(p, np.ndarray)]
     record = {"largest_probability": sum(largest) / len(largest)} if largest else {}
     return {**record, "delta": optimizer.delta} if isinstance(optimizer, ASNG) else record
-
-
-def describe_distribution(optimizer: Optimizer) -> dict[str, Any]:
-    """The distribution as plain numbers: for each variable the probabilities by choice, or a mean and a std.
-
-    >>> from asng import ASNG, Categorical, Integer
-    >>> describe_distribution(ASNG({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)}))
-    {'act': {'relu': 0.5, 'tanh': 0.5}, 'depth': {'mean': 2.0, 'std': 1.0}}
-    """
-    described: dict[str, Any] = {}
-    for name, parameters in optimizer.distribution().items():
-        choices = optimizer.space[name].values()
-        if isinstance(parameters, np.ndarray) and choices is not None:
-            labels = [str(choice) for choice in choices]
-            if len({*labels}) < len(labels):  # such as of 1 and "1"
-                labels = [str(index) for index in range(len(labels))]
-            described[name] = dict(zip(labels, parameters.tolist(), strict=True))
-        elif hasattr(parameters, "_asdict"):
-            described[name] = {key: float(number) for key, number in parameters._asdict().items()}
-        else:  # of a family of the user's own
-            described[name] = {"parameters": str(parameters)}
-    return described

@@ -170,7 +170,7 @@ def _metrics(run: RunData) -> dict[str, Curve]:
     """All numbers of the records by their names, and what follows from them."""
     steps, seconds = run.steps, run.seconds
     rows = [*run.records]
-    for row, extra in enumerate(_derived(run)):
+    for row, extra in enumerate(_derive_metrics(run)):
         rows[row] = {**rows[row], **extra}
     names = dict.fromkeys(name for record in rows for name in record if name not in NOT_DRAWN)
     curves = {}
@@ -182,7 +182,7 @@ def _metrics(run: RunData) -> dict[str, Curve]:
     return curves
 
 
-def _derived(run: RunData) -> list[dict[str, float]]:
+def _derive_metrics(run: RunData) -> list[dict[str, float]]:
     """Per record: the entropy of the distribution, and how many decisions have another mode than before."""
     derived: list[dict[str, float]] = []
     before: Any = None

@@ -9,10 +9,11 @@ from asng.report._command import repeat_commands
 from asng.report._read import RunData, front_of, is_number
 
 HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown", "tree", "limits"}
-HIDDEN |= {"front", "seconds"}
+HIDDEN |= {"front", "seconds", "flags"}
 NOT_FINAL = {"seed", "epoch", "step", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
 FIRST = ("test", "valid", "score", "train", "parameters", "certainty", "probability", "seconds")  # beginnings of names
 LAST = ("largest_probability", "delta", "calibration_batches", "images_per_second", "feasible")
+FOUND = {"accuracy": "test_accuracy", "parameters": "parameters"}  # of the training of what a search found
 MAIN = ("accuracy", "psnr", "error", "loss", "score")  # of results: what is drawn
 MAX_ROWS, MAX_TILES, MAX_DOTS = 200, 7, 200
 
@@ -41,7 +42,7 @@ def overview_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
             means = [_mean(name, [finals[id(run)].get(name) for run in members]) for name in names]
             title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
             rows.append([element("b", title), "", *means, f"{len(members)} runs"])
-    head = ["run", "seed", *map(_spaced, names), "state"]
+    head = ["run", "seed", *map(_to_words, names), "state"]
     tiles = _tiles(names, rows[-1][2:-1]) if len(groups) == 1 else None
     return section("Overview", tiles, table(head, rows[:MAX_ROWS], "Runs and their last numbers"))
 
@@ -53,11 +54,11 @@ def _rank(name: str) -> tuple[int, int]:
 
 def _tiles(names: Sequence[str], texts: Sequence[Any]) -> Html:
     shown = [pair for pair in zip(names, texts, strict=True) if pair[1] and pair[0] not in LAST][:MAX_TILES]
-    tiles = [element("div", element("dt", _spaced(name)), element("dd", text)) for name, text in shown]
+    tiles = [element("div", element("dt", _to_words(name)), element("dd", text)) for name, text in shown]
     return element("dl", *tiles, class_="tiles") if tiles else Html("")
 
 
-def _spaced(name: str) -> str:
+def _to_words(name: str) -> str:
     return "time" if name == "seconds" else name.replace("_", " ")
 
 
@@ -74,6 +75,8 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
     last = run.records[-1] if run.records else {}
     numbers = {name: value for name, value in last.items() if name not in NOT_FINAL and is_number(value)}
     numbers |= {name: value for name, value in run.summary.items() if name not in HIDDEN and is_number(value)}
+    for record in (record for record in run.results if record.get("kind") == "found"):
+        numbers |= {to: record[name] for name, to in FOUND.items() if is_number(record.get(name))}
     for name, evaluation in run.evaluations.items():
         ending = name.removeprefix("evaluation").removesuffix(".json")
         numbers |= {f"{key}{ending}": value for key, value in evaluation.items() if is_number(value)}
@@ -123,9 +126,9 @@ def results_section(groups: Mapping[str, Sequence[RunData]]) -> Html | None:
     rows = []
     for kind, records in kinds.items():
         means = [_mean(name, [r[name] for r in records if is_number(r.get(name))]) for name in names]
-        rows.append([_spaced(kind), _dots(numbers[kind], min(ends), max(ends)), len(records), *means])
-    scale = join([f"{_spaced(main)}: ", element("span", f"{format_number(min(ends))} to {format_number(max(ends))}")])
-    head = ["kind", scale, "number", *map(_spaced, names)]
+        rows.append([_to_words(kind), _dots(numbers[kind], min(ends), max(ends)), len(records), *means])
+    scale = join([f"{_to_words(main)}: ", element("span", f"{format_number(min(ends))} to {format_number(max(ends))}")])
+    head = ["kind", scale, "number", *map(_to_words, names)]
     caption = "Means and standard deviations by kind; each dot is one result"
     return section("Results and baselines", table(head, rows, caption, class_="results"))
 
@@ -191,10 +194,14 @@ def settings_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
         seeds = {"seed": [run.config.get("seed") for run in members]} if len(members) > 1 else {}
         settings.append({n: v for n, v in {**members[0].config, **seeds}.items() if n != "architecture"})
     outcomes = [
-        {**{n: v for n, v in run.summary.items() if n not in HIDDEN}, "folder": str(run.folder)} for run in runs
+        {n: v for n, v in {**run.environment, **run.summary, "folder": str(run.folder)}.items() if n not in HIDDEN}
+        for run in runs
     ]
     titles = [run.title for run in runs]
-    parts = [_columns("setting", list(groups), settings, "Settings"), _columns("outcome", titles, outcomes, "Outcome")]
+    parts = [
+        _columns("setting", list(groups), settings, "Settings"),
+        _columns("outcome", titles, outcomes, "Outcome and machine"),
+    ]
     commands = repeat_commands(runs)
     repeat = [element("pre", element("code", command), tabindex="0") for command in commands]
     title = element("h3", "Commands that repeat the runs" if len(commands) > 1 else "Command that repeats the run")

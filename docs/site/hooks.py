@@ -33,7 +33,11 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def examples_page() -> str:
-    parts = ["---\nsearch: { boost: 0.2 }\n---\n\n# Examples\n\nEach of these scripts runs as it stands, and is run by the tests.\n"]
+    parts = [
+        "---\nsearch: { boost: 0.2 }\n---\n",
+        "# Examples\n",
+        "Each of these scripts runs as it stands, also in the tests.\n",
+    ]
     for path in sorted((ROOT / "examples").glob("*.py")):
         source = path.read_text(encoding="utf-8").strip()
         parts.append(f"## {path.name} {{ #{path.stem} }}\n\n```python\n{source}\n```\n")
@@ -64,7 +68,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return f"[{text}](notebook.md)"
         if re.fullmatch(r"examples/\w+\.py", path):
             return f"[{text}](examples.md#{Path(path).stem})"
-        return f"{text} (`{path}`)"  # data of the repository, which the site does not have
+        return f"`{path}`"  # data of the repository, which the site does not have
 
     if page.file.src_uri == "commands.md":
         markdown = re.sub(r"<!--.*-->", all_commands(), markdown)

@@ -156,7 +156,7 @@ def test_the_examples_of_help_are_commands_that_are_understood(command, monkeypa
 
     parsed: list[object] = []
     examples = examples_of(command)
-    for module in ("digits", "images", "report", "resume", "runs", "toy"):
+    for module in ("digits", "export", "images", "report", "resume", "runs", "toy"):
         monkeypatch.setattr(f"asng.cli.{module}.parse_command", parse_only)
     for words in examples:
         assert words[: 1 + len(command.split())] == ["asng", *command.split()]
@@ -285,3 +285,17 @@ def test_a_wrong_path_is_one_line_with_the_nearest_right_one(folder):
     error = refusal("stripes", "retrain", "--architecture", "netwrok.json")
     assert error.endswith("; did you mean network.json?")
     assert refusal("resume", "runs") == "runs is no run: it has no config.json"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("command", ["cifar10 search", "cifar10 retrain", "digits search", "digits tune", "toy sweep"])
+def test_the_examples_of_help_work_as_dry_runs(command, folder, monkeypatch):
+    monkeypatch.setenv("ASNG_DATA", str(folder / "no data"))  # steps are timed on noise
+    needs = ("runs/cifar10", "cell.json")  # a run or a file that is not there
+    examples = [words for words in examples_of(command) if not any(word.startswith(needs) for word in words)]
+    assert examples
+    for words in examples:
+        done = run(*words[1:], *(["--dry-run"] if "--dry-run" not in words else []))
+        assert (done.code, done.err) == (0, "")
+        assert "Time: " in done.out
+    assert list(folder.iterdir()) == []

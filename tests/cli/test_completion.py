@@ -68,7 +68,7 @@ def test_bash_leaves_paths_to_itself(complete):
 
 def test_every_flag_of_every_command_is_completed(complete):
     for command in cli.commands():
-        options = [flag.shown.split()[0] for flag in cli.flags_of_command(command) if flag.metavar is None]
+        options = [flag.usage.split()[0] for flag in cli.flags_of_command(command) if flag.metavar is None]
         assert set(options) <= set(complete("asng", *command.split(), "--"))
 
 

@@ -17,8 +17,8 @@ from asng.experiments.cifar10.task import Cifar10
 from asng.experiments.digits import DigitsSettings
 from asng.experiments.inpainting.task import Inpainting
 from asng.experiments.toy import QUICK, ToySettings
-from asng.report._command import repeat_command
-from asng.report._read import read_run
+from asng.report._command import repeat_commands
+from asng.report._read import read_runs
 from asng.runs import make_config
 from tests.helpers.commands import MAIN, refusal, run, unexplained_flags
 from tests.helpers.report_pages import SEEDS, Page, values_of, write_run
@@ -37,7 +37,7 @@ def test_a_report_of_several_runs_lies_here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     done = run("report", *map(str, SEEDS))
     assert (done.code, done.out) == (0, "Report: report.html\n")
-    assert "mean of 3 runs" in (tmp_path / "report.html").read_text()
+    assert "mean ± standard deviation" in (tmp_path / "report.html").read_text()
     assert run("report", str(SEEDS[0]), "--out", "pages/one.html").code == 0
     assert (tmp_path / "pages" / "one.html").is_file()
 
@@ -97,7 +97,7 @@ def test_the_command_of_a_report_has_the_settings_of_its_run(task, is_small, kin
     settings = small if is_small else whole()
     more = {} if kind == "search" else {"architecture": values_of(op="conv")}
     folder = write_run(tmp_path / "a run", make_config(task.name, kind, settings, faces="100 and 50", **more))
-    words = shlex.split(repeat_command(read_run(folder)) or "")
+    words = shlex.split(repeat_commands(read_runs(folder))[0])
     assert words[:3] == ["asng", task.name, kind]
     parsed = images.parse_verb(task, kind, words[3:])
     assert parsed.settings == settings
@@ -109,17 +109,17 @@ def test_the_command_of_a_report_has_the_settings_of_its_run(task, is_small, kin
 def test_the_command_of_a_sweep_and_of_digits_have_their_settings(tmp_path):
     config = make_config("toy", "sweep", QUICK)
     del config["workers"]
-    words = shlex.split(repeat_command(read_run(write_run(tmp_path / "toy", config))) or "")
+    words = shlex.split(repeat_commands(read_runs(write_run(tmp_path / "toy", config)))[0])
     assert parse_command(toy_command.SweepCommand, "x", words[3:]).settings == QUICK != ToySettings()
 
     settings = DigitsSettings(epochs=7, seed=3)
     folder = write_run(tmp_path / "digits", make_config("digits", "search", settings))
     lines = [{"seed": seed, "kind": kind} for seed in (3, 4) for kind in ("search", "found")]
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = shlex.split(repeat_command(read_run(folder)) or "")
+    words = shlex.split(repeat_commands(read_runs(folder))[0])
     parsed = parse_command(digits_command.SearchCommand, "x", words[3:])
     assert (parsed.settings, parsed.seeds) == (settings, (2,))
 
 
 def test_a_run_of_no_command_has_none(tmp_path):
-    assert repeat_command(read_run(write_run(tmp_path / "mine"))) is None
+    assert repeat_commands(read_runs(write_run(tmp_path / "mine"))) == []

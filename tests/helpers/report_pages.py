@@ -8,7 +8,7 @@ from typing import Any
 from asng import report
 
 SEEDS = [Path(__file__).parents[2] / "results" / "cifar10" / f"seed{seed}" for seed in range(3)]
-VOID = {"meta", "input", "br"}
+VOID = {"meta", "input", "br", "img"}
 
 
 class Page(HTMLParser):

@@ -31,7 +31,7 @@ from asng.nas import (
     space_of,
     top,
 )
-from asng.nas.ranking import _nondominated
+from asng.nas.ranking import _find_nondominated
 from tests.helpers.searches import Net, batches, cross_entropy, make_oneshot, pairs, run_search
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
@@ -285,7 +285,7 @@ def test_a_front_is_better_than_that_of_random_draws():
         Architecture(values, 0, True, score=sum(1 / n for n in values.values()), costs=(sum(values.values()),))
         for values in drawn
     ]
-    assert area(found.points) > 1.02 * area(_nondominated(random))
+    assert area(found.points) > 1.02 * area(_find_nondominated(random))
 
 
 def test_fronts_of_several_measures_keep_what_is_best_in_any():

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, Integer, nas, report
+from asng import ASNG, Integer, Real, nas, report
+from asng.nas._saving import decision_tree
 from tests.helpers.report_pages import Page
 
 BATCHES = [torch.ones(4, 2)]
@@ -77,3 +78,40 @@ def test_settings_that_json_cannot_hold_are_refused_before_anything_is_written(t
     with pytest.raises(ValueError, match=r"settings cannot be saved as JSON .*; give numbers, texts and lists"):
         result_with([]).save(tmp_path / "mine", {"loss": loss_fn})
     assert not (tmp_path / "mine").exists()
+
+
+def test_a_tree_has_the_decisions_where_they_lie_in_the_model():
+    width = nas.Width("width", 4, 8)
+    deep = nn.Sequential(nas.Linear(width, width), nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()}))
+    block = nas.OneOf("block", {"skip": nn.Identity(), "deep": deep})
+    blocks = nas.Repeat("depth", [block, nas.OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})])
+    model = nn.Sequential(nas.Linear(2, width), blocks, nas.Value("rate", Real(0.1, 1.0, log=True)))
+    inside = {"1": [{"name": "block", "inside": {"deep": [{"name": "act"}]}}], "2": [{"name": "act"}]}
+    assert decision_tree(model) == [
+        {"name": "width", "range": [4, 8]},
+        {"name": "depth", "range": [1, 2], "inside": inside},
+        {"name": "rate", "range": [0.1, 1.0], "log": True},
+    ]
+
+
+def test_a_model_of_too_many_decisions_has_no_tree():
+    values = [nas.Value(f"v{index}", Integer(0, 1)) for index in range(2001)]
+    assert decision_tree(nn.ModuleList(values)) is None
+    assert len(decision_tree(nn.ModuleList(values[1:])) or []) == 2000
+
+
+def test_limits_with_their_costs_and_a_front_are_saved(tmp_path):
+    torch.manual_seed(0)
+    model = nas.Linear(2, nas.Width("width", [1, 2, 4]))
+    limits = [nas.Limit(nas.parameters, 6)]
+    found = nas.search(model, BATCHES, BATCHES, loss_fn, epochs=2, limits=limits, progress=False)
+    front = nas.front(found, [nas.parameters], BATCHES, loss_fn)
+    found.save(tmp_path / "mine", front=front)
+    summary = json.loads((tmp_path / "mine" / "summary.json").read_text())
+    cost = 3 * found.values["width"]
+    assert summary["limits"] == [{"name": "parameters", "at_least": None, "at_most": 6, "cost": cost}]
+    page = Page(report.write([tmp_path / "mine"], tmp_path / "report.html"))
+    drawn = page.curves("Score over parameters")["front"]
+    assert drawn["step"] == [point.costs[0] for point in front.points]
+    assert drawn["y"] == pytest.approx([point.score for point in front.points], rel=1e-5)
+    assert f"parameters ≤ 6 {cost} yes" in page.text("Limits")

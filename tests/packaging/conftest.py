@@ -8,13 +8,15 @@ import tomllib
 import urllib.request
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 INDEX = "https://pypi.org/simple/"
-TOOLS = {"build": "1.6.1", "pyright": "1.1.414", "twine": "7.0.0"}
+CACHE = ROOT / ".venv" / "uv-cache"
+TOOLS = {"build[uv]": "1.6.1", "pyright": "1.1.414", "twine": "7.0.0"}
 # What pip was told about packages, for uv.
 SETTINGS = {"PIP_CERT": "SSL_CERT_FILE", "PIP_FIND_LINKS": "UV_FIND_LINKS", "PIP_EXTRA_INDEX_URL": "UV_EXTRA_INDEX_URL"}
 
@@ -24,7 +26,14 @@ def command(*words: object, folder: Path | None = None, ok: bool = True, **more:
     unset = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV"}
     kept = {name: value for name, value in os.environ.items() if name not in unset}
     found = {uv: os.environ[pip] for pip, uv in SETTINGS.items() if pip in os.environ}
-    environment = {**kept, **found, "UV_INDEX_STRATEGY": "unsafe-best-match", "NO_COLOR": "1", **more}
+    environment = {
+        **kept,
+        **found,
+        "UV_INDEX_STRATEGY": "unsafe-best-match",
+        "NO_COLOR": "1",
+        "UV_CACHE_DIR": str(CACHE),
+        **more,
+    }
     done = subprocess.run(
         [*map(str, words)], cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=600
     )
@@ -32,7 +41,7 @@ def command(*words: object, folder: Path | None = None, ok: bool = True, **more:
     return done.stdout + done.stderr
 
 
-def tool(name: str, *words: object, program: str | None = None, **more: object) -> str:
+def tool(name: str, *words: object, program: str | None = None, **more: Any) -> str:
     """Run a tool of a pinned version in an environment of its own."""
     return command(uv(), "tool", "run", "--from", f"{name}=={TOOLS[name]}", program or name, *words, **more)
 
@@ -55,8 +64,13 @@ def index():
 @pytest.fixture(scope="session")
 def dist(tmp_path_factory, index):
     """A folder with the source distribution and the wheel that is built from it, and what building said."""
-    folder = tmp_path_factory.mktemp("dist")
-    return folder, tool("build", "--outdir", folder, ROOT, program="pyproject-build")
+    folder, source = tmp_path_factory.mktemp("dist"), tmp_path_factory.mktemp("source")
+    for name in command("git", "ls-files", "--cached", "--others", "--exclude-standard", folder=ROOT).splitlines():
+        if (ROOT / name).is_file() and not name.startswith(("results/", "docs/")):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, source / name)
+    # A copy, as other processes may build, too, and a build leaves files behind.
+    return folder, tool("build[uv]", "--installer", "uv", "--outdir", folder, source, program="pyproject-build")
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,15 @@
 """Pictures of architectures in reports: cells, autoencoders, tables of decisions."""
 
 import json
+from typing import Any
 
 import pytest
 
 from asng import report
 from asng.experiments.cifar10.space import CELL_KINDS, SPACE, cell_paths, random_values
 from asng.experiments.inpainting import encoding
+from asng.report._read import read_runs
+from asng.report._tree import tree_of
 from tests.helpers.report_pages import SEEDS, Page, values_of, write_run
 
 
@@ -84,8 +87,54 @@ def test_impossible_cells_are_a_table(change, tmp_path):
     assert "normal0.in1" in page.text("Architecture")
 
 
-def test_decisions_of_any_other_model_are_a_table(tmp_path):
+# Any other model
+
+
+def test_decisions_of_any_other_model_are_boxes_and_a_table(tmp_path):
     values = values_of(depth=2, act="tanh", kernel=[3, 5])
     run = write_run(tmp_path / "run", architecture=values, summary={"inactive": ["act"]})
     text = write(tmp_path, run).text("Architecture")
+    assert "depth 2 act tanh no effect kernel 3, 5 All 3 decisions as a table" in text
     assert "depth 2 act tanh (no effect) kernel 3, 5" in text
+
+
+def boxes(nodes):
+    """Names of a tree's nodes with those in their options and blocks."""
+    return [(node.name, {label: boxes(part) for label, part in node.inside.items()}) for node in nodes]
+
+
+def test_boxes_are_nested_as_the_decisions_in_the_model(tmp_path):
+    inner = {"conv": [{"name": "kernel"}], "pool": [{"name": "size", "range": [1, 3]}]}
+    tree = [{"name": "depth", "range": [1, 2], "inside": {"1": [{"name": "op", "inside": inner}]}}]
+    values = values_of(depth=1, op="conv", kernel=3, size=2, free=1)
+    run = write_run(tmp_path / "run", architecture=values, summary={"tree": tree})
+    nodes = tree_of(read_runs(run)[0])
+    op: tuple[str, Any] = ("op", {"conv": [("kernel", {})], "pool": [("size", {})]})
+    assert boxes(nodes) == [("depth", {"1": [op]}), ("free", {})]
+    text = write(tmp_path, run).text("Architecture")
+    assert "depth 1 block 1 op conv conv kernel 3 pool, not used size 2 free 1" in text
+
+
+def test_without_a_tree_names_with_dots_are_groups(tmp_path):
+    values = {"a.x": 1, "a.y.first": 2, "a.y.second": 3, "b.x": 4, "c": 5}
+    run = write_run(tmp_path / "run", architecture=values_of(**values))
+    groups: list[Any] = [("a.x", {}), ("y", {"": [("a.y.first", {}), ("a.y.second", {})]})]
+    assert boxes(tree_of(read_runs(run)[0])) == [("a", {"": groups}), ("b.x", {}), ("c", {})]
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        5,
+        [5, None, {"name": 3}],
+        [{"name": "op", "inside": [1], "range": "x"}],
+        [{"name": "op", "range": [2, 1]}, {"name": "op", "range": [0, 1], "log": True}],
+        [{"name": "unknown", "inside": {"a": [{"name": "op"}]}}],
+    ],
+)
+def test_damaged_trees_do_no_harm(tree, tmp_path):
+    distribution = {"op": {"mean": 1.0, "std": 0.5}}
+    run = write_run(
+        tmp_path / "run", architecture=values_of(op=1), summary={"tree": tree, "distribution": distribution}
+    )
+    assert "op 1" in write(tmp_path, run).text("Architecture")

@@ -61,6 +61,9 @@ def test_names_and_values_stay_text_wherever_they_stand(text, tmp_path):
     records = [{"epoch": epoch, f"train_{text}": 0.5, "distribution": distribution} for epoch in (1, 2)]
     config = {"experiment": text, "kind": text, "version": text, text: text, "seed": text, "list": [text]}
     summary = {"machine": text, text: text, "feasible": text, "inactive": [text], "points": [{"method": text}]}
+    summary["tree"] = [{"name": "op", "inside": {text: [{"name": text}], "conv": [{"name": "list"}]}}]
+    summary["front"] = {"measures": [text], "points": [{"score": 1, "costs": [1], "values": {text: text}}]}
+    summary["limits"] = [{"name": text, "at_most": text, "cost": text}]
     runs = [
         write_run(
             tmp_path / f"run{number}",
@@ -74,6 +77,7 @@ def test_names_and_values_stay_text_wherever_they_stand(text, tmp_path):
     ]
     for run in runs:
         (run / "results.jsonl").write_text(json.dumps({"kind": text, text: 1.0}) + "\n")
+        (run / "environment.jsonl").write_text(json.dumps({"command": text, text: text}) + "\n")
     assert_harmless(write(tmp_path, *runs))
     assert_harmless(write(tmp_path, runs[0]))
 
@@ -109,6 +113,7 @@ def test_values_of_any_type_do_no_harm_anywhere(value, tmp_path):
     records = [dict.fromkeys(names, value), *({**dict.fromkeys(names, 1), name: value} for name in names)]
     records += [{"distribution": {"op": value}}, {"distribution": {"op": {"a": value}}}]
     keys = ["values", "feasible", "distribution", "parameters", "effective_parameters", "machine", "points", "inactive"]
+    keys += ["tree", "front", "limits", "certainty"]
     config_names = ["experiment", "kind", "seed", "epochs", "iterations", "cells", "max_params", "limits", "method"]
     for number, config in enumerate([dict.fromkeys(config_names, value), {"epochs": 3, "cells": 8, "limits": value}]):
         run = write_run(

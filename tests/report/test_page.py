@@ -1,5 +1,6 @@
 """Reports: what a page holds, and that its numbers are those of the files."""
 
+import base64
 import json
 import statistics
 import subprocess
@@ -197,6 +198,15 @@ def test_settings_seed_version_machine_and_command_are_given(seed0):
     assert "asng cifar10 search --population-size 2 --lr 0.025" in text
 
 
+def test_the_newest_start_is_given_with_its_versions_machine_and_command(tmp_path):
+    run = write_run(tmp_path / "run")
+    lines = [{"command": f"asng digits search {start}", "cpu": "Z80", "python": "3.11"} for start in ("old", "new")]
+    (run / "environment.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = write(tmp_path, run).text("Settings")
+    assert "command asng digits search new cpu Z80 python 3.11" in text
+    assert "search old" not in text
+
+
 def test_settings_in_which_runs_differ_are_marked(seeds):
     assert len(seeds.tags("mark")) >= 3  # their seeds
 
@@ -227,6 +237,76 @@ def test_limits_stand_beside_what_was_found(tmp_path):
 def test_a_test_of_a_run_is_part_of_the_overview(tmp_path):
     run = write_run(tmp_path / "run", evaluation={"kind": "search", "steps": 10, "test_accuracy": 0.8914})
     assert "0.8914" in write(tmp_path, run).text("Overview")
+
+
+def test_limits_of_a_saved_search_have_names_bounds_and_costs(tmp_path):
+    limits = [{"name": "Flops", "at_least": 10, "at_most": 4000, "cost": 2240.0}, {"name": "Latency", "at_most": 0.01}]
+    text = write(tmp_path, write_run(tmp_path / "run", summary={"limits": limits, "feasible": True})).text("Limits")
+    assert "run Flops ≥ 10 and ≤ 4,000 2,240 yes" in text
+    assert "run Latency ≤ 0.01 yes" in text
+
+
+def test_a_pareto_front_is_drawn_and_listed(tmp_path):
+    points = [{"score": 0.5, "costs": [10], "values": {"width": 4}}, {"score": 0.25, "costs": [20], "values": {}}]
+    front = {"measures": ["parameters"], "points": points, "others": [{"score": 0.75, "costs": [15]}, {"score": None}]}
+    page = write(tmp_path, write_run(tmp_path / "run", summary={"front": front}))
+    drawn = page.curves("Score over parameters")
+    assert (drawn["front"]["step"], drawn["front"]["y"]) == ([10, 20], [0.5, 0.25])
+    assert drawn["front"]["labels"] == ["width 4", ""]
+    assert (drawn["others"]["step"], drawn["others"]["y"]) == ([15], [0.75])
+    assert "score parameters values 0.5 10 width 4 0.25 20" in page.text("Pareto front")
+
+
+def test_a_folder_of_several_seeds_is_several_runs(tmp_path):
+    run = write_run(tmp_path / "run", {"experiment": "digits", "kind": "search", "seed": 3, "lr": 0.1})
+    lines = []
+    for seed, accuracy in [(3, 0.5), (4, 0.75)]:
+        lines.append({"seed": seed, "kind": "search", "values": {"op": f"op{seed}"}, "certainty": 0.5})
+        lines.append({"seed": seed, "kind": "found", "accuracy": accuracy, "parameters": 10})
+    (run / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = write(tmp_path, run)
+    assert "run seed 3 3 0.5 10 0.5 finished run seed 4 4 0.75 10 0.5 finished" in page.text("Overview")
+    assert "0.625 ± 0.1768" in page.text("Overview")
+    assert "op op3" in page.text("Architecture")
+    assert "asng digits search --seed 3 --lr 0.1 --seeds 2" in page.text("Settings")
+
+
+def test_searches_that_count_epochs_alone_are_drawn_over_epochs(tmp_path):
+    page = write(tmp_path, write_run(tmp_path / "run", records=[{"epoch": e, "train_loss": 1.0} for e in (1, 2)]))
+    assert page.charts["Loss"]["x"] == "epoch"
+
+
+# Pictures
+
+PNG = b"\x89PNG\r\n\x1a\n" + bytes(100)
+
+
+def test_pictures_of_the_users_own_are_embedded(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "restored-mine.png").write_bytes(PNG)
+    (run / "pictures").mkdir()
+    (run / "pictures" / "grid.png").write_bytes(PNG)
+    page = write(tmp_path, run)
+    sources = [image["src"] for image in page.tags("img")]
+    assert sources == [f"data:image/png;base64,{base64.b64encode(PNG).decode()}"] * 2
+    assert all(image["alt"] for image in page.tags("img"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("restored.png", PNG, "it shows faces of the data, and the terms of CelebA forbid to pass its images on"),
+        ("restored-celeba.png", PNG, "the terms of CelebA forbid to pass its images on"),
+        ("restored-text.png", b"<svg onload=alert(1)>", "it is no PNG file"),
+        ("restored-large.png", PNG + bytes(300_000), "it has 300,108 bytes"),
+    ],
+)
+def test_other_pictures_are_named_and_not_embedded(name, content, why, tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / name).write_bytes(content)
+    page = write(tmp_path, run)
+    assert page.tags("img") == []
+    assert f"{name} is not embedded: {why}" in page.text("Pictures")
 
 
 # Size

@@ -45,6 +45,27 @@ def test_nan_and_infinity_are_named_with_their_first_step(bad, tmp_path):
     assert "NaN or infinite train loss in 2 records, first at step 20" in text
 
 
+def test_numbers_that_json_could_not_hold_were_not_finite(tmp_path):
+    records = [{"epoch": 1, "train_loss": 1.0, "score": 1.0}, {"epoch": 2, "train_loss": None, "score": None}]
+    text = warnings_of(tmp_path, None, records)
+    assert "NaN or infinite train loss once, first at epoch 2" in text
+    assert "NaN or infinite score once, first at epoch 2" in text
+
+
+def test_numbers_that_were_not_measured_are_no_nan(tmp_path):
+    warmup = [{"epoch": 1, "train_loss": 1.0, "valid_loss": None}, {"epoch": 2, "train_loss": 1.0, "valid_loss": 1.0}]
+    assert warnings_of(tmp_path, None, warmup) == "Warnings None."
+    infeasible = [{"epoch": 1, "train_loss": 1.0, "feasible": 1.0}, {"epoch": 2, "train_loss": None, "feasible": 0.0}]
+    assert warnings_of(tmp_path / "limits", None, infeasible) == "Warnings None."
+
+
+def test_a_saved_search_that_ended_undecided_is_named(tmp_path):
+    records = [{"epoch": 1, "train_loss": 1.0, "distribution": UNDECIDED}]
+    assert "undecided: its certainty is 0.31" in warnings_of(tmp_path, None, records, summary={"certainty": 0.31})
+    sure = warnings_of(tmp_path / "sure", None, records, summary={"certainty": 0.8})
+    assert sure == "Warnings None."
+
+
 def test_losses_that_a_run_counted_as_not_finite_are_named(tmp_path):
     text = warnings_of(tmp_path, None, [{"step": 10, "train_loss": 1.0, "not_finite": 3}])
     assert "NaN or infinite losses once, first at step 10" in text
@@ -54,6 +75,8 @@ def test_limits_that_were_never_met_are_named(tmp_path):
     assert "No architecture met the limits" in warnings_of(tmp_path, summary={"feasible": False})
     records = [{"epoch": 1, "feasible": 0.0}, {"epoch": 2, "feasible": 0.0}]
     assert "No candidate has met the limits so far" in warnings_of(tmp_path / "running", None, records)
+    found = warnings_of(tmp_path / "finished", None, records, summary={"feasible": True})
+    assert "No candidate has met the limits, so nothing was trained" in found
 
 
 def test_operations_without_parameters_are_a_collapse(tmp_path):
@@ -63,6 +86,16 @@ def test_operations_without_parameters_are_a_collapse(tmp_path):
     assert "Warnings None." in warnings_of(tmp_path / "mixed", architecture=mixed)
     network = values_of(op1="identity", op2="identity", op3="max", op4="average", act="relu")
     assert "4 of 4 operations of the network" in warnings_of(tmp_path / "network", architecture=network)
+
+
+def test_operations_of_blocks_that_do_not_run_are_no_collapse(tmp_path):
+    tree = [{"name": "depth", "range": [1, 4], "inside": {str(n): [{"name": f"op{n}"}] for n in range(1, 5)}}]
+    values = {"op1": "conv", "op2": "identity", "op3": "identity", "op4": "identity"}
+    short = warnings_of(tmp_path, architecture=values_of(depth=1, **values), summary={"tree": tree})
+    assert short == "Warnings None."
+    values["op1"] = "max"
+    whole = warnings_of(tmp_path / "whole", architecture=values_of(depth=4, **values), summary={"tree": tree})
+    assert "4 of 4 operations of the network" in whole
 
 
 def test_inputs_and_cells_without_influence_are_named(tmp_path):
