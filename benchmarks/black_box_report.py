@@ -77,8 +77,8 @@ def _table(groups: dict[str, Group], at: dict[str, float]) -> str:
 def show_summary(rows: list[Row]) -> list[str]:
     """On how many problems of a kind each method is first or level with the first, of those that it was run on.
 
-    First is the lowest median. Level are those that a rank-sum test, one-sided at 5 %, cannot tell from it. Shorter runs
-    do not count, nor those of less than half of the seeds.
+    First is the lowest median. Level are those that a rank-sum test, one-sided at 5 %, cannot tell from it. Shorter
+    runs do not count, nor those of less than half of the seeds.
     """
     counts: dict[str, dict[str, list[bool]]] = {}
     for problem, group in groups_of(rows).items():
