@@ -207,6 +207,7 @@ def front(front: Any) -> "Figure":
     figure, panels = _panels(len(front.measures), height=3.5, width=4.0)
     for index, (axes, measure) in enumerate(zip(panels, front.measures, strict=True)):
         axes.set(xlabel=measure, ylabel="" if index else "score")
+        axes.locator_params(axis="x", nbins=5)  # numbers of parameters are long
         for architectures, color, label in ((front.others, GRAY, "others"), (front.points, COLOR, "front")):
             costs, scores = [a.costs[index] for a in architectures], [a.score for a in architectures]
             axes.plot(costs, scores, "o", color=color, markersize=5, label=label)
@@ -218,7 +219,8 @@ def front(front: Any) -> "Figure":
 
 def _check_result(result: Any, *attributes: str) -> None:
     if not all(hasattr(result, name) for name in attributes):
-        raise ValueError(f"a result is drawn as asng.nas.search or result returned it, got {repr(result)[:80]}")
+        shown = repr(result).partition("\n")[0][:80]
+        raise ValueError(f"a result is drawn as asng.nas.search or result returned it, got {shown}")
 
 
 def _panels(count: int, *, height: float, width: float = 3.2) -> tuple["Figure", list["Axes"]]:

@@ -40,6 +40,7 @@ def test_the_citation_is_of_this_version_and_names_the_paper():
 @pytest.fixture
 def release_check():
     spec = importlib.util.spec_from_file_location("release_check", ROOT / ".github" / "release_check.py")
+    assert spec is not None and spec.loader is not None  # noqa: PT018
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.find_faults

@@ -102,7 +102,8 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
 def check_module(model: Any) -> None:
     """Raise ValueError for a model that is no module."""
     if not isinstance(model, nn.Module):
-        raise ValueError(f"the model must be an instance of torch.nn.Module, got {repr(model)[:80]}")
+        shown = repr(model).partition("\n")[0][:80]
+        raise ValueError(f"the model must be an instance of torch.nn.Module, got {shown}")
 
 
 def check_batches(batches: Any, name: str, *, may_be_endless: bool = False) -> None:

@@ -61,9 +61,11 @@ class Schedules:
         self._optimizers, self._epochs, self._train_loader = as_list(weight_optimizer), epochs, train_loader
         self._is_default = given is None
         self._schedulers: list[Any] = self._cosines(epochs) if given is None else as_list(given)
-        steps = length_of(train_loader) if self._per_step else 1
+        steps = length_of(train_loader) or 0
         for scheduler in self._schedulers:
-            _check_cycle(scheduler, epochs * (steps or 0))
+            _check_cycle(scheduler, epochs * (steps if self._per_step else 1))
+            if not self._per_step and steps > 1:
+                _warn_of_steps(scheduler, epochs, epochs * steps)
 
     def _cosines(self, epochs: int) -> list[CosineAnnealingLR]:
         length = epochs
@@ -123,6 +125,17 @@ def _check_cycle(scheduler: Any, steps: int) -> None:
         raise ValueError(
             f"OneCycleLR ends after total_steps={scheduler.total_steps} and cannot go on, but this search steps it "
             f"{steps} times; search for fewer epochs, or begin again with more total_steps and another checkpoint"
+        )
+
+
+def _warn_of_steps(scheduler: Any, epochs: int, steps: int) -> None:
+    """Warn of a schedule that has the length of all steps, but is stepped after every epoch."""
+    length = getattr(scheduler, "total_steps", getattr(scheduler, "T_max", None))
+    if length == steps:
+        warnings.warn(
+            f"{type(scheduler).__name__} is made for {steps} steps, as many as this search has, but is stepped after "
+            f"each of {epochs} epochs; pass scheduler_interval='step'",
+            stacklevel=4,
         )
 
 

@@ -1,6 +1,7 @@
 """Restore a model after user code (a measure, a module's own `build_static()`) has run on it."""
 
-from collections.abc import Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
 from operator import is_
@@ -199,6 +200,36 @@ def _can_be_written(tensor: Tensor) -> bool:
     if tensor.layout is not torch.strided or tensor.is_inference():
         return False
     return all(stride or size < 2 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def hold_in_training(norms: Iterable[nn.Module]) -> None:
+    """Put batch norms into training mode until their hooks are restored, also where user code calls eval()."""
+    for norm in norms:
+        norm.train()
+        norm.register_forward_pre_hook(lambda module, _: module.__dict__.update(training=True))
+
+
+def restore_modes(judge: Callable[[Any, Any], Any], modules: Collection[nn.Module]) -> Callable[[Any, Any], Any]:
+    """A judge that leaves train/eval modes as they were; a warning, once, where it ran batch norms in evaluation."""
+    warned: list[bool] = []
+
+    def judge_and_restore(model: nn.Module, batch: Any) -> Any:
+        modes = [(module, module.training) for module in modules]
+        try:
+            return judge(model, batch)
+        finally:
+            changed = [(module, mode) for module, mode in modes if module.training is not mode]
+            for module, mode in changed:
+                module.training = mode
+            if not warned and any(mode and isinstance(m, nn.modules.batchnorm._BatchNorm) for m, mode in changed):
+                warned.append(True)
+                warnings.warn(
+                    "the judge puts batch norms into evaluation mode, where they use statistics that mix those of all "
+                    "candidates; leave out eval() in it",
+                    stacklevel=2,
+                )
+
+    return judge_and_restore
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, SupportsFloat
 
 from torch import nn
 
+from asng._checks import as_float
 from asng.nas import _distributed
 from asng.nas._candidates import FAILURES
 from asng.nas._devices import find_device
@@ -20,7 +21,7 @@ from asng.nas._preserve import is_from_asng, preserve_state
 from asng.nas.supernet import Supernet, Values
 
 Measure = Callable[[nn.Module, Values], SupportsFloat]
-"""A measure of an architecture: (model, values) -> a number of at least 0."""
+"""A measure of an architecture: (model, values) -> a number."""
 
 MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for last
 
@@ -29,18 +30,18 @@ MAX_NETWORKS = 10_000  # networks whose costs are remembered, those asked for la
 class Limit:
     """A hard limit on the cost of architectures: an upper bound, a lower one, or both, as around a target.
 
-    A relation between decisions is a limit, too: `Limit(lambda model, values: values["inner"] / values["outer"], 1)`.
+    A relation between decisions is a limit, too: `Limit(lambda model, values: values["inner"] - values["outer"], 0)`.
 
     Args:
-        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number of at least 0. It may
-            use the model, which is restored afterwards, except for numbers that it writes into weights.
-        at_most: The largest feasible cost, above 0, in the unit of the measure: a count, operations, seconds.
-        at_least: The smallest feasible cost, above 0.
+        measure: `parameters`, `Flops`, `Latency`, or any function (model, values) -> number. It may use the
+            model, which is restored afterwards, except for numbers that it writes into weights.
+        at_most: The largest feasible cost, in the unit of the measure: a count, operations, seconds.
+        at_least: The smallest feasible cost.
         name: The name in messages; by default that of the measure.
 
     Raises:
-        ValueError: The measure cannot be called, its `fingerprint` or the name is no text, or a bound is no number
-            above 0, is missing, or is on the wrong side of the other.
+        ValueError: The measure cannot be called, its `fingerprint` or the name is no text, or a bound is no finite
+            number, is missing, or is on the wrong side of the other.
 
     >>> from asng.nas import parameters
     >>> limit = Limit(parameters, 100_000, at_least=50_000)
@@ -68,8 +69,8 @@ class Limit:
         if not bounds:
             raise ValueError(f"the limit of {self.name} has no bound; give at_most, at_least or both")
         for bound in bounds:
-            if not isinstance(bound, numbers.Real) or not 0 < bound < math.inf:
-                raise ValueError(f"the limit of {self.name} must be a number above 0, got {bound!r}")
+            if not isinstance(bound, numbers.Real) or not math.isfinite(as_float(bound, "a bound must be a number")):
+                raise ValueError(f"the limit of {self.name} must be a finite number, got {bound!r}")
         if bounds != sorted(bounds):
             raise ValueError(f"no cost is {format_bounds(self)}, as the limit of {self.name} asks")
         fingerprint = getattr(self.measure, "fingerprint", None)
@@ -83,12 +84,16 @@ class Limit:
             cost: What the measure returned; infinite if it could not be measured.
 
         Returns:
-            The relative violation, cost / at_most - 1 or 1 - cost / at_least; 0 where the limit is met.
+            The violation, relative to the absolute value of the bound unless that is 0; 0 where the limit is met.
+
+        Raises:
+            ValueError: The cost is no number.
         """
+        cost = as_float(cost, f"the cost of {self.name} must be a number")
         if math.isinf(cost):
             return math.inf
-        above = 0.0 if self.at_most is None else cost / self.at_most - 1
-        below = 0.0 if self.at_least is None else 1 - cost / self.at_least
+        above = 0.0 if self.at_most is None else (cost - self.at_most) / (abs(self.at_most) or 1.0)
+        below = 0.0 if self.at_least is None else (self.at_least - cost) / (abs(self.at_least) or 1.0)
         return max(0.0, above, below)
 
 
@@ -168,7 +173,7 @@ class Costs:
             One cost for each limit, in order, up to the first violated one.
 
         Raises:
-            ValueError: The values do not fit, or a measure returned no number of at least 0.
+            ValueError: The values do not fit, or a measure returned no number.
         """
         network = self.supernet.canonical(values)
         key = self.supernet.key(network)
@@ -252,7 +257,17 @@ class Costs:
 
         Args:
             state: What `state_dict()` returned.
+
+        Raises:
+            ValueError: The state is of other limits, or damaged; nothing is changed.
         """
+        try:
+            self.known, self._nearest = _distributed.broadcast_object(self._usable_part(state))
+        except Exception as error:  # anything may be in it
+            raise ValueError(f"the costs do not fit or are damaged ({type(error).__name__}: {error})") from None
+
+    def _usable_part(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Any]:
+        """Costs of the same measures, and the nearest architecture, in a state that anybody may have written."""
         current = self.state_dict()
         pairs = zip(state["measures"], current["measures"], strict=True)
         same = [there is not None and there == here for there, here in pairs]
@@ -265,8 +280,7 @@ class Costs:
             nearest = values, tuple(map(float, costs))
             if not self._is_complete(nearest[1]):  # under raised limits
                 nearest = None
-        known = {key: costs for key, costs in known.items() if costs}
-        self.known, self._nearest = _distributed.broadcast_object((known, nearest))
+        return {key: costs for key, costs in known.items() if costs}, nearest
 
 
 def measure_all(supernet: Supernet, limits: Sequence[Limit], values: Values) -> tuple[float, ...]:
@@ -314,6 +328,8 @@ def _as_cost(cost: Any, limit: Limit, values: Values) -> float:
         number = float(cost)
     except (TypeError, ValueError, RuntimeError):
         raise ValueError(f"{limit.name} must be a number, got {cost!r} for {dict(values)}") from None
-    if not number >= 0:
-        raise ValueError(f"{limit.name} must be at least 0, got {number} for {dict(values)}")
+    if math.isnan(number) or number == -math.inf:
+        raise ValueError(
+            f"{limit.name} must be a number, or infinite where it is infeasible, got {number} for {dict(values)}"
+        )
     return number

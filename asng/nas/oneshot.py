@@ -20,7 +20,7 @@ from asng._checks import check_bool
 from asng.nas import _candidates, _checkpoints, _checks, _distributed
 from asng.nas._candidates import FAILED, FAILURES, Judge, LossFn, Numbers, Outcome, Step
 from asng.nas._distributed import Groups
-from asng.nas._preserve import set_training
+from asng.nas._preserve import restore_modes, set_training
 from asng.nas._training import Training, WeightOptimizers
 from asng.nas.limits import FEASIBLE, Costs, Limit, Violation
 from asng.nas.supernet import Supernet, Values
@@ -56,7 +56,7 @@ class OneShot:
             tensors, which steps return; runs the model as it is selected.
         judge: (model, batch) -> the number by which candidates are ranked, the lower the better: anything that
             converts to float, or (number, metrics). It runs as `loss_fn` does, without gradients; `selected(model)`
-            has the values of the candidate. By default the loss.
+            has the values of the candidate. Train/eval modes are restored after it. By default the loss.
         max_grad_norm: Largest norm of the gradient of the weights.
         limits: Hard limits on costs: infeasible candidates are never run, and rank behind all feasible ones.
         amp_dtype: torch.bfloat16 or torch.float16 for mixed precision; float16 with scaled gradients.
@@ -114,6 +114,7 @@ class OneShot:
         self.costs: Costs = Costs(self.supernet, limits)
         _checks.check_search(self.supernet, arch_optimizer, weight_optimizer)
         _checks.check_step_options(loss_fn, max_grad_norm, amp_dtype, judge, failures)
+        self._restoring_judge = None if judge is None else restore_modes(judge, self.supernet.paths)
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
         self._parameters = self._weights.parameters
         self.device: torch.device = self._weights.device
@@ -135,7 +136,11 @@ class OneShot:
             from asng.nas._capture.iteration import Iteration
             from asng.nas._capture.step import CapturedStep, find_obstacle
 
-            options: Any = {"judge": judge, "max_grad_norm": self._weights.max_grad_norm, "amp_dtype": amp_dtype}
+            options: Any = {
+                "judge": self._restoring_judge,
+                "max_grad_norm": self._weights.max_grad_norm,
+                "amp_dtype": amp_dtype,
+            }
             optimizers = self._weights.optimizers
             make_iteration = partial(Iteration, self.supernet, optimizers[0], loss_fn, limited=bool(limits), **options)
             obstacle = partial(find_obstacle, model, optimizers, amp_dtype)
@@ -314,11 +319,9 @@ class OneShot:
 
     def _run_judge(self, values: Values, batch: Batch) -> Outcome:
         """The score and the metrics of a candidate."""
-        return (
-            self._run(values, batch)
-            if self.judge is None
-            else _candidates.to_score(self._call(self.judge, values, batch))
-        )
+        if self._restoring_judge is None:
+            return self._run(values, batch)
+        return _candidates.to_score(self._call(self._restoring_judge, values, batch))
 
     def _call(self, function: Callable[[nn.Module, Batch], Any], values: Values, batch: Batch) -> Any:
         """What a loss function or a judge returns for a candidate."""

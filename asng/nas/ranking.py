@@ -1,6 +1,7 @@
 """After a search: scores of architectures with the shared weights, the best of the likely ones, and a Pareto front."""
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
 from asng.nas._checks import check_batches, check_judge, check_module, unwrap
-from asng.nas._preserve import preserve_state, set_training
+from asng.nas._preserve import hold_in_training, preserve_state, set_training
 from asng.nas.limits import Limit, Measure, measure_all
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.recalibration import recalibrate
@@ -26,7 +27,12 @@ MAX_IDLE = 2000  # attempts in a row that find none
 
 
 def score(
-    model: nn.Module, values: Values, batches: Iterable[Batch], judge: Judge, *, recalibrate_on: Any = None
+    model: nn.Module | OneShot | SearchResult,
+    values: Values,
+    batches: Iterable[Batch],
+    judge: Judge,
+    *,
+    recalibrate_on: Iterable[Batch] | None = None,
 ) -> float:
     """Score one architecture with the shared weights of a model.
 
@@ -35,11 +41,12 @@ def score(
     modes, buffers, RNG state.
 
     Args:
-        model: Any module with decisions, also in a wrapper of torch.compile or DataParallel.
+        model: Any module with decisions, also in a wrapper of torch.compile or DataParallel; or a search, whose
+            precision is then used, or its result. Of several processes all have to pass a search.
         values: One value for each decision, by name.
         batches: What the judge is called with, one after another.
         judge: (model, batch) -> a number or (number, metrics), such as that of the search, or its loss function.
-        recalibrate_on: Batches to re-estimate the batch norms' statistics from, as `recalibrate` takes them; the
+        recalibrate_on: Batches to re-estimate the batch norms' statistics from, also as the judge takes them; the
             batches to judge may then be small.
 
     Returns:
@@ -53,9 +60,11 @@ def score(
     >>> nas.score(model, {"act": "relu"}, [torch.ones(2), -torch.ones(2)], lambda model, x: model(x).mean())
     0.5
     """
-    check_module(model)
     check_judge(judge)
     check_batches(batches, "batches")
+    if isinstance(model, (OneShot, SearchResult)):
+        return _shared_score(oneshot_of(model), values, batches, judge, recalibrate_on)
+    check_module(model)
     return _score(Supernet(unwrap(model)), model, values, batches, judge, recalibrate_on)
 
 
@@ -64,10 +73,10 @@ def _score(
 ) -> float:
     with preserve_state(supernet), torch.no_grad():
         supernet.select(values)
-        if recalibrate_on is not None:
-            recalibrate(supernet.model, recalibrate_on)
-        _evaluate_mode(supernet, batch_statistics=recalibrate_on is None)
         try:
+            if recalibrate_on is not None:
+                recalibrate(supernet.model, recalibrate_on, lambda _, batch: judge(model, batch))
+            _evaluate_mode(supernet, batch_statistics=recalibrate_on is None)
             numbers = [float(to_score(judge(model, batch)).loss) for batch in batches]
         except Exception as error:
             error.add_note(f"in the architecture {dict(values)}")
@@ -82,12 +91,17 @@ def _evaluate_mode(supernet: Supernet, *, batch_statistics: bool) -> None:
     set_training(supernet.model)
     norms = [m for m in supernet.paths if isinstance(m, nn.modules.batchnorm._BatchNorm) and m.training]
     supernet.model.eval()
-    for norm in norms if batch_statistics else ():
-        norm.train()
+    if batch_statistics:
+        hold_in_training(norms)
 
 
 def rerank(
-    oneshot: OneShot | SearchResult, batches: Iterable[Batch], judge: Judge, *, k: int = 20, recalibrate_on: Any = None
+    oneshot: OneShot | SearchResult,
+    batches: Iterable[Batch],
+    judge: Judge,
+    *,
+    k: int = 20,
+    recalibrate_on: Iterable[Batch] | None = None,
 ) -> list[Architecture]:
     """Score the k most likely feasible architectures of a search with the shared weights, and order them by that.
 
@@ -134,12 +148,11 @@ def _shared_score(oneshot: OneShot, values: Values, batches: Any, judge: Judge, 
     return shared
 
 
-def _check_repeatable(*given: Any) -> None:
-    for batches in given:
-        if batches is not None:
-            check_batches(batches, "batches")
-        if isinstance(batches, Iterator):
-            kind = type(batches).__name__
+def _check_repeatable(batches: Any, recalibrate_on: Any) -> None:
+    for given in (batches,) if recalibrate_on is None else (batches, recalibrate_on):
+        check_batches(given, "batches")
+        if isinstance(given, Iterator):
+            kind = type(given).__name__
             raise ValueError(f"the batches are an iterator ({kind}), which ends after one architecture; pass a list")
 
 
@@ -150,7 +163,7 @@ def front(
     judge: Judge,
     *,
     k: int = 50,
-    recalibrate_on: Any = None,
+    recalibrate_on: Iterable[Batch] | None = None,
 ) -> Front:
     """Find the Pareto front of the score and of costs among architectures that share the weights of a search.
 
@@ -161,7 +174,7 @@ def front(
 
     Args:
         oneshot: A search, usually at its end, or its result.
-        measures: `parameters`, `Flops`, `Latency`, or functions (model, values) -> number of at least 0, as in `Limit`.
+        measures: `parameters`, `Flops`, `Latency`, or functions (model, values) -> number, the lower the better.
         batches: What each architecture is judged on: a list, a DataLoader, or any iterable that starts over.
         judge, recalibrate_on: As in `score`.
         k: How many architectures are scored, at least 1; fewer where there are no more.
@@ -184,7 +197,7 @@ def front(
     0.25   12          0.33         {'width': 4}
     """
     oneshot = oneshot_of(oneshot)
-    k = check_int(k, "k", min=1)
+    k = min(check_int(k, "k", min=1), sys.maxsize)  # more than there are anyway
     check_judge(judge)
     _check_repeatable(batches, recalibrate_on)
     if not isinstance(measures, (list, tuple)) or not measures:

@@ -1,7 +1,7 @@
 """Re-estimation of a network's batch-norm statistics."""
 
 from collections.abc import Callable, Iterable, Mapping
-from inspect import signature
+from inspect import Parameter, signature
 from typing import Any
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from asng.nas._checks import check_batches, check_module, unwrap
 from asng.nas._devices import find_device, to_device
-from asng.nas._preserve import set_training, snapshot
+from asng.nas._preserve import hold_in_training, set_training, snapshot
 
 
 def recalibrate(
@@ -27,8 +27,8 @@ def recalibrate(
     Args:
         model: Any network with batch norms; wrappers of torch.compile and DataParallel are looked through. Train/eval
             modes are restored on exit.
-        batches: Inputs, or tuples or lists that start with them. A dict whose keys are arguments of `model.forward` is
-            given by keyword, `model(**batch)`. They are moved to the device of the model.
+        batches: Inputs, or tuples or lists that start with them. A dict that has the arguments of `model.forward` is
+            given by keyword, without the keys that are none, such as labels. They are moved to the device of the model.
         forward: (model, batch) -> anything; replaces `model(inputs)` for batches of another structure, and moves them
             itself.
 
@@ -66,7 +66,7 @@ def recalibrate(
             norm.num_batches_tracked = torch.zeros((), dtype=torch.long, device=norm.running_mean.device)
             norm.reset_running_stats()
             norm.momentum = None  # a cumulative average
-            norm.train()
+        hold_in_training(trained)
         is_empty = True
         for batch in batches:
             (_forward if forward is None else forward)(model, batch)
@@ -85,15 +85,18 @@ def recalibrate(
 
 def _forward(model: nn.Module, batch: Any) -> Any:
     inputs = to_device(batch[0] if isinstance(batch, (tuple, list)) else batch, find_device(model))
-    return model(**inputs) if _are_keywords(model, inputs) else model(inputs)
+    keywords = _keywords(model, inputs) if isinstance(inputs, Mapping) else {}
+    return model(**keywords) if keywords else model(inputs)
 
 
-def _are_keywords(model: nn.Module, inputs: Any) -> bool:
-    """True for a mapping whose keys are arguments of a model's forward."""
-    if not isinstance(inputs, Mapping):
-        return False
+def _keywords(model: nn.Module, inputs: Mapping[Any, Any]) -> dict[str, Any]:
+    """What a mapping has of the arguments of a model's forward; nothing where one is missing."""
+    expected = signature(model.forward)
+    takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in expected.parameters.values())
+    given = {key: value for key, value in inputs.items() if isinstance(key, str)}
+    given = {key: value for key, value in given.items() if takes_all or key in expected.parameters}
     try:
-        signature(model.forward).bind(**inputs)
+        expected.bind(**given)
     except TypeError:
-        return False
-    return True
+        return {}
+    return given

@@ -156,7 +156,7 @@ def test_the_examples_of_help_are_commands_that_are_understood(command, monkeypa
 
     parsed: list[object] = []
     examples = examples_of(command)
-    for module in ("digits", "images", "report", "resume", "runs", "toy"):
+    for module in ("digits", "export", "images", "report", "resume", "runs", "toy"):
         monkeypatch.setattr(f"asng.cli.{module}.parse_command", parse_only)
     for words in examples:
         assert words[: 1 + len(command.split())] == ["asng", *command.split()]

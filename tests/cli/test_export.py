@@ -13,6 +13,7 @@ from asng.experiments import _export, digits, figures
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.task import Cifar10
 from asng.experiments.inpainting.task import Inpainting
+from asng.nas._loop import Checkpoint, run_job
 from asng.nas.export import FILES
 from tests.helpers.commands import refusal, run, unexplained_flags
 from tests.helpers.elsewhere import WITH_ONNXRUNTIME, WITH_SOURCE, WITH_TORCH, run_elsewhere
@@ -127,11 +128,11 @@ def test_a_search_that_goes_on_gives_the_most_likely_architecture_so_far(runs):
     shutil.copytree(runs / "digits", folder)
     (folder / "results.jsonl").unlink()
     config = json.loads((folder / "config.json").read_text())
-    checkpoint = digits.Checkpoint(digits.checkpoint_path(folder, 0), config)
+    checkpoint = Checkpoint(digits.checkpoint_path(folder, 0), config)
     data_of_seed = digits.load_split(0)
     oneshot, job = digits.make_search(settings, 0, data_of_seed)
     with digits._one_thread():
-        digits.run_job(job, epochs=2, checkpoint=checkpoint)
+        run_job(job, epochs=2, checkpoint=checkpoint)
     done = run("export", str(folder), "--format", "json")
     assert (done.code, done.err) == (0, "")
     assert "shared weights of the search, with batch statistics of this architecture, after 18 steps" in done.out

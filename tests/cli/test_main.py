@@ -57,9 +57,10 @@ def test_an_experiment_alone_lists_its_verbs():
     [
         (
             ["tony"],
-            "no command 'tony'; asng has cifar10, digits, inpainting, toy, runs, resume, report; did you mean toy?",
+            "no command 'tony'; asng has cifar10, digits, inpainting, toy, runs, resume, report, export; "
+            "did you mean toy?",
         ),
-        (["--quick"], "no command '--quick'; asng has cifar10, digits, inpainting, toy, runs, resume, report"),
+        (["--quick"], "no command '--quick'; asng has cifar10, digits, inpainting, toy, runs, resume, report, export"),
         (
             ["cifar10", "serach"],
             "no command 'cifar10 serach'; cifar10 has search, retrain, evaluate; did you mean search?",

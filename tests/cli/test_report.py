@@ -97,7 +97,7 @@ def test_the_command_of_a_report_has_the_settings_of_its_run(task, is_small, kin
     settings = small if is_small else whole()
     more = {} if kind == "search" else {"architecture": values_of(op="conv")}
     folder = write_run(tmp_path / "a run", make_config(task.name, kind, settings, faces="100 and 50", **more))
-    words = shlex.split(*repeat_commands(read_runs(folder)))
+    words = shlex.split(repeat_commands(read_runs(folder))[0])
     assert words[:3] == ["asng", task.name, kind]
     parsed = images.parse_verb(task, kind, words[3:])
     assert parsed.settings == settings
@@ -109,14 +109,14 @@ def test_the_command_of_a_report_has_the_settings_of_its_run(task, is_small, kin
 def test_the_command_of_a_sweep_and_of_digits_have_their_settings(tmp_path):
     config = make_config("toy", "sweep", QUICK)
     del config["workers"]
-    words = shlex.split(*repeat_commands(read_runs(write_run(tmp_path / "toy", config))))
+    words = shlex.split(repeat_commands(read_runs(write_run(tmp_path / "toy", config)))[0])
     assert parse_command(toy_command.SweepCommand, "x", words[3:]).settings == QUICK != ToySettings()
 
     settings = DigitsSettings(epochs=7, seed=3)
     folder = write_run(tmp_path / "digits", make_config("digits", "search", settings))
     lines = [{"seed": seed, "kind": kind} for seed in (3, 4) for kind in ("search", "found")]
     (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    words = shlex.split(*repeat_commands(read_runs(folder)))
+    words = shlex.split(repeat_commands(read_runs(folder))[0])
     parsed = parse_command(digits_command.SearchCommand, "x", words[3:])
     assert (parsed.settings, parsed.seeds) == (settings, (2,))
 

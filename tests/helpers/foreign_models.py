@@ -52,17 +52,30 @@ class ResNet(nn.Module):
 class Attention(nn.Module):
     """As timm.layers.Attention: the number of heads is an int that forward reads."""
 
-    def __init__(self, dim: int, num_heads: int) -> None:
+    def __init__(self, dim: int, num_heads: int, attn_head_dim: int | None = None) -> None:
         super().__init__()
-        self.num_heads, self.head_dim = num_heads, dim // num_heads
-        self.qkv, self.proj = nn.Linear(dim, dim * 3), nn.Linear(dim, dim)
+        self.num_heads, self.head_dim = num_heads, attn_head_dim or dim // num_heads
+        self.attn_dim = num_heads * self.head_dim
+        self.qkv, self.proj = nn.Linear(dim, self.attn_dim * 3), nn.Linear(self.attn_dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        b, n, c = x.shape
+        b, n, _ = x.shape
         q, k, v = self.qkv(x).reshape(b, n, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
-        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, c)
+        x = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(b, n, self.attn_dim)
         projected: Tensor = self.proj(x)
         return projected
+
+
+class BatchNormAct2d(nn.BatchNorm2d):
+    """As timm.layers.BatchNormAct2d: a batch norm that also activates."""
+
+    def __init__(self, num_features: int, eps: float = 1e-5, act_layer: type[nn.Module] = nn.ReLU) -> None:
+        super().__init__(num_features, eps)
+        self.act = act_layer()
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self.act(super().forward(input))
+        return output
 
 
 class Mlp(nn.Module):

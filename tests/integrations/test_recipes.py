@@ -91,3 +91,23 @@ def test_the_comparison_with_optuna_finds_a_network_within_the_limit(tmp_path, m
     text = (DOCS / "comparison.md").read_text(encoding="utf-8")
     exec(re.findall(r"```python optuna\n(.*?)```", text, re.DOTALL)[0], names)
     assert names["study"].best_params.keys() == {"channels", "operation"}
+
+
+@pytest.mark.filterwarnings("ignore:the search was too short")
+def test_a_model_of_timm_becomes_a_supernet_with_its_weights(tmp_path, monkeypatch):
+    try:
+        import timm  # type: ignore[import-not-found]
+    except (ImportError, RuntimeError) as error:  # the latter where torchvision is built for another torch
+        pytest.skip(f"timm cannot be imported: {error}")
+    names = run_recipe("timm", tmp_path, monkeypatch)
+    vit, supernet, found = names["vit"].eval(), names["supernet"], names["result"]
+    x = torch.randn(2, 3, 32, 32)
+    assert found.feasible
+    torch.testing.assert_close(found.model.eval()(x), supernet.eval()(x))  # which is selected as found
+    assert {type(block.attn) for block in found.model.blocks} == {timm.layers.Attention}
+    assert [block.attn.num_heads for block in found.model.blocks] == [
+        found.values[f"blocks.{index}.attn.heads"] for index in range(found.values["depth"])
+    ]
+    fresh = nas.convert(vit, names["search_vit"])
+    nas.select(fresh, {name: (variable.values() or [None])[-1] for name, variable in nas.space_of(fresh).items()})
+    assert torch.equal(fresh(x), vit(x))

@@ -1,5 +1,5 @@
 """Existing models become supernets: nothing of them is rewritten, and their weights are kept."""
-# mypy: disable-error-code="arg-type, return-value"
+# mypy: disable-error-code="arg-type, return-value, index"
 # (wrong arguments are given, and modules are iterated over)
 
 import copy
@@ -14,7 +14,7 @@ from asng import ASNG, Integer, nas
 from asng.nas import Chain, OneOf, Repeat, Width, convert, extract, parameters, select, space_of
 from tests.helpers.captures import assert_same_steps
 from tests.helpers.elastic_sizes import odd
-from tests.helpers.foreign_models import BasicBlock, ResNet, VisionTransformer
+from tests.helpers.foreign_models import Attention, BasicBlock, BatchNormAct2d, ResNet, VisionTransformer
 
 
 def search_resnet(path, module):
@@ -29,8 +29,31 @@ def search_resnet(path, module):
     return OneOf("act", {"relu": module, "silu": nn.SiLU()}) if isinstance(module, nn.ReLU) else None
 
 
+class ElasticAttention(nas.ElasticLayer, Attention):
+    """The first heads of an attention whose code reads their number."""
+
+    torch_layer, elastic = Attention, ("num_heads",)
+
+    def active_tensors(self):
+        inner = self.sizes["num_heads"]() * self.head_dim
+        queries_keys_values = {
+            name: getattr(self.qkv, name).unflatten(0, (3, -1))[:, :inner].flatten(0, 1) for name in ("weight", "bias")
+        }
+        return {
+            **{f"qkv.{name}": tensor for name, tensor in queries_keys_values.items()},
+            "proj.weight": self.proj.weight[:, :inner],
+            "proj.bias": self.proj.bias,
+        }
+
+    @classmethod
+    def settings_of(cls, layer):
+        return {"dim": layer.qkv.in_features, "attn_head_dim": layer.head_dim}
+
+
 def search_vit(path, module):
-    """Depth, and one hidden width for all blocks."""
+    """Depth, the heads of each block, and one hidden width for all blocks."""
+    if isinstance(module, Attention):
+        return ElasticAttention.from_torch(module, num_heads=Width(f"{path}.heads", 1, module.num_heads))
     hidden = Width("hidden", [16, 32, 64])
     if path.endswith("mlp.fc1"):
         return nas.Linear(module.in_features, hidden)
@@ -189,6 +212,72 @@ def test_every_elastic_layer_can_be_made_from_torchs(kind, layer, sizes):
     assert not made.training
 
 
+class ElasticBatchNormAct2d(nas.ElasticLayer, BatchNormAct2d):
+    torch_layer, elastic = BatchNormAct2d, ("num_features",)
+
+    def active_tensors(self):
+        features, tensors = self.sizes["num_features"](), self.state_dict(keep_vars=True)
+        return {name: tensor[:features] if tensor.dim() else tensor for name, tensor in tensors.items()}
+
+    @classmethod
+    def settings_of(cls, layer):
+        return {"eps": layer.eps, "act_layer": type(layer.act)}
+
+
+def test_a_layer_of_another_library_with_a_forward_of_its_own_is_made_elastic():
+    layer = BatchNormAct2d(8, eps=1e-3, act_layer=nn.SiLU)
+    made = ElasticBatchNormAct2d.from_torch(layer, num_features=Width("w", [4, 8]))
+    select(made, {"w": 4})
+    static = extract(copy.deepcopy(made))
+    x = torch.randn(3, 4, 2, 2)
+    for one in (made, static):
+        one(x)  # which also updates running statistics
+    assert type(static) is BatchNormAct2d
+    assert type(static.act) is nn.SiLU
+    assert torch.equal(layer.running_mean[:4], static.running_mean)
+    assert torch.equal(layer.running_mean[4:], torch.zeros(4))
+    assert torch.equal(made.eval()(x), static.eval()(x))
+
+
+class Unnamed(nn.Module):
+    """Keeps no argument as an attribute, and takes no device, as some norms of Hugging Face do."""
+
+    def __init__(self, size, eps=1e-6):
+        super().__init__()
+        self.weight, self.variance_epsilon = nn.Parameter(torch.ones(size)), eps
+
+    def forward(self, x):
+        return self.weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.variance_epsilon)
+
+
+class WithoutSettings(nas.ElasticLayer, Unnamed):
+    torch_layer, elastic = Unnamed, ("size",)
+
+    def active_tensors(self):
+        return {"weight": self.weight[: self.sizes["size"]()]}
+
+
+class WithSettings(WithoutSettings):
+    torch_layer = Unnamed
+
+    @classmethod
+    def settings_of(cls, layer):
+        return {"eps": layer.variance_epsilon}
+
+
+def test_arguments_that_a_layer_does_not_keep_are_read_by_a_method():
+    width = Width("w", [2, 4])
+    made = WithSettings.from_torch(Unnamed(4, eps=0.5), size=width)
+    select(made, {"w": 2})
+    x = torch.randn(3, 2)
+    assert torch.equal(made(x), Unnamed(2, eps=0.5)(x))
+    assert extract(made).variance_epsilon == 0.5
+    with pytest.raises(TypeError, match=r"needs a method settings_of\(cls, layer\) .* such as eps"):
+        WithoutSettings.from_torch(Unnamed(4), size=width)
+    with pytest.raises(ValueError, match=r"has a weight of shape \(8,\), but the largest one .* is \(4,\)"):
+        WithSettings.from_torch(Unnamed(8), size=width)
+
+
 def test_a_kernel_of_torchs_becomes_the_largest_one():
     layer = nn.Conv3d(4, 8, 5, padding=2)
     made = nas.Conv3d.from_torch(layer, kernel_size=odd())
@@ -223,9 +312,9 @@ def hooked() -> nn.Linear:
         ),
         (
             lambda: nas.Linear.from_torch(Scaled(4, 8)),
-            "a forward method or hook of its own, which nas.Linear would not",
+            r"Scaled has a forward method of its own, .*: class ElasticScaled\(nas\.ElasticLayer, Scaled\)",
         ),
-        (lambda: nas.Linear.from_torch(hooked()), "a forward method or hook of its own"),
+        (lambda: nas.Linear.from_torch(hooked()), "has a forward hook, which nas.Linear would not have; remove it"),
         (lambda: nas.MultiheadAttention.from_torch(nn.MultiheadAttention(8, 2, kdim=4)), "not kdim=4 and vdim=8"),
         (
             lambda: nas.Linear.from_torch(parametrizations.weight_norm(nn.Linear(4, 8))),

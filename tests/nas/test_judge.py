@@ -13,6 +13,7 @@ from torch import nn
 from asng.nas import Limit, parameters, selected
 from tests.helpers.captures import Choosy, oneshot
 from tests.helpers.searches import (
+    Net,
     Switch,
     batches,
     cross_entropy,
@@ -99,6 +100,29 @@ def test_what_is_no_number_is_refused(returned, shown):
 def test_a_judge_that_is_no_function_is_refused():
     with pytest.raises(ValueError, match=r"judge must be a function \(model, batch\) -> number, .*, got 'accuracy'"):
         make_oneshot(judge="accuracy")
+
+
+def judge_in_evaluation(model, batch):
+    model.eval()
+    return cross_entropy(model, batch)
+
+
+def test_modes_that_a_judge_changes_are_restored_after_it():
+    search = make_oneshot(Net(norm=True), judge=judge_in_evaluation)
+    frozen = next(module for module in search.model.modules() if isinstance(module, nn.BatchNorm1d))
+    frozen.eval()
+    modes = [module.training for module in search.model.modules()]
+    with pytest.warns(UserWarning, match="the judge puts batch norms into evaluation mode"):
+        search.step(*batches(2))
+    search.step(*batches(2))  # which does not warn again
+    assert [module.training for module in search.model.modules()] == modes
+    assert modes.count(False) == 1
+
+
+def test_a_judge_in_evaluation_mode_is_fine_where_there_are_no_batch_norms():
+    search = make_oneshot(judge=judge_in_evaluation)
+    search.step(*batches(2))
+    assert all(module.training for module in search.model.modules())
 
 
 def test_a_judge_runs_without_gradients_in_training_mode_and_autocast():
@@ -198,5 +222,36 @@ def test_a_judge_that_returns_a_number_runs_as_usual_after_one_warning():
     captured = oneshot(Choosy(), judge=judge, capture=True)
     first, second = pairs(2)
     with pytest.warns(UserWarning, match="runs as usual: the judge returns a number of Python, .*return a tensor"):
+        assert captured.step(*first) == plain.step(*first)
+    assert captured.step(*second) == plain.step(*second)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("graphless")
+@pytest.mark.filterwarnings("ignore:the judge puts batch norms into evaluation mode")
+def test_a_captured_judge_that_calls_eval_leaves_the_training_passes_as_they_are():
+    steps = []
+    for settings in ({}, {"capture": True}):
+        torch.manual_seed(0)
+        search = oneshot(Choosy(dropout=0.0), judge=judge_in_evaluation, **settings)
+        steps.append([search.step(*pair) for pair in pairs(4)])
+        assert all(module.training for module in search.model.modules())
+    assert [step.train_losses for step in steps[0]] == [step.train_losses for step in steps[1]]
+    assert search.capture_cost
+
+
+def penalized(model, batch):
+    return cross_entropy(model, batch) + 0.1 * selected(model)["depth"]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("graphless")
+def test_a_soft_penalty_on_selected_values_runs_as_usual_with_the_reason():
+    torch.manual_seed(0)
+    plain = oneshot(Choosy(), judge=penalized)
+    torch.manual_seed(0)
+    captured = oneshot(Choosy(), judge=penalized, capture=True)
+    first, second = pairs(2)
+    with pytest.warns(UserWarning, match="runs as usual: decision 'op' .* is read in Python outside of a choice"):
         assert captured.step(*first) == plain.step(*first)
     assert captured.step(*second) == plain.step(*second)

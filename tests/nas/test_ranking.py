@@ -61,6 +61,37 @@ def test_a_score_with_recalibration_is_that_of_the_extracted_network():
     assert got == pytest.approx(sum(expected) / 3)
 
 
+def test_batches_to_recalibrate_on_are_those_of_the_judge():
+    model = trained().model
+
+    def judge(model, batch):
+        return cross_entropy(model, batch["pair"])
+
+    named, more = ([{"pair": pair} for pair in batches(n)] for n in (3, 5))
+    expected = score(model, VALUES, batches(3), cross_entropy, recalibrate_on=batches(5))
+    assert score(model, VALUES, named, judge, recalibrate_on=more) == expected
+    with pytest.raises(KeyError) as caught:
+        score(model, VALUES, named, judge, recalibrate_on=[{}])
+    assert caught.value.__notes__ == [f"in the architecture {VALUES}"]
+
+
+@pytest.mark.parametrize("recalibrate_on", [None, batches(3)])
+def test_a_judge_that_calls_eval_gets_the_same_statistics(recalibrate_on):
+    model = trained().model
+
+    def judge(model, batch):
+        return cross_entropy(model.eval(), batch)
+
+    scores = [score(model, VALUES, batches(2), one, recalibrate_on=recalibrate_on) for one in (judge, cross_entropy)]
+    assert scores[0] == scores[1]
+
+
+def test_a_search_or_its_result_is_scored_as_its_model():
+    search = trained()
+    expected = score(search.model, VALUES, batches(2), cross_entropy)
+    assert [score(one, VALUES, batches(2), cross_entropy) for one in (search, result(search))] == [expected] * 2
+
+
 def test_elastic_norms_are_recalibrated_for_each_width():
     width = Width("w", [2, 5, 8])
     model = nn.Sequential(nas.Linear(4, width), nas.BatchNorm1d(width), nn.ReLU(), nas.Linear(width, 3))
@@ -286,6 +317,14 @@ def test_a_front_is_printed_as_a_table():
     assert header.split() == ["score", "parameters", "Flops", "probability", "values"]
     assert len(lines) == len(found.points)
     assert lines[0].endswith(str(found.points[0].values))
+
+
+def test_a_benefit_on_a_front_is_a_negative_cost():
+    found = front(
+        line_oneshot(), [lambda model, values: -total(model, values)], [torch.ones(1)], lambda m, b: 1.0, k=40
+    )
+    (point,) = found.points
+    assert point.costs[0] == min(a.costs[0] for a in [point, *found.others]) < 0
 
 
 @pytest.mark.parametrize("measures", [[], parameters, None])

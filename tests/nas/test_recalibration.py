@@ -130,6 +130,7 @@ def test_dicts_are_given_by_keyword_where_forward_has_their_names():
         (ByKeyword(), named),
         (ByKeyword(), [(batch, "more") for batch in named]),
         (ByKeyword(), [UserDict(batch) for batch in named]),
+        (ByKeyword(), [{**batch, "weights of rows": 1.0} for batch in named]),  # which forward does not take
         (OfDicts(), named),
     ]:
         recalibrate(net, given)

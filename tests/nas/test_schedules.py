@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau, StepLR
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from asng.nas import Limit
 from tests.helpers.searches import Net, batches, cross_entropy, interrupt_at, outcome, run_search, same
@@ -51,6 +51,15 @@ def test_a_cycle_that_ends_too_early_is_refused_before_the_search(interval, step
         ValueError, match=rf"after total_steps=1 and cannot go on, but this search steps it {steps} times; search"
     ):
         lrs_of(lambda w: OneCycleLR(w, 0.4, total_steps=1), scheduler_interval=interval)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda w: OneCycleLR(w, 0.4, total_steps=10), lambda w: CosineAnnealingLR(w, 10)], ids=["cycle", "cosine"]
+)
+def test_a_schedule_by_steps_that_is_stepped_after_epochs_is_warned_of(make):
+    with pytest.warns(UserWarning, match=r"made for 10 steps, .* each of 2 epochs; pass scheduler_interval='step'"):
+        lrs_of(make)
+    lrs_of(make, scheduler_interval="step")
 
 
 class Stream:

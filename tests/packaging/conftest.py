@@ -8,6 +8,7 @@ import tomllib
 import urllib.request
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -40,7 +41,7 @@ def command(*words: object, folder: Path | None = None, ok: bool = True, **more:
     return done.stdout + done.stderr
 
 
-def tool(name: str, *words: object, program: str | None = None, **more: object) -> str:
+def tool(name: str, *words: object, program: str | None = None, **more: Any) -> str:
     """Run a tool of a pinned version in an environment of its own."""
     return command(uv(), "tool", "run", "--from", f"{name}=={TOOLS[name]}", program or name, *words, **more)
 

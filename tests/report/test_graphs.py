@@ -1,6 +1,7 @@
 """Pictures of architectures in reports: cells, autoencoders, tables of decisions."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -108,7 +109,7 @@ def test_boxes_are_nested_as_the_decisions_in_the_model(tmp_path):
     values = values_of(depth=1, op="conv", kernel=3, size=2, free=1)
     run = write_run(tmp_path / "run", architecture=values, summary={"tree": tree})
     nodes = tree_of(read_runs(run)[0])
-    op = ("op", {"conv": [("kernel", {})], "pool": [("size", {})]})
+    op: tuple[str, Any] = ("op", {"conv": [("kernel", {})], "pool": [("size", {})]})
     assert boxes(nodes) == [("depth", {"1": [op]}), ("free", {})]
     text = write(tmp_path, run).text("Architecture")
     assert "depth 1 block 1 op conv conv kernel 3 pool, not used size 2 free 1" in text
@@ -117,7 +118,7 @@ def test_boxes_are_nested_as_the_decisions_in_the_model(tmp_path):
 def test_without_a_tree_names_with_dots_are_groups(tmp_path):
     values = {"a.x": 1, "a.y.first": 2, "a.y.second": 3, "b.x": 4, "c": 5}
     run = write_run(tmp_path / "run", architecture=values_of(**values))
-    groups = [("a.x", {}), ("y", {"": [("a.y.first", {}), ("a.y.second", {})]})]
+    groups: list[Any] = [("a.x", {}), ("y", {"": [("a.y.first", {}), ("a.y.second", {})]})]
     assert boxes(tree_of(read_runs(run)[0])) == [("a", {"": groups}), ("b.x", {}), ("c", {})]
 
 

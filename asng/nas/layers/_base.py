@@ -9,8 +9,10 @@ from functools import cache, lru_cache
 from inspect import signature
 from typing import Any, ClassVar, NamedTuple, Self
 
+import torch
 from torch import Tensor, nn
 
+from asng._untrusted import shorten
 from asng.nas._size import AnySize, Size, check_fixed, map_sizes, to_sizes
 from asng.nas.decisions import Searchable
 
@@ -35,7 +37,8 @@ def _copy_layer(kind: Any, attributes: dict[str, Any], containers: list[str]) ->
 def _prototype(kind: Any, settings: tuple[tuple[str, Any], ...]) -> tuple[dict[str, Any], list[str]]:
     """The attributes of a layer, made without the slow initialization, and the names of those to copy."""
     bare = type(kind.__name__, (kind,), {"reset_parameters": lambda self: None})
-    attributes = bare(**dict(settings), device="meta").__dict__
+    with torch.device("meta"):  # constructors of other libraries have no argument for it
+        attributes = bare(**dict(settings)).__dict__
     return attributes, _containers(attributes)
 
 
@@ -121,9 +124,15 @@ class ElasticLayer(Searchable):
         }
         fixed = {name: argument for name, argument in arguments.items() if name not in sizes}
         check_fixed(self.elastic, **fixed)
-        self.check_sizes(sizes, arguments)
         maxima = {name: map_sizes(lambda size: size.max, size) for name, size in sizes.items()}
-        super().__init__(**{**arguments, **maxima})
+        try:
+            self.check_sizes(sizes, arguments)
+            super().__init__(**{**arguments, **maxima})
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, RuntimeError, LookupError, ArithmeticError, AssertionError) as error:  # torch's refusals
+            shown = ", ".join(f"{name}={shorten(argument)}" for name, argument in arguments.items())
+            raise ValueError(f"{type(self).__name__}({shown}) cannot be made: {str(error).splitlines()[0]}") from error
         self.sizes: dict[str, Any] = sizes
         self._any_size: Any = None
         for name, size in sizes.items():
@@ -157,15 +166,24 @@ class ElasticLayer(Searchable):
         """Read the arguments of the torch layer's constructor that cannot be elastic.
 
         torch's layers keep them as attributes of the same names, or have a parameter `bias` in place of the argument; a
-        layer that does not needs a method of its own.
+        layer that does not, such as one of another library, needs a method of its own.
 
         Args:
             layer: A `torch_layer`, or this one.
 
         Returns:
             Hashable arguments by name, without device and dtype.
+
+        Raises:
+            TypeError: It needs one.
         """
-        settings = {name: getattr(layer, name) for name in _fixed_names(cls)}
+        kind, names = cls.torch_layer.__name__, _fixed_names(cls)
+        if missing := [name for name in names if not hasattr(layer, name)]:
+            raise TypeError(
+                f"{cls.__name__} needs a method settings_of(cls, layer) that returns arguments of {kind}(), such as "
+                f"{missing[0]}, as {kind} has no attribute of that name"
+            )
+        settings = {name: getattr(layer, name) for name in names}
         if not isinstance(settings.get("bias", True), bool):
             settings["bias"] = settings["bias"] is not None
         return settings
@@ -192,8 +210,10 @@ class ElasticLayer(Searchable):
         """
         if not isinstance(layer, cls.torch_layer):
             raise ValueError(f"nas.{cls.__name__} is made from a torch.nn.{cls.torch_layer.__name__}, got {layer!r}")
-        old = {name: getattr(layer, name) for name in cls.elastic}
-        made = cls(**{**old, **cls.settings_of(layer), **sizes}, device="meta")
+        given = {**cls.settings_of(layer), **sizes}
+        old = {name: getattr(layer, name) for name in cls.elastic if name not in given}
+        with torch.device("meta"):
+            made = cls(**old, **given)
         made.adopt_weights(layer)
         return made
 
@@ -207,27 +227,35 @@ class ElasticLayer(Searchable):
             ValueError: It has a forward method or hooks of its own, other parameters, or is not of the largest size.
         """
         kind: Any = type(layer)
-        if kind.forward is not self.torch_layer.forward or any(
-            map(own_hooks, (layer._forward_hooks, layer._forward_pre_hooks))
-        ):
+        if kind.forward is not self.torch_layer.forward:
             raise ValueError(
-                f"{layer!r} has a forward method or hook of its own, which nas.{type(self).__name__} would not have; "
-                "replace the module around it, or remove the hook first"
+                f"{kind.__name__} has a forward method of its own, which nas.{type(self).__name__} would not have; "
+                f"make an elastic layer of it: class Elastic{kind.__name__}(nas.ElasticLayer, {kind.__name__})"
+            )
+        if any(map(own_hooks, (layer._forward_hooks, layer._forward_pre_hooks))):
+            raise ValueError(
+                f"{layer!r} has a forward hook, which nas.{type(self).__name__} would not have; remove it first, or "
+                "hook the module around"
             )
         for name in self.elastic:
-            old, new = getattr(layer, name), getattr(self, name)
+            old, new = getattr(layer, name, None), getattr(self, name, None)
             if old != new:
                 size = self.sizes[name]
                 raise ValueError(
                     f"{layer!r} has {name}={old}, but the largest {name} of {size} is {new}; let the largest size be "
                     "that of the layer whose weights it takes"
                 )
-        mine, given = ({name for name, _ in module.named_parameters()} for module in (self, layer))
-        if mine != given:
-            different = ", ".join(sorted(mine ^ given))
+        mine, given = ({name: tuple(p.shape) for name, p in module.named_parameters()} for module in (self, layer))
+        if mine.keys() != given.keys():
+            different = ", ".join(sorted(mine.keys() ^ given.keys()))
             raise ValueError(
                 f"{layer!r} and nas.{type(self).__name__} differ in their parameters ({different}); give both the same "
                 "settings, and remove parametrizations first"
+            )
+        if name := next((name for name in mine if mine[name] != given[name]), ""):
+            raise ValueError(
+                f"{layer!r} has a {name} of shape {given[name]}, but the largest one of nas.{type(self).__name__} is "
+                f"{mine[name]}; let the largest sizes be those of the layer whose weights it takes"
             )
         theirs = dict(layer.named_modules())
         for path, module in self.named_modules():
