@@ -107,12 +107,11 @@ def test_an_extra_works_with_the_oldest_versions_that_it_allows(extra, install, 
 
 def test_numpy_is_all_that_the_core_needs(install):
     programs = install()
-    listed = command(
-        programs / "python", "-c", "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
-    )
+    program = "import importlib.metadata as m; print(*(d.name for d in m.distributions()))"
+    listed = command(programs / "python", "-c", program, folder=programs)
     assert sorted(listed.lower().split()) == ["asng", "numpy"]
-    assert command(programs / "asng", "--version") == f"asng {asng.__version__}\n"
-    said = command(programs / "asng", "digits", "search", ok=False)
+    assert command(programs / "asng", "--version", folder=programs) == f"asng {asng.__version__}\n"
+    said = command(programs / "asng", "digits", "search", folder=programs, ok=False)
     assert said.count("\n") == 1
     assert "pip install 'asng[experiments]'" in said
 
