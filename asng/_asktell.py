@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng._checks import MAX_CANDIDATES, as_float_array, as_losses, check_bool, check_int, take_list
+from asng._checks import MAX_CANDIDATES, as_float_array, as_int, as_losses, check_bool, check_int, take_list
 from asng._decoding import Space
 from asng._html import notebook, probability_bars, rows_table
 from asng._ragged import Array
@@ -253,14 +253,14 @@ class Optimizer(ABC):
             fits = len(name_sets) == n and all(
                 isinstance(names, Collection) and not isinstance(names, str) and len(names) >= 0 for names in name_sets
             )
-        except TypeError:  # not iterable, or an array without axes, a collection that has no length
+        except Exception:  # not iterable, or an array without axes, a collection that has no length
             fits = False
         if not fits:
             raise ValueError(f"active holds a set of names for each of the {n} candidates, got {active!r}")
         for name in chain.from_iterable(name_sets):
             if not isinstance(name, str) or name not in self._space.names:
                 raise ValueError(f"active names {name!r}, which is not in the space: {', '.join(self._space.names)}")
-        return np.array([[name in names for name in self._space.names] for names in name_sets], dtype=float)
+        return np.array([[name in names for name in self._space.names] for names in map(set, name_sets)], dtype=float)
 
     @property
     def population_size(self) -> int:
@@ -356,10 +356,10 @@ class Optimizer(ABC):
 
 
 def _generator(seed: Seed) -> np.random.Generator:
-    try:
-        return np.random.Generator(np.random.PCG64(seed))
-    except (TypeError, ValueError):
-        raise ValueError(f"seed must be an integer >= 0, a SeedSequence or None, got {seed!r}") from None
+    number = as_int(seed)  # NumPy itself would also take lists, and crash at one that holds itself
+    if not (seed is None or isinstance(seed, np.random.SeedSequence) or (number is not None and number >= 0)):
+        raise ValueError(f"seed must be an integer >= 0, a SeedSequence or None, got {seed!r}")
+    return np.random.Generator(np.random.PCG64(seed if number is None else number))
 
 
 def read_only_view(array: Array) -> Array:

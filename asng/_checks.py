@@ -23,7 +23,7 @@ def as_int(value: Any) -> int | None:
     """
     try:
         return None if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
+    except Exception:  # a user's number may raise anything
         return None
 
 
@@ -69,7 +69,7 @@ def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf
     """Return a float with gt < value <= max; ValueError names the argument."""
     try:
         number = float(value)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # a user's number may raise anything
         number = math.nan
     if not gt < number <= max:
         upper = "" if math.isinf(max) else f" and at most {max:g}"

@@ -83,10 +83,7 @@ class Lock:
         if locked:
             self._file = file
             _locks.add(self)
-            file.truncate(0)
-            since = time.strftime("%Y-%m-%d %H:%M:%S")
-            file.write(f"process {os.getpid()} on {os.uname().nodename} since {since}".encode())
-            file.flush()
+            self._sign(file)
             remove_leftovers(self._path.parent, self._names)
             return
         file.close()
@@ -95,6 +92,17 @@ class Lock:
             self._warn("its file system has no locks")
         else:
             raise ValueError(f"{self._guarded} is in use by {_holder(self._path)}; {self._cure}")
+
+    def _sign(self, file: BinaryIO) -> None:
+        """Write which process holds the lock."""
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        try:
+            with explain_full_disk(self._path):
+                file.truncate(0)
+                os.write(file.fileno(), f"process {os.getpid()} on {os.uname().nodename} since {since}".encode())
+        except OSError:
+            self.release()
+            raise
 
     def _warn(self, reason: str) -> None:
         warnings.warn(
@@ -127,6 +135,19 @@ def previous_path(path: Path) -> Path:
     'checkpoint.asng-previous.pt'
     """
     return path.with_name(f"{path.stem}{PREVIOUS}{path.suffix}")
+
+
+def as_path(given: Any, name: str) -> Path:
+    """A path; ValueError names the argument, and its value if it is none.
+
+    >>> as_path(5, "folder")
+    Traceback (most recent call last):
+    ValueError: folder must be a path, got 5
+    """
+    try:
+        return Path(given)
+    except TypeError:
+        raise ValueError(f"{name} must be a path, got {given!r}") from None
 
 
 def as_checkpoint_path(given: Any, example: str) -> Path:
@@ -252,7 +273,7 @@ def _differences(saved: Mapping[str, Any], current: Mapping[str, Any], prefix: s
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differences(one, other, f"{prefix}{name}.")
         elif one != other:
-            yield f"{prefix}{name}: {one} there, {other} here"
+            yield f"{prefix}{name}: {str(one)[:80]} there, {str(other)[:80]} here"
 
 
 def _temporary(path: Path) -> Path:

@@ -27,7 +27,10 @@ def read_bytes(path: Path) -> bytes:
     with open_regular(path) as file:
         if os.fstat(file.fileno()).st_size > MAX_BYTES:
             raise ValueError(f"{path} is larger than {MAX_BYTES:,} bytes; remove it, or use another path")
-        return file.read()
+        try:
+            return file.read()
+        except OSError as error:  # which names no file
+            raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def read_text(path: Path, cure: str) -> str:

@@ -223,6 +223,9 @@ class Family(ABC):
 
         Returns:
             Theta (size,), not yet projected.
+
+        Raises:
+            ValueError: These are no such parameters.
         """
 
 
@@ -246,7 +249,10 @@ class CategoricalFamily(Family):
     """
 
     def __init__(self, counts: Sequence[int]) -> None:
-        m = np.array(counts)
+        try:
+            m = np.array(counts)
+        except Exception:  # rows of several lengths, tensors that NumPy does not take
+            m = np.empty(0)
         if m.ndim != 1 or not m.size or m.dtype.kind not in "iu" or m.min() < 1 or m.max() > MAX_ITEMS:
             raise ValueError(f"counts must be a list of numbers of choices from 1 to {MAX_ITEMS:,}, got {counts!r}")
         m = m.astype(np.intp)  # smaller integers overflow below
@@ -396,7 +402,10 @@ class NormalFamily(Family):
         return [Normal(m, s) for m, s in zip(mean.tolist(), np.sqrt(var).tolist(), strict=True)]
 
     def encode(self, parameters: Sequence[Any]) -> Array:
-        mean, std = np.array(parameters, dtype=float).T
+        given = as_finite_array(parameters, "means and standard deviations")
+        if given.shape != (self.variables, 2):
+            raise ValueError(f"numbers have {self.variables} pairs of (mean, std), got {parameters!r}")
+        mean, std = given.T
         return np.concatenate((mean, mean * mean + std * std))
 
 

@@ -51,7 +51,7 @@ def rank_utilities(losses: Losses) -> Array:
     try:
         finite = np.where(np.isfinite(losses), losses, np.inf)
         n = finite.shape[-1]
-    except (TypeError, IndexError):  # no numbers, or a single one
+    except Exception:  # no numbers, or a single one
         n = 0
     if n < 2:
         raise ValueError(f"a ranking needs at least two losses, got {losses!r}")

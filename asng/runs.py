@@ -192,26 +192,27 @@ def nearest_path(path: Path) -> str:
     return nearest_path(path.parent) if path.parent != path else ""
 
 
-def settings_from_config(kind: type[Settings], config: Mapping[str, Any]) -> Settings:
-    """Settings from a run's configuration; lists become tuples. ValueError for those of another type."""
+def settings_from_config(kind: type[Settings], config: Mapping[str, Any], folder: Path) -> Settings:
+    """Settings from the configuration of the run in a folder; lists become tuples.
+
+    ValueError, which names the file, for those that are missing, of another type or out of their range.
+    """
     tuples = {name: tuple(value) if isinstance(value, list) else value for name, value in config.items()}
     try:
         given = {field.name: tuples[field.name] for field in fields(kind)}  # type: ignore[arg-type]
     except KeyError as error:
         made = f"asng {config.get('version', 'of another version')}"
         raise ValueError(
-            f"the run was made by {made}, without the setting {error}, and this is asng {__version__}; "
+            f"the run in {folder} was made by {made}, without the setting {error}, and this is asng {__version__}; "
             f"do this with {made}, or run it again"
         ) from None
-    check_config(kind, given)
-    return kind(**given)
-
-
-def check_config(kind: type, config: Mapping[str, Any]) -> None:
-    """Raise ValueError for settings in a run's configuration that are not of their types."""
-    for name, hint in get_type_hints(kind).items():
-        if name in config and (fault := mismatch(config[name], hint)):
-            raise ValueError(f"{CONFIG} of the run is damaged ({name} {fault}); run it again in another folder")
+    try:
+        for name, hint in get_type_hints(kind).items():
+            if name in given and (fault := mismatch(given[name], hint)):
+                raise ValueError(f"{name} {fault}")
+        return kind(**given)
+    except ValueError as error:
+        raise ValueError(f"{folder / CONFIG} is damaged ({error}); run it again in another folder") from None
 
 
 def write_json(path: Path, data: Any) -> None:

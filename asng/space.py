@@ -19,11 +19,13 @@ import numpy as np
 
 from asng._checks import as_finite_array, as_float, as_int, check_bool, check_bounds, take_list
 from asng._ragged import Array
+from asng._untrusted import shorten
 from asng.families import Bounds, CategoricalFamily, Choices, Family, Joint, Normal, NormalFamily
 
 MAX_EXACT_INT = 2**53  # the largest integers that float64 holds without gaps
 STD_MIN_INTEGER = 0.25  # supplement C
 STD_MIN_REAL = 1e-3  # of the range
+DRAW = "a raw draw must be a number"
 
 
 class Variable(ABC):
@@ -54,6 +56,9 @@ class Variable(ABC):
 
         Returns:
             The value that is evaluated.
+
+        Raises:
+            ValueError: It is no number that the family draws.
         """
 
     @abstractmethod
@@ -84,6 +89,9 @@ class Variable(ABC):
 
         Returns:
             The natural logarithm of the probability; 0, the default, for real numbers, which have densities instead.
+
+        Raises:
+            ValueError: The variable does not contain the value, or these are no parameters of its distribution.
         """
         return 0.0
 
@@ -140,6 +148,9 @@ class Variable(ABC):
 
         Returns:
             Probabilities of the choices (choices,), or `Normal(mean, std)`.
+
+        Raises:
+            ValueError: These are no such parameters.
         """
 
     def index(self, value: Any) -> int:
@@ -210,7 +221,10 @@ class Categorical(Variable):
         return Choices(len(self.choices))
 
     def decode(self, x: float) -> Any:
-        return self.choices[int(x)]
+        number = as_float(x, DRAW)
+        if not 0 <= number < len(self.choices):
+            raise ValueError(f"{DRAW}, here from 0 to below {len(self.choices)}, got {x!r}")
+        return self.choices[int(number)]
 
     def contains(self, value: Any) -> bool:
         return _find(self.choices, value) is not None
@@ -219,7 +233,11 @@ class Categorical(Variable):
         return self.choices
 
     def log_prob(self, parameters: Any, value: Any) -> float:
-        return math.log(parameters[self.index(value)])
+        position = self.index(value)
+        try:
+            return math.log(parameters[position])
+        except Exception:
+            raise ValueError(f"{self} has one probability above 0 for each choice, got {parameters!r}") from None
 
     def from_json(self, data: Any) -> Any:
         try:
@@ -244,7 +262,7 @@ class Categorical(Variable):
         return probabilities
 
     def to_external(self, parameters: Any) -> Array:
-        return np.array(parameters)
+        return as_finite_array(parameters, "probabilities")
 
 
 @dataclass(frozen=True)
@@ -285,6 +303,8 @@ class Integer(Variable):
         return Bounds(self.low, self.high, STD_MIN_INTEGER)
 
     def decode(self, x: float) -> int:
+        if type(x) is not float:
+            x = as_float(x, DRAW)
         return round(min(max(x, self.low), self.high))  # half to even
 
     def contains(self, value: Any) -> bool:
@@ -295,7 +315,9 @@ class Integer(Variable):
 
     def log_prob(self, parameters: Any, value: Any) -> float:
         # Of the normal numbers that are clipped and rounded to the value.
-        normal = NormalDist(*parameters)
+        if not self.contains(value):
+            raise _outside(self, value)
+        normal = NormalDist(*_as_normal(parameters))
         below = 0.0 if value == self.low else normal.cdf(value - 0.5)
         above = 1.0 if value == self.high else normal.cdf(value + 0.5)
         return math.log(max(above - below, 1e-300))
@@ -304,7 +326,7 @@ class Integer(Variable):
         return _normal(prior, self.low, self.high)
 
     def to_external(self, parameters: Any) -> Normal:
-        return Normal(*map(float, parameters))
+        return _as_normal(parameters)
 
 
 @dataclass(frozen=True)
@@ -343,7 +365,11 @@ class Real(Variable):
         object.__setattr__(self, "half", (high - low) / 2)
 
     def decode(self, x: float) -> float:
+        if type(x) is not float:
+            x = as_float(x, DRAW)
         if not -1 < x < 1:
+            if math.isnan(x):
+                raise ValueError(f"{DRAW}, got {x}")
             return self.low if x < 0 else self.high
         scaled = min(self.center + self.half * x, self._to_scale(self.high))  # so that exp cannot overflow
         return min(max(math.exp(scaled) if self.log else scaled, self.low), self.high)
@@ -363,8 +389,8 @@ class Real(Variable):
         return Normal((self._to_scale(mean) - self.center) / self.half, std / self.half)
 
     def to_external(self, parameters: Any) -> Normal:
-        mean, std = parameters
-        return Normal(self.decode(float(mean)), float(std) * self.half)
+        mean, std = _as_normal(parameters)
+        return Normal(self.decode(mean), std * self.half)
 
     def _to_scale(self, value: float) -> float:
         return math.log(value) if self.log else value
@@ -493,7 +519,10 @@ def describe(thing: Any) -> str:
             values = ", ".join(describe(getattr(thing, each.name)) for each in fields(thing) if each.init)
             return f"{type(thing).__name__}({values})"
         case tuple() | list():
-            return f"[{', '.join(map(describe, thing))}]"
+            try:
+                return f"[{', '.join(map(describe, thing))}]"
+            except RecursionError:
+                raise ValueError("a choice holds itself, or is nested too deeply; give a flat one") from None
         case Set():
             return f"{{{', '.join(sorted(map(describe, thing)))}}}"
         case np.ndarray():
@@ -514,11 +543,14 @@ def to_plain(value: Any) -> Any:
             pass
         case None | bool() | int() | float() | str():
             return value
-        case tuple() | list():
-            return [to_plain(item) for item in value]
-        case dict() if all(isinstance(key, str) for key in value):
-            return {key: to_plain(item) for key, item in value.items()}
-    raise ValueError(f"choices are saved as JSON, which holds names, numbers and lists of them, but not {value!r}")
+        case tuple() | list() | dict():
+            with suppress(RecursionError):  # it holds itself, or is nested too deeply
+                if not isinstance(value, dict):
+                    return [to_plain(item) for item in value]
+                if all(isinstance(key, str) for key in value):
+                    return {key: to_plain(item) for key, item in value.items()}
+    shown = shorten(value)
+    raise ValueError(f"choices are saved as JSON, which holds names, numbers and lists of them, but not {shown}")
 
 
 def _find(values: Sequence[Any], value: Any) -> int | None:
@@ -561,6 +593,15 @@ def _equal(first: Any, second: Any) -> bool:
         return bool(np.array_equal(first, second)) if hasattr(first, "shape") else bool(first == second)
     except Exception:  # they cannot be compared, so they are not the same
         return False
+
+
+def _as_normal(parameters: Any) -> Normal:
+    """Mean and standard deviation as floats."""
+    try:
+        mean, std = parameters
+        return Normal(float(mean), float(std))
+    except Exception:
+        raise ValueError(f"the parameters of a number are (mean, std), got {parameters!r}") from None
 
 
 def _normal(prior: Any, low: float, high: float) -> Normal:

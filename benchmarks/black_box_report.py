@@ -77,12 +77,15 @@ def _table(groups: dict[str, Group], at: dict[str, float]) -> str:
 def show_summary(rows: list[Row]) -> list[str]:
     """On how many problems of a kind each method is first or level with the first, of those that it was run on.
 
-    First is the lowest median. Level are those that a rank-sum test, one-sided at 5 %, cannot tell from it.
+    First is the lowest median. Level are those that a rank-sum test, one-sided at 5 %, cannot tell from it. Shorter
+    runs do not count, nor those of less than half of the seeds.
     """
     counts: dict[str, dict[str, list[bool]]] = {}
     for problem, group in groups_of(rows).items():
         at = 1000 if problem.startswith("mixint") else _most(group)
-        regrets = {m: [regret_at(row, at) for row in of] for m, of in group.items() if of[0]["evaluations"] >= at}
+        seeds = max(map(len, group.values()))
+        whole = {m: of for m, of in group.items() if of[0]["evaluations"] >= at and 2 * len(of) >= seeds}
+        regrets = {m: [regret_at(row, at) for row in of] for m, of in whole.items()}
         first = min(regrets.values(), key=np.median)
         for method, own in regrets.items():
             counts.setdefault(_kind(problem), {}).setdefault(method, []).append(not _is_higher(own, first))

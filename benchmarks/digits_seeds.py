@@ -92,7 +92,7 @@ def runs_in(folder: Path) -> list[Path]:
 
 def read_settings(folder: Path) -> digits.DigitsSettings:
     first = runs_in(folder)[0]
-    return settings_from_config(digits.DigitsSettings, read_config(first, "digits", needs=RESULTS))
+    return settings_from_config(digits.DigitsSettings, read_config(first, "digits", needs=RESULTS), first)
 
 
 # Tables.

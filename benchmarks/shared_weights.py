@@ -72,7 +72,7 @@ def load_task(data: Path | None, device: str) -> Cifar10:
 def load_search(folder: Path, data: Path | None, device: str) -> SearchJob:
     """A search as its checkpoint has it; once for each process."""
     config = read_config(folder, "cifar10", needs=CHECKPOINT)
-    settings = settings_from_config(Cifar10SearchSettings, config)
+    settings = settings_from_config(Cifar10SearchSettings, config, folder)
     job, _ = Checkpoint(folder / CHECKPOINT, config).restore(lambda: SearchJob(load_task(data, device), settings))
     return job
 

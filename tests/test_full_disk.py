@@ -48,6 +48,13 @@ def test_a_summary_that_does_not_fit_leaves_nothing_behind(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.parametrize("size", [0, 10])
+def test_a_folder_on_a_full_disk_is_named_and_not_locked(tmp_path, size):
+    with full_disk(size), pytest.raises(OSError, match=SAID.format(rf"{tmp_path}/(\.asng-lock|config\.json)")):
+        Run(tmp_path, {"seed": 0})
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_line_that_does_not_fit_is_dropped_when_the_run_continues(tmp_path):
     with Run(tmp_path, {}) as run:
         run.append({"n": 1})

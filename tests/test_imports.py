@@ -36,17 +36,19 @@ MAY_IMPORT["report"] = {
     "_html",
     "experiments",
     "runs",
+    "_checks",
     "_files",
     "_untrusted",
     "asng",
-}  # layouts; never torch
+}  # never torch
 MAY_IMPORT["plot"] = {"plot"}
 MAY_IMPORT["_files"] = {"_files", "_untrusted"}
 MAY_IMPORT["_untrusted"] = {"_untrusted"}
 MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files", "_untrusted"}
 MAY_IMPORT["_signals"] = {"_signals"}
 MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress", "_signals"}
-MAY_IMPORT["_blackbox"] |= {"_untrusted"}
+for room in ("_blackbox", "space"):
+    MAY_IMPORT[room] |= {"_untrusted"}
 MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_checks", "_environment", "_files", "_untrusted", "asng"}  # the package: its version
 MAY_IMPORT["_environment"] = {"_environment", "asng"}
@@ -144,7 +146,7 @@ def test_the_check_sees_a_room_that_reaches_upward(room, source):
 @pytest.mark.parametrize(
     ("room", "source"),
     [
-        ("cli", "from asng.experiments import toy\nimport tyro"),
+        ("cli", "from asng.experiments import toy\nimport rich"),
         ("experiments", "from asng.optimizer import asng_update\nfrom asng import runs"),
         ("nas", "import torch\nimport numpy as np"),
         ("optimizer", "import math\nimport numpy as np\nfrom asng.space import Space"),

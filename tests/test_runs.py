@@ -6,6 +6,7 @@ import platform
 import shutil
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -205,6 +206,10 @@ class Some:
     count: int = 3
     lr: float = 0.1
 
+    def __post_init__(self) -> None:
+        if self.count > 100:
+            raise ValueError(f"count must be at most 100, got {self.count}")
+
 
 def test_a_folder_says_what_it_is_and_gives_the_settings_back(tmp_path):
     there = make_config("cifar10", "search", Some(count=7))
@@ -212,7 +217,7 @@ def test_a_folder_says_what_it_is_and_gives_the_settings_back(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(there))
     (tmp_path / CHECKPOINT).touch()
     assert read_config(tmp_path, "cifar10", needs=CHECKPOINT) == there
-    assert settings_from_config(Some, there) == Some(count=7)
+    assert settings_from_config(Some, there, tmp_path) == Some(count=7)
 
 
 @pytest.mark.parametrize(
@@ -234,8 +239,14 @@ def test_a_folder_of_something_else_is_refused(tmp_path, there, message):
 
 @pytest.mark.parametrize("wrong", ["six", None, [1], {}, 1.5, True, 10**40])
 def test_settings_of_another_type_are_damaged(wrong):
-    with pytest.raises(ValueError, match=r"config\.json of the run is damaged \(count is .*, not int\); run it again"):
-        settings_from_config(Some, {"count": wrong, "lr": 0.1})
+    with pytest.raises(ValueError, match=r"^a/config\.json is damaged \(count is .*, not int\); run it again"):
+        settings_from_config(Some, {"count": wrong, "lr": 0.1}, Path("a"))
+
+
+def test_settings_out_of_their_range_are_damaged():
+    message = r"^a/config\.json is damaged \(count must be at most 100, got 101\); run it again in another folder"
+    with pytest.raises(ValueError, match=message):
+        settings_from_config(Some, {"count": 101, "lr": 0.1}, Path("a"))
 
 
 def test_settings_of_another_version_are_refused():
@@ -243,9 +254,9 @@ def test_settings_of_another_version_are_refused():
         rf"made by asng 0\.0\.7, without the setting 'lr', and this is asng {__version__}; do this with asng 0\.0\.7"
     )
     with pytest.raises(ValueError, match=message):
-        settings_from_config(Some, {"count": 3, "version": "0.0.7"})
+        settings_from_config(Some, {"count": 3, "version": "0.0.7"}, Path("a"))
     with pytest.raises(ValueError, match="do this with asng of another version, or run it again"):
-        settings_from_config(Some, {"count": 3})
+        settings_from_config(Some, {"count": 3}, Path("a"))
 
 
 # What a run was made with

@@ -1,6 +1,7 @@
 """Files that anybody may have written: regular ones alone, JSON, and values of a known shape."""
 
 import os
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 import pytest
@@ -88,3 +89,9 @@ def test_a_file_that_memory_cannot_hold_is_refused(tmp_path, monkeypatch):
     (tmp_path / "file").write_bytes(b"x" * 11)
     with pytest.raises(ValueError, match="file is larger than 10 bytes; remove it, or use another path"):
         read_bytes(tmp_path / "file")
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="a file of Linux")
+def test_a_file_that_cannot_be_read_is_named():
+    with pytest.raises(OSError, match=r"Input/output error: '/proc/self/mem'"):
+        read_bytes(Path("/proc/self/mem"))

@@ -26,9 +26,9 @@ class ExportCommand(OutputFlags):
     inpainting, or a search of digits; it need not be finished. Needs pip install 'asng[export]'.
 
     Examples:
-      asng export runs/digits-seed0                writes runs/digits-seed0/export
+      asng export runs/digits                      writes runs/digits/export
       asng export runs/cifar10-asng-seed0/retrain-seed0 --out cifar10-network
-      asng export runs/digits-seed0 --format json onnx --out digits-onnx
+      asng export runs/digits --format json onnx --out digits-onnx
     """
 
     run: Annotated[Path, Positional("RUN")]

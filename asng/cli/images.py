@@ -22,7 +22,7 @@ from asng.cli.terminal import (
 from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
-from asng.runs import ARCHITECTURE, CHECKPOINT, check_config, read_config
+from asng.runs import ARCHITECTURE, CHECKPOINT, read_config, settings_from_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,7 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     flags = parse_verb(task, "retrain", arguments, small=task.small_train)
     config = {} if flags.run is None else read_config(flags.run, task.name)
     if config.get("kind") == "search":
-        check_config(task.search_settings, config)
+        settings_from_config(task.search_settings, config, flags.run)  # before anything is made of them
     searched = {**vars(task.small_search if flags.small else task.search_settings()), **config}
     inherited = {name: getattr(flags.settings, name) or searched[name] for name in task.inherited}
     flags = replace(flags, settings=replace(flags.settings, **inherited))

@@ -94,7 +94,7 @@ def resume_images(
     flags = SimpleNamespace(where=where, **{name: started.get(name) is True for name in ("small", "tensorboard")})
     flags.capture = started.get("capture") is not False
     is_search = config["kind"] == "search"
-    settings = settings_from_config(task.search_settings if is_search else task.train_settings, config)
+    settings = settings_from_config(task.search_settings if is_search else task.train_settings, config, command.run)
     with progress_bar(task.loading) as progress:
         loaded = task.load(where, progress)
     print_lines(*loaded.describe_data(settings))
@@ -130,7 +130,12 @@ def resume_digits(
     from asng.cli.digits import search_in
     from asng.experiments.digits import DigitsSettings
 
-    search_in(settings_from_config(DigitsSettings, config), command.run, started.get("tensorboard") is True, outcome)
+    search_in(
+        settings_from_config(DigitsSettings, config, command.run),
+        command.run,
+        started.get("tensorboard") is True,
+        outcome,
+    )
 
 
 def resume_tuning(
@@ -140,7 +145,7 @@ def resume_tuning(
     from asng.cli.digits import tune_in
     from asng.experiments.digits_tuning import TuneSettings
 
-    tune_in(settings_from_config(TuneSettings, config), command.run, outcome)
+    tune_in(settings_from_config(TuneSettings, config, command.run), command.run, outcome)
 
 
 def resume_sweep(
@@ -151,4 +156,4 @@ def resume_sweep(
     from asng.experiments.toy import ToySettings
 
     workers = started.get("workers", ToySettings.workers)
-    sweep_in(settings_from_config(ToySettings, {**config, "workers": workers}), command.run, outcome)
+    sweep_in(settings_from_config(ToySettings, {**config, "workers": workers}, command.run), command.run, outcome)

@@ -68,7 +68,7 @@ def load_digits_run(folder: Path) -> Exportable:
     config = read_config(folder, "digits")
     if config.get("kind") != "search":
         raise ValueError(f"{folder} is an asng digits {config.get('kind')}; asng export takes asng digits search")
-    settings = settings_from_config(digits.DigitsSettings, config)
+    settings = settings_from_config(digits.DigitsSettings, config, folder)
     records = digits.read_results(folder) if (folder / RESULTS).exists() else []
     searched = next((record for record in records if record["kind"] == "search"), None)
     seed, data = settings.seed, digits.load_split(settings.seed)

@@ -107,10 +107,11 @@ def load_trained(task: Task, folder: Path, config: Mapping[str, Any]) -> Trained
     """The network of a run so far; that of a search has its own batch statistics."""
     checkpoint = Checkpoint(folder / CHECKPOINT, config)
     if config.get("kind") == "search":
-        settings = settings_from_config(task.search_settings, config)
+        settings = settings_from_config(task.search_settings, config, folder)
         search_job, steps = checkpoint.restore(lambda: SearchJob(task, settings))
         found = search_job.load_result(folder)
         return Trained(search_job.network(found), found, steps)
-    train_settings, values = settings_from_config(task.train_settings, config), from_dict(config.get("architecture"))
+    train_settings = settings_from_config(task.train_settings, config, folder)
+    values = from_dict(config.get("architecture"))
     train_job, steps = checkpoint.restore(lambda: TrainJob(task, train_settings, values))
     return Trained(train_job.model, values, steps)

@@ -262,10 +262,10 @@ def run(
     `callback` is that of `nas.search`.
     """
     with Run(folder, make_config("digits", "search", settings), flags=flags) as run:
-        _read_records(run, settings)  # before anything that takes long
+        read_records(run, settings)  # before anything that takes long
         with _one_thread():
             _one_seed(settings, run, progress, callback)
-        of_seed = [record for record in _read_records(run, settings) if record["seed"] == settings.seed]
+        of_seed = [record for record in read_records(run, settings) if record["seed"] == settings.seed]
         summary = summarize(settings, of_seed)
         write_json(run.folder / SUMMARY, summary)
         write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
@@ -274,11 +274,11 @@ def run(
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
     """The records of a run that is finished; ValueError for damaged ones."""
-    settings = settings_from_config(DigitsSettings, read_config(folder, "digits", needs=RESULTS))
+    settings = settings_from_config(DigitsSettings, read_config(folder, "digits", needs=RESULTS), folder)
     return _check_records(folder, read_json_lines(folder / RESULTS, "delete the folder"), settings)
 
 
-def _read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
+def read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
     """The finished records; ValueError for any that no run of these settings writes."""
     return _check_records(run.folder, run.results(), settings)
 
@@ -324,7 +324,7 @@ def _one_seed(settings: DigitsSettings, run: Run, progress: Progress, callback: 
     """Search; then train the result and the baselines, all that the run has no record of."""
     seed = settings.seed
     data = load_split(seed)
-    done = [record for record in _read_records(run, settings) if record["seed"] == seed]
+    done = [record for record in read_records(run, settings) if record["seed"] == seed]
     if not done:
         checkpoint = Checkpoint(checkpoint_path(run.folder, seed), run.config, Metrics(run))
         result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)

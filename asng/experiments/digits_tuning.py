@@ -162,7 +162,7 @@ def run(
     as it was. `flags` are kept by the run, as what it was started with.
     """
     with Run(folder, make_config("digits", "tune", settings), flags=flags) as run, _one_thread():
-        done = _read_records(run, settings)
+        done = read_records(run, settings)
         data, trials = load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
         finished = list(trials)
 
@@ -190,7 +190,12 @@ def run(
         if untuned is None:
             untuned = search(settings, UNTUNED, data, lambda losses: False, "untuned")
             run.append(untuned)
-        tuned = min((each for each in trials if len(each["losses"]) == settings.epochs), key=lambda each: each["loss"])
+        whole = [trial for trial in trials if len(trial["losses"]) == settings.epochs]
+        if not whole:
+            raise ValueError(
+                f"none of the {len(trials)} trials in {run.folder} ran to its end; give more --trials and another --out"
+            )
+        tuned = min(whole, key=lambda trial: trial["loss"])
         for number, (kind, trial) in enumerate({"train tuned": tuned, "train untuned": untuned}.items(), start=1):
             progress((settings.trials + number) / (settings.trials + 3))
             if kind not in [record["kind"] for record in done]:
@@ -218,7 +223,7 @@ def _minimize(evaluate: Callable[[Hyper], float], settings: TuneSettings) -> Non
         raise failure.args[0] from None
 
 
-def _read_records(run: Run, settings: TuneSettings) -> list[dict[str, Any]]:
+def read_records(run: Run, settings: TuneSettings) -> list[dict[str, Any]]:
     """The finished records; ValueError for any that no run of these settings writes."""
     records, space = run.results(), nas.space_of(Net())
     order = ["trial"] * settings.trials + ["untuned", "train tuned", "train untuned"]
@@ -227,6 +232,8 @@ def _read_records(run: Run, settings: TuneSettings) -> list[dict[str, Any]]:
         fault = mismatch(record, Training if is_training else Trial)
         if not fault and record["kind"] != kind:
             fault = f"{record['kind']}, where {kind or 'nothing'} belongs"
+        if not fault and is_training and not 0 <= record["accuracy"] <= 1:
+            fault = f"an accuracy of {record['accuracy']}"
         if not fault and not is_training:
             if not 1 <= len(record["losses"]) <= settings.epochs or set(record["hyper"]) != set(SPACE):
                 fault = f"a trial of {len(record['losses'])} epochs and {', '.join(record['hyper'])}"

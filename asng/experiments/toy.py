@@ -181,12 +181,7 @@ def run(
     config = make_config("toy", "sweep", sweep)
     del config["workers"]  # does not change the results
     with Run(folder, config, flags={"workers": sweep.workers, **(flags or {})}) as run:
-        settings = settings_of(sweep)
-        reached = {}
-        for record in run.results():
-            if fault := _fault(record, sweep, settings):
-                raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
-            reached[Setting(*record["setting"])] = record["iterations"]
+        settings, reached = settings_of(sweep), read_records(run, sweep)
         missing = [setting for setting in settings if setting not in reached]
         # Long and short settings mixed, so that the first ones tell how long the rest will take.
         np.random.default_rng(0).shuffle(missing)
@@ -200,6 +195,16 @@ def run(
         write_json(run.folder / SUMMARY, summary)
         draw_sweep(summary, run.folder)
     return summary
+
+
+def read_records(run: Run, sweep: ToySettings) -> dict[Setting, list[int | None]]:
+    """The finished settings; ValueError for any that no run of this sweep writes."""
+    settings, reached = settings_of(sweep), {}
+    for record in run.results():
+        if fault := _fault(record, sweep, settings):
+            raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
+        reached[Setting(*record["setting"])] = record["iterations"]
+    return reached
 
 
 def _fault(record: dict[str, Any], sweep: ToySettings, settings: list[Setting]) -> str:

@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from typing import TypeVar
@@ -26,7 +27,7 @@ def run_parallel(
 ) -> Generator[tuple[Argument, Returned], None, None]:
     """Yield each task with its outcome, as they finish; close the generator to stop the workers.
 
-    Function and tasks must be picklable.
+    Function and tasks must be picklable. ChildProcessError: a worker was killed.
     """
     others = set(active_children())
     workers = max(1, min(workers, len(tasks)))
@@ -36,6 +37,11 @@ def run_parallel(
             futures = {executor.submit(function, task): task for task in tasks}
         for future in as_completed(futures):
             yield futures[future], future.result()
+    except BrokenProcessPool:
+        raise ChildProcessError(
+            "a worker process died, perhaps for lack of memory; the same command continues, with fewer --workers if "
+            "that is why"
+        ) from None
     finally:
         for worker in set(active_children()) - others:
             worker.kill()  # in the middle of a task, perhaps, which an executor would wait for

@@ -32,10 +32,14 @@ def fuse(model: Model) -> Model:
     Returns:
         The model.
 
+    Raises:
+        ValueError: It is no module.
+
     >>> model = fuse(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.MaxPool2d(2)))
     >>> type(model[1]) is BatchNorm2d, type(model[2]) is MaxPool2d
     (True, True)
     """
+    _check_model(model)
     for module in model.modules():
         if type(module) in FUSED and (type(module) is not nn.Sequential or is_separable(list(module))):
             module.__class__ = FUSED[type(module)]
@@ -51,9 +55,18 @@ def unfuse(model: Model) -> Model:
     Returns:
         The model.
 
+    Raises:
+        ValueError: It is no module.
+
     >>> type(unfuse(BatchNorm2d(4))) is nn.BatchNorm2d
     True
     """
+    _check_model(model)
     for module in model.modules():
         module.__class__ = PLAIN.get(type(module), type(module))
     return model
+
+
+def _check_model(model: Any) -> None:
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be an instance of torch.nn.Module, got {repr(model)[:80]}")

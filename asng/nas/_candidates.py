@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor, nn
 
+from asng._checks import as_float
 from asng.nas import _checkpoints, _distributed
 from asng.nas.decisions import Decision
 from asng.nas.supernet import Supernet
@@ -129,7 +130,7 @@ def to_score(returned: Any) -> Outcome:
     score, metrics = split_metrics(returned)
     try:
         if not isinstance(score, Tensor):
-            score = torch.tensor(float(score), dtype=torch.float64)
+            score = torch.tensor(as_float(score, "a score must be a number"), dtype=torch.float64)
         if score.numel() != 1 or score.is_complex():
             raise TypeError
     except (TypeError, ValueError):

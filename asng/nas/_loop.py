@@ -115,7 +115,12 @@ class Checkpoint:
     """The checkpoint file of a job, locked while the job runs."""
 
     def __init__(
-        self, path: Path, identity: Mapping[str, Any], records: Records | None = None, *, may_extend: bool = False
+        self,
+        path: Path,
+        identity: Mapping[str, Any],
+        records: Records | None = None,
+        *,
+        may_extend: bool = False,
     ) -> None:
         """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe.
 

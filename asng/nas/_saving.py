@@ -12,7 +12,7 @@ from torch import nn
 
 from asng import __version__
 from asng._asktell import Optimizer
-from asng._files import atomic_write, make_folder_for
+from asng._files import as_path, atomic_write, make_folder_for
 from asng.nas.architecture import to_dict
 from asng.nas.decisions import Decision, OneOf, Repeat
 
@@ -22,8 +22,11 @@ if TYPE_CHECKING:
 MAX_NODES = 2000  # of a tree of decisions; a larger one is left out
 
 
-def save_result(result: "SearchResult", folder: Path, settings: Mapping[str, Any], front: "Front | None") -> None:
+def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str, Any], front: "Front | None") -> None:
     """Write `SearchResult.save`'s files; the configuration comes last, so that a torn folder is no run."""
+    folder = as_path(given, "folder")
+    if not isinstance(settings, Mapping):
+        raise ValueError(f"settings must be a dict, such as {{'seed': 0}}, got {settings!r}")
     if (folder / "config.json").exists():
         raise ValueError(f"{folder} holds a run already; save the result in another folder")
     optimizer = result.arch_optimizer

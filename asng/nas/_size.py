@@ -300,7 +300,7 @@ def to_size(of: Any, what: str) -> Size:
 def require_int(number: Any) -> int:
     try:
         return operator.index(number)
-    except TypeError:
+    except Exception:  # a user's number may raise anything
         raise ValueError(f"a size is an integer or follows a decision, got {number!r}") from None
 
 

@@ -5,6 +5,8 @@ from typing import Any
 
 from torch import nn
 
+from asng._checks import check_int
+
 
 class Chain(nn.Sequential):
     """What a `Repeat` becomes: an `nn.Sequential` that passes further arguments on to each of its modules.
@@ -30,13 +32,16 @@ class Item(nn.Module):
     Args:
         index: The position, from 0.
 
+    Raises:
+        ValueError: It is no such integer.
+
     >>> Item(1)(["x", "y", "z"])
     'y'
     """
 
     def __init__(self, index: int) -> None:
         super().__init__()
-        self.index = index
+        self.index = check_int(index, "index", min=0)
 
     def forward(self, inputs: Sequence[Any]) -> Any:
         """Return the chosen input."""

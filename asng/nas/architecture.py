@@ -35,7 +35,7 @@ def from_dict(data: Any, space: Mapping[str, Variable] | None = None) -> dict[st
     values = dict(data["values"])
     if space is None:
         return values
-    if not isinstance(space, Mapping):
+    if not isinstance(space, Mapping) or not all(isinstance(variable, Variable) for variable in space.values()):
         raise ValueError(f"space must be a dict of names and variables, as space_of returns, got {shorten(space)}")
     check_names(values, space)
     return {name: _convert(variable.from_json, values[name], name) for name, variable in space.items()}

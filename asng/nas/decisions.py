@@ -232,7 +232,7 @@ class Pick(Decision):
 
     def forward(self, inputs: Sequence[Any]) -> Any:
         """Return the selected input."""
-        if not isinstance(inputs, Sized):
+        if not isinstance(inputs, Sized) or getattr(inputs, "ndim", 1) == 0:
             raise ValueError(
                 f"Pick {self.name!r} chooses from a list of {self.n} inputs, got a {type(inputs).__name__}"
             )

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, SupportsFloat
 
 from torch import nn
 
+from asng._checks import as_float
 from asng.nas import _distributed
 from asng.nas._candidates import FAILURES
 from asng.nas._devices import find_device
@@ -68,7 +69,7 @@ class Limit:
         if not bounds:
             raise ValueError(f"the limit of {self.name} has no bound; give at_most, at_least or both")
         for bound in bounds:
-            if not isinstance(bound, numbers.Real) or not -math.inf < bound < math.inf:
+            if not isinstance(bound, numbers.Real) or not math.isfinite(as_float(bound, "a bound must be a number")):
                 raise ValueError(f"the limit of {self.name} must be a finite number, got {bound!r}")
         if bounds != sorted(bounds):
             raise ValueError(f"no cost is {format_bounds(self)}, as the limit of {self.name} asks")
@@ -84,7 +85,11 @@ class Limit:
 
         Returns:
             The violation, relative to the absolute value of the bound unless that is 0; 0 where the limit is met.
+
+        Raises:
+            ValueError: The cost is no number.
         """
+        cost = as_float(cost, f"the cost of {self.name} must be a number")
         if math.isinf(cost):
             return math.inf
         above = 0.0 if self.at_most is None else (cost - self.at_most) / (abs(self.at_most) or 1.0)
@@ -252,7 +257,17 @@ class Costs:
 
         Args:
             state: What `state_dict()` returned.
+
+        Raises:
+            ValueError: The state is of other limits, or damaged; nothing is changed.
         """
+        try:
+            self.known, self._nearest = _distributed.broadcast_object(self._usable_part(state))
+        except Exception as error:  # anything may be in it
+            raise ValueError(f"the costs do not fit or are damaged ({type(error).__name__}: {error})") from None
+
+    def _usable_part(self, state: Mapping[str, Any]) -> tuple[dict[str, tuple[float, ...]], Any]:
+        """Costs of the same measures, and the nearest architecture, in a state that anybody may have written."""
         current = self.state_dict()
         pairs = zip(state["measures"], current["measures"], strict=True)
         same = [there is not None and there == here for there, here in pairs]
@@ -265,8 +280,7 @@ class Costs:
             nearest = values, tuple(map(float, costs))
             if not self._is_complete(nearest[1]):  # under raised limits
                 nearest = None
-        known = {key: costs for key, costs in known.items() if costs}
-        self.known, self._nearest = _distributed.broadcast_object((known, nearest))
+        return {key: costs for key, costs in known.items() if costs}, nearest
 
 
 def measure_all(supernet: Supernet, limits: Sequence[Limit], values: Values) -> tuple[float, ...]:

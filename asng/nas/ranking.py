@@ -1,6 +1,7 @@
 """After a search: scores of architectures with the shared weights, the best of the likely ones, and a Pareto front."""
 
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -147,12 +148,11 @@ def _shared_score(oneshot: OneShot, values: Values, batches: Any, judge: Judge, 
     return shared
 
 
-def _check_repeatable(*given: Any) -> None:
-    for batches in given:
-        if batches is not None:
-            check_batches(batches, "batches")
-        if isinstance(batches, Iterator):
-            kind = type(batches).__name__
+def _check_repeatable(batches: Any, recalibrate_on: Any) -> None:
+    for given in (batches,) if recalibrate_on is None else (batches, recalibrate_on):
+        check_batches(given, "batches")
+        if isinstance(given, Iterator):
+            kind = type(given).__name__
             raise ValueError(f"the batches are an iterator ({kind}), which ends after one architecture; pass a list")
 
 
@@ -197,7 +197,7 @@ def front(
     0.25   12          0.33         {'width': 4}
     """
     oneshot = oneshot_of(oneshot)
-    k = check_int(k, "k", min=1)
+    k = min(check_int(k, "k", min=1), sys.maxsize)  # more than there are anyway
     check_judge(judge)
     _check_repeatable(batches, recalibrate_on)
     if not isinstance(measures, (list, tuple)) or not measures:

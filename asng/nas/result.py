@@ -184,7 +184,7 @@ class SearchResult:
             front: What `front` returned for this result, to be shown.
 
         Raises:
-            ValueError: The folder holds a run already, or JSON cannot hold the settings.
+            ValueError: `folder` is no path or holds a run already, or JSON cannot hold the settings.
 
         >>> import tempfile, torch
         >>> from asng import ASNG, nas, report
@@ -195,7 +195,7 @@ class SearchResult:
         ...     nas.result(oneshot).save(f"{parent}/mine", {"seed": 0})
         ...     page = report.write([f"{parent}/mine"], f"{parent}/report.html").read_text()
         """
-        save_result(self, Path(folder), settings or {}, front)
+        save_result(self, folder, {} if settings is None else settings, front)
 
 
 def result(oneshot: OneShot, history: Sequence[Mapping[str, Any]] = ()) -> SearchResult:

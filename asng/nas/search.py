@@ -143,7 +143,7 @@ def search(
     >>> found.values, len(found.history)
     ({'act': 'relu'}, 5)
     """
-    epochs, progress = check_int(epochs, "epochs", min=1), check_bool(progress, "progress")
+    epochs, progress = check_int(epochs, "epochs", min=1, max=2**31 - 1), check_bool(progress, "progress")
     for name, batches in (("train_loader", train_loader), ("valid_loader", valid_loader)):
         _check_batches(name, batches, epochs)
     if callback is not None and not callable(callback):

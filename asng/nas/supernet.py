@@ -164,8 +164,15 @@ class Supernet:
 
         Returns:
             The modules, each once.
+
+        Raises:
+            ValueError: `predicate` is no function, or `root` no module.
         """
-        return walk(self.model if root is None else root, self._active_children, predicate)
+        if not callable(predicate):
+            raise ValueError(f"predicate must be a function (module) -> bool, got {predicate!r}")
+        root = self.model if root is None else root
+        check_module(root)
+        return walk(root, self._active_children, predicate)
 
     def _active_children(self, module: nn.Module) -> Iterable[nn.Module | None]:
         children = module._modules.values()
@@ -284,13 +291,17 @@ class Supernet:
             JSON with one entry for each decision; choices by their index, since they may be any object.
 
         Raises:
-            ValueError: A value is no choice of its decision.
+            ValueError: There is no value for a decision, or it is no choice of it.
 
         >>> from asng.nas import OneOf
         >>> Supernet(OneOf("act", {"relu": nn.ReLU(), "tanh": nn.Tanh()})).key({"act": "tanh"})
         '[1]'
         """
-        pairs = [(variable, values[name]) for name, variable in self.space.items()]
+        try:
+            pairs = [(variable, values[name]) for name, variable in self.space.items()]
+        except Exception:
+            check_values(values, self.space)  # says what is wrong
+            raise
         return json.dumps([value if v.values() is None else v.index(value) for v, value in pairs], default=repr)
 
 

@@ -4,7 +4,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from asng._files import atomic_write, make_folder_for
+from asng._checks import check_int
+from asng._files import as_path, atomic_write, make_folder_for
 from asng.report._page import Page
 from asng.report._read import RunData, limit_decisions, read_runs
 
@@ -34,7 +35,8 @@ def write(
         The path of the HTML file.
 
     Raises:
-        ValueError: There are no folders, one is no run, or the runs are too many for one page.
+        ValueError: There are no folders, one is no run, the runs are too many for one page, or an argument is of a
+            wrong type.
 
     >>> import json, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -47,14 +49,19 @@ def write(
     """
     if isinstance(folders, (str, os.PathLike)):
         raise ValueError(f"folders must be a list of folders, got {folders!r}; give [{folders!r}]")
-    runs = [run for folder in folders for run in read_runs(Path(folder))]
+    if not isinstance(folders, Iterable) or getattr(folders, "ndim", 1) == 0:
+        raise ValueError(f"folders must be a list of folders, got {folders!r}")
+    if reload_every is not None:
+        reload_every = check_int(reload_every, "reload_every", min=1)
+    page = as_path(path, "path")
+    runs = [run for folder in folders for run in read_runs(as_path(folder, "a folder of folders"))]
     if not runs:
         raise ValueError("there are no folders; give those of one or more runs")
     content = _render(runs, reload_every).encode()
-    make_folder_for(Path(path))
-    with atomic_write(Path(path)) as file:
+    make_folder_for(page)
+    with atomic_write(page) as file:
         file.write(content)
-    return Path(path)
+    return page
 
 
 def _render(runs: list[RunData], reload_every: int | None) -> str:

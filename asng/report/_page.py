@@ -220,7 +220,7 @@ def _switch(legend: str, kind: str, where: str, choices: Mapping[str, str]) -> H
 
 def _document(title: str, content: Html, data: Mapping[str, Any]) -> str:
     """The page around its content. The script is known by its hash: no other one runs, and nothing is loaded."""
-    style, script = ((files("asng.report") / name).read_text() for name in ("report.css", "report.js"))
+    style, script = ((files("asng.report") / name).read_text(encoding="utf-8") for name in ("report.css", "report.js"))
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-{digest}'"
     head = element(

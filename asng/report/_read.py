@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 from asng._html import clean
 from asng._untrusted import mismatch, parse_json, read_bytes, read_json
 from asng.experiments.cifar10.space import SPACE as CELL_SPACE
-from asng.runs import ARCHITECTURE, METRICS, RESULTS, SUMMARY, read_config
+from asng.runs import ARCHITECTURE, ENVIRONMENT, METRICS, RESULTS, SUMMARY, read_config
 
 Distribution = dict[str, dict[str, float]]  # per decision: probabilities by choice, or a mean and a std
 
 LENGTHS = ("epochs", "iterations")  # settings that say how long a run is, in epochs or in steps
 UNITS = ("step", "epoch", "checkpoint")  # fields of a record that say when it was written
-FOUND = {"accuracy": "test_accuracy", "parameters": "parameters"}  # of the training of what a search found
 MAX_POINTS = 2000  # of a front
 MAX_MEASURES = 8  # of a front
 MAX_SEEDS = 100  # of a folder
@@ -36,6 +35,7 @@ class RunData:
     values: dict[str, Any] = field(default_factory=dict)  # the architecture
     faults: tuple[str, ...] = ()  # damaged files
     part: str = ""  # of a folder with several seeds
+    environment: dict[str, Any] = field(default_factory=dict)  # of the newest start: versions, machine, command line
 
     @property
     def title(self) -> str:
@@ -117,8 +117,6 @@ def _one_seed(run: RunData, seed: int) -> RunData:
     summary = {name: value for name, value in found.items() if name not in ("seed", "kind", "most_likely")}
     if summary and "tree" in run.summary:
         summary["tree"] = run.summary["tree"]
-    trained: dict[str, Any] = next((each for each in results if each.get("kind") == "found"), {})
-    summary |= {to: trained[name] for name, to in FOUND.items() if name in trained}
     return replace(
         run,
         config={**run.config, "seed": seed},
@@ -155,7 +153,10 @@ def _read_run(folder: Path) -> RunData:
     summary = read(SUMMARY)
     values = read(ARCHITECTURE, "values") or _first_dict(summary.get("values"), whole.get("architecture"))
     records, results = (_read_lines(folder / name, faults) for name in (METRICS, RESULTS))
-    return RunData(folder, config, records, results, summary, evaluations, values, tuple(faults))
+    environment = (_read_lines(folder / ENVIRONMENT, faults) or [{}])[-1]
+    return RunData(
+        folder, config, records, results, summary, evaluations, values, tuple(faults), environment=environment
+    )
 
 
 def limit_decisions(run: RunData, count: int) -> RunData:

@@ -9,10 +9,11 @@ from asng.report._command import repeat_commands
 from asng.report._read import RunData, front_of, is_number
 
 HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown", "tree", "limits"}
-HIDDEN |= {"front", "seconds"}
+HIDDEN |= {"front", "seconds", "flags"}
 NOT_FINAL = {"seed", "epoch", "step", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
 FIRST = ("test", "valid", "score", "train", "parameters", "certainty", "probability", "seconds")  # beginnings of names
 LAST = ("largest_probability", "delta", "calibration_batches", "images_per_second", "feasible")
+FOUND = {"accuracy": "test_accuracy", "parameters": "parameters"}  # of the training of what a search found
 MAIN = ("accuracy", "psnr", "error", "loss", "score")  # of results: what is drawn
 MAX_ROWS, MAX_TILES, MAX_DOTS = 200, 7, 200
 
@@ -74,6 +75,8 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
     last = run.records[-1] if run.records else {}
     numbers = {name: value for name, value in last.items() if name not in NOT_FINAL and is_number(value)}
     numbers |= {name: value for name, value in run.summary.items() if name not in HIDDEN and is_number(value)}
+    for record in (record for record in run.results if record.get("kind") == "found"):
+        numbers |= {to: record[name] for name, to in FOUND.items() if is_number(record.get(name))}
     for name, evaluation in run.evaluations.items():
         ending = name.removeprefix("evaluation").removesuffix(".json")
         numbers |= {f"{key}{ending}": value for key, value in evaluation.items() if is_number(value)}
@@ -191,10 +194,14 @@ def settings_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
         seeds = {"seed": [run.config.get("seed") for run in members]} if len(members) > 1 else {}
         settings.append({n: v for n, v in {**members[0].config, **seeds}.items() if n != "architecture"})
     outcomes = [
-        {**{n: v for n, v in run.summary.items() if n not in HIDDEN}, "folder": str(run.folder)} for run in runs
+        {n: v for n, v in {**run.environment, **run.summary, "folder": str(run.folder)}.items() if n not in HIDDEN}
+        for run in runs
     ]
     titles = [run.title for run in runs]
-    parts = [_columns("setting", list(groups), settings, "Settings"), _columns("outcome", titles, outcomes, "Outcome")]
+    parts = [
+        _columns("setting", list(groups), settings, "Settings"),
+        _columns("outcome", titles, outcomes, "Outcome and machine"),
+    ]
     commands = repeat_commands(runs)
     repeat = [element("pre", element("code", command), tabindex="0") for command in commands]
     title = element("h3", "Commands that repeat the runs" if len(commands) > 1 else "Command that repeats the run")

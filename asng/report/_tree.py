@@ -76,6 +76,25 @@ def _group(names: Mapping[str, str], depth: int) -> list[Node]:
     return nodes
 
 
+def running_decisions(run: RunData) -> set[str]:
+    """The decisions in options and blocks that run."""
+    names, rest = set[str](), tree_of(run)
+    while rest:
+        node = rest.pop()
+        names.add(node.name)
+        value = run.values.get(node.name)
+        rest += [each for label, part in node.inside.items() if _runs(node, label, value) for each in part]
+    return names - run.inactive
+
+
+def _runs(node: Node, label: str, value: Any) -> bool:
+    """Whether an option or a block runs under the value of its decision."""
+    if not label:
+        return True
+    is_counted = node.range is not None and label.isdecimal() and is_number(value)
+    return int(label[:9]) <= value if is_counted else label == str(value)
+
+
 def draw_tree(run: RunData) -> Html:
     """The nested boxes."""
     return element("ul", *(_box(node, run) for node in tree_of(run)), class_="tree")
@@ -101,13 +120,11 @@ def _box(node: Node, run: RunData) -> Html:
 
 def _part(node: Node, label: str, nodes: list[Node], value: Any, run: RunData) -> Html:
     """What an option or a block holds; folded where it does not run."""
-    is_block = node.range is not None and label.isdecimal()
-    runs = not label or (int(label[:9]) <= value if is_block and is_number(value) else label == str(value))
     inner = element("ul", *(_box(each, run) for each in nodes), class_="tree")
-    title = f"block {label}" if is_block else label
+    title = f"block {label}" if node.range is not None else label
     if not label:
         return inner
-    if runs:
+    if _runs(node, label, value):
         return element("div", element("div", title, class_="soft"), inner, class_="part")
     return element("details", element("summary", f"{title}, not used"), inner, class_="part off")
 

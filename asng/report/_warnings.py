@@ -1,6 +1,6 @@
 """What a reader of a report should be warned of."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
 
@@ -9,12 +9,12 @@ from asng.experiments.cifar10.picture import STATES
 from asng.experiments.cifar10.space import CELL_KINDS, cell_inputs, cell_paths, effective_cells
 from asng.report._cells import is_cells
 from asng.report._read import MAX_NUMBER, RunData, is_number
+from asng.report._tree import running_decisions
 
 MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
 MIN_CERTAINTY = 0.9  # mean of the largest probabilities
 PARAMETER_FREE = {"identity", "none", "skip", "zero", "average", "max", "avg_pool", "max_pool", "avg_pool_3x3"}
 MAX_FREE = 0.8  # of the operations of a network or of a cell
-HALVES = ("train_", "valid_", "test_")  # beginnings of names whose numbers are null where they are not finite
 MIN_DECIDED = 0.5  # certainty of a search of unknown steps
 MIN_OPERATIONS = 3
 MAX_CELLS = 1000
@@ -27,13 +27,16 @@ def find_warnings(run: RunData) -> list[str]:
 
 def _not_finite(run: RunData) -> Iterator[str]:
     bad: dict[str, list[float]] = {}
+    known: set[str] = set()  # names that have had a number: null is NaN then, and not what was never measured
     for step, record in zip(run.steps, run.records, strict=True):
         for name, value in record.items():
-            is_loss = name == "score" or name.startswith(HALVES)
+            is_lost = value is None and name in known and record.get("feasible") != 0
             if name == "not_finite" and is_number(value) and value > 0:
                 bad.setdefault("losses", []).append(step)
-            elif (isinstance(value, float) and not abs(value) <= MAX_NUMBER) or (value is None and is_loss):
+            elif (isinstance(value, float) and not abs(value) <= MAX_NUMBER) or is_lost:
                 bad.setdefault(name.replace("_", " "), []).append(step)
+            if is_number(value):
+                known.add(name)
     for name, steps in bad.items():
         times = "once" if len(steps) == 1 else f"in {len(steps)} records"
         yield (
@@ -76,7 +79,7 @@ def _short(run: RunData) -> Iterator[str]:
 
 
 def _collapse(run: RunData) -> Iterator[str]:
-    for where, operations in _operations(run.values).items():
+    for where, operations in _operations(run).items():
         free = sum(operation in PARAMETER_FREE for operation in operations)
         if len(operations) >= MIN_OPERATIONS and free >= MAX_FREE * len(operations):
             yield (
@@ -85,12 +88,14 @@ def _collapse(run: RunData) -> Iterator[str]:
             )
 
 
-def _operations(values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The operations of a network, or of each of its cells."""
+def _operations(run: RunData) -> dict[str, list[str]]:
+    """The operations of a network that run, or those of each of its cells."""
+    values = run.values
     if is_cells(values):
         paths = {kind: cell_paths(values, kind) for kind in CELL_KINDS}
         return {f"{kind} cell": [op for pair in paths[kind] for _, op in pair] for kind in CELL_KINDS}
-    named = {name: value for name, value in values.items() if name.rpartition(".")[2].startswith("op")}
+    running = running_decisions(run)
+    named = {n: value for n, value in values.items() if n in running and n.rpartition(".")[2].startswith("op")}
     return {"network": [value for value in named.values() if isinstance(value, str)]}
 
 

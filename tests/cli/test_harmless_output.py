@@ -80,6 +80,14 @@ def test_a_terminal_of_another_encoding_shows_escapes():
     assert done.stderr.startswith(rb"asng: no command 'gr\xf6\xdfe'; asng has".replace(b"\xf6", b"\\xf6"))
 
 
+@pytest.mark.slow
+def test_a_report_is_written_where_the_locale_is_ascii(tmp_path):
+    (tmp_path / "config.json").write_text('{"experiment": "gr\\u00f6\\u00dfe"}')
+    done = start("report", str(tmp_path), LC_ALL="C", PYTHONUTF8="0", PYTHONCOERCECLOCALE="0")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "<h1>größe</h1>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_an_empty_argument_is_named_by_what_is_before_it():
     assert refusal("toy", "sweep", "--quick", "--out", "") == (
         "an argument is empty, behind '--quick --out'; give its value"

@@ -389,3 +389,7 @@ def test_a_search_on_real_faces(plain, tmp_path):
     first, second = records_of(tmp_path)
     assert second["train_loss"] < first["train_loss"]
     assert second["test_psnr"] > 9  # black images come to 6 dB
+
+
+def test_more_layers_than_memory_holds_are_refused():
+    assert refusal("inpainting", "search", "--layers", 1001) == "layers must be at most 1000, got 1001"

@@ -41,3 +41,31 @@ def test_scalars_of_numpy_are_numbers(tmp_path):
     for checkpoint in (None, tmp_path / "search.json"):
         assert minimize(loss, SPACE, **numpys, checkpoint=checkpoint, progress=False).history == expected.history
     assert minimize(loss, SPACE, **settings, checkpoint=checkpoint, progress=False).history == expected.history
+
+
+@pytest.mark.parametrize("seed", [[1, 2], [], (3,), "3", 1.5, -1, True, np.array([1]), {}])
+def test_a_seed_is_an_integer_a_seed_sequence_or_none(seed):
+    with pytest.raises(ValueError, match="seed must be an integer >= 0, a SeedSequence or None, got "):
+        ASNG(SPACE, seed=seed)
+
+
+def test_a_seed_that_holds_itself_is_refused_where_numpy_would_crash():
+    seed: list[Any] = []
+    seed.append(seed)
+    with pytest.raises(ValueError, match=r"seed must be .* got \[\[\.\.\.\]\]"):
+        ASNG(SPACE, seed=seed)  # type: ignore[arg-type]
+
+
+def test_a_choice_that_holds_itself_is_refused_where_it_is_saved():
+    choice: list[Any] = []
+    choice.append(choice)
+    variable = Categorical([choice, 2])
+    for save in (lambda: variable.to_json(choice), ASNG({"v": variable}).state_dict):
+        with pytest.raises(ValueError, match="choice"):
+            save()
+
+
+@pytest.mark.parametrize("x", [-1, 2, 10**400, np.inf, np.nan, None, "1", 1j])
+def test_a_raw_draw_of_no_choice_is_refused(x):
+    with pytest.raises(ValueError, match="a raw draw must be a number"):
+        Categorical(["a", "b"]).decode(x)

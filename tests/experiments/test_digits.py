@@ -3,6 +3,7 @@
 
 import json
 import math
+import shutil
 import signal
 from contextlib import closing
 from dataclasses import replace
@@ -203,6 +204,16 @@ def test_a_search_that_is_interrupted_goes_on_from_its_checkpoint(tmp_path, afte
         digits.search(settings, 3, data, interrupt, Checkpoint(tmp_path / "c.pt", identity))
     parted = digits.search(settings, 3, data, checkpoint=Checkpoint(tmp_path / "c.pt", identity))
     assert {**parted, "seconds": 0} == {**digits.search(settings, 3, data), "seconds": 0}
+
+
+@pytest.mark.slow
+def test_a_folder_that_is_removed_during_the_search_is_not_made_again(tmp_path):
+    def remove(*arguments, **options):
+        shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+    with pytest.raises(ValueError, match="run was removed while its run went on; start it again"):
+        digits.run(digits.DigitsSettings(epochs=2, training_epochs=1), tmp_path / "run", remove)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.long

@@ -30,28 +30,12 @@ import torch
 import asng
 from asng import _state, nas
 from asng.nas import _checkpoints
-from asng.runs import METRICS, Run, read_config, settings_from_config
-from tests.fuzz.mutations import SCALARS, mutate_bytes, mutate_json, odd_value
+from tests.fuzz.calls import fuzz_calls
+from tests.fuzz.mutations import SCALARS, SPACE, mutate_bytes, mutate_json, odd_value, refused
+from tests.fuzz.run_files import fuzz_face_caches, fuzz_json_files, fuzz_reports, fuzz_results
 
 Target = Callable[[Random, Path], bool]
 METHODS = (asng.ASNG, asng.SNG, asng.Adam, asng.RandomSearch)
-SPACE: dict[str, Any] = {
-    "op": asng.Categorical(["a", "b", "c"]),
-    "n": asng.Integer(1, 9),
-    "x": asng.Real(-1.0, 1.0),
-    "lr": asng.Real(1e-4, 1.0, log=True),
-}
-
-
-def refused(function: Callable[[], object]) -> bool:
-    """Whether a call is refused by a ValueError; any other error is a failure."""
-    try:
-        function()
-    except ValueError as error:
-        if not str(error):
-            raise AssertionError("a refusal without a word") from error
-        return True
-    return False
 
 
 def check_alive(optimizer: Any) -> None:
@@ -142,48 +126,6 @@ def fuzz_states(rng: Random, folder: Path) -> bool:
     return True
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """Settings of a run that is fuzzed."""
-
-    layers: int = 6
-    lr: float = 0.1
-    widths: tuple[int, ...] | None = (8, 16)
-
-
-def fuzz_json_files(rng: Random, folder: Path) -> bool:
-    """Mutated config.json, metrics.jsonl and architecture.json: refused by their names, or read in their shape."""
-    config = {"experiment": "toy", "kind": "sweep", **dataclasses.asdict(Settings())}
-    records = [{"epoch": number, "train_loss": 0.5} for number in range(1, 4)]
-    values = {"op": "a", "n": 3, "x": 0.5, "lr": 0.1}
-    with Run(folder, config, METRICS) as run:
-        for record in records:
-            run.append(record)
-    name = rng.choice(["config.json", METRICS, "architecture.json"])
-    if name == "architecture.json":
-        text = mutate_bytes(nas.to_json(values).encode(), rng)
-        read: dict[str, Any] = {}
-        if refused(lambda: read.update(nas.from_json(text.decode(errors="surrogateescape"), SPACE))):
-            return False
-        assert all(SPACE[variable].contains(value) for variable, value in read.items())
-        return True
-    path = folder / name
-    content = path.read_bytes()
-    if name == "config.json" and rng.random() < 0.5:
-        path.write_text(json.dumps(mutate_json(json.loads(content), rng)))
-    else:
-        path.write_bytes(mutate_bytes(content, rng))
-
-    def open_run() -> None:
-        settings_from_config(Settings, read_config(folder, "toy"))
-        with Run(folder, config, METRICS) as run:
-            run.results()
-            run.restore(records)
-            assert run.results() == records
-
-    return not refused(open_run)
-
-
 def loss(values: dict[str, Any]) -> float:
     return float(values["n"] + values["x"] ** 2 + (values["op"] != "b"))
 
@@ -254,7 +196,11 @@ TARGETS: dict[str, Target] = {
     "variables": fuzz_variables,
     "tell": fuzz_tell,
     "states": fuzz_states,
+    "calls": fuzz_calls,
     "json files": fuzz_json_files,
+    "results": fuzz_results,
+    "reports": fuzz_reports,
+    "caches of faces": fuzz_face_caches,
     "minimize checkpoints": fuzz_minimize_checkpoints,
     "checkpoints": fuzz_checkpoints,
 }

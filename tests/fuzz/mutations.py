@@ -1,13 +1,23 @@
-"""Hostile values, and mutations of bytes and of JSON."""
+"""Hostile values, mutations of bytes and of JSON, and what counts as a refusal."""
 
 import copy
 import itertools
 import math
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import numpy as np
 import torch
+
+import asng
+
+SPACE: dict[str, Any] = {
+    "op": asng.Categorical(["a", "b", "c"]),
+    "n": asng.Integer(1, 9),
+    "x": asng.Real(-1.0, 1.0),
+    "lr": asng.Real(1e-4, 1.0, log=True),
+}
 
 SCALARS: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 7, 2**63, -(2**63) - 1, 10**400, 0.0, -0.0, 0.5, 1e-320, 1e200, -1e308),
@@ -30,6 +40,17 @@ OBJECTS: tuple[Any, ...] = (
     *(torch.tensor(1.0), torch.tensor([1.0, 2.0]), torch.tensor(1.0, requires_grad=True), torch.tensor(1j)),
     *(torch.tensor(1.0, dtype=torch.bfloat16), torch.zeros(2, 2), torch.tensor(3), torch.float16),
 )
+
+
+def refused(function: Callable[[], object]) -> bool:
+    """Whether a call is refused by a ValueError; any other error is a failure."""
+    try:
+        function()
+    except ValueError as error:
+        if not str(error):
+            raise AssertionError("a refusal without a word") from error
+        return True
+    return False
 
 
 def odd_value(rng: Random) -> Any:

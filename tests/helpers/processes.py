@@ -48,7 +48,8 @@ if not hasattr(os, "fork"):
 
 # One process imports torch once and every other is a quick fork of it, in which no thread runs yet.
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["asng.nas", "torch._dynamo", "torch.distributed"])  # what optimizers import when used
+PRELOADED = ["asng.nas", "torch._dynamo", "torch.distributed"]  # what optimizers import when used
+context.set_forkserver_preload(PRELOADED)
 
 
 def start(target, *arguments):

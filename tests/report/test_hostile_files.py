@@ -77,6 +77,7 @@ def test_names_and_values_stay_text_wherever_they_stand(text, tmp_path):
     ]
     for run in runs:
         (run / "results.jsonl").write_text(json.dumps({"kind": text, text: 1.0}) + "\n")
+        (run / "environment.jsonl").write_text(json.dumps({"command": text, text: text}) + "\n")
     assert_harmless(write(tmp_path, *runs))
     assert_harmless(write(tmp_path, runs[0]))
 

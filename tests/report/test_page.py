@@ -198,6 +198,15 @@ def test_settings_seed_version_machine_and_command_are_given(seed0):
     assert "asng cifar10 search --population-size 2 --lr 0.025" in text
 
 
+def test_the_newest_start_is_given_with_its_versions_machine_and_command(tmp_path):
+    run = write_run(tmp_path / "run")
+    lines = [{"command": f"asng digits search {start}", "cpu": "Z80", "python": "3.11"} for start in ("old", "new")]
+    (run / "environment.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    text = write(tmp_path, run).text("Settings")
+    assert "command asng digits search new cpu Z80 python 3.11" in text
+    assert "search old" not in text
+
+
 def test_settings_in_which_runs_differ_are_marked(seeds):
     assert len(seeds.tags("mark")) >= 3  # their seeds
 

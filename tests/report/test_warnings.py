@@ -52,6 +52,13 @@ def test_numbers_that_json_could_not_hold_were_not_finite(tmp_path):
     assert "NaN or infinite score once, first at epoch 2" in text
 
 
+def test_numbers_that_were_not_measured_are_no_nan(tmp_path):
+    warmup = [{"epoch": 1, "train_loss": 1.0, "valid_loss": None}, {"epoch": 2, "train_loss": 1.0, "valid_loss": 1.0}]
+    assert warnings_of(tmp_path, None, warmup) == "Warnings None."
+    infeasible = [{"epoch": 1, "train_loss": 1.0, "feasible": 1.0}, {"epoch": 2, "train_loss": None, "feasible": 0.0}]
+    assert warnings_of(tmp_path / "limits", None, infeasible) == "Warnings None."
+
+
 def test_a_saved_search_that_ended_undecided_is_named(tmp_path):
     records = [{"epoch": 1, "train_loss": 1.0, "distribution": UNDECIDED}]
     assert "undecided: its certainty is 0.31" in warnings_of(tmp_path, None, records, summary={"certainty": 0.31})
@@ -79,6 +86,16 @@ def test_operations_without_parameters_are_a_collapse(tmp_path):
     assert "Warnings None." in warnings_of(tmp_path / "mixed", architecture=mixed)
     network = values_of(op1="identity", op2="identity", op3="max", op4="average", act="relu")
     assert "4 of 4 operations of the network" in warnings_of(tmp_path / "network", architecture=network)
+
+
+def test_operations_of_blocks_that_do_not_run_are_no_collapse(tmp_path):
+    tree = [{"name": "depth", "range": [1, 4], "inside": {str(n): [{"name": f"op{n}"}] for n in range(1, 5)}}]
+    values = {"op1": "conv", "op2": "identity", "op3": "identity", "op4": "identity"}
+    short = warnings_of(tmp_path, architecture=values_of(depth=1, **values), summary={"tree": tree})
+    assert short == "Warnings None."
+    values["op1"] = "max"
+    whole = warnings_of(tmp_path / "whole", architecture=values_of(depth=4, **values), summary={"tree": tree})
+    assert "4 of 4 operations of the network" in whole
 
 
 def test_inputs_and_cells_without_influence_are_named(tmp_path):

@@ -28,6 +28,7 @@ NUM_TEST_FACES = 200  # faces tested at each checkpoint; `evaluate` uses the who
 DEFAULT_MASK: Mask = "center"
 MASK_SEED = 0  # seed of the masks of test faces, the same for all runs
 MAX_SHOWN = 5  # images that could not be read
+MAX_LAYERS = 1000
 DROPS = (0.4, 0.8)  # shares of the training after which the learning rate is a tenth of what it was
 
 
@@ -72,6 +73,8 @@ class InpaintingSearchSettings(SearchSettings, IterationSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_settings(self, layers=2, population_size=2)
+        if self.layers > MAX_LAYERS:
+            raise ValueError(f"layers must be at most {MAX_LAYERS}, got {self.layers}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
+from asng._untrusted import shorten
 from asng.nas._size import AnySize, Size, check_fixed, map_sizes, to_sizes
 from asng.nas.decisions import Searchable
 
@@ -123,9 +124,15 @@ class ElasticLayer(Searchable):
         }
         fixed = {name: argument for name, argument in arguments.items() if name not in sizes}
         check_fixed(self.elastic, **fixed)
-        self.check_sizes(sizes, arguments)
         maxima = {name: map_sizes(lambda size: size.max, size) for name, size in sizes.items()}
-        super().__init__(**{**arguments, **maxima})
+        try:
+            self.check_sizes(sizes, arguments)
+            super().__init__(**{**arguments, **maxima})
+        except torch.OutOfMemoryError:
+            raise
+        except (TypeError, RuntimeError, LookupError, ArithmeticError, AssertionError) as error:  # torch's refusals
+            shown = ", ".join(f"{name}={shorten(argument)}" for name, argument in arguments.items())
+            raise ValueError(f"{type(self).__name__}({shown}) cannot be made: {str(error).splitlines()[0]}") from error
         self.sizes: dict[str, Any] = sizes
         self._any_size: Any = None
         for name, size in sizes.items():

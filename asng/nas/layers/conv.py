@@ -183,6 +183,8 @@ def _to_tuple(sizes: Any, axes: int) -> tuple[Any, ...]:
 
 def check_groups(channels: Size | AnySize, groups: Size) -> None:
     """Raise ValueError unless channels can always be split into groups, none larger than those of the largest layer."""
+    if groups.max < 1:
+        raise ValueError(f"groups must be at least 1, got {groups}")
     if isinstance(channels, AnySize):
         if groups.max > 1:
             raise ValueError(f"channels of any size, {channels}, cannot be split into groups={groups}")

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from asng._checks import check_bool
 from asng.nas._size import AnySize, check_fixed, remainder
 from asng.nas.decisions import SizeLike
 from asng.nas.layers._base import ElasticLayer, first
@@ -19,7 +20,7 @@ class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
     def __init__(self, num_features: SizeLike, *settings: Any, bias: bool) -> None:
         super().__init__(num_features, *settings)
         check_fixed(self.elastic, bias=bias)  # which older versions of torch do not have
-        if not bias:
+        if not check_bool(bias, "bias"):
             self.register_parameter("bias", None)
 
     def active_tensors(self) -> dict[str, Tensor | None]:
@@ -259,7 +260,7 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
     ) -> None:
         super().__init__(num_groups, num_channels, eps, affine, device, dtype)
         check_fixed(self.elastic, bias=bias)  # which older versions of torch do not have
-        if not bias:
+        if not check_bool(bias, "bias"):
             self.register_parameter("bias", None)
 
     def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
