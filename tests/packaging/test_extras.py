@@ -13,7 +13,7 @@ SMOKE = {
     "": """
 import asng
 result = asng.minimize(lambda v: v["n"], {"n": asng.Integer(0, 9)}, evaluations=30, seed=0)
-assert result.best.values == {"n": 0}, result
+assert result.values == {"n": 0}, result
 try:
     import asng.nas
 except ImportError as error:
@@ -39,7 +39,7 @@ if __name__ == "__main__":
         executor = client.get_executor(pure=False)
         space = {"n": asng.Integer(0, 9)}
         result = asng.minimize(lambda v: v["n"], space, evaluations=20, executor=executor, seed=0)
-        assert result.best.values["n"] <= 1, result
+        assert result.values["n"] <= 1, result
 """,
     "experiments": """
 import subprocess, sys
