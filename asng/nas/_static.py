@@ -5,8 +5,6 @@ from typing import Any
 
 from torch import nn
 
-from asng._checks import check_int
-
 
 class Chain(nn.Sequential):
     """What a `Repeat` becomes: an `nn.Sequential` that passes further arguments on to each of its modules.
@@ -41,7 +39,11 @@ class Item(nn.Module):
 
     def __init__(self, index: int) -> None:
         super().__init__()
-        self.index = check_int(index, "index", min=0)
+        if (
+            not isinstance(index, int) or isinstance(index, bool) or index < 0
+        ):  # nothing of the package is imported here
+            raise ValueError(f"index must be an integer of at least 0, got {index!r}")
+        self.index = index
 
     def forward(self, inputs: Sequence[Any]) -> Any:
         """Return the chosen input."""
