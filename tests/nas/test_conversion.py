@@ -225,7 +225,7 @@ class ElasticBatchNormAct2d(nas.ElasticLayer, BatchNormAct2d):
 
 
 def test_a_layer_of_another_library_with_a_forward_of_its_own_is_made_elastic():
-    layer = BatchNormAct2d(8, eps=1e-3, act_layer=nn.SiLU)
+    layer: Any = BatchNormAct2d(8, eps=1e-3, act_layer=nn.SiLU)
     made = ElasticBatchNormAct2d.from_torch(layer, num_features=Width("w", [4, 8]))
     select(made, {"w": 4})
     static = extract(copy.deepcopy(made))
