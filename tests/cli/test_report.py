@@ -68,13 +68,13 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path):
 def test_watching_writes_again_until_ctrl_c_and_then_a_page_that_rests(tmp_path):
     folder = write_run(tmp_path / "one", records=[{"epoch": 1, "train_loss": 0.5}])
     page = folder / "report.html"
-    program = f"import asng.cli.report as command; command.INTERVAL = 0.1\n{MAIN}"
+    program = f"import asng.cli.report as command; command.INTERVAL = 1\n{MAIN}"
     words = [sys.executable, "-c", program, "report", str(folder), "--watch"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == f"Report: {page}\n"
-        assert process.stdout.readline().startswith("It is written every 0.1 seconds")
-        assert json.loads(Page(page).code["data"])["reload"] == 0.1
+        assert process.stdout.readline().startswith("It is written every 1 seconds")
+        assert json.loads(Page(page).code["data"])["reload"] == 1
         write_run(folder, records=[{"epoch": epoch, "train_loss": 0.5} for epoch in (1, 2)])
         deadline = time.monotonic() + 60
         while "2 of 4 epochs" not in page.read_text() and time.monotonic() < deadline:
