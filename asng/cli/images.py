@@ -121,9 +121,9 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT retrain`."""
     flags = parse_verb(task, "retrain", arguments, small=task.small_train)
     config = {} if flags.run is None else read_config(flags.run, task.name)
-    if config.get("kind") == "search":
-        settings_from_config(task.search_settings, config, flags.run)  # before anything is made of them
     searched = {**vars(task.small_search if flags.small else task.search_settings()), **config}
+    if config.get("kind") == "search":
+        settings_from_config(task.search_settings, searched, flags.run)  # before anything is made of them
     inherited = {name: getattr(flags.settings, name) or searched[name] for name in task.inherited}
     flags = replace(flags, settings=replace(flags.settings, **inherited))
     differing = "".join(f"-{value}" for name, value in inherited.items() if config.get(name, value) != value)

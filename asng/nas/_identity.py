@@ -61,11 +61,9 @@ def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
 def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
     """Classes and lengths of data, without reading them; the number of workers is not compared."""
     dataset, sampler = getattr(batches, "dataset", None), getattr(batches, "sampler", None)
-    # Of a loader the sampler's: a loader that was asked for its own may complain later that a stream is longer.
-    counted = next(c for c in (getattr(batches, "batch_sampler", None), sampler, batches) if c is not None)
     return {
         "class": type(batches).__name__,
-        "batches": length_of(counted),
+        "batches": length_of(batches),
         "batch_size": _to_plain(getattr(batches, "batch_size", None)),
         "drop_last": _to_plain(getattr(batches, "drop_last", None)),
         "sampler": None if sampler is None else type(sampler).__name__,
@@ -76,8 +74,10 @@ def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
 
 def length_of(data: Any) -> int | None:
     """The number of batches or examples, or None if unknown."""
+    # Of a loader the sampler's: a loader that was asked for its own may complain later that a stream is longer.
+    samplers = (getattr(data, name, None) for name in ("batch_sampler", "sampler"))
     try:
-        return len(data)
+        return len(next((sampler for sampler in samplers if sampler is not None), data))
     except Exception:  # streams have none, and each says so in its own way
         return None
 

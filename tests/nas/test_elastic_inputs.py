@@ -109,7 +109,7 @@ def test_inputs_of_any_size_have_a_maximum_and_are_told_when_frozen():
             linear.build_static(in_channels)
     with pytest.raises(ValueError, match="any number of channels up to 4"):
         extract(nn.Sequential(linear, Width("w", 2, 3)), {"w": 2})
-    with pytest.raises(ValueError, match="told by its decisions"):
+    with pytest.raises(ValueError, match="follows its decisions"):
         nas.Linear(3, 2).build_static(in_channels=2)
     with pytest.raises(ValueError, match=r"AnySize\(8\), cannot be split into groups=2"):
         nas.Conv2d(nas.AnySize(8), 4, 3, groups=2)

@@ -71,7 +71,7 @@ def test_a_checkpoint_of_another_search_is_refused_by_name(tmp_path):
         "(max_grad_norm: 5.0 there, None here)": {"max_grad_norm": None},
         "(amp_dtype: None there, torch.bfloat16 here)": {"amp_dtype": torch.bfloat16},
         "(mask_inactive: False there, True here)": {"mask_inactive": True},
-        "(sync_batchnorm: None there, True here)": {"sync_batchnorm": True},
+        "(sync_batchnorm: False there, True here)": {"sync_batchnorm": True},
         "(train_loader.batches: 5 there, 6 here)": {"train_loader": batches(6, 1)},
         "(valid_loader.class: list there, tuple here)": {"valid_loader": tuple(batches(5, 2))},
     }

@@ -388,7 +388,7 @@ class Net(nn.Module):
     auxiliary head the result is a pair in training mode, its scores second.
 
     >>> net = Net(channels=4, cells=3)
-    >>> nas.select(net, {name: variable.choices[0] for name, variable in SPACE.items()})
+    >>> nas.select(net, {name: variable.choices[0] for name, variable in space.SPACE.items()})
     >>> net(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
