@@ -70,6 +70,7 @@ results: .venv/installed  ## tables and figures of docs/results.md, from the fil
 	$(BIN)/python benchmarks/digits_seeds.py results/digits
 	$(BIN)/python benchmarks/shared_weights.py --draw results/shared-weights --figures docs
 	$(BIN)/python benchmarks/nasbench201.py --draw results/nasbench201 --figure docs/nasbench201.png
+	$(BIN)/python benchmarks/black_box.py --draw results/black_box --figure docs/black_box.png
 
 # Without torch, whose builds for CPUs and GPUs come from several indexes, with sums and packages of their own.
 OF_CUDA := cuda-bindings cuda-toolkit nvidia-cudnn-cu13 nvidia-cusparselt-cu13 nvidia-nccl-cu13 nvidia-nvshmem-cu13 triton

@@ -121,7 +121,8 @@ def main() -> None:
             print(problem, flush=True)
     rows = read_rows(folder)
     tables = "\n\n".join([*show_summary(rows), *show(rows), *show_ratios(rows)])
-    (folder / "black_box.md").write_text(tables + "\n")
+    if options.draw is None:
+        (folder / "black_box.md").write_text(tables + "\n")
     print(f"\n{tables}")
     if options.figure:
         draw(rows, options.figure)
