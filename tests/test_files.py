@@ -297,6 +297,17 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     assert not (tmp_path / "file").is_symlink()
 
 
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def test_what_is_no_file_is_not_replaced(tmp_path, make):
+    make(tmp_path / "other")
+    before = (tmp_path / "other").stat()
+    message = "other is no file but a folder, a pipe or a device; give another path"
+    with pytest.raises(ValueError, match=message), atomic_write(tmp_path / "other") as file:
+        file.write(b"new")
+    assert (tmp_path / "other").stat().st_ino == before.st_ino
+    assert os.listdir(tmp_path) == ["other"]
+
+
 @pytest.mark.parametrize("linked", [False, True])
 def test_the_replaced_file_is_kept_also_if_its_names_are_one_file(tmp_path, linked):
     path, kept = tmp_path / "file", tmp_path / "kept"
