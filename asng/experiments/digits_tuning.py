@@ -218,9 +218,11 @@ def _minimize(evaluate: Callable[[Hyper], float], settings: TuneSettings) -> Non
             raise _Failure(error) from error
 
     try:
-        minimize(evaluate_or_end, SPACE, evaluations=settings.trials, seed=settings.seed, progress=False)
+        result = minimize(evaluate_or_end, SPACE, evaluations=settings.trials, seed=settings.seed, progress=False)
     except _Failure as failure:
         raise failure.args[0] from None
+    if result.stopped == "interrupted":  # which ends a tuning, too, instead of choosing among fewer trials
+        raise KeyboardInterrupt
 
 
 def read_records(run: Run, settings: TuneSettings) -> list[dict[str, Any]]:
