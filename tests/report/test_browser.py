@@ -233,6 +233,7 @@ def test_curves_can_be_seen_against_time(show):
 def test_numbers_are_there_as_a_table(show):
     loss = chart(show("small"), "Loss")
     loss.get_by_text("Numbers").click()
+    loss.locator("tbody tr").first.wait_for()  # filled when it was opened, which an event says later
     assert loss.locator("tbody tr").count() == 8
     assert loss.locator("tbody tr").last.locator("td").all_inner_texts() == ["480", "0.125", "0.25"]
 
