@@ -192,11 +192,11 @@ def atomic_write(path: Path, keep: Path | None = None) -> Iterator[BinaryIO]:
     """Give a file to write, which replaces `path` at the end; after an error `path` is as before.
 
     At every moment a whole file is at `path`, if there was one, also when the process is killed. `keep`: the name
-    under which the replaced file stays. A link at `path` is replaced, not followed; ValueError for a device, a pipe or
-    a folder, which a rename would remove.
+    under which the replaced file stays. A link at `path` is replaced, not followed; ValueError for a device, which
+    a rename would remove, and for a folder.
     """
-    if os.path.lexists(path) and not (path.is_symlink() or path.is_file()):
-        raise ValueError(f"{path} is no file but a folder, a pipe or a device; give another path")
+    if not path.is_symlink() and (path.is_char_device() or path.is_block_device() or path.is_dir()):
+        raise ValueError(f"{path} is no file but a folder or a device; give another path")
     temporary = _temporary(path)
     with explain_full_disk(path):
         file, _ = _open_locked(temporary, "xb")

@@ -297,11 +297,18 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     assert not (tmp_path / "file").is_symlink()
 
 
-@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=["pipe", "folder"])
+def make_device(path):
+    try:
+        os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 3))
+    except PermissionError:
+        pytest.skip("only root makes devices")
+
+
+@pytest.mark.parametrize("make", [make_device, os.mkdir], ids=["device", "folder"])
 def test_what_is_no_file_is_not_replaced(tmp_path, make):
     make(tmp_path / "other")
     before = (tmp_path / "other").stat()
-    message = "other is no file but a folder, a pipe or a device; give another path"
+    message = "other is no file but a folder or a device; give another path"
     with pytest.raises(ValueError, match=message), atomic_write(tmp_path / "other") as file:
         file.write(b"new")
     assert (tmp_path / "other").stat().st_ino == before.st_ino
