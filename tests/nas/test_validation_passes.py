@@ -112,6 +112,7 @@ def test_fewer_valid_batches_than_were_used_before_the_pause_are_noticed(tmp_pat
 
 
 def test_no_worker_of_an_unfinished_pass_stays_behind():
+    others = set(multiprocessing.active_children())  # of tests before
     valid = DataLoader(TensorDataset(*data(40)), batch_size=8, num_workers=1)
     run_search(train_loader=batches(3, 1), valid_loader=valid, epochs=1)  # three of five
-    assert multiprocessing.active_children() == []
+    assert set(multiprocessing.active_children()) <= others
