@@ -8,15 +8,20 @@ crash is dropped when the folder is opened again.
 import json
 import math
 import os
+import platform
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
+import numpy as np
+
 from asng import __version__
 from asng._checks import did_you_mean
-from asng._environment import describe_environment
 from asng._files import Lock, atomic_write, differences, explain_full_disk, make_folder_for
 from asng._untrusted import mismatch, read_bytes, read_json, read_json_lines
 
@@ -220,3 +225,37 @@ def write_json(path: Path, data: Any) -> None:
     text = json.dumps(data, indent=2, allow_nan=False) + "\n"
     with atomic_write(path) as file:
         file.write(text.encode())
+
+
+def describe_environment() -> dict[str, Any]:
+    """Versions, machine, command line and time of this process, as JSON holds them.
+
+    torch is asked only if it is loaded, and for GPUs only if they are in use, since both take time and memory.
+
+    >>> describe_environment()["numpy"] == np.__version__
+    True
+    """
+    described: dict[str, Any] = {
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "asng": __version__,
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": os.cpu_count(),
+    }
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        described |= {"torch": torch.__version__, "threads": torch.get_num_threads()}
+        if torch.cuda.is_initialized():
+            described |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return described
+
+
+def _cpu_name() -> str:
+    with suppress(OSError):  # there is none on other systems than Linux
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()

@@ -50,8 +50,7 @@ MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress", "_signals"}
 for room in ("_blackbox", "space"):
     MAY_IMPORT[room] |= {"_untrusted"}
 MAY_IMPORT["fused"] = {"fused"}
-MAY_IMPORT["runs"] = {"runs", "_checks", "_environment", "_files", "_untrusted", "asng"}  # the package: its version
-MAY_IMPORT["_environment"] = {"_environment", "asng"}
+MAY_IMPORT["runs"] = {"runs", "_checks", "_files", "_untrusted", "asng"}  # the package: its version
 for room in ("cli", "experiments", "nas"):
     MAY_IMPORT[room] |= {"_files", "_progress", "_untrusted"}
 MAY_IMPORT["nas"] |= {"fused", "_signals", "asng"}  # the package itself: its version
@@ -64,12 +63,11 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "fused": {"torch", "triton"},
     # and no command-line parsing
     "experiments": {"numpy", "torch", "matplotlib", "sklearn", "PIL", "pooch", "requests"},
-    "runs": set(),
+    "runs": {"numpy"},  # its version
     "_files": set(),
     "_untrusted": set(),
     "_signals": set(),
     "_json_checkpoint": set(),
-    "_environment": {"numpy"},
     "_progress": {"rich"},
     "report": {"numpy", "matplotlib", "jinja2"},
     "plot": {"numpy", "matplotlib"},
