@@ -9,9 +9,8 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from asng._asktell import Candidate, Optimizer, Seed
-from asng._black_box_defaults import black_box_optimizer, default_population_size
 from asng._checks import MAX_CANDIDATES, as_float, as_int, check_int
-from asng._covariance import CovarianceASNG
+from asng._covariance import CovarianceASNG, black_box_optimizer, default_population_size
 from asng._decoding import Space
 from asng._evaluation import Outcome
 from asng._ragged import Array

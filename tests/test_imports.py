@@ -15,7 +15,6 @@ PACKAGE = Path(__file__).parents[1] / "asng"
 CORE = [
     "minimize",
     "_blackbox",
-    "_black_box_defaults",
     "_covariance",
     "_evaluation",
     "baselines",

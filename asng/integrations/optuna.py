@@ -16,8 +16,8 @@ except ImportError as error:
     raise ImportError(f"asng.integrations.optuna needs Optuna 5 ({error}): pip install 'asng[optuna]'") from error
 
 from asng._asktell import Candidate
-from asng._black_box_defaults import capped_asng, default_population_size
 from asng._checks import check_int
+from asng._covariance import capped_asng, default_population_size
 from asng._ragged import Array
 from asng.optimizer import ASNG
 from asng.space import Categorical, Integer, Real, Variable

@@ -8,8 +8,15 @@ import numpy as np
 import pytest
 
 from asng import ASNG, Categorical, Custom, Integer, Real, minimize
-from asng._black_box_defaults import MAX_NUMBERS, black_box_optimizer
-from asng._covariance import CovarianceASNG, Moments, cma_update, rank_weights, rates_of
+from asng._covariance import (
+    MAX_NUMBERS,
+    CovarianceASNG,
+    Moments,
+    black_box_optimizer,
+    cma_update,
+    rank_weights,
+    rates_of,
+)
 from tests.helpers.small_space import Bounded
 
 MIXED: dict[str, Any] = {"op": Categorical(["a", "b", "c"]), "n": Integer(1, 9), "x": Real(-1, 1), "y": Real(1, 9)}

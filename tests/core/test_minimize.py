@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from asng import Categorical, EvaluationError, Integer, Normal, Optimizer, Real, minimize
-from asng._black_box_defaults import black_box_optimizer, capped_asng
 from asng._blackbox import BlackBox
+from asng._covariance import black_box_optimizer, capped_asng
 from asng._evaluation import Outcome
 from tests.helpers.trajectories import BLEND, LETTERS, inner, run
 
