@@ -18,8 +18,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar, get_type_hints
 
-import numpy as np
-
 from asng import __version__
 from asng._checks import did_you_mean
 from asng._files import Lock, atomic_write, differences, explain_full_disk, make_folder_for
@@ -232,7 +230,7 @@ def describe_environment() -> dict[str, Any]:
 
     torch is asked only if it is loaded, and for GPUs only if they are in use, since both take time and memory.
 
-    >>> describe_environment()["numpy"] == np.__version__
+    >>> describe_environment()["asng"] == __version__
     True
     """
     described: dict[str, Any] = {
@@ -240,7 +238,7 @@ def describe_environment() -> dict[str, Any]:
         "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         "asng": __version__,
         "python": platform.python_version(),
-        "numpy": np.__version__,
+        "numpy": sys.modules["numpy"].__version__,  # the core has loaded it
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "cpu": _cpu_name(),
         "cores": os.cpu_count(),

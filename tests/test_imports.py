@@ -62,7 +62,7 @@ THIRD_PARTY = {room: {"numpy"} for room in ("asng", *CORE)} | {
     "fused": {"torch", "triton"},
     # and no command-line parsing
     "experiments": {"numpy", "torch", "matplotlib", "sklearn", "PIL", "pooch", "requests"},
-    "runs": {"numpy"},  # its version
+    "runs": set(),
     "_files": set(),
     "_untrusted": set(),
     "_signals": set(),

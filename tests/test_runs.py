@@ -284,7 +284,7 @@ def test_every_start_adds_a_line_of_versions_machine_and_command(tmp_path, monke
 def test_another_environment_is_no_other_run_and_nothing_is_overwritten(tmp_path, monkeypatch):
     kept_in(tmp_path, {"a": 1})
     before = (tmp_path / "environment.jsonl").read_bytes()
-    monkeypatch.setattr("asng.runs.np.__version__", "99")
+    monkeypatch.setattr("numpy.__version__", "99")
     assert kept_in(tmp_path, {"b": 2}) == [{"a": 1}, {"b": 2}]
     assert (tmp_path / "environment.jsonl").read_bytes().startswith(before)
     assert [each["numpy"] for each in environment_of(tmp_path)] == [environment_of(tmp_path)[0]["numpy"], "99"]
