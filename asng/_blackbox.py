@@ -57,14 +57,6 @@ class Job:
     start: int
 
 
-class Origin(NamedTuple):
-    """Where an evaluation came from: the raw draw, the key of its values, the index of the optimizer that drew it."""
-
-    x: Array
-    key: Hashable
-    start: int
-
-
 class Judged(NamedTuple):
     """A candidate with all that ranks it, and the key of its values where it is feasible."""
 
@@ -117,7 +109,7 @@ class BlackBox:
             sequence = np.random.SeedSequence(sequence)
         self._entropy, self._spawn_key = _plain(sequence.entropy), tuple(sequence.spawn_key)
         self.history: list[Evaluation] = []
-        self._origins: list[Origin] = []  # of each evaluation
+        self._ended: list[Job] = []  # one for each evaluation
         listed = [variable.values() for variable in space.values()]
         self._n_values = math.inf if noisy else math.prod(math.inf if v is None else len(v) for v in listed)
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
@@ -156,7 +148,7 @@ class BlackBox:
     @property
     def best_optimizer(self) -> Optimizer:
         """The optimizer that found the lowest loss."""
-        return self.optimizer if self._best is None else self.optimizers[self._origins[self._best].start]
+        return self.optimizer if self._best is None else self.optimizers[self._ended[self._best].start]
 
     @property
     def exhausted(self) -> str:
@@ -204,24 +196,24 @@ class BlackBox:
         """Take the outcome of a job in; a whole population is told."""
         self.is_whole = False
         others = self.jobs.pop(job)
-        evaluation = Evaluation(job.candidate.values, outcome.loss, outcome.error)
         self.last_cause = outcome.cause
-        self._remember(evaluation, job.candidate.x, job.start)
+        evaluation = self._remember(job, outcome.loss, outcome.error)
         if job.start == len(self.optimizers) - 1:
             for candidate in (job.candidate, *others):
                 self._judge(candidate.x, outcome.loss, FEASIBLE, job.key)
         self.is_whole = True
         return evaluation
 
-    def _remember(self, evaluation: Evaluation, x: Array, start: int) -> None:
-        key = self._key(Candidate(evaluation.values, x))
-        total, count = self._losses.get(key, (0.0, 0))
-        self._losses[key] = total + evaluation.loss, count + 1
-        self.failures_in_row = 0 if math.isfinite(evaluation.loss) else self.failures_in_row + 1
-        if math.isfinite(evaluation.loss) and (self.best is None or evaluation.loss < self.best.loss):
+    def _remember(self, job: Job, loss: float, error: str) -> Evaluation:
+        total, count = self._losses.get(job.key, (0.0, 0))
+        self._losses[job.key] = total + loss, count + 1
+        self.failures_in_row = 0 if math.isfinite(loss) else self.failures_in_row + 1
+        if math.isfinite(loss) and (self.best is None or loss < self.best.loss):
             self._best = len(self.history)
+        evaluation = Evaluation(job.candidate.values, loss, error)
         self.history.append(evaluation)
-        self._origins.append(Origin(x, key, start))
+        self._ended.append(job)
+        return evaluation
 
     def _judge(self, x: Array, loss: float, violation: Violation, key: Hashable = None) -> None:
         self._judged.append(Judged(x, loss, violation, key))
@@ -251,10 +243,10 @@ class BlackBox:
         """
         if not self._elites:
             return []
-        start, n = len(self.optimizers) - 1, self._elite_age * self.optimizer.population_size
-        first = max(0, len(self._origins) - n)
+        recent = self._ended[-self._elite_age * self.optimizer.population_size :]
         known = {each.key for each in self._judged}
-        drawn = {each.key: each.x for each in self._origins[first:] if each.start == start and each.key not in known}
+        own = [job for job in recent if job.start == len(self.optimizers) - 1 and job.key not in known]
+        drawn = {job.key: job.candidate.x for job in own}
         best = sorted(drawn, key=self._mean_loss)[: self._elites]
         return [Judged(drawn[key], self._mean_loss(key), FEASIBLE, key) for key in best]
 
@@ -336,11 +328,11 @@ class BlackBox:
     def state_dict(self) -> dict[str, Any]:
         """All that later evaluations depend on, as JSON-safe values; what is in flight will be evaluated again."""
         flying = [c for job, others in self.jobs.items() for c in (job.candidate, *others)]
-        rows = zip(self.history, self._origins, strict=True)
+        rows = zip(self.history, self._ended, strict=True)
         return {
             "entropy": [self._entropy, list(self._spawn_key)],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "history": [[origin.x.tolist(), origin.start, _to_json(e.loss), e.error] for e, origin in rows],
+            "history": [[job.candidate.x.tolist(), job.start, _to_json(e.loss), e.error] for e, job in rows],
             "queue": [candidate.x.tolist() for candidate in (*flying, *self._queue)],
             "judged": [
                 [each.x.tolist(), _to_json(each.loss), list(map(_to_json, each.violation))] for each in self._judged
@@ -361,7 +353,7 @@ class BlackBox:
             if not 0 <= start < len(self.optimizers):
                 raise ValueError(f"an evaluation of start {start}, of which there are {len(self.optimizers)}")
             candidate = self._candidate(x)
-            self._remember(Evaluation(candidate.values, _from_json(loss), error), candidate.x, start)
+            self._remember(Job(candidate, self._key(candidate), start), _from_json(loss), error)
         self._queue.extend(map(self._candidate, state["queue"]))
         for x, loss, (first, second) in state["judged"]:
             candidate, violation = self._candidate(x), (first, _from_json(second))
