@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
 from traceback import clear_frames
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from asng._checks import as_float
 
@@ -48,20 +48,11 @@ def failure(error: BaseException) -> Outcome:
     return Outcome(math.inf, f"{name}: {text}"[:MAX_TEXT] if text else name, error)
 
 
-class Evaluator(Protocol[Job]):
-    """Takes jobs while `has_room`; `wait` returns those that are done, at least one. Both may raise ExecutorLost."""
+class Evaluator(Generic[Job]):
+    """One evaluation after the other, in this process.
 
-    def has_room(self) -> bool: ...
-
-    def submit(self, job: Job, values: Values) -> None: ...
-
-    def wait(self) -> list[tuple[Job, Outcome]]: ...
-
-    def close(self) -> None: ...
-
-
-class InProcess(Generic[Job]):
-    """One evaluation after the other."""
+    It takes jobs while `has_room`; `wait` returns those that are done, at least one. Both may raise ExecutorLost.
+    """
 
     def __init__(self, f: Callable[[Values], Any]) -> None:
         self._f = f
@@ -98,7 +89,7 @@ class Flight(Generic[Job]):
     started: float | None = None  # when it was first seen running; some executors never say
 
 
-class InExecutor(Generic[Job]):
+class InExecutor(Evaluator[Job]):
     """As many evaluations at a time as there are workers, or as `slots` says where the executor does not.
 
     A dead worker breaks a pool of processes and everything in flight with it. The pool is made again, and the
@@ -112,12 +103,12 @@ class InExecutor(Generic[Job]):
         self, f: Callable[[Values], Any], executor: Executor, *, slots: int, timeout: float | None = None
     ) -> None:
         workers = getattr(executor, "_max_workers", None)  # of both executors of the standard library
-        self._f, self._executor, self._timeout = f, executor, timeout
+        super().__init__(f)
+        self._executor, self._timeout = executor, timeout
         self._slots = workers if isinstance(workers, int) and workers > 0 else slots
         self._flights: dict[Future[Any], Flight[Job]] = {}
         self._suspects: deque[Flight[Job]] = deque()  # one of them broke the executor
         self._hung: list[Future[Any]] = []  # given up, but each still occupies a worker
-        self._rejected: list[tuple[Job, Outcome]] = []  # by the executor
         self._isolating = False
         self._last_sign = time.monotonic()  # of life: when an evaluation ended
         self._replaced = False
@@ -141,8 +132,7 @@ class InExecutor(Generic[Job]):
             if self._suspects and not self._flights and self._lost is None:
                 self._isolating = True
                 self._start(self._suspects.popleft())
-            done = [*self._rejected, *self._collect()] or self._time_out()
-            self._rejected = []
+            done = [*super().wait(), *self._collect()] or self._time_out()
             if done:
                 self._last_sign = time.monotonic()
                 self._isolating = self._isolating and bool(self._flights)
@@ -169,7 +159,7 @@ class InExecutor(Generic[Job]):
         except RuntimeError as error:  # it was shut down
             raise ExecutorLost(str(error)) from error
         except Exception as error:  # some executors serialize at once
-            self._rejected.append((flight.job, failure(error)))
+            self._done.append((flight.job, failure(error)))
             return
         flight.submitted, flight.started = time.monotonic(), None
         self._flights[future] = flight

@@ -13,7 +13,7 @@ import numpy as np
 from asng._asktell import Optimizer, Seed
 from asng._blackbox import BlackBox, Evaluation, Job, Limits
 from asng._checks import check_bool, check_float, check_int
-from asng._evaluation import Evaluator, ExecutorLost, InExecutor, InProcess
+from asng._evaluation import Evaluator, ExecutorLost, InExecutor
 from asng._progress import Progress, no_progress, progress_bar
 from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
@@ -156,7 +156,7 @@ def minimize(
     )
     if target is not None:
         target = check_float(target, "target", gt=-float("inf"))
-    evaluator: Evaluator[Job] = InProcess(f)
+    evaluator: Evaluator[Job] = Evaluator(f)
     if executor is not None:
         timeout = None if timeout is None else check_float(timeout, "timeout")
         evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
