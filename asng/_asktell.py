@@ -300,15 +300,9 @@ class Optimizer(ABC):
 
     def _repr_html_(self) -> str:
         """The distribution as a table, for notebooks."""
-        rows: list[tuple[Any, ...]] = [("variable", "distribution")]
-        mode = self.mode()
-        for name, parameters in self.distribution().items():
-            fields: dict[Any, float] = getattr(parameters, "_asdict", dict)()  # of a number
-            if isinstance(parameters, np.ndarray):
-                fields = dict(zip(self.space[name].values() or (), parameters.tolist(), strict=False))
-            bars = probability_bars({str(key): number for key, number in fields.items()}, mode[name])
-            rows.append((name, bars or str(parameters)))
-        return notebook(rows_table(rows))
+        mode, now = self.mode(), describe_distribution(self)
+        rows = [(name, probability_bars(parameters, mode[name])) for name, parameters in now.items()]
+        return notebook(rows_table([("variable", "distribution"), *rows]))
 
     @property
     def theta(self) -> Array:
@@ -366,3 +360,25 @@ def read_only_view(array: Array) -> Array:
     view = array.view()
     view.flags.writeable = False
     return view
+
+
+def describe_distribution(optimizer: Optimizer) -> dict[str, Any]:
+    """The distribution as plain numbers: for each variable the probabilities by choice, or a mean and a std.
+
+    >>> from asng import ASNG, Categorical, Integer
+    >>> describe_distribution(ASNG({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)}))
+    {'act': {'relu': 0.5, 'tanh': 0.5}, 'depth': {'mean': 2.0, 'std': 1.0}}
+    """
+    described: dict[str, Any] = {}
+    for name, parameters in optimizer.distribution().items():
+        choices = optimizer.space[name].values()
+        if isinstance(parameters, np.ndarray) and choices is not None:
+            labels = [str(choice) for choice in choices]
+            if len({*labels}) < len(labels):  # such as of 1 and "1"
+                labels = [str(index) for index in range(len(labels))]
+            described[name] = dict(zip(labels, parameters.tolist(), strict=True))
+        elif hasattr(parameters, "_asdict"):
+            described[name] = {key: float(number) for key, number in parameters._asdict().items()}
+        else:  # of a family of the user's own
+            described[name] = {"parameters": str(parameters)}
+    return described

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from asng import RandomSearch, nas
+from asng._asktell import describe_distribution
 from asng._progress import Progress, no_progress
 from asng._untrusted import read_text
 from asng.experiments._images import Batches, halves
@@ -22,7 +23,6 @@ from asng.experiments._task import Task, Values
 from asng.experiments._train_step import TrainStep
 from asng.nas._candidates import finite_mean, to_outcome
 from asng.nas._loop import Epoch, Job, Number
-from asng.nas._saving import describe_distribution
 from asng.nas.architecture import from_json
 from asng.nas.result import certainty
 from asng.runs import ARCHITECTURE

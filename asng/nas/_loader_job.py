@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
 
+from asng._asktell import describe_distribution
 from asng._checks import check_int
 from asng.nas import _distributed
 from asng.nas._candidates import Step, finite_mean
@@ -17,7 +18,6 @@ from asng.nas._checks import as_list
 from asng.nas._extract import StaticBuild
 from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
-from asng.nas._saving import describe_distribution
 from asng.nas._training import check_alike
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import certainty

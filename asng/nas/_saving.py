@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from asng import __version__
-from asng._asktell import Optimizer
+from asng._asktell import describe_distribution
 from asng._files import as_path, atomic_write, make_folder_for
 from asng.nas.architecture import to_dict
 from asng.nas.decisions import Decision, OneOf, Repeat
@@ -137,25 +137,3 @@ def _to_finite(value: Any) -> Any:
     if isinstance(value, np.generic):
         value = value.item()
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def describe_distribution(optimizer: Optimizer) -> dict[str, Any]:
-    """The distribution as plain numbers: for each variable the probabilities by choice, or a mean and a std.
-
-    >>> from asng import ASNG, Categorical, Integer
-    >>> describe_distribution(ASNG({"act": Categorical(["relu", "tanh"]), "depth": Integer(1, 3)}))
-    {'act': {'relu': 0.5, 'tanh': 0.5}, 'depth': {'mean': 2.0, 'std': 1.0}}
-    """
-    described: dict[str, Any] = {}
-    for name, parameters in optimizer.distribution().items():
-        choices = optimizer.space[name].values()
-        if isinstance(parameters, np.ndarray) and choices is not None:
-            labels = [str(choice) for choice in choices]
-            if len({*labels}) < len(labels):  # such as of 1 and "1"
-                labels = [str(index) for index in range(len(labels))]
-            described[name] = dict(zip(labels, parameters.tolist(), strict=True))
-        elif hasattr(parameters, "_asdict"):
-            described[name] = {key: float(number) for key, number in parameters._asdict().items()}
-        else:  # of a family of the user's own
-            described[name] = {"parameters": str(parameters)}
-    return described

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
-from asng._asktell import Optimizer
+from asng._asktell import Optimizer, describe_distribution
 from asng._checks import check_int
 from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
-from asng.nas._saving import describe_distribution, save_result
+from asng.nas._saving import save_result
 from asng.nas._tables import decision_rows, format_rounded, format_table, history_rows
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
