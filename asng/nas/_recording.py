@@ -7,7 +7,7 @@ source runs at other sizes, too.
 
 import inspect
 import keyword
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from functools import partial
 from itertools import count
 from typing import Any
@@ -45,36 +45,23 @@ class Dim(int):
         dim.text = text
         return dim
 
-    def _combine(self, name: str, symbol: str, other: Any, *, is_reflected: bool = False) -> Any:
+
+def _dim_method(name: str) -> Callable[[Dim, Any], Any]:
+    """A method of an int, by its name, whose result knows its expression."""
+
+    def calculate(self: Dim, other: Any) -> Any:
         number = getattr(int, name)(int(self), other)
         if type(other) not in (int, Dim) or number is NotImplemented:
             return number
-        first, second = (_operand(other), _operand(self)) if is_reflected else (_operand(self), _operand(other))
-        return Dim(number, f"{first} {symbol} {second}")
+        if name in REFLECTED:
+            return Dim(number, f"{_operand(other)} {REFLECTED[name]} {_operand(self)}")
+        return Dim(number, f"{_operand(self)} {OPERATORS[name]} {_operand(other)}")
 
-    def __add__(self, other: Any) -> Any:
-        return self._combine("__add__", "+", other)
+    return calculate
 
-    def __radd__(self, other: Any) -> Any:
-        return self._combine("__radd__", "+", other, is_reflected=True)
 
-    def __sub__(self, other: Any) -> Any:
-        return self._combine("__sub__", "-", other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return self._combine("__rsub__", "-", other, is_reflected=True)
-
-    def __mul__(self, other: Any) -> Any:
-        return self._combine("__mul__", "*", other)
-
-    def __rmul__(self, other: Any) -> Any:
-        return self._combine("__rmul__", "*", other, is_reflected=True)
-
-    def __floordiv__(self, other: Any) -> Any:
-        return self._combine("__floordiv__", "//", other)
-
-    def __mod__(self, other: Any) -> Any:
-        return self._combine("__mod__", "%", other)
+for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "floordiv", "mod"):
+    setattr(Dim, f"__{_name}__", _dim_method(f"__{_name}__"))
 
 
 def _operand(value: int) -> str:
