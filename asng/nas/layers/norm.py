@@ -12,6 +12,13 @@ from asng.nas.decisions import SizeLike
 from asng.nas.layers._base import ElasticLayer, first
 
 
+def _remove_bias(norm: ElasticLayer, bias: bool) -> None:
+    """Leave the bias out where it is not wanted, for which older versions of torch have no argument."""
+    check_fixed(norm.elastic, bias=bias)
+    if not check_bool(bias, "bias"):
+        norm.register_parameter("bias", None)
+
+
 class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
     """What batch and instance norms of all dimensions share."""
 
@@ -19,9 +26,7 @@ class _ElasticNorm(ElasticLayer, nn.modules.batchnorm._NormBase):
 
     def __init__(self, num_features: SizeLike, *settings: Any, bias: bool) -> None:
         super().__init__(num_features, *settings)
-        check_fixed(self.elastic, bias=bias)  # which older versions of torch do not have
-        if not check_bool(bias, "bias"):
-            self.register_parameter("bias", None)
+        _remove_bias(self, bias)
 
     def active_tensors(self) -> dict[str, Tensor | None]:
         # Views, so that updates of the running statistics reach the layer.
@@ -259,9 +264,7 @@ class GroupNorm(ElasticLayer, nn.GroupNorm):
         bias: bool = True,
     ) -> None:
         super().__init__(num_groups, num_channels, eps, affine, device, dtype)
-        check_fixed(self.elastic, bias=bias)  # which older versions of torch do not have
-        if not check_bool(bias, "bias"):
-            self.register_parameter("bias", None)
+        _remove_bias(self, bias)
 
     def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
         channels, groups = sizes["num_channels"], sizes["num_groups"]
@@ -288,6 +291,8 @@ class _ElasticShapeNorm(ElasticLayer):
     """What norms over one or several last axes share."""
 
     elastic: ClassVar[tuple[str, ...]] = ("normalized_shape",)
+    _function: ClassVar[Any]  # of torch.nn.functional
+    eps: float | None
 
     def __init__(self, normalized_shape: SizeLike | Sequence[SizeLike], *settings: Any) -> None:
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
@@ -301,10 +306,13 @@ class _ElasticShapeNorm(ElasticLayer):
         names = [name for name in ("weight", "bias") if hasattr(self, name)]
         return {name: first(getattr(self, name), *shape) for name in names}  # also of a parametrization
 
-    def _check_shape(self, input: Tensor) -> None:
+    def forward(self, input: Tensor) -> Tensor:
+        """Norm over the last axes, with the first features of each."""
         sizes = self.sizes["normalized_shape"]
         for axis, size in enumerate(sizes, start=-len(sizes)):
             self.check_input(size, input, axis, "features")
+        output: Tensor = self._function(input, self._shape(), **self.active_tensors(), eps=self.eps)
+        return output
 
 
 class LayerNorm(_ElasticShapeNorm, nn.LayerNorm):
@@ -326,6 +334,7 @@ class LayerNorm(_ElasticShapeNorm, nn.LayerNorm):
     """
 
     torch_layer = nn.LayerNorm
+    _function = staticmethod(F.layer_norm)
 
     def __init__(
         self,
@@ -337,10 +346,6 @@ class LayerNorm(_ElasticShapeNorm, nn.LayerNorm):
         dtype: Any = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, bias, device, dtype)
-
-    def forward(self, input: Tensor) -> Tensor:
-        self._check_shape(input)
-        return F.layer_norm(input, self._shape(), **self.active_tensors(), eps=self.eps)
 
 
 class RMSNorm(_ElasticShapeNorm, nn.RMSNorm):
@@ -362,6 +367,7 @@ class RMSNorm(_ElasticShapeNorm, nn.RMSNorm):
     """
 
     torch_layer = nn.RMSNorm
+    _function = staticmethod(F.rms_norm)
 
     def __init__(
         self,
@@ -372,7 +378,3 @@ class RMSNorm(_ElasticShapeNorm, nn.RMSNorm):
         dtype: Any = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
-
-    def forward(self, input: Tensor) -> Tensor:
-        self._check_shape(input)
-        return F.rms_norm(input, self._shape(), **self.active_tensors(), eps=self.eps)
