@@ -30,7 +30,7 @@ class Ties:
 
     def slice(self, layer: Any, name: str, view: Tensor) -> nn.Parameter | None:
         """The parameter for a view of a layer's shared parameter, which is one for equal views; None if not shared."""
-        owner, key = owner_of(layer, name) if "." in name else (layer, name)
+        owner, key = owner_of(layer, name)
         whole: Any = owner._parameters.get(key)
         if id(whole) not in self._shared:
             return None

@@ -305,10 +305,7 @@ class ElasticLayer(Searchable):
         build = current_build.get()
         copies = build is None or build.copies
         for name, used in tensors.items():
-            mine: nn.Module = self
-            owner, key = static, name
-            if "." in name:
-                (mine, key), (owner, _) = owner_of(self, name), owner_of(static, name)
+            (mine, key), (owner, _) = owner_of(self, name), owner_of(static, name)
             tensor = used.detach().clone() if copies and used is not None else used
             if key in mine._buffers:
                 owner._buffers[key] = tensor
@@ -316,12 +313,10 @@ class ElasticLayer(Searchable):
                 owner._parameters[key] = None
             else:
                 tied = None if build is None else build.tied_slice(self, name, used)
-                own = nn.Parameter(tensor, self._requires_grad(mine, key))
-                owner._parameters[key] = own if tied is None else tied
-        static.__dict__["training"] = self.training
-        for module in static.modules() if static._modules else ():
-            module.__dict__["training"] = self.training
-        return static
+                whole = mine._parameters.get(key)  # none where a parametrization computes it
+                trains = any(p.requires_grad for p in (self.parameters() if whole is None else (whole,)))
+                owner._parameters[key] = nn.Parameter(tensor, trains) if tied is None else tied
+        return static.train(self.training)
 
     def _check_tensors(self, static: nn.Module, tensors: Mapping[str, Tensor | None]) -> None:
         """Raise TypeError for slices that are not those of the static layer; of its submodules nothing is checked."""
@@ -355,10 +350,6 @@ class ElasticLayer(Searchable):
             self.__dict__.update(attributes)
             if self._any_size is not None:
                 self._any_size.last_seen = last_seen
-
-    def _requires_grad(self, owner: nn.Module, name: str) -> bool:
-        parameter = owner._parameters.get(name)  # none where a parametrization computes it
-        return any(p.requires_grad for p in ([parameter] if parameter is not None else self.parameters()))
 
     def _check_static(self, in_channels: int | None) -> None:
         kind: Any = type(self)
