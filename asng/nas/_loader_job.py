@@ -42,61 +42,43 @@ class Schedules:
     """
 
     def __init__(
-        self,
-        weight_optimizer: Any,
-        epochs: int,
-        *,
-        given: Any = None,
-        interval: str = "epoch",
-        train_loader: Iterable[Any] = (),
+        self, weight_optimizer: Any, epochs: int, given: Any = None, interval: str = "epoch", train_loader: Any = ()
     ) -> None:
         if interval not in INTERVALS:
             raise ValueError(f'scheduler_interval must be "epoch" or "step", got {interval!r}')
-        for scheduler in [] if given is None else as_list(given):
-            if not any(getattr(scheduler, "optimizer", None) is one for one in as_list(weight_optimizer)):
+        self._optimizers, self._epochs = as_list(weight_optimizer), epochs
+        self._interval, self._is_default = interval, given is None
+        steps = length_of(train_loader)
+        self._per_epoch: Any = 1 if interval == "epoch" else steps  # how often schedulers are stepped
+        if given is None and self._per_epoch is None:
+            raise ValueError(
+                "train_loader has no length, which the default schedule needs for scheduler_interval='step'; pass "
+                "an lr_scheduler"
+            )
+        self._schedulers: list[Any] = self._cosines(epochs) if given is None else as_list(given)
+        for scheduler in self._schedulers:
+            if not any(getattr(scheduler, "optimizer", None) is one for one in self._optimizers):
                 raise ValueError(
                     "lr_scheduler belongs to another optimizer; pass the one it was made with as weight_optimizer"
                 )
-        self._per_step = interval == "step"
-        self._optimizers, self._epochs, self._train_loader = as_list(weight_optimizer), epochs, train_loader
-        self._is_default = given is None
-        self._schedulers: list[Any] = self._cosines(epochs) if given is None else as_list(given)
-        steps = length_of(train_loader) or 0
-        for scheduler in self._schedulers:
-            _check_cycle(scheduler, epochs * (steps if self._per_step else 1))
-            if not self._per_step and steps > 1:
+            _check_cycle(scheduler, epochs * (self._per_epoch or 0))
+            if interval == "epoch" and steps is not None and steps > 1:
                 _warn_of_steps(scheduler, epochs, epochs * steps)
 
     def _cosines(self, epochs: int) -> list[CosineAnnealingLR]:
-        length = epochs
-        if self._per_step:
-            steps = length_of(self._train_loader)
-            if steps is None:
-                raise ValueError(
-                    "train_loader has no length, which the default schedule needs for scheduler_interval='step'; pass "
-                    "an lr_scheduler"
-                )
-            length = epochs * steps
-        return [CosineAnnealingLR(optimizer, length) for optimizer in self._optimizers]
+        return [CosineAnnealingLR(optimizer, epochs * self._per_epoch) for optimizer in self._optimizers]
 
-    def end_step(self, score: float) -> None:
-        """Step what is stepped after every step; `score`: its mean score, NaN if nothing was judged."""
-        if self._per_step:
-            self._step(score)
-
-    def end_epoch(self, score: float) -> None:
-        """Step what is stepped after every epoch; `score`: its mean score."""
-        if not self._per_step:
-            self._step(score)
-
-    def _step(self, score: float) -> None:
+    def step(self, interval: str, score: float) -> None:
+        """Step at the end of an "epoch" or a "step" what is stepped then; `score`: its mean, NaN if none was judged."""
+        if interval != self._interval:
+            return
         with warnings.catch_warnings():  # there may have been no step of the weights yet
             warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step", UserWarning)
             for scheduler in self._schedulers:
                 _check_cycle(scheduler, scheduler.last_epoch + 1)
                 if not isinstance(scheduler, ReduceLROnPlateau):
                     scheduler.step()
-                elif not (self._per_step and math.isnan(score)):
+                elif interval == "epoch" or not math.isnan(score):
                     scheduler.step(score)
 
     def state_dict(self) -> Any:
@@ -207,7 +189,7 @@ class LoaderJob(Job):
             losses = {name: loss for name, loss in losses.items() if not math.isnan(loss)}
         if not self._losses:
             self._losses.append(step.train_loss)
-        self._schedules.end_step(step.score)
+        self._schedules.step("step", step.score)
         self._newest = step
         shares = {"feasible": feasible} if self._oneshot.costs.limits and step.violations else {}
         metrics = {**_means("train", step.train_metrics), **_means("valid", step.valid_metrics)}
@@ -263,7 +245,7 @@ class LoaderJob(Job):
         means |= {name: math.nan if mean is None else mean for name, mean in sorted(epoch.means().items())}
         if _distributed.is_rank0():
             self._warn_of_explosion(means["train_loss"], epoch.number)
-        self._schedules.end_epoch(means[self._score_name])
+        self._schedules.step("epoch", means[self._score_name])
         self._losses.append(means["train_loss"])
         self._pairs, self._steps = None, 0
         self._valid_at_epoch_start = self._finish_valid_pass()

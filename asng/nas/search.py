@@ -162,8 +162,7 @@ def search(
         "sync_batchnorm": sync_batchnorm,
     }
     oneshot = OneShot(model, arch_optimizer, weight_optimizer, loss_fn, **options, capture=capture)
-    interval = scheduler_interval
-    schedules = Schedules(weight_optimizer, epochs, given=lr_scheduler, interval=interval, train_loader=train_loader)
+    schedules = Schedules(weight_optimizer, epochs, lr_scheduler, scheduler_interval, train_loader)
     data_seed = int(streams[1].generate_state(1)[0])
     job = LoaderJob(oneshot, schedules, train_loader, valid_loader, data_seed, callback)
     saved = None
@@ -177,7 +176,7 @@ def search(
             epochs=epochs if lr_scheduler is None else None,  # a given one may be continued for more epochs
             lr_scheduler=lr_scheduler,
             weight_optimizer=weight_optimizer,
-            scheduler_interval=interval,
+            scheduler_interval=scheduler_interval,
             **options,
         )
         saved = Checkpoint(as_checkpoint_path(checkpoint, "search.pt"), identity, may_extend=True)
