@@ -71,7 +71,8 @@ class Source:
         original = {memo[id(module)]: module for module in network.modules()}
         self._bodies = {original[module]: source for module, source in recording.sources.items()}
         self._used = {original[module] for module in recording.used}
-        self._read = {id(tensor) for tensor in _tensors_of(network) if id(memo.get(id(tensor))) in recording.read}
+        tensors = (*network.parameters(), *network.buffers())
+        self._read = {id(tensor) for tensor in tensors if id(memo.get(id(tensor))) in recording.read}
         self._paths = {module: path for path, module in network.named_modules()}
         self._classes: dict[str, str] = {}  # names by the text behind the name
         self._text = self._write()
@@ -82,7 +83,8 @@ class Source:
         # Text of this object's own: names are identifiers, all else are literals. Nothing in it comes from a file.
         exec(compile(self._text, "network.py", "exec"), names)
         built: nn.Module = names["build"]()
-        held = {**dict(self._network.named_parameters(remove_duplicate=False)), **_buffers(self._network)}
+        held: dict[str, Tensor] = dict(self._network.named_parameters(remove_duplicate=False))
+        held |= dict(self._network.named_buffers(remove_duplicate=False))
         built.load_state_dict({name: held[name] for name in built.state_dict() if name in held})
         return built.eval()
 
@@ -129,7 +131,8 @@ class Source:
             return f"nn.ModuleDict({{{_lines([f'{name!r}: {text}' for name, text in needed.items()], depth)}}})"
         for name, tensor in {**module._parameters, **module._buffers}.items():
             if tensor is not None and id(tensor) in self._read:
-                empty = f"torch.empty({tuple(tensor.shape)}{_dtype_text(tensor)})"
+                dtype = "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
+                empty = f"torch.empty({tuple(tensor.shape)}{dtype})"
                 is_parameter = name in module._parameters
                 needed[name] = f"nn.Parameter({empty})" if is_parameter and tensor.is_floating_point() else empty
         if wrong := [name for name in needed if not name.isidentifier()]:
@@ -226,15 +229,3 @@ def _lines(items: list[str], depth: int) -> str:
     if len(short) + len(INDENT) * depth < 80 and "\n" not in short:
         return short
     return "".join(f"\n{INDENT * (depth + 1)}{item}," for item in items) + f"\n{INDENT * depth}"
-
-
-def _dtype_text(tensor: Tensor) -> str:
-    return "" if tensor.dtype == torch.float32 else f", dtype={tensor.dtype}"
-
-
-def _tensors_of(network: nn.Module) -> list[Tensor]:
-    return [*network.parameters(), *network.buffers()]
-
-
-def _buffers(network: nn.Module) -> dict[str, Tensor]:
-    return dict(network.named_buffers(remove_duplicate=False))
