@@ -17,7 +17,7 @@ from asng import __version__, fused
 from asng._files import atomic_write, make_folder_for
 from asng.nas._checkpoints import short_reason
 from asng.nas._checks import check_module, unwrap
-from asng.nas._devices import to_device
+from asng.nas._devices import map_leaves
 from asng.nas._recording import NotRecordable
 from asng.nas._source import Source
 from asng.nas.architecture import to_json
@@ -125,25 +125,22 @@ def _to_inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Inputs:
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.ndim]
     if not tensors:
         raise ValueError("give example inputs, tensors with the batch first, as in nas.export(model, folder, example)")
-    moved: Inputs = (
-        tuple(_to_float(to_device(value, torch.device("cpu"))) for value in args),
-        {name: _to_float(to_device(value, torch.device("cpu"))) for name, value in kwargs.items()},
-    )
+    moved: Inputs = map_leaves(_to_float, (args, kwargs))
     return _repeat(moved) if any(len(tensor) == 1 for tensor in tensors) else moved
 
 
 def _to_float(value: Any) -> Any:
-    return value.float() if isinstance(value, Tensor) and value.is_floating_point() else value
+    if not isinstance(value, Tensor):
+        return value
+    return value.cpu().float() if value.is_floating_point() else value.cpu()
 
 
 def _repeat(inputs: Inputs) -> Inputs:
     """A batch of twice the size."""
-    args, kwargs = inputs
-    return tuple(map(_twice, args)), {name: _twice(value) for name, value in kwargs.items()}
-
-
-def _twice(value: Any) -> Any:
-    return torch.cat([value, value]) if isinstance(value, Tensor) and value.ndim else value
+    repeated: Inputs = map_leaves(
+        lambda leaf: torch.cat([leaf, leaf]) if isinstance(leaf, Tensor) and leaf.ndim else leaf, inputs
+    )
+    return repeated
 
 
 class _Contents:
