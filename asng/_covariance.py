@@ -10,7 +10,7 @@ import numpy as np
 from asng._asktell import Optimizer, Seed
 from asng._ragged import Array
 from asng.families import Bounds, CategoricalFamily, Family, Joint, NormalFamily
-from asng.optimizer import ASNG, ASNGState, asng_init, asng_update
+from asng.optimizer import ASNG, ASNGState, asng_init, asng_update, share_by_rank
 from asng.space import Variable, family_of
 
 DELTA_INIT = 1.0  # of ASNG
@@ -70,11 +70,7 @@ def rates_of(n: int, population_size: int) -> Rates:
 
 def rank_weights(weights: Array, losses: Array) -> Array:
     """The weight of each loss by its rank; equal losses share the mean of their weights."""
-    ranked = np.sort(losses)
-    first, last = ranked.searchsorted(losses, "left"), ranked.searchsorted(losses, "right")
-    sums = np.concatenate(([0.0], np.cumsum(weights)))
-    shared: Array = (sums[last] - sums[first]) / (last - first)
-    return shared
+    return share_by_rank(np.concatenate(([0.0], np.cumsum(weights))), losses)
 
 
 class Moments(NamedTuple):
@@ -153,7 +149,8 @@ class CovarianceASNG(Optimizer):
         x = super()._sample(n)
         mean, var = self._normal._mean_and_var(self._state.theta[self._own])
         white = (x[:, self._columns] - mean) / np.sqrt(var)
-        x[:, self._columns] = mean + white @ _root(self._state.covariance)
+        values, vectors = eigen(self._state.covariance)
+        x[:, self._columns] = mean + white @ ((vectors * np.sqrt(values)) @ vectors.T)
         return x
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> CovarianceState:
@@ -196,12 +193,6 @@ def eigen(covariance: Array) -> tuple[Array, Array]:
     std = np.sqrt(np.diagonal(covariance))
     values, vectors = np.linalg.eigh((covariance + covariance.T) / 2)
     return np.maximum(values, MIN_EIGENVALUE * float(std.max()) ** 2), vectors
-
-
-def _root(covariance: Array) -> Array:
-    values, vectors = eigen(covariance)
-    root: Array = (vectors * np.sqrt(values)) @ vectors.T
-    return root
 
 
 def black_box_optimizer(space: Mapping[str, Variable], **settings: Any) -> Optimizer:

@@ -59,15 +59,23 @@ def rank_utilities(losses: Losses) -> Array:
         first, second = finite[..., :1], finite[..., 1:]
         lead = (first < second).astype(float) - (first > second)
         return np.concatenate((lead, -lead), -1)
-    if finite.ndim == 1:
-        ranked = np.sort(finite)
-        first, last = ranked.searchsorted(finite, "left"), ranked.searchsorted(finite, "right")  # slots of equal losses
+    return share_by_rank(_slot_sums(n), finite)
+
+
+def share_by_rank(sums: Array, losses: Array) -> Array:
+    """The mean of the slots of each loss (..., lambda), which equal losses share; sums[k] is that of the k best slots.
+
+    >>> share_by_rank(np.array([0.0, 4.0, 6.0, 7.0]), np.array([0.2, 0.1, 0.2]))
+    array([1.5, 4. , 1.5])
+    """
+    if losses.ndim == 1:
+        ranked = np.sort(losses)
+        first, last = ranked.searchsorted(losses, "left"), ranked.searchsorted(losses, "right")
     else:  # of many runs at once
-        others = finite[..., None, :]
-        first, last = (others < finite[..., None]).sum(-1), (others <= finite[..., None]).sum(-1)
-    sums = _slot_sums(n)
-    utilities: Array = (sums[last] - sums[first]) / (last - first)
-    return utilities
+        others = losses[..., None, :]
+        first, last = (others < losses[..., None]).sum(-1), (others <= losses[..., None]).sum(-1)
+    shared: Array = (sums[last] - sums[first]) / (last - first)
+    return shared
 
 
 def natural_gradient(
