@@ -3,8 +3,7 @@
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from os import PathLike
 from typing import Any
 
@@ -25,41 +24,36 @@ class JsonCheckpoint:
         self._lock = _files.lock_checkpoint(path)
         self._next_save = time.monotonic() + MIN_INTERVAL
 
-    def load(self) -> dict[str, Any] | None:
-        """The saved state, or None where there is no file; ValueError for damaged files and those of other runs."""
+    def load(self, restore: Callable[[dict[str, Any]], None]) -> None:
+        """Restore the saved state, if there is a file; ValueError for damaged files and those of other runs."""
         if not self._path.exists():
-            return None
+            return
         raw = read_bytes(self._path)
         try:
             content = parse_json(raw)
             found, identity, state = content["format"], content["identity"], content["state"]
             is_intact = content["checksum"] == _checksum(state)
         except Exception as error:  # anything may be in it
-            reason = f"{type(error).__name__}: {error}"[:80]
-            raise ValueError(
-                f"{self._path} is damaged or no checkpoint ({reason}){_files.offer_previous(self._path)}"
-            ) from None
+            raise self._damaged("damaged or no checkpoint", error) from None
         if found != self._format:
             raise ValueError(f"{self._path} is of the format {found!r}, not {self._format!r}; use another path")
         if different := _files.differences(identity, self._identity):
             raise ValueError(f"{self._path} is of another run ({different}); use another path, or delete it")
         if not is_intact or not isinstance(state, dict):
             raise ValueError(f"{self._path} is damaged: it is not as it was saved{_files.offer_previous(self._path)}")
-        return state
-
-    @contextmanager
-    def explain_errors(self) -> Iterator[None]:
-        """Turn any error in using a state, which anybody may have written, into a ValueError with path and cure."""
         try:
-            yield
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"[:80]
-            raise ValueError(f"{self._path} is damaged ({reason}){_files.offer_previous(self._path)}") from None
+            restore(state)
+        except Exception as error:  # anybody may have written it
+            raise self._damaged("damaged", error) from None
 
-    @property
-    def is_due(self) -> bool:
-        """Whether the last save was long enough ago."""
-        return time.monotonic() >= self._next_save
+    def _damaged(self, fault: str, error: Exception) -> ValueError:
+        reason = f"{type(error).__name__}: {error}"[:80]
+        return ValueError(f"{self._path} is {fault} ({reason}){_files.offer_previous(self._path)}")
+
+    def save_if_due(self, make_state: Callable[[], Mapping[str, Any]]) -> None:
+        """Save, if the last time was long enough ago."""
+        if time.monotonic() >= self._next_save:
+            self.save(make_state())
 
     def save(self, state: Mapping[str, Any]) -> None:
         """Replace the file atomically; ValueError if another process took it over."""
@@ -73,7 +67,7 @@ class JsonCheckpoint:
         end = time.monotonic()
         self._next_save = end + max(MIN_INTERVAL, (end - begin) / MAX_SHARE)
 
-    def release(self) -> None:
+    def close(self) -> None:
         """Let other processes write the file."""
         self._lock.release()
 

@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from os import PathLike
 from typing import Any, NamedTuple
 
@@ -243,24 +243,13 @@ def _open_checkpoint(run: BlackBox, path: str | PathLike[str] | None) -> Iterato
         return
     from asng._json_checkpoint import JsonCheckpoint  # loads files and compressors
 
-    file = JsonCheckpoint(path, FORMAT, run.identity())
-    try:
-        state = file.load()
-        if state is not None:
-            with file.explain_errors():
-                run.load_state_dict(state)
-
-        def save() -> None:
-            if file.is_due:
-                file.save(run.state_dict())
-
+    with closing(JsonCheckpoint(path, FORMAT, run.identity())) as file:
+        file.load(run.load_state_dict)
         try:
-            yield save
+            yield lambda: file.save_if_due(run.state_dict)
         finally:
             if run.is_whole:
                 file.save(run.state_dict())
-    finally:
-        file.release()
 
 
 @contextmanager
