@@ -109,19 +109,16 @@ class Lock:
             f"{self._guarded} cannot be locked ({reason}); make sure that no other process writes it", stacklevel=4
         )
 
-    def _forget(self) -> None:
-        """In a forked child: close the file, which leaves the lock to the parent."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
 
 _locks: WeakSet[Lock] = WeakSet()
 
 
 def _forget_all() -> None:
+    """In a forked child: close the files, which leaves the locks to the parent."""
     for lock in list(_locks):
-        lock._forget()
+        if lock._file is not None:
+            lock._file.close()
+            lock._file = None
 
 
 if hasattr(os, "register_at_fork"):  # a child that outlives its parent would keep the lock
@@ -238,10 +235,7 @@ def is_locked(path: Path) -> bool:
     if fcntl is None or not path.exists():
         return False
     with suppress(OSError), open(path, "rb", opener=_open_no_link) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
+        return _flock(file, fcntl.LOCK_SH) is False
     return False
 
 
@@ -301,11 +295,12 @@ def _open_no_link(path: str, flags: int) -> int:
     return opened
 
 
-def _flock(file: BinaryIO) -> bool | None:
+def _flock(file: BinaryIO, kind: int | None = None) -> bool | None:
+    """Lock a file, by default exclusively; False where another process has it, None where there are no locks."""
     if fcntl is None:
         return None
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file, (fcntl.LOCK_EX if kind is None else kind) | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     except OSError:
