@@ -224,7 +224,10 @@ class BlackBox:
             is_left = len(self._losses) < self._n_values and len(self.history) > self._first
             is_over = self.exhausted in ("converged", "nothing new")
             if is_over and is_left and len(self.optimizers) <= self._restarts:
-                self._restart()
+                self.optimizers.append(self._make_optimizer(len(self.optimizers)))
+                self._queue.clear()
+                self._first = len(self.history)
+                self._stale = self._barren = self._settled = 0
 
     def _tell(self) -> None:
         """Tell losses, and for infeasible candidates numbers above them in the order of their violations."""
@@ -277,12 +280,6 @@ class BlackBox:
         narrowest = family.project(family.statistics(family.mode(optimizer.theta)))
         distance = np.linalg.norm(family.whiten(narrowest, optimizer.theta - narrowest))
         return bool(distance <= CONCENTRATED * family.root_dimension)
-
-    def _restart(self) -> None:
-        self.optimizers.append(self._make_optimizer(len(self.optimizers)))
-        self._queue.clear()
-        self._first = len(self.history)
-        self._stale = self._barren = self._settled = 0
 
     def finish(self) -> None:
         """Tell the rest of a population, at the end."""

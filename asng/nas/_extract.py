@@ -40,7 +40,9 @@ class StaticBuild:
         self._in_progress: set[nn.Module] = set()
         self._makers: dict[nn.Module, frozenset[type]] = {}  # whose build_static() led to a new module
         self._seen: dict[nn.Module, bool] = {}  # which hold decisions; not the index: the model may have changed
-        self._ties = Ties(supernet.paths if _may_untie(supernet) else {})
+        elastic = any(isinstance(module, ElasticLayer) for module in supernet.searchable)
+        may_untie = elastic or user_modules(supernet, "build_static")  # by slices or copies of weights
+        self._ties = Ties(supernet.paths if may_untie else {})
         self._views, self._copies = (Build(copies, self._ties.slice, self._original) for copies in (False, True))
         with supernet.selecting(values), preserve_rng(supernet), torch.no_grad():
             with forbid_changes(supernet, "build_static"):
@@ -246,11 +248,6 @@ def _first_inactive(module: nn.Module, active: set[nn.Module]) -> nn.Module | No
 @cache
 def _is_searched(kind: Any) -> bool:
     return issubclass(kind, (Decision, ElasticLayer))  # which is slow for abstract classes
-
-
-def _may_untie(supernet: "Supernet") -> bool:
-    """True if layers may be replaced by layers with slices or copies of their weights."""
-    return bool(user_modules(supernet, "build_static")) or any(isinstance(m, ElasticLayer) for m in supernet.searchable)
 
 
 @cache

@@ -108,10 +108,6 @@ class ForwardMeasure(StaticMeasure):
         self.args: tuple[Any, ...] = args
         self.kwargs: dict[str, Any] = dict(kwargs or {})
 
-    def _inputs_on(self, device: torch.device) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        inputs: tuple[tuple[Any, ...], dict[str, Any]] = to_device((self.args, self.kwargs), device)
-        return inputs
-
     def __repr__(self) -> str:
         where = "" if self.device is None else f", device={self.device.type}"
         named = f", {_describe(self.kwargs)}" if self.kwargs else ""
@@ -147,7 +143,7 @@ class Flops(ForwardMeasure):
         fused = mha.get_fastpath_enabled()
         mha.set_fastpath_enabled(False)  # for these kernels torch has no formulas
         network.eval()  # which returns None where a train() of the user's does
-        args, kwargs = self._inputs_on(device)
+        args, kwargs = to_device((self.args, self.kwargs), device)
         try:
             with counter:
                 network(*args, **kwargs)
@@ -228,7 +224,7 @@ class Latency(ForwardMeasure):
         device = self.device or device
         network = build.copy().to(device)  # a copy: what runs may write into its weights
         network.eval()
-        args, kwargs = self._inputs_on(device)
+        args, kwargs = to_device((self.args, self.kwargs), device)
         run = partial(network, *args, **kwargs)
         seconds: list[float] = []
         while len(seconds) < self.warmup + self.repeats and not _agree(seconds[self.warmup :]):

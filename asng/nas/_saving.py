@@ -43,7 +43,9 @@ def save_result(result: "SearchResult", given: str | Path, settings: Mapping[str
     if result.oneshot is not None:
         summary |= {"limits": _limits(result), "tree": decision_tree(result.oneshot.supernet.model)}
     if front is not None:
-        summary["front"] = _describe_front(front)
+        points = [{"score": a.score, "costs": a.costs, "values": to_dict(a.values)["values"]} for a in front.points]
+        others = [{"score": a.score, "costs": a.costs} for a in front.others]
+        summary["front"] = {"measures": front.measures, "points": points, "others": others}
     lines = [_to_json(record, "the history") for record in result.history]
     files = {
         "metrics.jsonl": "".join(f"{line}\n" for line in lines),
@@ -65,12 +67,6 @@ def _limits(result: "SearchResult") -> list[dict[str, Any]]:
         {"name": limit.name, "at_least": limit.at_least, "at_most": limit.at_most, "cost": cost}
         for limit, cost in zip(costs.limits, measured, strict=False)
     ]
-
-
-def _describe_front(front: "Front") -> dict[str, Any]:
-    points = [{"score": a.score, "costs": a.costs, "values": to_dict(a.values)["values"]} for a in front.points]
-    others = [{"score": a.score, "costs": a.costs} for a in front.others]
-    return {"measures": front.measures, "points": points, "others": others}
 
 
 def decision_tree(model: nn.Module) -> list[dict[str, Any]] | None:

@@ -172,8 +172,7 @@ class CompoundSize(Size):
         return tuple(dict.fromkeys(self.left.decisions + self.right.decisions))
 
     def _number(self) -> float:
-        number: float = OPERATORS[self.symbol](self.left._number(), self.right._number())
-        return number
+        return OPERATORS[self.symbol](self.left._number(), self.right._number())
 
     def _numbers(self, given: Mapping[str, Any]) -> set[float]:
         calculate = OPERATORS[self.symbol]
@@ -197,18 +196,14 @@ class CompoundSize(Size):
         return f"{left}.round_to({right})" if self.symbol == "round_to" else f"{left} {self.symbol} {right}"
 
 
-def _round_to(number: float, multiple: int) -> int:
-    return max(int(number + multiple / 2) // multiple, 1) * multiple
-
-
-OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
+OPERATORS: dict[str, Callable[[Any, Any], float]] = {
     "+": operator.add,
     "-": operator.sub,
     "*": operator.mul,
     "//": operator.floordiv,
     "/": operator.truediv,
     "%": operator.mod,
-    "round_to": _round_to,
+    "round_to": lambda number, multiple: max(int(number + multiple / 2) // multiple, 1) * multiple,
 }
 
 
