@@ -73,15 +73,7 @@ def rank_weights(weights: Array, losses: Array) -> Array:
     return share_by_rank(np.concatenate(([0.0], np.cumsum(weights))), losses)
 
 
-class Moments(NamedTuple):
-    """The covariance of numbers (n, n), and the paths of the steps of their mean (n,), one of them whitened."""
-
-    covariance: Array
-    sigma_path: Array
-    covariance_path: Array
-
-
-def cma_update(state: Moments, step: Array, y: Array, weights: Array, rates: Rates) -> Moments:
+def cma_update(state: CovarianceState, step: Array, y: Array, weights: Array, rates: Rates) -> CovarianceState:
     """The moments after a step of the mean, from draws y (population, n), less the mean, with their weights.
 
     The covariance includes the step size, whose changes multiply it and its path.
@@ -102,7 +94,7 @@ def cma_update(state: Moments, step: Array, y: Array, weights: Array, rates: Rat
     covariance = (1 - rates.rank_one * (1 - lost) - rates.rank_mu * weights.sum()) * state.covariance
     covariance += rates.rank_one * np.outer(path, path) + rates.rank_mu * (scaled[:, None] * y).T @ y
     growth = math.exp(min(1.0, rates.sigma / rates.damping * (length - 1)))
-    return Moments(covariance * growth**2, sigma_path, path * growth)
+    return state._replace(covariance=covariance * growth**2, sigma_path=sigma_path, covariance_path=path * growth)
 
 
 class CovarianceASNG(Optimizer):
@@ -173,12 +165,12 @@ class CovarianceASNG(Optimizer):
         rates = rates_of(len(mean), len(losses))
         weights = rank_weights(rates.weights, finite)
         step = np.clip(np.maximum(weights, 0) @ y, low, high)
-        moments = cma_update(Moments(*state[4:]), step, y, weights, rates)
-        mean, var = mean + step, np.diagonal(moments.covariance)
+        state = cma_update(state, step, y, weights, rates)
+        mean, var = mean + step, np.diagonal(state.covariance)
         theta[self._own] = self._normal.project(np.concatenate((mean, mean * mean + var)))
         scale = np.sqrt(self._normal._mean_and_var(theta[self._own])[1] / var)  # the bounds of standard deviations
-        moments = moments._replace(covariance=moments.covariance * scale * scale[:, None])
-        return CovarianceState(theta, choices.path, choices.gamma, choices.divisor, *moments)
+        state = state._replace(theta=theta, covariance=state.covariance * scale * scale[:, None])
+        return state._replace(path=choices.path, gamma=choices.gamma, divisor=choices.divisor)
 
     def _impossible_part(self, state: CovarianceState) -> str | None:
         _, var = self._normal._mean_and_var(state.theta[self._own])

@@ -11,7 +11,7 @@ from asng import ASNG, Categorical, Custom, Integer, Real, minimize
 from asng._covariance import (
     MAX_NUMBERS,
     CovarianceASNG,
-    Moments,
+    CovarianceState,
     black_box_optimizer,
     cma_update,
     rank_weights,
@@ -26,9 +26,14 @@ def reals(n):
     return {f"x{i}": Real(-5, 5) for i in range(n)}
 
 
+def moments(*of_numbers):
+    """The state of numbers alone: covariance and paths."""
+    return CovarianceState(np.zeros(0), np.zeros(0), 0.0, 1.0, *of_numbers)
+
+
 def random_moments(n, rng):
     root = rng.normal(size=(n, n))
-    return Moments(root @ root.T + np.eye(n), rng.normal(size=n), rng.normal(size=n))
+    return moments(root @ root.T + np.eye(n), rng.normal(size=n), rng.normal(size=n))
 
 
 def run(optimizer, steps, loss):
@@ -79,7 +84,7 @@ def test_an_update_is_invariant_under_rotation():
     rng = np.random.default_rng(0)
     state, y, rates = random_moments(5, rng), rng.normal(size=(10, 5)), rates_of(5, 10)
     turn = np.linalg.qr(rng.normal(size=(5, 5)))[0]
-    turned = Moments(turn.T @ state.covariance @ turn, state.sigma_path @ turn, state.covariance_path @ turn)
+    turned = moments(turn.T @ state.covariance @ turn, state.sigma_path @ turn, state.covariance_path @ turn)
     step = rng.normal(size=5)
     after = cma_update(state, step, y, rates.weights, rates)
     other = cma_update(turned, step @ turn, y @ turn, rates.weights, rates)
@@ -90,7 +95,7 @@ def test_an_update_is_invariant_under_rotation():
 
 def test_without_selection_the_covariance_stays_on_average():
     rng, n = np.random.default_rng(1), 4
-    state = Moments(np.diag([1.0, 4.0, 9.0, 16.0]), np.zeros(n), np.zeros(n))
+    state = moments(np.diag([1.0, 4.0, 9.0, 16.0]), np.zeros(n), np.zeros(n))
     rates = rates_of(n, 8)
     draws = rng.normal(size=(4000, 8, n)) @ np.sqrt(state.covariance)
     ratios = []
