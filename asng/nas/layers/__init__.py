@@ -2,9 +2,8 @@
 
 from asng.nas._size import AnySize
 from asng.nas.layers._base import ElasticLayer
-from asng.nas.layers.attention import MultiheadAttention
 from asng.nas.layers.conv import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d, ConvTranspose3d
-from asng.nas.layers.linear import Embedding, Linear, PReLU
+from asng.nas.layers.linear import Embedding, Linear, MultiheadAttention, PReLU
 from asng.nas.layers.norm import (
     BatchNorm1d,
     BatchNorm2d,

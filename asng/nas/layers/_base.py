@@ -424,7 +424,7 @@ def _check_class(kind: Any) -> None:
 def _fixed_names(kind: Any) -> list[str]:
     """The arguments of a torch layer's constructor that cannot be elastic, and are kept as attributes."""
     names = signature(kind.torch_layer).parameters
-    return [name for name in names if name not in (*kind.elastic, "device", "dtype")]
+    return [name for name in names if name not in (*kind.elastic, "device", "dtype") and not name.startswith("_")]
 
 
 def path_of(layer: nn.Module) -> str:

@@ -1,14 +1,15 @@
-"""Elastic linear layers, embeddings and PReLU: the first features or channels are used."""
+"""Elastic layers of features: linear ones, PReLU, embeddings and attention use the first features, or heads."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from asng.nas._size import refuse_any_size
+from asng.nas._size import refuse_any_size, remainder
 from asng.nas.decisions import InputSize, SizeLike
-from asng.nas.layers._base import ElasticLayer, first
+from asng.nas.layers._base import ElasticLayer, first, first_of_groups
 
 
 class Linear(ElasticLayer, nn.Linear):
@@ -126,11 +127,6 @@ class Embedding(ElasticLayer, nn.Embedding):
         if arguments["sparse"] and sizes["embedding_dim"].is_elastic:
             raise ValueError("slices have no sparse gradients; give sparse=False, or a number as embedding_dim")
 
-    @classmethod
-    def settings_of(cls, layer: nn.Module) -> dict[str, Any]:
-        names = ("num_embeddings", "padding_idx", "max_norm", "norm_type", "scale_grad_by_freq", "sparse")
-        return {name: getattr(layer, name) for name in names}
-
     def active_tensors(self) -> dict[str, Tensor | None]:
         return {"weight": first(self.weight, self.num_embeddings, self.sizes["embedding_dim"]())}
 
@@ -138,3 +134,115 @@ class Embedding(ElasticLayer, nn.Embedding):
         weight: Any = self.active_tensors()["weight"]
         settings = (self.padding_idx, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse)
         return F.embedding(input, weight, *settings)
+
+
+class MultiheadAttention(ElasticLayer, nn.MultiheadAttention):
+    """`nn.MultiheadAttention` whose width, heads and head dimension may follow decisions.
+
+    The head dimension is `embed_dim / num_heads`: for one that is searched, let `embed_dim` be `heads * head_dim`. The
+    first heads are used, and of each the first entries, if no head is ever larger than those of the largest layer;
+    else, as when width and heads are independent, the first entries of all heads together.
+
+    Args:
+        embed_dim: A number, a decision or arithmetic with decisions.
+        num_heads: The same; it divides every width.
+        dropout, bias, add_bias_kv, add_zero_attn, batch_first, device, dtype: As in torch.
+
+    Raises:
+        ValueError: Sizes do not fit together, or another argument is a decision.
+
+    >>> import torch
+    >>> from asng.nas import Width, select
+    >>> heads, head_dim = Width("heads", [2, 4]), Width("head_dim", [8, 16])
+    >>> attention = MultiheadAttention(heads * head_dim, heads, batch_first=True)
+    >>> select(attention, {"heads": 4, "head_dim": 8})
+    >>> x = torch.zeros(1, 5, 32)
+    >>> attention(x, x, x)[0].shape
+    torch.Size([1, 5, 32])
+    """
+
+    torch_layer = nn.MultiheadAttention
+    elastic: ClassVar[tuple[str, ...]] = ("embed_dim", "num_heads")
+
+    def __init__(
+        self,
+        embed_dim: SizeLike,
+        num_heads: SizeLike,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        *,
+        batch_first: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+    ) -> None:
+        settings = (dropout, bias, add_bias_kv, add_zero_attn)
+        super().__init__(embed_dim, num_heads, *settings, batch_first=batch_first, device=device, dtype=dtype)
+        width, heads = self.sizes["embed_dim"], self.sizes["num_heads"]
+        self._by_head = (width // heads).max <= self.embed_dim // self.num_heads
+
+    def check_sizes(self, sizes: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+        refuse_any_size(sizes)
+        if remainder(sizes["embed_dim"], sizes["num_heads"]).max:
+            raise ValueError(
+                f"embed_dim must always be divisible by num_heads, but {sizes['embed_dim']} is not by "
+                f"{sizes['num_heads']} for some values; let it be a product, such as heads * head_dim"
+            )
+
+    @classmethod
+    def settings_of(cls, layer: nn.Module) -> dict[str, Any]:
+        of: Any = layer
+        if not of._qkv_same_embed_dim:
+            raise ValueError(f"keys and values have the width of queries, not kdim={of.kdim} and vdim={of.vdim}")
+        has = {"bias": of.in_proj_bias is not None, "add_bias_kv": of.bias_k is not None}
+        return has | {name: getattr(of, name) for name in ("dropout", "add_zero_attn", "batch_first")}
+
+    def active_tensors(self) -> dict[str, Tensor | None]:
+        width, out = self.sizes["embed_dim"](), self.out_proj
+        weight = torch.cat([self._of_heads(part)[:, :width] for part in self.in_proj_weight.chunk(3)])
+        bias = self.in_proj_bias
+        return {
+            "in_proj_weight": weight,
+            "in_proj_bias": None if bias is None else torch.cat([self._of_heads(part) for part in bias.chunk(3)]),
+            "bias_k": None if self.bias_k is None else self._of_heads(self.bias_k.flatten()).view(1, 1, -1),
+            "bias_v": None if self.bias_v is None else self._of_heads(self.bias_v.flatten()).view(1, 1, -1),
+            "out_proj.weight": self._of_heads(out.weight[:width].T).T,
+            "out_proj.bias": first(out.bias, width),
+        }
+
+    def _of_heads(self, tensor: Tensor) -> Tensor:
+        """The entries of the selected heads, on the first axis."""
+        heads = self.sizes["num_heads"]() if self._by_head else 1
+        groups = self.num_heads if self._by_head else 1
+        return first_of_groups(tensor, groups, heads, self.sizes["embed_dim"]() // heads)
+
+    def forward(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        key_padding_mask: Tensor | None = None,
+        need_weights: bool = True,
+        attn_mask: Tensor | None = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        for tensor in (query, key, value):
+            self.check_input(self.sizes["embed_dim"], tensor, -1, "features")
+        swaps = self.batch_first and query.dim() == 3
+        if swaps:  # torch's function looks whether they are the same
+            same_key, same_value = key is query, value is key
+            query = query.transpose(0, 1)
+            key = query if same_key else key.transpose(0, 1)
+            value = key if same_value else value.transpose(0, 1)
+        part: Any = self.active_tensors()
+        output, weights = F.multi_head_attention_forward(
+            *(query, key, value, self.sizes["embed_dim"](), self.sizes["num_heads"]()),
+            *(part["in_proj_weight"], part["in_proj_bias"], part["bias_k"], part["bias_v"], self.add_zero_attn),
+            *(self.dropout, part["out_proj.weight"], part["out_proj.bias"], self.training, key_padding_mask),
+            *(need_weights, attn_mask),
+            average_attn_weights=average_attn_weights,
+            is_causal=is_causal,
+        )
+        return output.transpose(0, 1) if swaps else output, weights
