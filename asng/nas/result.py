@@ -17,8 +17,7 @@ from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
-from asng.nas._saving import save_result
-from asng.nas._tables import decision_rows, format_rounded, format_table, history_rows
+from asng.nas._saving import decision_rows, format_rounded, format_table, history_rows, save_result
 from asng.nas.limits import format_bounds
 from asng.nas.oneshot import OneShot
 from asng.nas.supernet import Values
@@ -154,7 +153,10 @@ class SearchResult:
         return {**vars(self), "oneshot": None}  # large, and with functions that cannot be pickled
 
     def __repr__(self) -> str:
-        decisions, *history = map(format_table, self._tables())
+        space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
+        largest = sharpest_distribution(space, self.values)
+        decisions = format_table(decision_rows(space, self.values, self.inactive, now, largest))
+        history = [format_table(history_rows(self.history))] if self.history else []
         return "\n\n".join([decisions, self._summary(), *history])
 
     def _repr_html_(self) -> str:
@@ -162,11 +164,6 @@ class SearchResult:
         decisions = decisions_table(self.values, describe_distribution(self.arch_optimizer), self.inactive, "")
         history = [rows_table(history_rows(self.history))] if self.history else []
         return notebook(decisions, element("p", self._summary()), *history)
-
-    def _tables(self) -> list[Sequence[Sequence[str]]]:
-        space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
-        decisions = decision_rows(space, self.values, self.inactive, now, sharpest_distribution(space, self.values))
-        return [decisions, history_rows(self.history)] if self.history else [decisions]
 
     def _summary(self) -> str:
         feasible = "" if self.feasible else ", infeasible"
