@@ -72,10 +72,9 @@ class JsonCheckpoint:
         self._lock.release()
 
 
-def _normalize(value: Mapping[str, Any]) -> dict[str, Any]:
+def _normalize(value: Mapping[str, Any]) -> Any:
     """As it is after JSON: tuples are lists."""
-    result: dict[str, Any] = json.loads(json.dumps(value, allow_nan=False))
-    return result
+    return json.loads(json.dumps(value, allow_nan=False))
 
 
 def _checksum(state: Any) -> str:

@@ -56,12 +56,11 @@ def parse_json(text: str | bytes) -> Any:
 
 def read_json(path: Path, cure: str, shape: Any = Any) -> Any:
     """The content of a JSON file of this shape (see `mismatch`); ValueError names the file and the cure."""
+    content = read_bytes(path)
     try:
-        data = parse_json(read_bytes(path))
+        data = parse_json(content)
         fault = mismatch(data, shape)
     except ValueError as error:  # also what is no UTF-8
-        if str(path) in str(error):
-            raise
         fault = str(error)
     if fault:
         raise ValueError(f"{path} is damaged ({fault}); {cure}")

@@ -92,8 +92,7 @@ def load(path: Path) -> dict[str, Any]:
     if found != FORMAT or not isinstance(content.get("state"), dict):
         kind = f"an {found}" if str(found).startswith("asng checkpoint") else "no checkpoint of asng"
         raise ValueError(f"{path} is {kind}; this version reads an {FORMAT}{offer_previous(path)}")
-    state: dict[str, Any] = content["state"]
-    return state
+    return dict(content["state"])
 
 
 def short_reason(error: Exception) -> str:

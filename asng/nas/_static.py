@@ -39,9 +39,8 @@ class Item(nn.Module):
 
     def __init__(self, index: int) -> None:
         super().__init__()
-        if (
-            not isinstance(index, int) or isinstance(index, bool) or index < 0
-        ):  # nothing of the package is imported here
+        # Without the package's own check: nothing of it is imported here.
+        if not isinstance(index, int) or isinstance(index, bool) or index < 0:
             raise ValueError(f"index must be an integer of at least 0, got {index!r}")
         self.index = index
 

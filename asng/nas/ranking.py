@@ -144,8 +144,7 @@ def _shared_score(oneshot: OneShot, values: Values, batches: Any, judge: Judge, 
     if _distributed.is_rank0():
         with oneshot._autocast():
             number = _score(oneshot.supernet, oneshot.model, values, batches, judge, recalibrate_on)
-    shared: float = _distributed.broadcast_object(number)
-    return shared
+    return float(_distributed.broadcast_object(number))
 
 
 def _check_repeatable(batches: Any, recalibrate_on: Any) -> None:

@@ -330,8 +330,7 @@ def _certainty_of(
     likely: float, whole: Mapping[str, Variable], active: Mapping[str, Variable], values: Values
 ) -> float:
     """How far a probability is from that of the start to the largest possible one, in logarithms."""
-    family = family_of(whole)
-    first = probability(_external(whole, family.initial()), active, values)
+    first = probability(_external(whole, family_of(whole).initial()), active, values)
     largest = probability(sharpest_distribution(whole, values), active, values)
     if not 0 < first < largest:
         return math.nan

@@ -1,6 +1,6 @@
 """Elastic norms of channels, of groups of channels, and over the last axes: the first channels or features are used."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -291,7 +291,7 @@ class _ElasticShapeNorm(ElasticLayer):
     """What norms over one or several last axes share."""
 
     elastic: ClassVar[tuple[str, ...]] = ("normalized_shape",)
-    _function: ClassVar[Any]  # of torch.nn.functional
+    _function: ClassVar[Callable[..., Tensor]]  # of torch.nn.functional
     eps: float | None
 
     def __init__(self, normalized_shape: SizeLike | Sequence[SizeLike], *settings: Any) -> None:
@@ -311,8 +311,7 @@ class _ElasticShapeNorm(ElasticLayer):
         sizes = self.sizes["normalized_shape"]
         for axis, size in enumerate(sizes, start=-len(sizes)):
             self.check_input(size, input, axis, "features")
-        output: Tensor = self._function(input, self._shape(), **self.active_tensors(), eps=self.eps)
-        return output
+        return self._function(input, self._shape(), **self.active_tensors(), eps=self.eps)
 
 
 class LayerNorm(_ElasticShapeNorm, nn.LayerNorm):
