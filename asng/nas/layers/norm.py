@@ -292,7 +292,7 @@ class _ElasticShapeNorm(ElasticLayer):
 
     elastic: ClassVar[tuple[str, ...]] = ("normalized_shape",)
     _function: ClassVar[Callable[..., Tensor]]  # of torch.nn.functional
-    eps: float | None
+    eps: Any
 
     def __init__(self, normalized_shape: SizeLike | Sequence[SizeLike], *settings: Any) -> None:
         shape = normalized_shape if isinstance(normalized_shape, Sequence) else (normalized_shape,)
