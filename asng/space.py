@@ -240,12 +240,9 @@ class Categorical(Variable):
             raise ValueError(f"{self} has one probability above 0 for each choice, got {parameters!r}") from None
 
     def from_json(self, data: Any) -> Any:
-        try:
-            written = json.dumps(data, sort_keys=True)
-        except (TypeError, ValueError):  # not of JSON
-            raise _outside(self, data) from None
+        written = _write(data)
         fitting = [choice for choice in self.choices if _write(choice) == written]
-        if not fitting:
+        if written is None or not fitting:
             raise _outside(self, data)
         if len(fitting) > 1:
             raise ValueError(f"{data!r} may be any of {fitting}, which JSON cannot tell apart")
