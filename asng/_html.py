@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from html import escape
 from typing import Any
 
-from asng._untrusted import printable
+from asng._untrusted import printable, shorten
 
 VOID = {"br", "img", "input", "meta"}  # elements without an end tag
 MAX_TEXT = 300  # characters of a name or a value
@@ -62,12 +62,7 @@ def clean(value: Any) -> str:
     >>> clean("a\\n\\u202eb")
     'a\\\\n\\\\u202eb'
     """
-    try:
-        text = str(value)
-    except (RecursionError, ValueError):  # an integer of too many digits
-        return f"a {type(value).__name__} that cannot be shown"
-    text = text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
-    return printable(text)
+    return printable(shorten(value, str, MAX_TEXT, "…"))
 
 
 def script_json(data: Any, name: str) -> Html:

@@ -3,7 +3,7 @@
 import json
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, BinaryIO, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
@@ -148,10 +148,10 @@ def _name(shape: Any) -> str:
     return shape.__name__ if isinstance(shape, type) else str(shape).replace("typing.", "")
 
 
-def shorten(value: Any) -> str:
+def shorten(value: Any, write: Callable[[Any], str] = repr, length: int = 80, end: str = "...") -> str:
     """A value in at most 80 characters, whatever it is."""
     try:
-        text = repr(value)
+        text = write(value)
     except (RecursionError, ValueError):  # an integer of too many digits
         return f"a {type(value).__name__} that cannot be shown"
-    return text if len(text) <= 80 else text[:77] + "..."
+    return text if len(text) <= length else text[: length - len(end)] + end
