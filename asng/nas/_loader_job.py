@@ -16,7 +16,6 @@ from asng.nas import _distributed
 from asng.nas._candidates import Step, finite_mean
 from asng.nas._checks import as_list
 from asng.nas._extract import StaticBuild
-from asng.nas._identity import length_of
 from asng.nas._loop import Epoch, Job, rng_states, set_rng_states
 from asng.nas._training import check_alike
 from asng.nas.oneshot import Batch, OneShot
@@ -332,3 +331,13 @@ def _means(half: str, metrics: Sequence[Mapping[str, float]]) -> dict[str, float
     """The mean of each metric over the candidates of a half of a step."""
     names = {name for of_one in metrics for name in of_one}
     return {f"{half}_{name}": finite_mean(of_one.get(name) for of_one in metrics) for name in names}
+
+
+def length_of(data: Any) -> int | None:
+    """The number of batches or examples, or None if unknown."""
+    # Of a loader the sampler's: a loader that was asked for its own may complain later that a stream is longer.
+    samplers = (getattr(data, name, None) for name in ("batch_sampler", "sampler"))
+    try:
+        return len(next((sampler for sampler in samplers if sampler is not None), data))
+    except Exception:  # streams have none, and each says so in its own way
+        return None

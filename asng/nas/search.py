@@ -3,15 +3,16 @@
 For another loop, write one around `OneShot`.
 """
 
+import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data.distributed import DistributedSampler
 
@@ -22,14 +23,18 @@ from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, LossFn, Step
 from asng.nas._checks import check_batches, check_decisions
-from asng.nas._identity import describe_search, length_of
-from asng.nas._loader_job import LoaderJob, Schedules
+from asng.nas._loader_job import LoaderJob, Schedules, length_of
 from asng.nas._loop import Checkpoint, run_job
+from asng.nas._measures import ForwardMeasure
 from asng.nas.limits import Limit
 from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import SearchResult, build_result, warn_if_short
 from asng.nas.supernet import space_of
 from asng.optimizer import ASNG
+
+CHANGED_BY_SEARCH = {"params", "lr", "initial_lr"}  # by the search and its schedule
+CHANGED_BY_CYCLES = {"momentum", "betas"}  # by a schedule that cycles them, which leaves max_momentum as its mark
+IMPLEMENTATION = {"foreach", "fused", "capturable", "differentiable"}  # may differ from machine to machine
 
 
 def search(
@@ -216,3 +221,85 @@ def _show_progress(wanted: bool) -> Iterator[Progress]:
 def _log_lines(fraction: float, text: str = "", *, line: bool = False) -> None:
     if line:
         sys.stderr.write(f"search: {text}\n")
+
+
+def describe_search(
+    model: nn.Module,
+    train_loader: Iterable[Any],
+    valid_loader: Iterable[Any],
+    arch_optimizer: Optimizer,
+    **settings: Any,
+) -> dict[str, Any]:
+    """The identity of a `nas.search`, as values that load with `weights_only=True`."""
+    arch_settings = {**arch_optimizer.state_dict()["settings"], "population_size": arch_optimizer._population_size}
+    return {
+        **{name: _to_plain(value) for name, value in settings.items()},
+        "arch_optimizer": {**arch_settings, **_to_plain(arch_optimizer._origin)},
+        "frozen": {name: True for name, parameter in model.named_parameters() if not parameter.requires_grad},
+        "train_loader": describe_batches(train_loader),
+        "valid_loader": describe_batches(valid_loader),
+    }
+
+
+def describe_weight_optimizer(weight_optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Class and hyper-parameters as they were before the first step, also of an optimizer that is used again."""
+    groups = {str(index): _hyper_parameters(group) for index, group in enumerate(weight_optimizer.param_groups)}
+    return {"class": type(weight_optimizer).__name__, **groups}
+
+
+def _hyper_parameters(group: Mapping[str, Any]) -> dict[str, Any]:
+    ignored = CHANGED_BY_SEARCH | IMPLEMENTATION | (CHANGED_BY_CYCLES if "max_momentum" in group else set())
+    settings = {"lr": group.get("initial_lr", group.get("lr")), **{k: v for k, v in group.items() if k not in ignored}}
+    # Other versions of torch have other options, which are off by default.
+    return {name: _to_plain(value) for name, value in settings.items() if value is not None and value is not False}
+
+
+def describe_lr_scheduler(lr_scheduler: LRScheduler) -> dict[str, Any]:
+    """Class and constructor arguments, as far as attributes of such names keep them; functions by their names."""
+    arguments = inspect.signature(type(lr_scheduler).__init__).parameters.keys() - {"optimizer", "last_epoch"}
+    names = {kept for name in arguments for kept in (name, f"{name}s", f"_{name}")}  # lr_lambdas, _schedulers
+    names |= {"_schedule_phases", "total_size", "step_ratio"}  # of OneCycleLR and CyclicLR, made of several arguments
+    settings = {name: _to_plain(value) for name, value in vars(lr_scheduler).items() if name in names}
+    return {"class": type(lr_scheduler).__name__, **settings}
+
+
+def describe_batches(batches: Iterable[Any]) -> dict[str, Any]:
+    """Classes and lengths of data, without reading them; the number of workers is not compared."""
+    dataset, sampler = getattr(batches, "dataset", None), getattr(batches, "sampler", None)
+    return {
+        "class": type(batches).__name__,
+        "batches": length_of(batches),
+        "batch_size": _to_plain(getattr(batches, "batch_size", None)),
+        "drop_last": _to_plain(getattr(batches, "drop_last", None)),
+        "sampler": None if sampler is None else type(sampler).__name__,
+        "dataset": None if dataset is None else type(dataset).__name__,
+        "examples": None if dataset is None else length_of(dataset),
+    }
+
+
+def _to_plain(value: Any) -> Any:
+    """A value that loads with `weights_only=True`; of what has no such form, its name or class."""
+    match value:
+        case Tensor() | np.ndarray() | np.generic():
+            return value.tolist()
+        case None | bool() | int() | float() | str():
+            return value
+        case torch.dtype():
+            return str(value)
+        case np.random.SeedSequence():
+            return f"{value.entropy} {value.spawn_key}"
+        case Limit():
+            name = value.measure if isinstance(value.measure, ForwardMeasure) else value.name
+            below = "" if value.at_least is None else f"{float(value.at_least)} <= "
+            return f"{below}{name}" + ("" if value.at_most is None else f" <= {float(value.at_most)}")
+        case torch.optim.Optimizer():
+            return describe_weight_optimizer(value)
+        case LRScheduler():
+            return describe_lr_scheduler(value)
+        case Mapping():
+            return {str(key): _to_plain(item) for key, item in value.items()}
+        case tuple() | list():
+            parts = [_to_plain(part) for part in value]
+            return _to_plain(dict(enumerate(parts))) if any(isinstance(part, dict) for part in parts) else parts
+        case _:
+            return getattr(value, "__name__", type(value).__name__)
