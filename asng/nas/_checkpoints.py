@@ -1,19 +1,10 @@
-"""Checkpoint files: written atomically by one process, with the previous one kept; and delayed interrupts.
-
-Ctrl-C and the SIGTERM of a batch system wait until the current step is done.
-"""
+"""Checkpoint files: written atomically by one process, with the previous one kept."""
 
 import copy
 import io
-import os
 import re
-import signal
-import threading
-import time
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +12,10 @@ import numpy as np
 import torch
 
 from asng._files import atomic_write, make_folder_for, offer_previous, previous_path
-from asng._signals import is_first_of_burst, send_again
 from asng._untrusted import open_regular
 
 FORMAT = "asng checkpoint 2"
 LOADABLE = frozenset({bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter})
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -105,71 +94,3 @@ def short_reason(error: Exception) -> str:
         return f"it has no {error}"
     text = (str(error) or type(error).__name__).splitlines()[0]
     return re.split(r"(?<=\w)\. ", text)[0][:200]
-
-
-@contextmanager
-def delay_interrupts() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C and SIGTERM until the end of a step, so that a whole state is saved; a second one is not delayed.
-
-    Signals within a second count as one. Yields a function that tells whether a signal came. A signal that the block
-    has not answered with an exception, such as one after its last step, is sent again on exit. A process forked inside
-    the block handles SIGTERM as if forked outside; the first Ctrl-C does not end it, since the step may need it.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    seen: int | None = None
-    begin = time.monotonic()
-
-    def note(number: int, frame: Any) -> None:
-        nonlocal seen
-        is_first = is_first_of_burst(begin)
-        if seen is None:
-            seen = number
-        elif is_first:
-            raise KeyboardInterrupt
-
-    handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    ours = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
-    _active.append((note, handlers[signal.SIGTERM]))
-    try:
-        for number in ours:
-            signal.signal(number, note)
-        yield lambda: seen is not None
-    finally:
-        for number, handler in ours.items():
-            signal.signal(number, handler)
-        _active.pop()
-    if seen is not None:
-        send_again(seen)
-
-
-# A signal that reaches a child between fork() and Python's own work after it would be lost: Python's handler in C
-# sets a flag, and that work clears all flags, since they may be the parent's. So the thread that forks blocks both
-# signals around the fork. Children that do not go on in Python (subprocess, spawn) never run these hooks.
-
-_active: list[tuple[Any, Any]] = []  # of each `delay_interrupts`: its handler, and the one of SIGTERM before it
-_forking = threading.local()  # blocked: the signals that were not blocked before
-
-
-def _before_fork() -> None:
-    if _active:
-        _forking.blocked = set(STOP_SIGNALS) - signal.pthread_sigmask(signal.SIG_BLOCK, ())
-        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)  # may raise: a second Ctrl-C just before
-
-
-def _after_fork() -> None:
-    blocked = _forking.__dict__.pop("blocked", None)
-    if blocked:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
-
-
-def _after_fork_in_child() -> None:
-    for note, before in reversed(_active):
-        if signal.getsignal(signal.SIGTERM) is note:
-            signal.signal(signal.SIGTERM, before)
-    _after_fork()
-
-
-if hasattr(os, "register_at_fork"):  # not on Windows, where nothing forks
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork_in_child)

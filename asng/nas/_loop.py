@@ -20,6 +20,7 @@ from torch import Tensor
 from asng._checks import check_int
 from asng._files import Lock, differences, lock_checkpoint, previous_path
 from asng._progress import Progress, no_progress
+from asng._signals import delay_interrupts
 from asng._untrusted import mismatch
 from asng.nas import _checkpoints, _distributed
 from asng.nas._candidates import finite_mean
@@ -215,7 +216,7 @@ def run_job(
         NoFiniteLoss: All losses of an epoch were NaN or infinite.
     """
     loop = _Loop(job, epochs, checkpoint, unit)
-    with _checkpoints.delay_interrupts() as interrupted, ExitStack() as until_end:
+    with delay_interrupts() as interrupted, ExitStack() as until_end:
         if checkpoint is not None:
             loop.start(checkpoint, until_end)
         while len(loop.history) < epochs:

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from asng import _signals
-from asng.nas._checkpoints import STOP_SIGNALS, delay_interrupts
+from asng._signals import DEFAULTS, delay_interrupts
 
 pytestmark = [
     pytest.mark.slow,
@@ -69,7 +69,7 @@ def signal_mask():
 # Here ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("number", DEFAULTS)
 def test_one_signal_waits_and_a_second_one_does_not(number, monkeypatch):
     monkeypatch.setattr(_signals, "BURST", 0.0)
     handler = signal.getsignal(number)
@@ -82,7 +82,7 @@ def test_one_signal_waits_and_a_second_one_does_not(number, monkeypatch):
     assert signal.getsignal(number) is handler
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("number", DEFAULTS)
 def test_a_burst_of_signals_waits_as_one(number):
     noticed = []
     with contextlib.suppress(KeyboardInterrupt), delay_interrupts() as interrupted:
@@ -93,7 +93,7 @@ def test_a_burst_of_signals_waits_as_one(number):
     assert noticed == [True]
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("number", DEFAULTS)
 def test_a_burst_that_was_delayed_interrupts_what_is_around_once(number):
     received = []
     with contextlib.suppress(KeyboardInterrupt), _signals.sigterm_as_interrupt():
@@ -109,7 +109,7 @@ def test_a_burst_that_was_delayed_interrupts_what_is_around_once(number):
     assert received == ["clean-up begins", "clean-up ends"]
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("number", DEFAULTS)
 def test_a_signal_without_an_answer_is_sent_again_on_exit(number):
     received: list[int] = []
     handler = signal.signal(number, lambda number, frame: received.append(number))
@@ -253,7 +253,7 @@ def test_signals_are_blocked_only_while_they_wait(monkeypatch):
     assert calls == []
     with delay_interrupts():
         assert exit_code(fork(lambda: 3)) == 3
-    assert calls[-2:] == [(signal.SIG_BLOCK, set(STOP_SIGNALS)), (signal.SIG_UNBLOCK, set(STOP_SIGNALS))]
+    assert calls[-2:] == [(signal.SIG_BLOCK, set(DEFAULTS)), (signal.SIG_UNBLOCK, set(DEFAULTS))]
 
 
 STARTS: dict[str, dict[str, Any]] = {
