@@ -22,7 +22,6 @@ from asng.nas.oneshot import Batch, OneShot
 from asng.nas.result import certainty
 
 EXPLOSION_FACTOR = 1000  # times the loss at the beginning
-INTERVALS = ("epoch", "step")
 
 
 class Schedules:
@@ -43,7 +42,7 @@ class Schedules:
     def __init__(
         self, weight_optimizer: Any, epochs: int, given: Any = None, interval: str = "epoch", train_loader: Any = ()
     ) -> None:
-        if interval not in INTERVALS:
+        if interval not in ("epoch", "step"):
             raise ValueError(f'scheduler_interval must be "epoch" or "step", got {interval!r}')
         self._optimizers, self._epochs = as_list(weight_optimizer), epochs
         self._interval, self._is_default = interval, given is None

@@ -173,10 +173,9 @@ def search(
     saved = None
     if checkpoint is not None:
         identity = describe_search(
-            oneshot.model,
+            oneshot,
             train_loader,
             valid_loader,
-            arch_optimizer,
             seed=seed,
             epochs=epochs if lr_scheduler is None else None,  # a given one may be continued for more epochs
             lr_scheduler=lr_scheduler,
@@ -224,18 +223,15 @@ def _log_lines(fraction: float, text: str = "", *, line: bool = False) -> None:
 
 
 def describe_search(
-    model: nn.Module,
-    train_loader: Iterable[Any],
-    valid_loader: Iterable[Any],
-    arch_optimizer: Optimizer,
-    **settings: Any,
+    oneshot: OneShot, train_loader: Iterable[Any], valid_loader: Iterable[Any], **settings: Any
 ) -> dict[str, Any]:
     """The identity of a `nas.search`, as values that load with `weights_only=True`."""
+    arch_optimizer, parameters = oneshot.arch_optimizer, oneshot.model.named_parameters()
     arch_settings = {**arch_optimizer.state_dict()["settings"], "population_size": arch_optimizer._population_size}
     return {
         **{name: _to_plain(value) for name, value in settings.items()},
         "arch_optimizer": {**arch_settings, **_to_plain(arch_optimizer._origin)},
-        "frozen": {name: True for name, parameter in model.named_parameters() if not parameter.requires_grad},
+        "frozen": {name: True for name, parameter in parameters if not parameter.requires_grad},
         "train_loader": describe_batches(train_loader),
         "valid_loader": describe_batches(valid_loader),
     }
