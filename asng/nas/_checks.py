@@ -150,8 +150,10 @@ def check_not_sharded(paths: Mapping[nn.Module, str]) -> None:
                 )
 
 
-def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
+def check_parallel(paths: Mapping[nn.Module, str], *, sync_batchnorm: bool) -> None:
     """Raise ValueError for modules, given with their paths, in DistributedDataParallel, and for its batch norms.
+
+    Also for those in which batch norms cannot be synchronized, if they are to be.
 
     Removing the wrapper would not do: after a forward pass its hooks wait for gradients that the candidates of a
     process may not have, and a program that uses it gives every process other batches.
@@ -167,20 +169,14 @@ def check_not_ddp(paths: Mapping[nn.Module, str]) -> None:
                 f"{path or 'the model'} is a SyncBatchNorm, which would mix different candidates; use BatchNorm, and "
                 "sync_batchnorm=True for the statistics of one candidate that several processes run"
             )
-
-
-def check_sync_batchnorm(paths: Mapping[nn.Module, str]) -> None:
-    """Raise ValueError for modules, given with their paths, in which batch norms cannot be synchronized."""
-    for module, path in paths.items():
+        cure = ""
         if is_compiled(module):
             cure = "search the model itself, and compile what was found"
         elif type(module).__module__.startswith("asng.fused"):
             cure = "use torch's own: asng.fused.unfuse(model)"
-        else:
-            continue
-        raise ValueError(
-            f"sync_batchnorm does not reach {path or 'the model'}, a {type(module).__name__}; {cure}, or leave it out"
-        )
+        if sync_batchnorm and cure:
+            kind = type(module).__name__
+            raise ValueError(f"sync_batchnorm does not reach {path or 'the model'}, a {kind}; {cure}, or leave it out")
 
 
 def check_decisions(space: dict[str, Variable]) -> dict[str, Variable]:

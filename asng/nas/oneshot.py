@@ -102,7 +102,7 @@ class OneShot:
     ) -> None:
         _checks.check_module(model)
         paths = {module: path for path, module in model.named_modules()}
-        _checks.check_not_ddp(paths)
+        _checks.check_parallel(paths, sync_batchnorm=check_bool(sync_batchnorm, "sync_batchnorm"))
         self.model: nn.Module = _checks.unwrap(model)
         self.arch_optimizer: Optimizer = arch_optimizer
         self.judge: Judge | None = judge
@@ -118,8 +118,6 @@ class OneShot:
         self._weights = WeightOptimizers(weight_optimizer, max_grad_norm, amp_dtype)
         self._parameters = self._weights.parameters
         self.device: torch.device = self._weights.device
-        if check_bool(sync_batchnorm, "sync_batchnorm"):
-            _checks.check_sync_batchnorm(paths)
         self._groups = Groups(arch_optimizer._population_size, sync_batchnorm=sync_batchnorm)
         if sync_batchnorm and self._groups.are_shared:
             failures = ()  # other processes would wait for the statistics of a candidate that failed
