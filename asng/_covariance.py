@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from asng._asktell import Optimizer, Seed
+from asng._asktell import Optimizer
 from asng._ragged import Array
 from asng.families import Bounds, CategoricalFamily, Family, Joint, NormalFamily
 from asng.optimizer import ASNG, ASNGState, asng_init, asng_update, share_by_rank
@@ -106,17 +106,9 @@ class CovarianceASNG(Optimizer):
 
     _state: CovarianceState
 
-    def __init__(
-        self,
-        space: Mapping[str, Variable],
-        *,
-        population_size: int,
-        alpha: float = 1.5,
-        initial: Mapping[str, Any] | None = None,
-        seed: Seed = None,
-    ) -> None:
+    def __init__(self, space: Mapping[str, Variable], *, alpha: float = 1.5, **settings: Any) -> None:
         self._alpha = alpha  # of choices
-        super().__init__(space, population_size=population_size, mirrored=True, initial=initial, seed=seed)
+        super().__init__(space, **settings)
 
     def _initial_state(self, theta: Array) -> CovarianceState:
         family = self._family
