@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from asng import __version__
-from asng._asktell import describe_distribution
+from asng._asktell import Optimizer, describe_distribution
 from asng._files import as_path, atomic_write, make_folder_for
 from asng.nas.architecture import to_dict
 from asng.nas.decisions import Decision, OneOf, Repeat
@@ -140,23 +140,19 @@ def _to_finite(value: Any) -> Any:
 
 
 def decision_rows(
-    space: Mapping[str, Variable],
-    values: Values,
-    inactive: Collection[str],
-    now: Mapping[str, Any],
-    largest: Mapping[str, Any],
+    optimizer: Optimizer, values: Values, inactive: Collection[str], largest: Mapping[str, Any]
 ) -> list[tuple[str, ...]]:
     """Each decision with its value, the value's probability, the largest possible one, and the other values.
 
-    >>> from asng import Categorical
-    >>> space = {"act": Categorical(["relu", "tanh"])}
-    >>> now, largest = {"act": np.array([0.4, 0.6])}, {"act": np.array([0.25, 0.75])}
-    >>> print(format_table(decision_rows(space, {"act": "tanh"}, (), now, largest)))
+    >>> from asng import ASNG, Categorical
+    >>> optimizer = ASNG({"act": Categorical(["relu", "tanh"])}, initial={"act": [0.4, 0.6]})
+    >>> print(format_table(decision_rows(optimizer, {"act": "tanh"}, (), {"act": np.array([0.25, 0.75])})))
     decision  value  probability  at most  others
     act       tanh   0.600        0.750    relu 0.400
     """
     rows: list[tuple[str, ...]] = [("decision", "value", "probability", "at most", "others")]
-    for name, variable in space.items():
+    now = optimizer.distribution()
+    for name, variable in optimizer.space.items():
         value = _format_value(values[name])
         if name in inactive:
             rows.append((name, value, "without effect", "", ""))

@@ -13,6 +13,8 @@ from asng.nas._checks import as_list
 from asng.nas._distributed import Groups
 from asng.nas.supernet import Supernet, Values
 
+TorchOptimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer]
+
 
 class WeightOptimizers:
     """All optimizers of the weights: the gradient is scaled, clipped and applied as a whole.
@@ -23,12 +25,7 @@ class WeightOptimizers:
         amp_dtype: Type of mixed precision; float16 needs scaled gradients.
     """
 
-    def __init__(
-        self,
-        given: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
-        max_grad_norm: float | None,
-        amp_dtype: torch.dtype | None,
-    ) -> None:
+    def __init__(self, given: TorchOptimizers, max_grad_norm: float | None, amp_dtype: torch.dtype | None) -> None:
         self.optimizers = as_list(given)
         self.is_single = not isinstance(given, (list, tuple))
         self.parameters = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]

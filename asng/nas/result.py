@@ -153,9 +153,8 @@ class SearchResult:
         return {**vars(self), "oneshot": None}  # large, and with functions that cannot be pickled
 
     def __repr__(self) -> str:
-        space, now = self.arch_optimizer.space, self.arch_optimizer.distribution()
-        largest = sharpest_distribution(space, self.values)
-        decisions = format_table(decision_rows(space, self.values, self.inactive, now, largest))
+        largest = sharpest_distribution(self.arch_optimizer.space, self.values)
+        decisions = format_table(decision_rows(self.arch_optimizer, self.values, self.inactive, largest))
         history = [format_table(history_rows(self.history))] if self.history else []
         return "\n\n".join([decisions, self._summary(), *history])
 
