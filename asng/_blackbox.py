@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, TypedDict
 import numpy as np
 
 from asng._asktell import Candidate, Optimizer, Seed
-from asng._checks import MAX_CANDIDATES, as_float, as_int, check_int
+from asng._checks import MAX_CANDIDATES, as_float, as_int, check_bool, check_int
 from asng._covariance import CovarianceASNG, black_box_optimizer, default_population_size
 from asng._decoding import Space
 from asng._evaluation import Outcome
@@ -87,7 +87,6 @@ class BlackBox:
     def __init__(
         self,
         space: Mapping[str, Variable],
-        *,
         population_size: int | None,
         initial: Mapping[str, Any] | None,
         seed: Seed,
@@ -98,15 +97,15 @@ class BlackBox:
         self._space = Space(space)
         self._variables, self._initial = dict(space), initial
         self._seed: Seed = seed if (number := as_int(seed)) is None else number
-        self._noisy, self._limits = noisy, limits
-        self._restarts = restarts if restarts is not None else 0 if noisy else math.inf
+        self._noisy, self._limits = check_bool(noisy, "noisy"), tuple(limits)
+        self._restarts: float = 0 if noisy else math.inf
+        if restarts is not None:
+            self._restarts = check_int(restarts, "restarts", min=0)
         self.population_size = default_population_size(space)
         if population_size is not None:
             self.population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
-        sequence = self._seed
-        if not isinstance(sequence, np.random.SeedSequence):
-            sequence = np.random.SeedSequence(sequence)
+        sequence = self._seed if isinstance(self._seed, np.random.SeedSequence) else np.random.SeedSequence(self._seed)
         self._entropy, self._spawn_key = _plain(sequence.entropy), tuple(sequence.spawn_key)
         self.history: list[Evaluation] = []
         self._ended: list[Job] = []  # one for each evaluation

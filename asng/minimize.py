@@ -145,15 +145,7 @@ def minimize(
     """
     check_int(evaluations, "evaluations", min=2)
     _check_callables(f, executor, limits, callback)
-    run = BlackBox(
-        space,
-        population_size=population_size,
-        initial=initial,
-        seed=seed,
-        noisy=check_bool(noisy, "noisy"),
-        limits=tuple(limits),
-        restarts=None if restarts is None else check_int(restarts, "restarts", min=0),
-    )
+    run = BlackBox(space, population_size, initial, seed, noisy, limits, restarts)
     if target is not None:
         target = check_float(target, "target", gt=-float("inf"))
     evaluator: Evaluator[Job] = Evaluator(f)
