@@ -161,15 +161,15 @@ class Source:
 
     def _ties(self) -> Iterator[str]:
         """Lines that let modules share weights as those of the network do."""
-        first: dict[int, tuple[nn.Module, str]] = {}
+        first: dict[int, str] = {}
         for path, module in self._network.named_modules(remove_duplicate=False):
             for name, parameter in module._parameters.items():
                 if parameter is None or not self._is_needed(module):
                     continue
                 here = f"network.get_submodule({path!r}).{name}" if path else f"network.{name}"
                 if id(parameter) in first:
-                    yield f"{here} = {first[id(parameter)][1]}"
-                first.setdefault(id(parameter), (module, here))
+                    yield f"{here} = {first[id(parameter)]}"
+                first.setdefault(id(parameter), here)
 
     def _error(self, module: nn.Module, fault: str) -> NotRecordable:
         return NotRecordable(f"{label_of(module, self._paths)} {fault}")

@@ -93,8 +93,8 @@ def _keywords(model: nn.Module, inputs: Mapping[Any, Any]) -> dict[str, Any]:
     """What a mapping has of the arguments of a model's forward; nothing where one is missing."""
     expected = signature(model.forward)
     takes_all = any(parameter.kind is Parameter.VAR_KEYWORD for parameter in expected.parameters.values())
-    given = {key: value for key, value in inputs.items() if isinstance(key, str)}
-    given = {key: value for key, value in given.items() if takes_all or key in expected.parameters}
+    known = inputs if takes_all else expected.parameters
+    given = {key: value for key, value in inputs.items() if isinstance(key, str) and key in known}
     try:
         expected.bind(**given)
     except TypeError:
