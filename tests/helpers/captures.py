@@ -56,6 +56,8 @@ class Body(Searchable):
 class Counted(nn.Module):
     """A model that counts its passes on the device: those that judge, and those that train."""
 
+    passes: torch.Tensor
+
     def __init__(self, model):
         super().__init__()
         self.model = model
