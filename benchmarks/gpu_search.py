@@ -33,10 +33,10 @@ def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1])
 
 
-def batches(size: int, memory_format: torch.memory_format) -> list[tuple[Tensor, Tensor]]:
-    images = torch.randn(2, size, 3, 32, 32, device="cuda")
+def batches(size: int, memory_format: torch.memory_format, device: str = "cuda") -> list[tuple[Tensor, Tensor]]:
+    images = torch.randn(2, size, 3, 32, 32, device=device)
     return [
-        (half.contiguous(memory_format=memory_format), torch.randint(10, (size,), device="cuda")) for half in images
+        (half.contiguous(memory_format=memory_format), torch.randint(10, (size,), device=device)) for half in images
     ]
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import gpu_tables as bench
 import pytest
 import torch
+from gpu_agreement import PRECISIONS, first_losses
 from gpu_measure import find_versions
 
 ROOT = Path(__file__).parents[1]
@@ -49,6 +50,16 @@ def test_versions_are_those_that_are_installed():
     for package in ("triton", "cuda-bindings"):
         installed = {d.version for d in metadata.distributions(name=package)}
         assert {found[package]} == installed if package in found else not installed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_agreement_compares_steps_that_differ_by_rounding_alone(precision):
+    plain, again, moved = (first_losses((4, 3, 4), 2, precision, moved=m, device="cpu") for m in (False, False, True))
+    assert plain.shape == (2, 4)
+    assert torch.equal(plain, again)
+    assert not torch.equal(plain, moved)
+    torch.testing.assert_close(plain, moved, atol=1e-9 if precision == "float64" else 0.3, rtol=0)
 
 
 def test_a_folder_without_results_is_named(tmp_path):
