@@ -201,6 +201,22 @@ def test_param_groups_with_schedules_equal_the_plain_step():
             search.weight_optimizer.param_groups[0]["lr"] *= 0.5  # as a schedule does
 
 
+@pytest.mark.usefixtures("graphless")
+def test_a_learning_rate_may_be_a_tensor():
+    model = Choosy()
+    twin = copy.deepcopy(model)
+    plain, captured = (
+        oneshot(m, weight_optimizer=torch.optim.SGD(m.parameters(), torch.tensor(0.1), momentum=0.9), capture=c)
+        for m, c in ((model, False), (twin, True))
+    )
+    for train, valid in pairs(5):
+        assert captured.step(train, valid) == plain.step(train, valid)
+        for search in (plain, captured):
+            search.weight_optimizer.param_groups[0]["lr"].mul_(0.5)
+    assert captured.capture_cost
+    torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=0, atol=0)
+
+
 def test_a_dry_run_leaves_weights_buffers_selection_and_rng_alone():
     model = Net(norm=True)
     select(model, {"first": 1, "depth": 2})
