@@ -276,8 +276,8 @@ def test_passes_without_a_candidate_leave_the_random_numbers_of_others(n):
 
     def losses(trained, judged):
         torch.manual_seed(1)
-        halves = [captured.step([{"op": 0}] * trained, batch, [{"op": 0}] * judged, batch) for _ in range(2)]
-        return [[[numbers.loss for numbers in half] for half in halves_of_step] for halves_of_step in halves]
+        steps = [captured.step([{"op": 0}] * trained, batch, [{"op": 0}] * judged, batch) for _ in range(2)]
+        return [[[numbers.loss for numbers in half] for half in step] for step in steps]
 
     whole = losses(2, 2)
     assert len({loss for step in whole for half in step for loss in half}) == 8
