@@ -99,9 +99,7 @@ class InExecutor(Evaluator[Job]):
     from the last end of any evaluation, and only the oldest one is given up.
     """
 
-    def __init__(
-        self, f: Callable[[Values], Any], executor: Executor, *, slots: int, timeout: float | None = None
-    ) -> None:
+    def __init__(self, f: Callable[[Values], Any], executor: Executor, *, slots: int, timeout: float) -> None:
         workers = getattr(executor, "_max_workers", None)  # of both executors of the standard library
         super().__init__(f)
         self._executor, self._timeout = executor, timeout
@@ -189,8 +187,6 @@ class InExecutor(Evaluator[Job]):
 
     def _time_out(self) -> list[tuple[Job, Outcome]]:
         """The outcomes of evaluations that have run for too long."""
-        if self._timeout is None:
-            return []
         now = time.monotonic()
         for future, flight in self._flights.items():
             if flight.started is None and future.running():
@@ -210,13 +206,10 @@ class InExecutor(Evaluator[Job]):
         return done
 
     def _deadline(self, flight: Flight[Job]) -> float:
-        assert self._timeout is not None
         begin = max(flight.submitted, self._last_sign) if flight.started is None else flight.started
         return begin + self._timeout
 
-    def _next_look(self) -> float | None:
-        if self._timeout is None:
-            return None
+    def _next_look(self) -> float:
         earliest = min(map(self._deadline, self._flights.values())) - time.monotonic()
         return max(MIN_POLL, min(earliest, self._timeout / 10, MAX_POLL))
 

@@ -1,5 +1,6 @@
 """Black-box minimization: a loop around ask and tell, with the defaults of black boxes."""
 
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -146,11 +147,10 @@ def minimize(
     check_int(evaluations, "evaluations", min=2)
     _check_callables(f, executor, limits, callback)
     run = BlackBox(space, population_size, initial, seed, noisy, limits, restarts)
-    if target is not None:
-        target = check_float(target, "target", gt=-float("inf"))
+    target = -math.inf if target is None else check_float(target, "target", gt=-math.inf)
     evaluator: Evaluator[Job] = Evaluator(f)
     if executor is not None:
-        timeout = None if timeout is None else check_float(timeout, "timeout")
+        timeout = math.inf if timeout is None else check_float(timeout, "timeout")
         evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
     elif timeout is not None:
         raise ValueError(f"timeout={timeout!r} needs an executor, such as ProcessPoolExecutor(1): f cannot be stopped")
@@ -174,7 +174,7 @@ def _evaluate(
     run: BlackBox,
     evaluator: Evaluator[Job],
     evaluations: int,
-    target: float | None,
+    target: float,
     callback: Callable[[Evaluation], Any] | None,
     save: Callable[[], None],
     report: Progress,
@@ -182,7 +182,7 @@ def _evaluate(
     """Evaluate until there is a reason to stop, and return it."""
     warned: set[str] = set()
     while True:
-        if target is not None and run.best is not None and run.best.loss <= target:
+        if run.best is not None and run.best.loss <= target:
             return "target"
         while not run.exhausted and len(run.history) + len(run.jobs) < evaluations and evaluator.has_room():
             job = run.next_job()
