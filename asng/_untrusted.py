@@ -149,7 +149,7 @@ def _name(shape: Any) -> str:
 
 
 def shorten(value: Any, write: Callable[[Any], str] = repr, length: int = 80, end: str = "...") -> str:
-    """A value in at most 80 characters, whatever it is."""
+    """A value as text of at most `length` characters, whatever it is."""
     try:
         text = write(value)
     except (RecursionError, ValueError):  # an integer of too many digits

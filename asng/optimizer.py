@@ -253,7 +253,7 @@ class ASNG(Optimizer):
 
     def _initial_state(self, theta: Array) -> ASNGState:
         if self._fixed_delta:
-            return asng_init(self._family, theta, 1.0)._replace(divisor=1.0)
+            return asng_init(self._family, theta, 1.0)
         return asng_init(self._family, theta, self._delta_init, self._max_beta)
 
     def _update(self, x: Array, losses: list[float], active: Array | None) -> ASNGState:

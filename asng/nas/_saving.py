@@ -1,4 +1,4 @@
-"""A distribution, a tree of decisions and a result as plain data, and as the folder of a run, for reports."""
+"""A result as tables of text for terminals and notebooks, and as the folder of a run for reports."""
 
 import json
 import math
