@@ -80,14 +80,11 @@ def check_float(value: Any, name: str, *, gt: float = 0.0, max: float = math.inf
 def check_settings(settings: Any, **minima: int) -> None:
     """Raise ValueError for integers below their minimum, by default 1, of a seed 0, or too large, and for lr <= 0."""
     for name, value in vars(settings).items():
-        minimum = minima.get(name, 0 if name == "seed" else 1)
+        minimum, maximum = (0, 2**63 - 1) if name == "seed" else (1, 2**31 - 1)
         if name == "lr" and not 0 < value < math.inf:
             raise ValueError(f"lr must be above 0, got {value}")
-        if name != "lr" and type(value) is int and value < minimum:
-            raise ValueError(f"{name} must be at least {minimum}, got {value}")
-        maximum = 2**63 - 1 if name == "seed" else 2**31 - 1
-        if type(value) is int and value > maximum:
-            raise ValueError(f"{name} must be at most {maximum:,}, got {value}")
+        if type(value) is int:
+            check_int(value, name, min=minima.get(name, minimum), max=maximum)
 
 
 def check_bounds(low: float, high: float) -> None:
