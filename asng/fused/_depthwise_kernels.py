@@ -4,6 +4,7 @@ A thread computes blocks of ROWS x COLUMNS pixels, which share what they load. I
 for each pixel, a multiple of 8: channels beyond C are zeros, so that loads are aligned. Weights come tap by tap, as
 rows of STRIDE elements.
 """
+# mypy: disable-error-code="assignment, var-annotated"
 
 import triton
 import triton.language as tl

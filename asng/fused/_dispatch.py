@@ -55,6 +55,15 @@ def device_of(x: Tensor) -> AbstractContextManager[None]:
     return device
 
 
+@cache
+def pipeline_stages(device: torch.device) -> int:
+    """Stages of loops whose tiles suit the shared memory of a Hopper GPU; one, without loads ahead, for others."""
+    is_large = device.type == "cuda" and (
+        getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 227 * 1024
+    )
+    return 3 if is_large else 1
+
+
 def to_channels_last(gradient: Tensor) -> Tensor:
     return gradient.contiguous(memory_format=torch.channels_last)
 

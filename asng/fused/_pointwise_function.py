@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from asng.fused import _norm_kernels, _pointwise_kernels
-from asng.fused._dispatch import device_of, power_of_two, to_channels_last
+from asng.fused._dispatch import device_of, pipeline_stages, power_of_two, to_channels_last
 from asng.fused._norm import MAX_CHANNELS, Split
 
 MAX_MOMENTS = 4096  # channels times chunks that every program adds up; more are merged by a kernel before
@@ -17,8 +17,9 @@ ALIGN = 8  # elements of a channels' row in between, so that 16 bytes are loaded
 MAX_BLOCK = 64  # channels that are multiplied at once
 MAX_PIXELS = 128  # of a tile
 MIN_PROGRAMS = 120
-GRADIENT_PIXELS = 64
 WEIGHT_PROGRAMS = 264  # that sum up gradients of weights: each writes a matrix
+GRADIENT_PIXELS = {128: 32}  # of a tile of it, by the channels, where 64 are slower
+MAX_TILE = 4096  # elements of a tile of float32
 WARPS = 4
 
 
@@ -32,10 +33,13 @@ class Sizes(NamedTuple):
     row: int
 
     @property
-    def blocks(self) -> tuple[int, int]:
-        """Channels and inputs that are multiplied at once; matrices from 16 on."""
-        channels, inputs = (min(max(power_of_two(number), 16), MAX_BLOCK) for number in (self.channels, self.inputs))
-        return channels, inputs
+    def block_channels(self) -> int:
+        """Of a program that has all; matrices are multiplied from 16 on."""
+        return max(power_of_two(self.channels), 16)
+
+    @property
+    def block_inputs(self) -> int:
+        return min(max(power_of_two(self.inputs), 16), MAX_BLOCK)
 
 
 class Norm(NamedTuple):
@@ -124,13 +128,13 @@ class PointwiseFunction(torch.autograd.Function):
 def multiply(d: Tensor, pointwise: Tensor, size: Sizes, dtype: torch.dtype) -> tuple[Tensor, Moments]:
     """A 1x1 convolution: its results, one pixel a row, and their moments."""
     z = torch.empty(size.pixels, size.row, dtype=dtype, device=d.device)
-    outputs, inputs = size.blocks
+    outputs = min(size.block_channels, MAX_BLOCK)
     groups = -(-size.channels // outputs)
     block = min(max(power_of_two(size.pixels * groups // MIN_PROGRAMS + 1) // 2, 16), MAX_PIXELS)
     programs = -(-size.pixels // block)
     partial = torch.empty(programs, 2, size.channels, device=d.device)
     _pointwise_kernels.pointwise_forward[programs, groups](
-        *(d, pointwise, z, partial, *size, block, inputs, outputs), PRECISION=_precision(), num_warps=WARPS
+        *(d, pointwise, z, partial, *size, block, size.block_inputs, outputs), PRECISION=_precision(), num_warps=WARPS
     )
     return z, Moments(partial, size.pixels, block).merge(moments=True)
 
@@ -178,19 +182,22 @@ def multiply_backward(
     size: Sizes,
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Write the gradient of the input; those of the batch norm, and of the weights for each program."""
-    channels, inputs = size.blocks
-    groups = -(-size.inputs // inputs)
-    tiles = -(-size.pixels // (GRADIENT_PIXELS * -(-WEIGHT_PROGRAMS // groups)))
-    programs = -(-size.pixels // (GRADIENT_PIXELS * tiles))
+    block = GRADIENT_PIXELS.get(size.block_channels, 64)
+    if z.element_size() == 4:  # for shared memory
+        block = min(block, MAX_TILE // size.block_channels)
+    groups = -(-size.inputs // size.block_inputs)
+    tiles = -(-size.pixels // (block * -(-WEIGHT_PROGRAMS // groups)))
+    programs = -(-size.pixels // (block * tiles))
     partial = torch.empty(programs, size.channels * size.inputs, device=z.device)
     dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
     chunks = len(sums.partial)
     _pointwise_kernels.pointwise_backward[programs, groups](
         *(dy, z, saved, sums.partial, weight, d, pointwise, dd, dweight, dbias, partial, chunks, size.pixels, tiles),
-        *(*size[1:], dy_row, GRADIENT_PIXELS, channels, inputs, power_of_two(chunks)),
+        *(*size[1:], dy_row, block, size.block_channels, size.block_inputs, power_of_two(chunks)),
         AFFINE=weight is not None,
         PRECISION=_precision(),
         num_warps=WARPS,
+        num_stages=pipeline_stages(z.device),
     )
     return dweight, dbias, partial
 

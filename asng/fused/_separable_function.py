@@ -88,8 +88,8 @@ class Tile(NamedTuple):
         channels = min(max(power_of_two(channels), ALIGN), DEPTHWISE_CHANNELS)
         return cls(ROWS, COLUMNS, 32 * warps * elements // channels, channels)
 
-    def count(self, images: int, height: int, width: int) -> int:
-        """Of maps."""
+    def tiles(self, images: int, height: int, width: int) -> int:
+        """How many cover maps."""
         return -(-images * -(-height // self.rows) * -(-width // self.columns) // self.blocks)
 
 
@@ -165,7 +165,7 @@ def _convolve(x: Tensor, taps: Tensor, half: Half, dtype: torch.dtype, is_rectif
     """ReLU and the depthwise convolution."""
     d = torch.empty(half.pixels, half.row, dtype=dtype, device=x.device)
     tile = Tile.of(half.channels, ELEMENTS[half.settings.kernel], warps=4)
-    programs = tile.count(half.images, half.out_height, half.out_width)
+    programs = tile.tiles(half.images, half.out_height, half.out_width)
     _depthwise_kernels.depthwise_forward[programs, -(-half.channels // tile.channels)](
         *(x, taps, d, *half[1:], *half.settings[:2], *tile), RELU=not is_rectified, num_warps=4
     )
@@ -190,7 +190,7 @@ def _input_gradient(
     """Writes the gradient of a depthwise convolution's input; returns sums for the batch norm before."""
     norm = (None, None, None) if before is None else (before.moments, before.weight, before.bias)
     tile = Tile.of(half.channels, ELEMENTS[half.settings.kernel])
-    programs = tile.count(half.images, half.height, half.width)
+    programs = tile.tiles(half.images, half.height, half.width)
     sums = torch.empty(programs, 2, half.channels, device=x.device)
     _depthwise_kernels.depthwise_input_gradient[programs, -(-half.channels // tile.channels)](
         *(dd, x, *norm, taps, dx, sums, half.images, half.channels, half.row, dx_row),
@@ -205,9 +205,9 @@ def _input_gradient(
 def _weight_gradient(dd: Tensor, x: Tensor, half: Half, *, is_rectified: bool) -> Tensor:
     """The gradients of a depthwise convolution's weights for each program."""
     tile, kernel = Tile.of(half.channels, WEIGHT_ELEMENTS), half.settings.kernel
-    groups, count = -(-half.channels // tile.channels), tile.count(half.images, half.out_height, half.out_width)
-    tiles = -(-count * groups // TAP_PROGRAMS[kernel])
-    programs = -(-count // tiles)
+    groups, number = -(-half.channels // tile.channels), tile.tiles(half.images, half.out_height, half.out_width)
+    tiles = -(-number * groups // TAP_PROGRAMS[kernel])
+    programs = -(-number // tiles)
     partial = torch.empty(programs, half.channels * kernel**2, device=x.device)
     _depthwise_kernels.depthwise_weight_gradient[programs, groups](
         *(dd, x, partial, half.images, tiles, *half[2:], *half.settings[:2], *tile),

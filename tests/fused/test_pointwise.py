@@ -60,6 +60,7 @@ def test_mixed_precision_is_as_near_as_torchs(x_dtype):
 def test_programs_with_several_tiles_and_many_chunks(monkeypatch):
     monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 2)
     monkeypatch.setattr(_pointwise_function, "MAX_MOMENTS", 0)
+    monkeypatch.setattr(_pointwise_function, "MAX_SUMS", 0)
     monkeypatch.setattr(_pointwise_function, "MAX_MERGES", 4)
     layer, reference = pair(70, 40)
     x = channels_last((3, 70, 6, 7), torch.float32)

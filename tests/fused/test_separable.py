@@ -82,6 +82,7 @@ def test_weights_of_the_inputs_type_need_no_autocast():
 
 def test_many_chunks_are_merged(monkeypatch):
     monkeypatch.setattr(_pointwise_function, "MAX_MOMENTS", 0)
+    monkeypatch.setattr(_pointwise_function, "MAX_SUMS", 0)
     monkeypatch.setattr(_pointwise_function, "MAX_MERGES", 4)  # of 8, so in two steps
     layer, reference = pair(40, 3, 1)
     x = channels_last((3, 40, 6, 7), torch.float32)

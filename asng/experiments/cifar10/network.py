@@ -219,7 +219,7 @@ def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors), 1) if len(tensors) > 1 else tensors[0]
 
 
-def join_ends(x: Tensor, weight: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+def join_ends(x: Tensor, weight: Tensor, norm: nn.Module) -> Tensor:
     """A 1x1 convolution, normalized."""
     if isinstance(norm, fused.BatchNorm2d):
         return conv_norm(x, weight, norm)
@@ -235,7 +235,7 @@ class Cell(nn.Module):
     entries: nn.ModuleList
     operations: nn.ModuleList
     join: nn.Conv2d
-    norm: nn.BatchNorm2d
+    norm: nn.Module
     paths: list[list[tuple[int, int]]]
     inputs: list[int]
     ends: list[int]
@@ -244,7 +244,7 @@ class Cell(nn.Module):
     drop_path: Tensor
 
     def __init__(
-        self, entries: nn.ModuleList, nodes: Modules, ends: Sequence[int], join: nn.Conv2d, norm: nn.BatchNorm2d
+        self, entries: nn.ModuleList, nodes: Modules, ends: Sequence[int], join: nn.Conv2d, norm: nn.Module
     ) -> None:
         super().__init__()
         modules = list(dict.fromkeys(module for pair in nodes for _, module in pair))
