@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from asng.cli.estimate import show_estimate
-from asng.cli.flags import Flag, Positional, flags_of, parse_command
+from asng.cli.flags import Positional, parse_command
 from asng.cli.terminal import (
     Outcome,
     OutputFlags,
@@ -22,6 +22,7 @@ from asng.cli.terminal import (
 from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
+from asng.report._command import to_flags
 from asng.runs import ARCHITECTURE, CHECKPOINT, read_config, settings_from_config
 
 
@@ -63,17 +64,13 @@ class EvaluateFlags(OutputFlags):
 
 def parse_verb(task: type[Task], verb: str, arguments: Sequence[str], **presets: Any) -> Any:
     """Parse the flags of a verb, with the settings of a task; their docstring is the help."""
-    command, parts = _parts_of(task, verb)
+    command, parts = parts_of_verb(task, verb)
     description, name = parts["settings"].__doc__, f"{task.name} {verb}"
     return parse_command(command, name, arguments, description=description, presets=presets, **parts)
 
 
-def flags_of_verb(task: type[Task], verb: str) -> list[Flag]:
-    """The flags of a verb."""
-    return flags_of(*_parts_of(task, verb))
-
-
-def _parts_of(task: type[Task], verb: str) -> tuple[type, dict[str, Any]]:
+def parts_of_verb(task: type[Task], verb: str) -> tuple[type, dict[str, Any]]:
+    """The flags of a verb, and for fields of them that are dataclasses the ones with the defaults."""
     command: type
     command, settings = {
         "search": (SearchFlags, task.search_settings),
@@ -229,5 +226,4 @@ def next_command(experiment: str, verb: str, folder: Path, where: DataSettings, 
     "asng cifar10 retrain runs/one --small --data 'my images'"
     """
     given = {f.name: getattr(where, f.name) for f in fields(where) if getattr(where, f.name) != f.default}
-    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return shlex.join(["asng", experiment, verb, str(folder), *(["--small"] if small else []), *flags])
+    return shlex.join(["asng", experiment, verb, str(folder), *to_flags({"small": small or None, **given})])

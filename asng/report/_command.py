@@ -1,7 +1,7 @@
 """The command that repeats a run, from its settings."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asng.report._read import RunData
@@ -33,20 +33,21 @@ def _repeat_command(run: RunData, seeds: int) -> str | None:
     words = ["asng", experiment, kind]
     if kind == "retrain":
         words += ["--architecture", str(run.folder / ARCHITECTURE)]
-    for name, value in config.items():
-        if name not in NOT_FLAGS and value is not None:
-            words += _flag(f"--{name.replace('_', '-')}", value)
-    if seeds > 1:
-        words += ["--seeds", str(seeds)]
-    return shlex.join([*words, "--out", f"{run.folder}-again"])
+    words += to_flags({name: value for name, value in config.items() if name not in NOT_FLAGS})
+    return shlex.join([*words, *to_flags({"seeds": seeds if seeds > 1 else None, "out": f"{run.folder}-again"})])
 
 
-def _flag(flag: str, value: Any) -> list[str]:
-    """A flag and its values.
+def to_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the words of a command; None is left out.
 
-    >>> _flag("--test", False), _flag("--lrs", [0.05, 1])
-    (['--no-test'], ['--lrs', '0.05', '1'])
+    >>> to_flags({"test": False, "max_params": None, "lrs": [0.05, 1]})
+    ['--no-test', '--lrs', '0.05', '1']
     """
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    return [flag, *map(str, value if isinstance(value, list) else [value])]
+    words = []
+    for name, value in settings.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            words += [f"--{option}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    return words

@@ -111,7 +111,7 @@ def test_a_wrong_word_is_one_line_with_the_nearest_right_one(words, message):
 
 def test_every_flag_has_its_text_also_those_of_base_classes():
     for command in cli.commands():
-        flags = cli.flags_of_command(command)
+        flags = flags_of(*cli.parts_of_command(command))
         assert [flag.name for flag in flags if not flag.text] == []
         assert len({flag.name for flag in flags}) == len(flags)
     assert [flag.option for flag in flags_of(Command) if flag.metavar is None][:2] == ["--epochs", "--lr"]
@@ -120,7 +120,7 @@ def test_every_flag_has_its_text_also_those_of_base_classes():
 def test_the_same_verb_takes_the_same_flags_everywhere():
     for verb in ("search", "retrain", "evaluate"):
         commands = [command for command in cli.commands() if command.endswith(f" {verb}")]
-        flags = [{flag.name for flag in cli.flags_of_command(name) if flag.group == "options"} for name in commands]
+        flags = [{flag.name for flag in flags_of(*cli.parts_of_command(name)) if flag.group == "options"} for name in commands]
         shared = {"quiet", "json"} | ({"out", "seeds", "dry_run", "tensorboard"} if verb != "evaluate" else set())
         assert all(shared <= each for each in flags)
 
