@@ -12,9 +12,10 @@ from asng._files import is_locked
 from asng._untrusted import mismatch, read_json_lines
 from asng.cli import OF_RUNS, commands, function_of, parts_of_command
 from asng.cli.flags import Positional, flags_of, parse_command
-from asng.cli.runs import is_finished, read_files
+from asng.cli.runs import is_finished
 from asng.cli.terminal import OutputFlags, print_lines
 from asng.report._command import to_flags
+from asng.report._read import read_run
 from asng.runs import ARCHITECTURE, ENVIRONMENT, LOCK, read_config, settings_from_config
 
 
@@ -46,7 +47,7 @@ def run_resume(arguments: Sequence[str]) -> None:
     name = f"{config.get('experiment')} {config.get('kind')}"
     if is_locked(command.run / LOCK):
         raise ValueError(f"{command.run} is running already; asng runs {command.run} shows how far it is")
-    if is_finished(read_files(command.run)):
+    if is_finished(read_run(command.run)):
         longer = "asng digits search --seeds 3" if name == "digits search" else "another --out"
         raise ValueError(
             f"{command.run} is finished; asng report {command.run} shows it, and {longer} makes more of its kind"

@@ -82,12 +82,12 @@ class RunData:
         return times
 
     @property
-    def progress(self) -> tuple[float, float] | None:
-        """How much is done, and how much there is to do; None where that is unknown."""
+    def progress(self) -> tuple[float, float, str] | None:
+        """How much is done, how much there is to do, and of what; None where that is unknown."""
         done = {"epochs": float(len(self.records)), "iterations": self.steps[-1] if self.records else 0.0}
         for name in LENGTHS:
-            if self.records and is_number(self.config.get(name)) and self.config[name] > 0:
-                return done[name], float(self.config[name])
+            if is_number(self.config.get(name)) and self.config[name] > 0:
+                return done[name], float(self.config[name]), name
         return None
 
     @cached_property
@@ -104,7 +104,7 @@ class RunData:
 
 def read_runs(folder: Path) -> list[RunData]:
     """The runs of a folder: one, or one for each seed where its lines are of several; ValueError if it is none."""
-    run = _read_run(folder)
+    run = read_run(folder)
     lines = [*run.records, *run.results]
     seeds: list[int] = sorted({line["seed"] for line in lines if type(line.get("seed")) is int})
     return [run] if len(seeds) < 2 else [_one_seed(run, seed) for seed in seeds[:MAX_SEEDS]]
@@ -128,7 +128,7 @@ def _one_seed(run: RunData, seed: int) -> RunData:
     )
 
 
-def _read_run(folder: Path) -> RunData:
+def read_run(folder: Path) -> RunData:
     """Read the folder of a run, finished or not; ValueError for one that is none. Damaged files are faults."""
     whole = read_config(folder)
     config = {

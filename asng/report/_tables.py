@@ -87,11 +87,10 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
 
 def _state(run: RunData) -> str:
     progress, is_finished = run.progress, bool(run.summary)
-    if progress is None:
+    if progress is None or not run.records:
         results = f"{len(run.results):,} results" if run.results else "nothing yet"
         return "finished" if is_finished else results
-    unit = "epochs" if is_number(run.config.get("epochs")) else "iterations"
-    done = f"{format_number(int(progress[0]))} of {format_number(int(progress[1]))} {unit}"
+    done = f"{format_number(int(progress[0]))} of {format_number(int(progress[1]))} {progress[2]}"
     return f"finished, {done}" if is_finished else done
 
 
