@@ -78,6 +78,10 @@ class DigitsSettings:
         return max(1, round(2 * self.epochs / self.training_epochs))  # both are over half of the training images
 
 
+Hyper = dict[str, float]
+UNTUNED: Hyper = {"lr": DigitsSettings.lr, "weight_decay": 3e-4, "augmentation": 0.0}
+
+
 @dataclass(frozen=True)
 class Data:
     """Images (n, 1, 8, 8) in [0, 1] and labels, split by a seed: half of the training set judges."""
@@ -115,9 +119,18 @@ class Batches:
             yield self._data[0][chosen], self._data[1][chosen]
 
 
-def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def augment(images: Tensor, strength: float) -> Tensor:
+    """Images under random affine maps, whose entries differ from the identity's by normal numbers of that strength."""
+    if not strength:
+        return images
+    maps = torch.eye(2, 3) + strength * torch.randn(len(images), 2, 3)
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
+
+
+def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor], augmentation: float = 0.0) -> Tensor:
     """Cross entropy of a mini-batch."""
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return F.cross_entropy(model(augment(batch[0], augmentation)), batch[1])
 
 
 def search(
@@ -157,7 +170,7 @@ def make_search(
     torch.manual_seed(seed)
     model = Net()
     arch_optimizer = ASNG(nas.space_of(model), seed=seed)
-    weight_optimizer = make_weight_optimizer(settings, model)
+    weight_optimizer = make_weight_optimizer({**UNTUNED, "lr": settings.lr}, model)
     schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
@@ -165,21 +178,22 @@ def make_search(
     return oneshot, LoaderJob(oneshot, schedules, train, valid, seed, callback, settings.warmup_epochs)
 
 
-def make_weight_optimizer(settings: DigitsSettings, model: nn.Module) -> torch.optim.Optimizer:
+def make_weight_optimizer(hyper: Hyper, model: nn.Module) -> torch.optim.Optimizer:
     """The same in search and training."""
-    return torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
+    return torch.optim.SGD(model.parameters(), lr=hyper["lr"], momentum=0.9, weight_decay=hyper["weight_decay"])
 
 
 def train(
-    settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False
+    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> dict[str, Any]:
     """An architecture trained from scratch: accuracies, parameters and seconds.
 
     It is trained on all training images or, if `hold_out`, on the half that trains in the search; then the other half
-    gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images.
+    gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images. Of the settings,
+    `training_epochs` and `batch` are used, and `lr` where no hyper-parameters are given.
     """
     start = time.perf_counter()
-    model = train_network(settings, seed, data, values, hold_out=hold_out)
+    model = train_network(settings, seed, data, values, hold_out=hold_out, hyper=hyper)
     return {
         "values": values,
         "valid_accuracy": accuracy_of(model, data.valid) if hold_out else None,
@@ -190,12 +204,13 @@ def train(
 
 
 def train_network(
-    settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False
+    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> nn.Module:
     """The network of `train`."""
+    hyper = hyper or {**UNTUNED, "lr": settings.lr}
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
-    optimizer = make_weight_optimizer(settings, model)
+    optimizer = make_weight_optimizer(hyper, model)
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
@@ -203,7 +218,7 @@ def train_network(
     for _ in range(settings.training_epochs):
         for batch in shuffled:
             optimizer.zero_grad()
-            classification_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+            classification_loss(model, batch, hyper["augmentation"]).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
         lr_scheduler.step()

@@ -7,7 +7,7 @@ update of ASNG, SNG or Adam. All runs of a setting are rows of the same arrays.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -169,18 +169,15 @@ def _method(setting: Setting, step: float) -> tuple[Callable[..., Any], Callable
 # The sweep: settings side by side, finished ones kept in the folder of the run.
 
 
-def run(
-    sweep: ToySettings, folder: Path, progress: Progress = no_progress, *, flags: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def run(sweep: ToySettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
     """Run the settings that the folder lacks, then write `summary.json` and the figures; returns the summary.
 
     `progress` is called with the fraction done, after each setting. Ctrl-C (KeyboardInterrupt)
-    ends it at once; called again, it continues, and ends with the same results. `flags` are kept by the run, as what
-    it was started with.
+    ends it at once; called again, it continues, and ends with the same results.
     """
     config = make_config("toy", "sweep", sweep)
     del config["workers"]  # does not change the results
-    with Run(folder, config, flags={"workers": sweep.workers, **(flags or {})}) as run:
+    with Run(folder, config, flags={"workers": sweep.workers}) as run:
         settings, reached = settings_of(sweep), read_records(run, sweep)
         missing = [setting for setting in settings if setting not in reached]
         # Long and short settings mixed, so that the first ones tell how long the rest will take.
