@@ -115,9 +115,6 @@ class FactorizedReduce(nn.Module):
     column further.
     """
 
-    conv: nn.Conv2d
-    norm: nn.BatchNorm2d
-
     def __init__(self, inputs: int, outputs: int, affine: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2, bias=False)
@@ -224,15 +221,6 @@ class Cell(nn.Module):
     The buffer `drop_path` is the probability to drop a path in training. An input that no node looks at may be None.
     """
 
-    entries: nn.ModuleList
-    operations: nn.ModuleList
-    join: nn.Conv2d
-    norm: nn.Module
-    paths: list[list[tuple[int, int]]]
-    inputs: list[int]
-    ends: list[int]
-    sum: PathSum
-    concat: Concat
     drop_path: Tensor
 
     def __init__(
@@ -263,8 +251,6 @@ class Cell(nn.Module):
 class Choices(nn.Module):
     """The decisions of one kind of cell, which all cells of the kind hold in common."""
 
-    slots: nn.ModuleList
-
     def __init__(self, kind: str) -> None:
         super().__init__()
         self.slots = nn.ModuleList(nas.Value(name, v) for name, v in space.SPACE.items() if name.startswith(kind))
@@ -293,13 +279,6 @@ class SharedCell(nas.Searchable):
     `before` and `previous` are the channels of the inputs; `reduced`: the first is twice as high and
     wide as the second. `reduces`: the paths from both inputs have a stride of 2.
     """
-
-    inputs: tuple[int, int]
-    entries: nn.ModuleList
-    operations: nn.ModuleDict
-    join: nn.Conv2d
-    norm: nn.BatchNorm2d
-    concat: Concat
 
     def __init__(
         self, choices: Choices, before: int, previous: int, channels: int, *, reduced: bool, reduces: bool, affine: bool
@@ -392,12 +371,6 @@ class Net(nn.Module):
     >>> net(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-
-    stem: nn.Sequential
-    cells: nn.ModuleList
-    reduction_indices: tuple[int, int]
-    auxiliary: nn.Sequential | None
-    classifier: nn.Linear
 
     def __init__(self, channels: int = 16, cells: int = 8, *, affine: bool = False, auxiliary: bool = False) -> None:
         super().__init__()
