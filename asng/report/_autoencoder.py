@@ -5,6 +5,8 @@ from typing import Any
 
 from asng._html import Html, element
 from asng.experiments.inpainting import encoding
+from asng.report._cells import graph
+from asng.space import check_values
 
 MAX_LAYERS = 200
 ROW, BOX, WIDTH, GAP = 46, 32, 172, 90  # pixels
@@ -12,29 +14,12 @@ LEFT, TOP = 10, 10
 
 
 def is_autoencoder(values: Mapping[str, Any]) -> bool:
-    """Whether values are an architecture of the inpainting space, of either encoding.
-
-    Connections lead back to earlier layers, so that the chain has an end.
-    """
-    last = encoding.layers_in(values)
-    if not 1 <= last <= MAX_LAYERS:
+    """Whether values are an architecture of the inpainting space, of either encoding."""
+    try:
+        check_values(values, encoding.space_of_values(values))
+    except ValueError:
         return False
-    names = {"output": last + 1, **{f"layer{node}": node for node in range(1, last + 1)}}
-    return all(_is_node(values, name, node, node > last) for name, node in names.items())
-
-
-def _is_node(values: Mapping[str, Any], name: str, node: int, is_output: bool) -> bool:
-    connection = values.get(f"{name}.connection", 0 if node == 1 else None)
-    if type(connection) is not int or not is_output <= connection < node:
-        return False
-    if is_output:
-        return True
-    channels, kind, kernel = (values.get(f"{name}.{part}") for part in ("channels", "type", "kernel"))
-    if type(channels) is not int or not 1 <= channels < 10**9:
-        return False
-    if kind is not None:
-        return isinstance(kind, str) and kind in encoding.LAYER_KINDS
-    return type(kernel) is int and 1 <= kernel <= len(encoding.KERNELS) and type(values.get(f"{name}.skip")) is bool
+    return encoding.layers_in(values) <= MAX_LAYERS
 
 
 def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
@@ -46,22 +31,9 @@ def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
     for row, (layer, size) in enumerate(layers, start=1):
         y = TOP + ROW * row
         parts += _row(layer, size, y, right, is_last=row == len(layers))
-    svg = element(
-        "svg",
-        element("title", f"Autoencoder of {len(layers)} layers and as many in the decoder: {_words(values)}"),
-        *parts,
-        width=str(width),
-        height=str(height),
-        viewBox=f"0 0 {width} {height}",
-        role="img",
-    )
-    caption = element("figcaption", element("strong", "Autoencoder"), f" — {len(layers)} layers; dashed: skips")
-    region = element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=f"autoencoder of {title}")
-    return element("figure", caption, region, class_="graph", style=f"--w:{width}px")
-
-
-def _words(values: Mapping[str, Any]) -> str:
-    return "; ".join(" ".join(line.split()) for line in encoding.describe_chain(values).splitlines())
+    words = "; ".join(" ".join(line.split()) for line in encoding.describe_chain(values).splitlines())
+    words = f"{len(layers)} layers and as many in the decoder: {words}"
+    return graph("Autoencoder", words, f" — {len(layers)} layers; dashed: skips", title, (width, height), parts)
 
 
 def _row(layer: encoding.Layer, size: tuple[int, int], y: int, right: int, is_last: bool) -> list[Html]:

@@ -3,7 +3,7 @@
 Positions are those of `cifar10.picture`, in inches; colors are those of the style sheet, light or dark.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asng._html import Html, element
@@ -21,6 +21,16 @@ def is_cells(values: Mapping[str, Any]) -> bool:
     if values.keys() != SPACE.keys():
         return False
     return all(type(values[name]) in (int, str) and values[name] in SPACE[name].choices for name in SPACE)
+
+
+def graph(name: str, words: str, note: str, run: str, size: tuple[int, int], parts: Iterable[Html]) -> Html:
+    """A figure of some pixels' width and height, with a caption and, for those who do not see it, words."""
+    width, height = size
+    title = element("title", f"{name}: {words}")
+    svg = element("svg", title, *parts, width=width, height=height, viewBox=f"0 0 {width} {height}", role="img")
+    caption = element("figcaption", element("strong", name), note)
+    region = element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=f"{name.lower()} of {run}")
+    return element("figure", caption, region, class_="graph", style=f"--w:{width}px")
 
 
 def draw_cells(values: Mapping[str, Any], distribution: Distribution, title: str) -> list[Html]:
@@ -48,28 +58,13 @@ class _Cell(CellPicture):
         left, right = self.layout.extent()
         self.left = MARGIN - left
         self.draw_parts()
-        size = [f"{round(inches * PIXELS)}" for inches in (right - left + 2 * MARGIN, self.tops[-1] + OUTPUT)]
-        title = element("title", f"{self.kind.capitalize()} cell: {describe_paths(self.paths)}")
-        svg = element(
-            "svg",
-            title,
-            *self._lines,
-            *self._boxes,
-            width=size[0],
-            height=size[1],
-            viewBox=f"0 0 {size[0]} {size[1]}",
-            role="img",
+        width, height = right - left + 2 * MARGIN, self.tops[-1] + OUTPUT
+        name, note = (
+            f"{self.kind.capitalize()} cell",
+            " — stride 2 on its two inputs" if self.kind == "reduction" else "",
         )
-        note = " — stride 2 on its two inputs" if self.kind == "reduction" else ""
-        caption = element("figcaption", element("strong", f"{self.kind.capitalize()} cell"), note)
-        label = f"{self.kind} cell of {run}"
-        return element(
-            "figure",
-            caption,
-            element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=label),
-            class_="graph",
-            style=f"--w:{size[0]}px",
-        )
+        size = round(width * PIXELS), round(height * PIXELS)
+        return graph(name, describe_paths(self.paths), note, run, size, [*self._lines, *self._boxes])
 
     def draw_box(self, x: float, top: float, width: float, height: float, look: str, name: str) -> None:
         self._add_box(x, top, width, height, None, class_=look)

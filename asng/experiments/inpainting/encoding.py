@@ -26,6 +26,7 @@ Variables = Mapping[str, Variable]
 KERNELS = (1, 3, 5)  # of the integers 1, 2, 3
 LAYER_KINDS = {f"{kernel}x{kernel} {way}": (kernel, way == "skip") for kernel in KERNELS for way in ("skip", "down")}
 WIDTHS = {"cat": (64, 128, 256), "int": (64, 256)}
+MAX_CHANNELS = 10**9
 SIZE = (64, 64)  # of the images: height, width
 
 
@@ -154,15 +155,17 @@ def read_values(text: str) -> dict[str, Any]:
     """
     from asng.nas.architecture import from_json  # here, since reports draw chains without torch
 
-    values = from_json(text)
+    return from_json(text, space_of_values(from_json(text)))
+
+
+def space_of_values(values: Values) -> dict[str, Variable]:
+    """The space of an architecture, of either encoding, by its names and channels; ValueError if there is none."""
     widths = [value for name, value in values.items() if name.endswith(".channels")]
-    if len(widths) < 2 or not all(isinstance(width, int) for width in widths):
+    if len(widths) < 2 or not all(type(width) is int and width < MAX_CHANNELS for width in widths):
         raise ValueError("this is no autoencoder: layer1.channels, layer2.channels and so on must be integers")
     if "layer1.kernel" in values:
-        space = search_space("int", len(widths), widths=(min(widths), max(widths) + 1))
-    else:
-        space = search_space("cat", len(widths), widths=sorted(set(widths)))
-    return from_json(text, space)
+        return search_space("int", len(widths), widths=(min(widths), max(widths) + 1))
+    return search_space("cat", len(widths), widths=sorted(set(widths)))
 
 
 def random_values(space: Variables, seed: int) -> dict[str, Any]:
