@@ -5,6 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from rich.filesize import decimal
+
+from asng._html import format_duration
 from asng.cli.terminal import Outcome, print_lines, seeds_of
 
 
@@ -36,13 +39,13 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
         lines.append(f"Networks: {smallest} to {largest} parameters, {median} in the median (100 random ones)")
     lines.append(f"Steps: {estimate['steps']:,}, of {estimate['seconds_per_step']:.2g} s")
     most = "at most " if estimate.get("at_most") else ""
-    each = f" for each of {seeds} seeds, {format_seconds(seeds * estimate['seconds'])} in all" if seeds > 1 else ""
-    lines.append(f"Time: {most}{format_seconds(estimate['seconds'])}{each}")
+    each = f" for each of {seeds} seeds, {format_duration(seeds * estimate['seconds'])} in all" if seeds > 1 else ""
+    lines.append(f"Time: {most}{format_duration(estimate['seconds'])}{each}")
     if estimate["memory_bytes"] is not None:
-        lines.append(f"Memory: {format_bytes(estimate['memory_bytes'])} at the peak of these steps")
+        lines.append(f"Memory: {decimal(estimate['memory_bytes'])} at the peak of these steps")
     if estimate["disk_bytes"] is not None:
-        free = format_bytes(shutil.disk_usage(Path()).free)
-        lines.append(f"Disk: {format_bytes(seeds * estimate['disk_bytes'])} for checkpoints; {free} are free here")
+        free = decimal(shutil.disk_usage(Path()).free)
+        lines.append(f"Disk: {decimal(seeds * estimate['disk_bytes'])} for checkpoints; {free} are free here")
     return [*lines, "Nothing was run or written; without --dry-run it begins."]
 
 
@@ -53,31 +56,3 @@ def format_count(count: int) -> str:
     ('1,944', '8.2e+55')
     """
     return f"{count:,}" if count < 10**9 else f"{count // 10 ** (len(str(count)) - 2) / 10:g}e+{len(str(count)) - 1}"
-
-
-def format_seconds(seconds: float) -> str:
-    """A time in one or two units.
-
-    >>> [format_seconds(number) for number in (0.25, 90, 5400, 200_000)]
-    ['0.25 s', '2 min', '1 h 30 min', '2 d 7 h']
-    """
-    if seconds < 60:
-        return f"{seconds:.2g} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
-
-
-def format_bytes(count: float) -> str:
-    """A size in a unit of a thousand.
-
-    >>> [format_bytes(number) for number in (12, 34_500, 1_600_000_000)]
-    ['12 B', '34 kB', '1.6 GB']
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.2g} {unit}" if count < 10 and unit != "B" else f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.2g} TB"

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+from rich.filesize import decimal
+
 from asng._files import is_locked
-from asng.cli.estimate import format_bytes, format_seconds
+from asng._html import format_duration
 from asng.cli.flags import Positional, parse_command
 from asng.cli.terminal import OutputFlags, outcome_of, print_lines
 from asng.report._read import RunData, is_number, read_run
@@ -164,7 +166,7 @@ def format_run(run: Mapping[str, Any]) -> list[str]:
     progress, best = run["progress"], run["best"]
     done = "" if progress is None else f"{progress['done']:,.0f} of {progress['total']:,.0f} {progress['unit']}"
     figure = "" if best is None else f"{best['name'].replace('_', ' ')} {best['value']:.4g}"
-    age = " ".join(format_seconds(run["age_seconds"]).split(" ")[:2])
+    age = " ".join(format_duration(run["age_seconds"]).split(" ")[:2])
     about = f"  {run['run'] or '?':<18}  {run['state']:<11}  {done:<21}  {figure}".rstrip()
     fault = [f"  {run['fault']}"] if run["fault"] else []
-    return [f"{run['folder']}  ({age} ago, {format_bytes(run['bytes'])})", about, *fault]
+    return [f"{run['folder']}  ({age} ago, {decimal(run['bytes'])})", about, *fault]
