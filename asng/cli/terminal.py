@@ -2,10 +2,9 @@
 
 import io
 import json
-import math
 import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,20 +63,9 @@ def outcome_of(flags: OutputFlags) -> Iterator[Outcome]:
     with redirect_stdout(sys.stderr if flags.json else io.StringIO() if flags.quiet else stdout):
         yield outcome
     if flags.json:
-        print(json.dumps(_to_json(outcome)))
+        print(json.dumps(outcome, default=str, allow_nan=False))
     elif outcome.line:
         print_lines(outcome.line)
-
-
-def _to_json(data: Any) -> Any:
-    """Data as strict JSON: paths as text, and numbers that are not finite as null."""
-    if isinstance(data, Mapping):
-        return {str(key): _to_json(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_to_json(value) for value in data]
-    if isinstance(data, float) and not math.isfinite(data):
-        return None
-    return data if data is None or isinstance(data, (bool, int, float, str)) else str(data)
 
 
 def seeds_of(given: Sequence[int], first: int) -> list[int]:
