@@ -169,9 +169,7 @@ def _with_mean(name: str, curves: list[Curve], titles: Sequence[str]) -> list[Cu
 def _metrics(run: RunData) -> dict[str, Curve]:
     """All numbers of the records by their names, and what follows from them."""
     steps, seconds = run.steps, run.seconds
-    rows = [*run.records]
-    for row, extra in enumerate(_derive_metrics(run)):
-        rows[row] = {**rows[row], **extra}
+    rows = [{**record, **extra} for record, extra in zip(run.records, _derive_metrics(run), strict=True)]
     names = dict.fromkeys(name for record in rows for name in record if name not in NOT_DRAWN)
     curves = {}
     for name in names:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,11 +76,7 @@ class RunData:
     @cached_property
     def seconds(self) -> list[float]:
         """The time from the start to each record."""
-        total, times = 0.0, []
-        for record in self.records:
-            total += float(record["seconds"]) if is_number(record.get("seconds")) else 0.0
-            times.append(total)
-        return times
+        return list(accumulate(float(r["seconds"]) if is_number(r.get("seconds")) else 0.0 for r in self.records))
 
     @property
     def progress(self) -> tuple[float, float, str] | None:
@@ -98,8 +95,8 @@ class RunData:
     @cached_property
     def final_distribution(self) -> Distribution:
         """The newest distribution; empty where the run has none."""
-        newest = [now for now in self.distributions[-1:] if now]
-        return newest[0] if newest else to_distribution(self.summary.get("distribution"), self.values)
+        newest = self.distributions[-1] if self.records else {}
+        return newest or to_distribution(self.summary.get("distribution"), self.values)
 
 
 def read_runs(folder: Path) -> list[RunData]:

@@ -175,7 +175,7 @@ def _limits(run: RunData, has_shares: bool) -> list[list[str]]:
 def front_table(run: RunData) -> Html | None:
     """The architectures of a Pareto front, a row each."""
     front = front_of(run)
-    if front is None or not front.points:
+    if front is None:
         return None
     rows = []
     for point in front.points[:MAX_ROWS]:
