@@ -114,11 +114,8 @@ def crop(width: int, height: int, box: Box | None) -> tuple[int, int, int, int]:
     >>> crop(409, 687, (95, 71, 226, 313))
     (51, 71, 364, 384)
     """
-    if box is None:
-        box = 0, 0, width, height
-        side = min(width, height)
-    else:
-        side = min(max(box[2:]), width, height)
+    box = box or (0, 0, width, height)
+    side = min(max(box[2:]), width, height)
     if box[2] < 1 or box[3] < 1 or not (-box[2] < box[0] < width and -box[3] < box[1] < height):
         raise ValueError(f"its box {box} (left, top, width, height) is empty or not in the {width}x{height} image")
     left, top = (
