@@ -293,7 +293,10 @@ class SharedCell(nas.Searchable):
         for node in range(space.NODES):
             for source in range(2 + node):
                 step = 2 if reduces and source < 2 else 1
-                self.operations[f"{node}_{source}_identity"] = _identity(channels, step, affine)
+                identity: nn.Module = nn.Identity()
+                if step > 1:
+                    identity = nn.Sequential(nn.ReLU(), FactorizedReduce(channels, channels, affine))
+                self.operations[f"{node}_{source}_identity"] = identity
                 for name, pool in pools[step].items():  # without weights, so one does for all
                     self.operations[f"{node}_{source}_{name}"] = pool
                 for kernel in (3, 5):
@@ -350,12 +353,6 @@ class SharedCell(nas.Searchable):
         join = nn.Conv2d(weight.shape[1], weight.shape[0], 1, bias=False, device="meta")
         join.weight = nn.Parameter(weight)
         return Cell(self.entries, self._nodes(paths), ends, join, self.norm)
-
-
-def _identity(channels: int, stride: int, affine: bool) -> nn.Module:
-    if stride == 1:
-        return nn.Identity()
-    return nn.Sequential(nn.ReLU(), FactorizedReduce(channels, channels, affine))
 
 
 class Net(nn.Module):
