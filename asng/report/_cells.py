@@ -7,12 +7,12 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asng._html import Html, element
-from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Point, Way
+from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Way
 from asng.experiments.cifar10.space import CELL_KINDS, SPACE, Paths, cell_paths
 from asng.report._read import Distribution
 
 PIXELS = 104  # per inch
-MARGIN, OUTPUT = 0.1, 0.72  # inches: around, and the height of all that follows the layers
+MARGIN, OUTPUT = 0.1, 0.96  # inches: around, and the height of all that follows the layers
 ARROW_HEAD = 0.03  # inches that it is longer than its line
 
 
@@ -88,25 +88,18 @@ class _Cell(CellPicture):
     def draw_text(self, x: float, y: float, text: str, look: str = "") -> None:
         self._boxes.append(element("text", text, x=_px(x), y=_px(y), class_=look.strip() or None))
 
-    def draw_arrow(self, way: Way, likely: float | None, name: str, *, is_loose: bool = False) -> None:
+    def draw_line(self, way: Way, look: str, likely: float | None = None, name: str | None = None) -> None:
         thickness, opacity = (1.2, 0.8) if likely is None else (0.7 + 2 * likely, 0.25 + 0.75 * likely)
         style = f"stroke-width:{thickness:.2f};stroke-opacity:{opacity:.2f}"
         x, y = way[-1]
-        points = [f"{_px(x)} {_px(y)}" for x, y in (*way[:-1], (x, y - ARROW_HEAD))]
+        points = [f"{_px(x)} {_px(y)}" for x, y in (*way[:-1], (x, y - ARROW_HEAD if "arrow" in look else y))]
         parts = [f"C{' '.join(points[n : n + 3])}L{points[n + 3]}" for n in range(1, len(points), 4)]
-        look = "line arrow loose" if is_loose else "line arrow"
-        self._lines.append(element("path", d=f"M{points[0]}{''.join(parts)}", class_=look, style=style))
-
-    def draw_turn(self, start: Point, end: Point) -> None:
-        curve = f"M{_px(start[0])} {_px(start[1])}Q{_px(start[0])} {_px(end[1])} {_px(end[0])} {_px(end[1])}"
-        self._lines.append(element("path", d=curve, class_="line"))
+        self._lines.append(
+            element("path", d=f"M{points[0]}{''.join(parts)}", class_=f"line {look}".strip(), style=style)
+        )
 
     def draw_sum(self, x: float, y: float, name: str) -> None:
         self._boxes.append(element("circle", cx=_px(x), cy=_px(y), r=_px(self.radius), class_="end"))
-
-    def draw_output(self, x: float, top: float, width: float) -> None:
-        self.draw_box(x, top, width, 0.26, "sum", "")
-        self.draw_text(x, top + 0.13, "concatenate → cell k", "small")
 
 
 def describe_paths(paths: Paths) -> str:

@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatch, Rectangle
+from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.path import Path as Outline
 
 from asng._ragged import Array
-from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Point, Way
+from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Way
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE, Paths, cell_paths
 from asng.experiments.figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas, save_figure, tint
 
@@ -129,29 +129,17 @@ class DrawnCell(CellPicture):
             style |= TEXT_LOOKS[word]
         self.axes.text(x, -y, text, **style)
 
-    def draw_arrow(self, way: Way, likely: float | None, name: str, *, is_loose: bool = False) -> None:
+    def draw_line(self, way: Way, look: str, likely: float | None = None, name: str | None = None) -> None:
         codes = [Outline.MOVETO, *[*[Outline.CURVE4] * 3, Outline.LINETO] * (len(way) // 4)]
-        self._add_arrow(Outline([(x, -y) for x, y in way], codes), likely, name, (0, (4, 1.5)) if is_loose else "-")
-
-    def _add_arrow(self, way: Outline, likely: float | None, name: str | None = None, stroke: Any = "-") -> None:
-        style = "-|>,head_length=4,head_width=1.8"
-        arrow = FancyArrowPatch(path=way, arrowstyle=style, mutation_scale=1, gid=name, ls=stroke)
-        arrow.set(color=_shade(likely), linewidth=_thickness(likely))
-        self.axes.add_patch(arrow)
-
-    def draw_turn(self, start: Point, end: Point) -> None:
-        points = [(start[0], -start[1]), (start[0], -end[1]), (end[0], -end[1])]
-        turn = Outline(points, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3])
-        self.axes.add_patch(PathPatch(turn, fc="none", ec="black", lw=0.8))
+        outline = Outline([(x, -y) for x, y in way], codes)
+        style = "-|>,head_length=4,head_width=1.8" if "arrow" in look else "-"
+        stroke: Any = (0, (4, 1.5)) if "loose" in look else "-"
+        line = FancyArrowPatch(path=outline, arrowstyle=style, mutation_scale=1, gid=name, ls=stroke)
+        line.set(color=_shade(likely), linewidth=_thickness(likely))
+        self.axes.add_patch(line)
 
     def draw_sum(self, x: float, y: float, name: str) -> None:
         self.axes.add_patch(Circle((x, -y), self.radius, fc="white", ec="black", lw=0.8, zorder=3, gid=name))
-
-    def draw_output(self, x: float, top: float, width: float) -> None:
-        self.draw_box(x, top, width, 0.24, "sum", f"{self.kind}.concatenation")
-        self.draw_text(x, top + 0.12, "concatenate")
-        self._add_arrow(Outline([(x, -top - 0.24), (x, -top - 0.5)]), None)
-        self.draw_text(x, top + 0.6, "cell k")
 
 
 def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabilities | None = None) -> list[Path]:

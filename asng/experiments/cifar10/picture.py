@@ -59,20 +59,12 @@ class CellPicture(ABC):
         """Draw a text around a point; `look`: words among small, start (to the right of the point), unused, bold."""
 
     @abstractmethod
-    def draw_arrow(self, way: Way, likely: float | None, name: str, *, is_loose: bool = False) -> None:
-        """Draw an arrow, the stronger the likelier; dashed from a loose end."""
-
-    @abstractmethod
-    def draw_turn(self, start: Point, end: Point) -> None:
-        """Draw a line that goes down from an operation and sideways into a sum."""
+    def draw_line(self, way: Way, look: str, likely: float | None = None, name: str | None = None) -> None:
+        """Draw a line, the stronger the likelier; `look`: words among arrow, loose (dashed)."""
 
     @abstractmethod
     def draw_sum(self, x: float, y: float, name: str) -> None:
         """Draw the circle of a node."""
-
-    @abstractmethod
-    def draw_output(self, x: float, top: float, width: float) -> None:
-        """Draw what loose ends lead into."""
 
     def draw_parts(self) -> None:
         """Draw all but titles and legends."""
@@ -87,8 +79,15 @@ class CellPicture(ABC):
         last, y = len(self.layout.layers) - 1, self.tops[-1] + HEAD
         ends = [self._x(last, state) for state in self.layout.loose]
         for state, x in zip(self.layout.loose, ends, strict=True):
-            self.draw_arrow(self._way(state, last + 1, x, y), None, f"{self.kind}{state - 2}.out", is_loose=True)
-        self.draw_output((min(ends) + max(ends)) / 2, y, max(max(ends) - min(ends) + 0.4, self.widths[2]))
+            self.draw_line(self._way(state, last + 1, x, y), "arrow loose", name=f"{self.kind}{state - 2}.out")
+        self._draw_output((min(ends) + max(ends)) / 2, y, max(max(ends) - min(ends) + 0.4, self.widths[2]))
+
+    def _draw_output(self, x: float, top: float, width: float) -> None:
+        """What loose ends lead into."""
+        self.draw_box(x, top, width, self.end, "sum", f"{self.kind}.concatenation")
+        self.draw_text(x, top + self.end / 2, "concatenate")
+        self.draw_line([*[(x, top + self.end)] * 4, (x, top + self.end + HEAD)], "arrow")
+        self.draw_text(x, top + self.end + HEAD + 0.1, "cell k")
 
     def _likely(self, node: int, part: str) -> float | None:
         return self.likely.get(f"{self.kind}{node}.{part}")
@@ -105,7 +104,7 @@ class CellPicture(ABC):
         likely = self._likely(node, f"in{slot + 1}")
         layer, x = self.layout.depths[2 + node], self.left + self.layout.entry(node, slot)
         way = self._way(self.paths[node][slot][0], layer, x, self.tops[layer] + HEAD)
-        self.draw_arrow(way, likely, f"{self.kind}{node}.in{slot + 1}")
+        self.draw_line(way, "arrow", likely, f"{self.kind}{node}.in{slot + 1}")
         if likely is not None:
             self.draw_text(x + 0.06, self.tops[layer] + HEAD / 2 - 0.02, f"{likely:.2f}", "small start")
 
@@ -116,7 +115,9 @@ class CellPicture(ABC):
         low = y + self.box + JOIN + self.radius
         for slot, (source, operation) in enumerate(self.paths[node]):
             likely, middle = self._likely(node, f"op{slot + 1}"), self.left + self.layout.entry(node, slot)
-            self.draw_turn((middle, y + self.box), (x, low))
+            start, third = y + self.box, (x - middle) / 3
+            turn = [(middle, start), (middle, (start + 2 * low) / 3), (middle + third, low), (x, low), (x, low)]
+            self.draw_line(turn, "")  # down from an operation, and sideways into its sum
             tip = f"node {node}: {operation} of {STATES[source]}"
             self.draw_operation(middle, y, operation, likely, f"{self.kind}{node}.op{slot + 1}", tip)
         if self.is_twice(node):
