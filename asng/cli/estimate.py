@@ -8,15 +8,6 @@ from typing import Any
 from rich.filesize import decimal
 
 from asng._html import format_duration
-from asng.cli.terminal import Outcome, print_lines, seeds_of
-
-
-def show_estimate(estimate: Mapping[str, Any], flags: Any, outcome: Outcome) -> None:
-    """Print an estimate of one run, or of the runs of several seeds, and fill the outcome with it."""
-    seeds = len(seeds_of(flags.seeds, flags.settings.seed)) if hasattr(flags, "seeds") else 1
-    outcome |= {**estimate, "runs": seeds, "dry_run": True}
-    *lines, outcome.line = describe_estimate(estimate, seeds)
-    print_lines(*lines)
 
 
 def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:

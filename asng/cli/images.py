@@ -3,10 +3,10 @@
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from asng.cli.estimate import show_estimate
 from asng.cli.flags import Positional, parse_command
 from asng.cli.terminal import (
     Outcome,
@@ -22,6 +22,7 @@ from asng.cli.terminal import (
 from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
+from asng.experiments.estimates import estimate_search, estimate_training
 from asng.report._command import to_flags
 from asng.runs import ARCHITECTURE, CHECKPOINT, read_config, settings_from_config
 
@@ -83,35 +84,23 @@ def parts_of_verb(task: type[Task], verb: str) -> tuple[type, dict[str, Any]]:
 def run_search(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT search`."""
     flags = parse_verb(task, "search", arguments, small=task.small_search)
-    prefix = _prefix(task, flags)
 
     def run_one(settings: Any, outcome: Outcome) -> None:
-        default = Path("runs") / f"{prefix}-{task.label(settings)}-seed{settings.seed}"
+        default = Path("runs") / f"{_prefix(task, flags)}-{task.label(settings)}-seed{settings.seed}"
         folder = seed_folder(flags, default, settings.seed)
-        search_in(loaded, settings, folder, flags, outcome)
+        with progress_bar(f"{task.name} search", folder) as progress:
+            summary = search(loaded, settings, folder, progress, capture=flags.capture, **_options(flags, folder))
+        if not summary["feasible"]:
+            print_lines("No architecture met the limit; this is the nearest one.")
+        print_lines(*loaded.describe_found(summary, folder))
+        _fill(outcome, folder, summary)
+        command = next_command(task.name, "retrain", folder, flags.where, small=flags.small)
+        outcome.line = f"Train it from scratch: {command}"
 
     with outcome_of(flags) as outcome:
         loaded = _load(task, flags)
-        if flags.dry_run:
-            from asng.experiments.estimates import estimate_search
-
-            show_estimate(estimate_search(loaded, flags.settings, capture=flags.capture), flags, outcome)
-        else:
-            run_seeds(flags, run_one, outcome)
-
-
-def search_in(loaded: Task, settings: Any, folder: Path, flags: Any, outcome: Outcome) -> None:
-    """Search, or continue, in a folder; `flags` are those of a search."""
-    callback = tensorboard(folder) if flags.tensorboard else None
-    options = {"capture": flags.capture, "flags": describe_flags(flags), "callback": callback}
-    with progress_bar(f"{loaded.name} search", folder) as progress:
-        summary = search(loaded, settings, folder, progress, **options)
-    if not summary["feasible"]:
-        print_lines("No architecture met the limit; this is the nearest one.")
-    print_lines(*loaded.describe_found(summary, folder))
-    _fill(outcome, folder, summary)
-    command = next_command(loaded.name, "retrain", folder, flags.where, small=flags.small)
-    outcome.line = f"Train it from scratch: {command}"
+        estimate = partial(estimate_search, loaded, flags.settings, capture=flags.capture)
+        run_seeds(flags, run_one, estimate, outcome)
 
 
 def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
@@ -125,34 +114,19 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     flags = replace(flags, settings=replace(flags.settings, **inherited))
     differing = "".join(f"-{value}" for name, value in inherited.items() if config.get(name, value) != value)
 
-    def values_for(settings: Any) -> dict[str, Any]:
-        return _choose_values(task, replace(flags, settings=settings), searched)
-
     def run_one(settings: Any, outcome: Outcome) -> None:
         folder = _retrain_folder(task, flags, f"{differing}-seed{settings.seed}", settings.seed)
-        retrain_in(loaded, settings, values_for(settings), folder, flags, outcome)
+        own = _choose_values(task, replace(flags, settings=settings), searched)
+        with progress_bar(f"{task.name} retrain", folder) as progress:
+            summary = retrain(loaded, settings, own, folder, progress, **_options(flags, folder))
+        print_lines(*loaded.describe_trained(summary, folder))
+        _fill(outcome, folder, summary)
+        outcome.line = f"Test it: {next_command(task.name, 'evaluate', folder, flags.where)}"
 
-    values = values_for(flags.settings)  # what is wrong with it is said before data is loaded
+    values = _choose_values(task, flags, searched)  # what is wrong with it is said before data is loaded
     with outcome_of(flags) as outcome:
         loaded = _load(task, flags)
-        if flags.dry_run:
-            from asng.experiments.estimates import estimate_training
-
-            show_estimate(estimate_training(loaded, flags.settings, values), flags, outcome)
-        else:
-            run_seeds(flags, run_one, outcome)
-
-
-def retrain_in(
-    loaded: Task, settings: Any, values: Mapping[str, Any], folder: Path, flags: Any, outcome: Outcome
-) -> None:
-    """Train an architecture from scratch, or continue, in a folder; `flags` are those of a training."""
-    callback = tensorboard(folder) if flags.tensorboard else None
-    with progress_bar(f"{loaded.name} retrain", folder) as progress:
-        summary = retrain(loaded, settings, values, folder, progress, flags=describe_flags(flags), callback=callback)
-    print_lines(*loaded.describe_trained(summary, folder))
-    _fill(outcome, folder, summary)
-    outcome.line = f"Test it: {next_command(loaded.name, 'evaluate', folder, flags.where)}"
+        run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), outcome)
 
 
 def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
@@ -170,12 +144,12 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
         outcome |= {"folder": flags.run, **report}
 
 
-def describe_flags(flags: Any) -> dict[str, Any]:
-    """What a run is started with besides its settings, from which `asng resume` starts it again; paths are absolute."""
+def _options(flags: Any, folder: Path) -> dict[str, Any]:
+    """What a run is told besides its settings, from which `asng resume` starts it again; paths are absolute."""
     where = vars(flags.where) | {"data": data_folder(flags.where.data)}
     given = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in where.items()}
-    options = {name: getattr(flags, name) for name in ("small", "capture", "tensorboard") if hasattr(flags, name)}
-    return {**given, **options}
+    given |= {name: getattr(flags, name) for name in ("small", "capture", "tensorboard") if hasattr(flags, name)}
+    return {"flags": given, "callback": tensorboard(folder) if flags.tensorboard else None}
 
 
 def _fill(outcome: Outcome, folder: Path, summary: Mapping[str, Any]) -> None:

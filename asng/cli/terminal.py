@@ -2,19 +2,22 @@
 
 import io
 import json
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from asng import _progress
 from asng._progress import Progress
 from asng._untrusted import printable
+from asng.cli.estimate import describe_estimate
 from asng.runs import ENVIRONMENT
 
 console: Console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
@@ -79,12 +82,21 @@ def seeds_of(given: Sequence[int], first: int) -> list[int]:
     return list(given) if len(given) > 1 else list(range(first, first + (given or (1,))[0]))
 
 
-def run_seeds(flags: Any, run_one: Callable[[Any, Outcome], None], outcome: Outcome) -> None:
+def run_seeds(
+    flags: Any, run_one: Callable[[Any, Outcome], None], estimate: Callable[[], Mapping[str, Any]], outcome: Outcome
+) -> None:
     """Run the settings of each seed, one after another, and print mean and spread of the figures at the end.
 
-    `run_one` gets settings and an outcome to fill; `figures` in it are compared.
+    `run_one` gets settings and an outcome to fill; `figures` in it are compared. Under --dry-run nothing is run, and
+    the estimate of a run is printed.
     """
-    seeds = seeds_of(flags.seeds, flags.settings.seed)
+    seeds = seeds_of(getattr(flags, "seeds", ()), flags.settings.seed)
+    if flags.dry_run:
+        numbers = estimate()
+        outcome |= {**numbers, "runs": len(seeds), "dry_run": True}
+        *lines, outcome.line = describe_estimate(numbers, len(seeds))
+        print_lines(*lines)
+        return
     if len(seeds) == 1:
         run_one(replace(flags.settings, seed=seeds[0]), outcome)
         return
@@ -95,20 +107,14 @@ def run_seeds(flags: Any, run_one: Callable[[Any, Outcome], None], outcome: Outc
         run_one(replace(flags.settings, seed=seed), outcomes[-1])
         print_lines(outcomes[-1].line)
     figures = {name: [each["figures"].get(name) for each in outcomes] for name in outcomes[0]["figures"]}
-    spread = {name: mean_and_spread(numbers) for name, numbers in figures.items() if None not in numbers}
+    spread = {
+        name: {"mean": fmean(numbers), "std": stdev(numbers), "min": min(numbers), "max": max(numbers)}
+        for name, numbers in figures.items()
+        if None not in numbers
+    }
     outcome |= {"runs": outcomes, "figures": spread}
     shown = [f"{name.replace('_', ' ')} {each['mean']:.4g} ± {each['std']:.2g}" for name, each in spread.items()]
     outcome.line = f"Mean and standard deviation of {len(seeds)} seeds: {', '.join(shown)}"
-
-
-def mean_and_spread(numbers: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation and range of some numbers, at least two.
-
-    >>> mean_and_spread([1.0, 3.0])
-    {'mean': 2.0, 'std': 1.4142135623730951, 'min': 1.0, 'max': 3.0}
-    """
-    spread = statistics.stdev(numbers)
-    return {"mean": statistics.fmean(numbers), "std": spread, "min": min(numbers), "max": max(numbers)}
 
 
 def seed_folder(flags: Any, default: Path, seed: int) -> Path:
@@ -145,3 +151,13 @@ def print_lines(*lines: str) -> None:
     """Print each line harmlessly, whatever names are in it."""
     for line in lines:
         print(printable(line))
+
+
+def print_table(title: str, names: Iterable[str], rows: Iterable[Iterable[str]], *left: str, caption: str = "") -> None:
+    """Print a table with a column for each name; those named in `left` hold texts, the others numbers."""
+    table = Table(title=title, caption=caption or None, box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name == left[0])
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

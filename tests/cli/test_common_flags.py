@@ -120,7 +120,10 @@ def test_every_flag_has_its_text_also_those_of_base_classes():
 def test_the_same_verb_takes_the_same_flags_everywhere():
     for verb in ("search", "retrain", "evaluate"):
         commands = [command for command in cli.commands() if command.endswith(f" {verb}")]
-        flags = [{flag.name for flag in flags_of(*cli.parts_of_command(name)) if flag.group == "options"} for name in commands]
+        flags = [
+            {flag.name for flag in flags_of(*cli.parts_of_command(name)) if flag.group == "options"}
+            for name in commands
+        ]
         shared = {"quiet", "json"} | ({"out", "seeds", "dry_run", "tensorboard"} if verb != "evaluate" else set())
         assert all(shared <= each for each in flags)
 
