@@ -48,13 +48,9 @@ def load_image_run(
     loaded = task.load(where, progress) if needs_images else task.without_images()
     trained = load_trained(loaded, folder, config)
     so_far = "" if (folder / SUMMARY).exists() else ", which is not finished"
-    weights = (
-        f"{SHARED} after {trained.steps:,} steps{so_far}; train from scratch for better ones (asng {task.name} retrain)"
-    )
-    if needs_images:
-        weights = weights.replace(SHARED, f"{SHARED}, with batch statistics of this architecture,")
-    if not is_search:
-        weights = f"trained from scratch, after {trained.steps:,} steps{so_far}"
+    shared = f"{SHARED}, with batch statistics of this architecture," if needs_images else SHARED
+    weights = f"{shared if is_search else 'trained from scratch,'} after {trained.steps:,} steps{so_far}"
+    weights += f"; train from scratch for better ones (asng {task.name} retrain)" if is_search else ""
     example = torch.rand(2, 3, *loaded.test.size, generator=torch.Generator().manual_seed(0))
     return Exportable(trained.network, trained.values, example, weights, task.inputs)
 

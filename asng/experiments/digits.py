@@ -277,11 +277,10 @@ def run(
     `callback` is that of `nas.search`.
     """
     with Run(folder, make_config("digits", "search", settings), flags=flags) as run:
-        read_records(run, settings)  # before anything that takes long
+        done = [record for record in read_records(run, settings) if record["seed"] == settings.seed]
         with _one_thread():
-            _one_seed(settings, run, progress, callback)
-        of_seed = [record for record in read_records(run, settings) if record["seed"] == settings.seed]
-        summary = summarize(settings, of_seed)
+            _finish_seed(settings, run, done, progress, callback)
+        summary = summarize(settings, done)
         write_json(run.folder / SUMMARY, summary)
         write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
@@ -335,11 +334,12 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _one_seed(settings: DigitsSettings, run: Run, progress: Progress, callback: Callable[[Any], Any] | None) -> None:
-    """Search; then train the result and the baselines, all that the run has no record of."""
+def _finish_seed(
+    settings: DigitsSettings, run: Run, done: list[Any], progress: Progress, callback: Callable[[Any], Any] | None
+) -> None:
+    """Search; then train the result and the baselines, all that is not done."""
     seed = settings.seed
     data = load_split(seed)
-    done = [record for record in read_records(run, settings) if record["seed"] == seed]
     if not done:
         checkpoint = Checkpoint(checkpoint_path(run.folder, seed), run.config, Metrics(run))
         result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)

@@ -109,17 +109,16 @@ class DrawnCell(CellPicture):
             axes.text(middle, -0.4, "stride 2 on its two inputs", size=7, color=GRAY, ha="center", va="center")
         self.draw_parts()
 
-    def draw_box(self, x: float, top: float, width: float, height: float, look: str, name: str) -> None:
-        self._add_box(x, top, width, height, gid=name, **BOX_LOOKS[look])
-
-    def _add_box(self, x: float, top: float, width: float, height: float, **style: Any) -> None:
-        rounded = "round,pad=0,rounding_size=0.05"
-        corner = (x - width / 2, -top - height)
-        self.axes.add_patch(FancyBboxPatch(corner, width, height, rounded, **{"lw": 0.8, "zorder": 3, **style}))
+    def draw_box(
+        self, x: float, top: float, width: float, height: float, look: str, name: str | None, **style: Any
+    ) -> None:
+        rounded, corner = "round,pad=0,rounding_size=0.05", (x - width / 2, -top - height)
+        style = {"lw": 0.8, "zorder": 3, "gid": name, **BOX_LOOKS[look], **style}
+        self.axes.add_patch(FancyBboxPatch(corner, width, height, rounded, **style))
 
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
         fill = tint(OPERATION_COLORS[operation], 0.45 if likely is None else 0.1 + 0.55 * likely)
-        self._add_box(x, top, self.widths[1], self.box, fc=fill, ec="black", lw=_thickness(likely) / 2, gid=name)
+        self.draw_box(x, top, self.widths[1], self.box, "end", name, fc=fill, lw=_thickness(likely) / 2)
         shown = NAMES[operation] if likely is None else f"{NAMES[operation]}\n{likely:.2f}"
         self.draw_text(x, top + self.box / 2, shown)
 

@@ -72,7 +72,6 @@ def arrange(paths: Paths) -> CellLayout:
     layers = _layers(inputs, depths, loose)
     lines = [_lines(inputs, depths, layer, states) for layer, states in enumerate(layers)]
     order = _order(layers, lines, depths)
-    lines = [_lines(inputs, depths, layer, states) for layer, states in enumerate(order)]
     takers = zip(inputs, depths[2:], strict=True)
     # The operation on the left takes what comes from further left.
     sides = [(-1, 1) if order[d - 1].index(a) <= order[d - 1].index(b) else (1, -1) for (a, b), d in takers]

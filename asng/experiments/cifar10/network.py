@@ -237,15 +237,11 @@ class Cell(nn.Module):
 
     def forward(self, before: Tensor | None, previous: Tensor | None) -> Tensor:
         nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
-        states = run_nodes(self.entries, (before, previous), nodes, self._drop_path(), self.sum)
+        # On a GPU a tensor, so that a CUDA graph reads it at every replay.
+        drop_path = self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
+        states = run_nodes(self.entries, (before, previous), nodes, drop_path if self.training else 0.0, self.sum)
         result: Tensor = self.norm(self.join(self.concat([states[2 + end] for end in self.ends])))
         return result
-
-    def _drop_path(self) -> float | Tensor:
-        """In training the probability; on a GPU as a tensor, so that a CUDA graph reads it at every replay."""
-        if not self.training:
-            return 0.0
-        return self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
 
 
 class Choices(nn.Module):

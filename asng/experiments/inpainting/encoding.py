@@ -190,7 +190,9 @@ def smallest_values(space: Variables) -> dict[str, Any]:
     >>> [(layer.kind, layer.channels) for layer in chain(smallest_values(search_space("int", layers=9)))]
     [('1x1 down', 64)]
     """
-    return _equal_layers(space, _min_depth(space), min(widths_of(space)), kernel=1, skip=False)
+    reach = max(len(v.values() or ()) for n, v in space.items() if n.endswith("connection"))
+    depth = max(1, math.ceil((layers_in(space) + 1) / reach) - 1)
+    return _equal_layers(space, depth, min(widths_of(space)), kernel=1, skip=False)
 
 
 def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, skip: bool) -> dict[str, Any]:
@@ -211,9 +213,3 @@ def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, s
             values[name] = (variable.values() or (None,))[-1]  # inactive
     check_values(values, space)
     return values
-
-
-def _min_depth(space: Variables) -> int:
-    """The number of layers of the shortest chain."""
-    reach = max(len(v.values() or ()) for n, v in space.items() if n.endswith("connection"))
-    return max(1, math.ceil((layers_in(space) + 1) / reach) - 1)
