@@ -15,6 +15,7 @@ from asng._asktell import Optimizer
 from asng._checks import check_int
 from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
+from asng._untrusted import shorten
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._saving import describe_distribution, save_result
@@ -236,7 +237,7 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> Sear
     """`result` for functions that users call: a warning points at the line that called them."""
     oneshot = oneshot_of(oneshot)
     if not isinstance(history, Sequence) or not all(isinstance(record, Mapping) for record in history):
-        raise ValueError(f"history must be a list of records, dicts of names and numbers, got {repr(history)[:80]}")
+        raise ValueError(f"history must be a list of records, dicts of names and numbers, got {shorten(history)}")
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_violation_message(oneshot, architecture.values), stacklevel=3)

@@ -21,7 +21,7 @@ from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, LossFn, Step
-from asng.nas._checks import check_batches, check_decisions
+from asng.nas._checks import check_arguments, check_batches, check_decisions
 from asng.nas._identity import describe_search, length_of
 from asng.nas._loader_job import LoaderJob, Schedules
 from asng.nas._loop import Checkpoint, run_job
@@ -148,6 +148,8 @@ def search(
         _check_batches(name, batches, epochs)
     if callback is not None and not callable(callback):
         raise ValueError(f"callback must be a function of a step or a record, got {callback!r}")
+    if callback is not None:
+        check_arguments(callback, "callback", "record")
     streams = np.random.SeedSequence(check_int(seed, "seed", min=0)).spawn(2)
     if arch_optimizer is None:
         arch_optimizer = ASNG(check_decisions(space_of(model)), seed=streams[0])
