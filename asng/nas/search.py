@@ -74,8 +74,9 @@ def search(
     and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of its data set).
     The loss, the layers without weights, what functions compute and what the data hold are not compared.
 
-    A finished search is continued by the same call with more epochs: the default schedule then starts over, from the
-    initial learning rate to 0 in the epochs that are added; an lr_scheduler of your own goes on as it is.
+    A search is continued by the same call with more epochs. The default schedule ends as it was planned and then
+    starts over, from the initial learning rate to 0 in the epochs that are added, so that a search that was interrupted
+    ends as one that was finished first. An lr_scheduler of your own goes on as it is.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
     complete step; a note on it says where. The same call repeats the step that failed, with the same

@@ -106,7 +106,7 @@ def test_options_of_a_step_of_other_types_are_refused(name, message, wrongs):
 OTHER_ARGUMENTS = [
     (
         nn.CrossEntropyLoss(),
-        r"is torch's CrossEntropyLoss\(\), which takes outputs and targets; give a function of the ",
+        r"torch's CrossEntropyLoss\(\), which takes outputs and targets; give a function of the ",
     ),
     (nn.functional.mse_loss, r"such as lambda model, batch: mse_loss\(model\(batch\[0\]\), batch\[1\]\)$"),
     (lambda model, x, y: 0.0, r"\(model, batch\), but takes \(model, x, y\); a batch is .* such as in x, y = batch$"),
