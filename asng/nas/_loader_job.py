@@ -268,10 +268,12 @@ class LoaderJob(Job):
         self._losses.append(means["train_loss"])
         self._pairs, self._steps = None, 0
         self._valid_at_epoch_start = self._finish_valid_pass()
+        judged = 0 if epoch.number <= self._warmup_epochs else epoch.steps
         cost = {} if self._cost == self._oneshot.capture_cost else self._oneshot.capture_cost
         self._cost = self._oneshot.capture_cost
         arch_optimizer = self._oneshot.arch_optimizer
-        return {**means, **certainty(arch_optimizer), "distribution": describe_distribution(arch_optimizer), **cost}
+        distribution = describe_distribution(arch_optimizer)
+        return {**means, **certainty(arch_optimizer), "distribution": distribution, "steps": judged, **cost}
 
     def _warn_of_explosion(self, train: float, epoch: int) -> None:
         """Warn, once, of a mean loss that is finite, but far above that of the first step, or of the first epoch."""

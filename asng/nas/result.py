@@ -121,7 +121,7 @@ class SearchResult:
         history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
             `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
             judge), the largest probabilities, the `distribution` at its end (for each decision the probabilities by
-            choice, or mean and std of a number), seconds.
+            choice, or mean and std of a number), its `steps` that moved the distribution, seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
         oneshot: The search itself, for `top`, `rerank` and `front`, which take the result as well, and to train on. It
             holds the supernet and the state of the weight optimizer as long as the result is kept; a copy or a pickle
