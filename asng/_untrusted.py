@@ -150,9 +150,9 @@ def _name(shape: Any) -> str:
 
 
 def shorten(value: Any) -> str:
-    """A value in at most 80 characters, whatever it is."""
+    """A value on one line of at most 80 characters, whatever it is."""
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except (RecursionError, ValueError):  # an integer of too many digits
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= 80 else text[:77] + "..."

@@ -15,6 +15,7 @@ from asng._asktell import Optimizer
 from asng._checks import check_int
 from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
+from asng._untrusted import shorten
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._saving import describe_distribution, save_result
@@ -120,7 +121,7 @@ class SearchResult:
         history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
             `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
             judge), the largest probabilities, the `distribution` at its end (for each decision the probabilities by
-            choice, or mean and std of a number), seconds.
+            choice, or mean and std of a number), its `steps` that moved the distribution, seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
         oneshot: The search itself, for `top`, `rerank` and `front`, which take the result as well, and to train on. It
             holds the supernet and the state of the weight optimizer as long as the result is kept; a copy or a pickle
@@ -236,7 +237,7 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> Sear
     """`result` for functions that users call: a warning points at the line that called them."""
     oneshot = oneshot_of(oneshot)
     if not isinstance(history, Sequence) or not all(isinstance(record, Mapping) for record in history):
-        raise ValueError(f"history must be a list of records, dicts of names and numbers, got {repr(history)[:80]}")
+        raise ValueError(f"history must be a list of records, dicts of names and numbers, got {shorten(history)}")
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_violation_message(oneshot, architecture.values), stacklevel=3)

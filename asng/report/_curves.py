@@ -11,13 +11,14 @@ from asng.report._read import RunData, front_of, is_number
 from asng.report._tree import spread_of, tree_of, walk
 
 HALVES = ("train", "valid", "test")  # beginnings of names: a panel has all three
-NOT_DRAWN = {"seed", "epoch", "step", "checkpoint", "seconds", "capture_seconds", "capture_gb", "calibration_batches"}
+NOT_DRAWN = {"seed", "epoch", "step", "steps", "checkpoint", "seconds", "capture_seconds", "capture_gb"}
+NOT_DRAWN |= {"calibration_batches"}
 TITLES = {  # of panels, with what they show
     "loss": ("Loss", ""),
     "psnr": ("PSNR", "dB"),
     "ssim": ("SSIM", "1: equal"),
     "score": ("Score of the judge", "lower is better"),
-    "largest_probability": ("Certainty", "mean of the largest probabilities"),
+    "largest_probability": ("Largest probability", "mean over the decisions"),
     "entropy": ("Entropy", "mean over the decisions, 1: uniform"),
     "delta": ("Step size", "delta of the distribution"),
     "changes": ("Changed decisions", "most likely values that changed"),

@@ -73,6 +73,12 @@ class RunData:
         listed = self.summary.get("inactive")
         return set(map(clean, listed)) if isinstance(listed, list) else set()
 
+    @property
+    def certainty(self) -> float | None:
+        """How decided the search ended, from 0 to 1; None where the run does not say it."""
+        found = [self.summary, *(result for result in self.results if result.get("kind") == "search")]
+        return next((float(each["certainty"]) for each in found if is_number(each.get("certainty"))), None)
+
     @cached_property
     def seconds(self) -> list[float]:
         """The time from the start to each record."""

@@ -10,7 +10,7 @@ from asng.report._read import RunData, front_of, is_number
 
 HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown", "tree", "limits"}
 HIDDEN |= {"front", "seconds", "flags"}
-NOT_FINAL = {"seed", "epoch", "step", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
+NOT_FINAL = {"seed", "epoch", "step", "steps", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
 FIRST = ("test", "valid", "score", "train", "parameters", "certainty", "probability", "seconds")  # beginnings of names
 LAST = ("largest_probability", "delta", "calibration_batches", "images_per_second", "feasible")
 FOUND = {"accuracy": "test_accuracy", "parameters": "parameters"}  # of the training of what a search found
@@ -75,6 +75,7 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
     last = run.records[-1] if run.records else {}
     numbers = {name: value for name, value in last.items() if name not in NOT_FINAL and is_number(value)}
     numbers |= {name: value for name, value in run.summary.items() if name not in HIDDEN and is_number(value)}
+    numbers |= {} if run.certainty is None else {"certainty": run.certainty}
     for record in (record for record in run.results if record.get("kind") == "found"):
         numbers |= {to: record[name] for name, to in FOUND.items() if is_number(record.get(name))}
     for name, evaluation in run.evaluations.items():

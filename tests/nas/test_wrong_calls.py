@@ -110,6 +110,15 @@ AFTER = {
         r"batches .*, got tensor\(1",
     ),
     "score of nothing": (lambda: nas.score(None, VALUES, BATCHES, loss), "the model must be .*Module, got None"),
+    "rerank by batches": (
+        lambda: nas.rerank(make_oneshot(), loss, [torch.zeros(50, 50)] * 3),
+        r"^judge must be a function [^\n]{60,160}\.\.\.; batches come before it$",
+    ),
+    "front by batches": (
+        lambda: nas.front(make_oneshot(), BATCHES, [nas.parameters], loss),
+        r"^a limit needs a function \(model, values\) -> number, got [^\n]{1,80}$",
+    ),
+    "export of a result": (lambda: nas.export(nas.result(make_oneshot()), "x"), "got a SearchResult; pass its .model$"),
     "rerank by text": (lambda: nas.rerank(make_oneshot(), BATCHES, "acc"), "judge must be a function .*, got 'acc'"),
     "front by text": (
         lambda: nas.front(make_oneshot(), [nas.parameters], BATCHES, "acc"),
