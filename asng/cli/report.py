@@ -40,21 +40,14 @@ def run_report(arguments: Sequence[str]) -> None:
     command = parse_command(ReportCommand, "report", arguments)
     page = command.out or (command.runs[0] / PAGE if len(command.runs) == 1 else Path(PAGE))
     with outcome_of(command) as outcome:
-        written = report.write(command.runs, page, reload_every=INTERVAL if command.watch else None)
-        outcome["report"] = written
-        outcome.line = f"Report: {written}"
+        outcome["report"] = report.write(command.runs, page, reload_every=INTERVAL if command.watch else None)
+        outcome.line = f"Report: {page}"
         if command.watch:
-            print_lines(outcome.line)
-            watch(command.runs, page)
-
-
-def watch(runs: Sequence[Path], page: Path) -> None:
-    """Write the page again and again, until Ctrl-C; then once more, as a page that does not reload."""
-    print_lines(f"It is written every {INTERVAL} seconds; Ctrl-C ends this.")
-    try:
-        while True:
-            time.sleep(INTERVAL)
-            report.write(runs, page, reload_every=INTERVAL)
-    except KeyboardInterrupt:
-        report.write(runs, page)
-        raise
+            print_lines(outcome.line, f"It is written every {INTERVAL} seconds; Ctrl-C ends this.")
+            try:
+                while True:
+                    time.sleep(INTERVAL)
+                    report.write(command.runs, page, reload_every=INTERVAL)
+            except KeyboardInterrupt:
+                report.write(command.runs, page)  # a page that does not reload
+                raise

@@ -99,11 +99,8 @@ class ASNGSampler(BaseSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings; what was learned is learned again from the study."""
-        return {
-            "population_size": self._given_size,
-            "independent_sampler": self._independent_sampler,
-            "seed": self._entropy,
-        }
+        size, sampler = self._given_size, self._independent_sampler
+        return {"population_size": size, "independent_sampler": sampler, "seed": self._entropy}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -228,16 +225,19 @@ def _to_parameter(distribution: Any) -> Parameter | None:
         indices = Categorical(range(len(choices)))
         return Parameter(distribution, indices, lambda x: choices[int(x)], distribution.to_internal_repr)
     try:
-        if distribution.log:
-            return _log_integer(distribution) if isinstance(distribution, IntDistribution) else _real(distribution)
-        return _real(distribution) if distribution.step is None else _steps(distribution)
+        is_stepped = not distribution.log and distribution.step is not None
+        return _steps(distribution) if is_stepped else _real(distribution)
     except ValueError:
         return None
 
 
 def _real(distribution: Any) -> Parameter:
-    real = Real(distribution.low, distribution.high, log=distribution.log)
-    return Parameter(distribution, real, real.decode, lambda value: real.to_internal((value, 1.0)).mean)
+    """A real number; an integer on a logarithmic scale is one that is rounded."""
+    low, high = distribution.low, distribution.high
+    is_integer = isinstance(distribution, IntDistribution)
+    real = Real(low - 0.5, high + 0.5, log=True) if is_integer else Real(low, high, log=distribution.log)
+    to_value = (lambda x: min(max(round(real.decode(x)), low), high)) if is_integer else real.decode
+    return Parameter(distribution, real, to_value, lambda value: real.to_internal((value, 1.0)).mean)
 
 
 def _steps(distribution: Any) -> Parameter:
@@ -246,18 +246,6 @@ def _steps(distribution: Any) -> Parameter:
     steps = Integer(0, round((high - low) / step))
     return Parameter(
         distribution, steps, lambda x: min(low + steps.decode(x) * step, high), lambda value: (value - low) / step
-    )
-
-
-def _log_integer(distribution: Any) -> Parameter:
-    """An integer on a logarithmic scale: a real number that is rounded."""
-    low, high = distribution.low, distribution.high
-    real = Real(low - 0.5, high + 0.5, log=True)
-    return Parameter(
-        distribution,
-        real,
-        lambda x: min(max(round(real.decode(x)), low), high),
-        lambda value: real.to_internal((value, 1.0)).mean,
     )
 
 
