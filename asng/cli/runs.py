@@ -14,7 +14,7 @@ from asng._files import is_locked
 from asng._html import format_duration
 from asng.cli.flags import Positional, parse_command
 from asng.cli.terminal import OutputFlags, outcome_of, print_lines
-from asng.report._read import RunData, is_number, read_run
+from asng.report._read import RunData, dicts_in, is_number, read_run
 from asng.runs import (
     ARCHITECTURE,
     CHECKPOINT,
@@ -142,9 +142,8 @@ def best_of(run: RunData) -> dict[str, Any] | None:
     for name, better in FIGURES.items():
         if values := [float(record[name]) for record in run.records if is_number(record.get(name))]:
             return {"name": name, "value": better(values)}
-    ranges = run.summary.get("ranges")
-    best = [each.get("best") for each in ranges if isinstance(each, dict)] if isinstance(ranges, list) else []
-    if measures := [each["measure"] for each in best if isinstance(each, dict) and is_number(each.get("measure"))]:
+    best = dicts_in([each.get("best") for each in dicts_in(run.summary.get("ranges"))])
+    if measures := [each["measure"] for each in best if is_number(each.get("measure"))]:
         return {"name": "iterations", "value": float(min(measures))}
     return None
 

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from asng._html import clean, format_number, is_normal, round_number
-from asng.report._read import RunData, front_of, is_number
+from asng.report._read import RunData, dicts_in, front_of, is_number
 from asng.report._tree import spread_of, tree_of, walk
 
 HALVES = ("train", "valid", "test")  # beginnings of names: a panel has all three
@@ -248,11 +248,8 @@ def probability_panels(run: RunData) -> list[Panel]:
 def sweep_panels(run: RunData) -> list[Panel]:
     """Of the toy problem: what a step size costs each method, one panel for each learning rate."""
     found: dict[Any, dict[str, list[tuple[float, float]]]] = {}
-    points = run.summary.get("points")
-    for point in points if isinstance(points, list) else []:
-        numbers: list[Any] = [
-            point.get(name) if isinstance(point, dict) else None for name in ("lr", "step", "measure")
-        ]
+    for point in dicts_in(run.summary.get("points")):
+        numbers: list[Any] = [point.get(name) for name in ("lr", "step", "measure")]
         if all(map(is_number, numbers)) and min(numbers[1:]) > 0:
             alpha = f", alpha {format_number(point['alpha'])}" if is_number(point.get("alpha")) else ""
             line = found.setdefault(numbers[0], {}).setdefault(f"{clean(point.get('method'))}{alpha}", [])

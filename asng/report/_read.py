@@ -170,6 +170,11 @@ def limit_decisions(run: RunData, count: int) -> RunData:
     return replace(run, values=dict(list(run.values.items())[:count]), faults=(*run.faults, fault))
 
 
+def dicts_in(data: Any) -> list[dict[str, Any]]:
+    """The objects in a list of a file; whatever is none is left out."""
+    return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
+
+
 def _first_dict(*candidates: Any) -> dict[str, Any]:
     found = next((each for each in candidates if isinstance(each, dict)), {})
     return found["values"] if isinstance(found.get("values"), dict) else found
@@ -207,13 +212,11 @@ def is_number(value: Any) -> bool:
 def to_distribution(data: Any, values: Mapping[str, Any]) -> Distribution:
     """A distribution as a record or a summary has it; whatever is none is left out."""
     found: Distribution = {}
-    for name, parameters in (data if isinstance(data, dict) else {}).items():
-        is_list = isinstance(parameters, list)
-        numbers = parameters if is_list else parameters.values() if isinstance(parameters, dict) else ()
-        if not numbers or not all(map(is_number, numbers)):
-            continue
-        pairs = zip(_labels(name, parameters, values), parameters, strict=True) if is_list else parameters.items()
-        found[name] = {label: float(number) for label, number in pairs}
+    for name, given in (data if isinstance(data, dict) else {}).items():
+        is_list = isinstance(given, list) and given and all(map(is_number, given))
+        parameters = dict(zip(_labels(name, given, values), given, strict=True)) if is_list else given
+        if isinstance(parameters, dict) and parameters and all(map(is_number, parameters.values())):
+            found[name] = {label: float(number) for label, number in parameters.items()}
     return found
 
 
@@ -251,12 +254,10 @@ def front_of(run: RunData) -> FrontData | None:
     measures = data["measures"][:MAX_MEASURES]
 
     def points(name: str) -> list[FrontPoint]:
-        listed = data.get(name)
         return [
             FrontPoint(float(point["score"]), [float(c) for c in point["costs"]], _first_dict(point.get("values")))
-            for point in (listed if isinstance(listed, list) else [])[:MAX_POINTS]
-            if not mismatch(point, dict[str, Any])
-            and not mismatch(point.get("costs"), list[float])
+            for point in dicts_in(data.get(name))[:MAX_POINTS]
+            if not mismatch(point.get("costs"), list[float])
             and len(point["costs"]) >= len(measures)
             and all(map(is_number, [point.get("score"), *point["costs"]]))
         ]

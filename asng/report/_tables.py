@@ -6,7 +6,7 @@ from typing import Any
 
 from asng._html import Html, element, format_duration, format_number, join, table
 from asng.report._command import repeat_commands
-from asng.report._read import RunData, front_of, is_number
+from asng.report._read import RunData, dicts_in, front_of, is_number
 
 HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown", "tree", "limits"}
 HIDDEN |= {"front", "seconds", "flags"}
@@ -162,12 +162,11 @@ def _limits(run: RunData, has_shares: bool) -> list[list[str]]:
     if is_number(bound):
         listed = [{"name": "parameters", "at_most": bound, "cost": run.summary.get("parameters")}]
     limits = []
-    for each in listed[:20] if isinstance(listed, list) else []:
-        if isinstance(each, dict):
-            ends = {"≥": each.get("at_least"), "≤": each.get("at_most")}
-            text = " and ".join(f"{sign} {format_number(end)}" for sign, end in ends.items() if is_number(end))
-            cost = each.get("cost")
-            limits.append([str(each.get("name")), text, format_number(cost) if is_number(cost) else ""])
+    for each in dicts_in(listed)[:20]:
+        ends = {"≥": each.get("at_least"), "≤": each.get("at_most")}
+        text = " and ".join(f"{sign} {format_number(end)}" for sign, end in ends.items() if is_number(end))
+        cost = each.get("cost")
+        limits.append([str(each.get("name")), text, format_number(cost) if is_number(cost) else ""])
     if not limits and (has_shares or run.config.get("limits")):
         limits = [["", format_number(run.config.get("limits", "")), ""]]
     return limits

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from asng._html import Html, element, format_number, is_normal
-from asng.report._read import RunData, is_number
+from asng.report._read import RunData, dicts_in, is_number
 
 MAX_DEPTH, MAX_NODES, MAX_CHIPS = 40, 2000, 16
 
@@ -44,9 +44,9 @@ def walk(nodes: list[Node]) -> list[Node]:
 def _parse(data: Any, depth: int, left: list[int]) -> list[Node]:
     """The nodes of a file that anybody may have written; what is none is left out."""
     nodes = []
-    for each in data if isinstance(data, list) and depth < MAX_DEPTH else []:
+    for each in dicts_in(data) if depth < MAX_DEPTH else []:
         left[0] -= 1
-        if left[0] < 0 or not isinstance(each, dict) or not isinstance(each.get("name"), str):
+        if left[0] < 0 or not isinstance(each.get("name"), str):
             continue
         inside: Any = each.get("inside")
         parts = (
