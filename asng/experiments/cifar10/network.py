@@ -237,9 +237,10 @@ class Cell(nn.Module):
 
     def forward(self, before: Tensor | None, previous: Tensor | None) -> Tensor:
         nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
-        # On a GPU a tensor, so that a CUDA graph reads it at every replay.
-        drop_path = self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
-        states = run_nodes(self.entries, (before, previous), nodes, drop_path if self.training else 0.0, self.sum)
+        drop_path: float | Tensor = 0.0
+        if self.training:  # on a GPU a tensor, so that a CUDA graph reads it at every replay
+            drop_path = self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
+        states = run_nodes(self.entries, (before, previous), nodes, drop_path, self.sum)
         result: Tensor = self.norm(self.join(self.concat([states[2 + end] for end in self.ends])))
         return result
 
