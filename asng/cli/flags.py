@@ -8,7 +8,7 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -145,37 +145,31 @@ def _texts(kind: type) -> dict[str, str]:
 
 
 def parse_command(
-    command: Callable[..., Any],
-    name: str,
-    arguments: Sequence[str],
-    *,
-    description: str | None = None,
-    presets: Mapping[str, Any] | None = None,
-    **parts: Any,
+    command: type, name: str, arguments: Sequence[str], *, presets: Mapping[str, Any] | None = None, **parts: Any
 ) -> Any:
     """Parse a command's arguments into its dataclass; ValueError for wrong ones, and `--help` exits.
 
     Args:
-        command: The dataclass; its docstring is the help.
+        command: The dataclass; its docstring is the help, or that of the settings among the parts.
         name: The words of the command.
         arguments: The words behind them.
-        description: Another help.
         presets: By the name of a flag without a value, the settings whose values it makes the defaults.
         parts: For fields that are dataclasses themselves, the one with the defaults.
     """
-    assert isinstance(command, type)
     if "" in arguments:  # such as a shell's variable that is not set
         before = shlex.join(arguments[: list(arguments).index("")])
         raise ValueError(f"an argument is empty, behind {before!r}; give its value")
-    flags = flags_of(command, parts)
+    flags, described = flags_of(command, parts), parts.get("settings", command)
     given = _parse(flags, name, arguments)
-    for preset in presets or {}:
+    for preset, settings in (presets or {}).items():
         if given.get(preset):
-            parts = {**parts, "settings": (presets or {})[preset]}
+            parts["settings"] = settings
     if given.pop("help", False):
-        print_help(name, description or command.__doc__ or "", flags_of(command, parts))
+        print_help(name, described.__doc__ or "", flags_of(command, parts))
         sys.exit(0)
-    _check_required(flags, given, name)
+    for flag in flags:
+        if flag.default is MISSING and flag.name not in given:
+            raise ValueError(f"asng {name} needs {flag.usage}: {flag.text[0].lower()}{flag.text[1:].rstrip('.')}")
     built = {}
     for each in fields(command):
         own = {flag.name: given[flag.name] for flag in flags if flag.group == each.name and flag.name in given}
@@ -203,12 +197,6 @@ def _parse(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> dict[s
         what = f"no flag {word}" if word.startswith("-") else f"no argument {word!r}"
         raise ValueError(f"asng {name} has {what}{near or f'; asng {name} --help lists all'}")
     return given
-
-
-def _check_required(flags: Sequence[Flag], given: Mapping[str, Any], name: str) -> None:
-    for flag in flags:
-        if flag.default is MISSING and flag.name not in given:
-            raise ValueError(f"asng {name} needs {flag.usage}: {flag.text[0].lower()}{flag.text[1:].rstrip('.')}")
 
 
 def print_help(name: str, description: str, flags: Sequence[Flag]) -> None:

@@ -66,8 +66,7 @@ class EvaluateFlags(OutputFlags):
 def parse_verb(task: type[Task], verb: str, arguments: Sequence[str], **presets: Any) -> Any:
     """Parse the flags of a verb, with the settings of a task; their docstring is the help."""
     command, parts = parts_of_verb(task, verb)
-    description, name = parts["settings"].__doc__, f"{task.name} {verb}"
-    return parse_command(command, name, arguments, description=description, presets=presets, **parts)
+    return parse_command(command, f"{task.name} {verb}", arguments, presets=presets, **parts)
 
 
 def parts_of_verb(task: type[Task], verb: str) -> tuple[type, dict[str, Any]]:

@@ -232,8 +232,8 @@ def summarize(sweep: ToySettings, reached: dict[Setting, list[int | None]]) -> d
             "lr": lr,
             "method": method,
             "alpha": alpha,
-            "all": _spans(line, lambda point: point["successes"] == sweep.runs),
-            "any": _spans(line, lambda point: point["successes"] > 0),
+            "all": _spans(line, sweep.runs),
+            "any": _spans(line, 1),
             "best": min((p for p in line if p["measure"]), key=lambda point: point["measure"], default=None),
         }
         for (lr, method, alpha), line in lines.items()
@@ -248,14 +248,11 @@ def _point(setting: Setting, step: float, reached: list[int | None]) -> dict[str
     return setting._asdict() | {"step": step, "successes": len(successful), "median": median, "measure": measure}
 
 
-def _spans(line: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[tuple[float, float]]:
-    """The step sizes where something holds, as ranges of neighbors on the grid: (largest, smallest)."""
-    spans = []
-    for held, neighbors in groupby(sorted(line, key=lambda point: -point["step"]), holds):
-        steps = [point["step"] for point in neighbors]
-        if held:
-            spans.append((steps[0], steps[-1]))
-    return spans
+def _spans(line: list[dict[str, Any]], successes: int) -> list[tuple[float, float]]:
+    """The step sizes with so many successes, as ranges of neighbors on the grid: (largest, smallest)."""
+    ordered = sorted(line, key=lambda point: -point["step"])
+    spans = [(held, list(near)) for held, near in groupby(ordered, lambda point: point["successes"] >= successes)]
+    return [(near[0]["step"], near[-1]["step"]) for held, near in spans if held]
 
 
 def draw_sweep(summary: dict[str, Any], folder: Path) -> None:

@@ -27,19 +27,17 @@ def section(title: str, *children: Any, **attributes: Any) -> Html:
 def overview_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
     """The main numbers, large; of several runs also a row for each, and for several seeds their means."""
     runs = [run for members in groups.values() for run in members]
-    finals = {id(run): _final_numbers(run) for run in runs}
-    names = sorted(dict.fromkeys(name for run in runs for name in finals[id(run)]), key=_rank)
+    names = sorted(dict.fromkeys(name for run in runs for name in _final_numbers(run)), key=_rank)
     if len(runs) == 1:
         state = element("p", _state(runs[0]).capitalize(), class_="soft")
-        return section("Overview", state, _tiles(names, _cells(finals[id(runs[0])], names)))
+        return section("Overview", state, _tiles(names, _cells(_final_numbers(runs[0]), names)))
     rows = []
     for label, members in groups.items():
         for run in members:
-            rows.append(
-                [run.title, format_number(run.config.get("seed")), *_cells(finals[id(run)], names), _state(run)]
-            )
+            numbers = _cells(_final_numbers(run), names)
+            rows.append([run.title, format_number(run.config.get("seed")), *numbers, _state(run)])
         if len(members) > 1:
-            means = [_mean(name, [finals[id(run)].get(name) for run in members]) for name in names]
+            means = [_mean(name, [_final_numbers(run).get(name) for run in members]) for name in names]
             title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
             rows.append([element("b", title), "", *means, f"{len(members)} runs"])
     head = ["run", "seed", *map(_to_words, names), "state"]
