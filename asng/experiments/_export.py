@@ -13,7 +13,7 @@ from asng.experiments import digits
 from asng.experiments._image_runs import load_trained
 from asng.experiments._task import Task
 from asng.nas._loop import Checkpoint
-from asng.runs import CHECKPOINT, RESULTS, SUMMARY, read_config, settings_from_config
+from asng.runs import CHECKPOINT, SUMMARY, read_config, settings_from_config
 
 DIGITS_INPUTS = "Images (n, 1, 8, 8), gray from 0 to 1; scores of the ten digits."
 SHARED = "shared weights of the search"
@@ -65,8 +65,7 @@ def load_digits_run(folder: Path) -> Exportable:
     if config.get("kind") != "search":
         raise ValueError(f"{folder} is an asng digits {config.get('kind')}; asng export takes asng digits search")
     settings = settings_from_config(digits.DigitsSettings, config, folder)
-    records = digits.read_results(folder) if (folder / RESULTS).exists() else []
-    searched = next((record for record in records if record["kind"] == "search"), None)
+    searched = next(iter(digits.read_results(folder)), None)  # the search is the first record
     seed, data = settings.seed, digits.load_split(settings.seed)
     with digits._one_thread():
         if searched is None:

@@ -277,7 +277,7 @@ def run(
     `callback` is that of `nas.search`.
     """
     with Run(folder, make_config("digits", "search", settings), flags=flags) as run:
-        done = [record for record in read_records(run, settings) if record["seed"] == settings.seed]
+        done = read_records(folder, settings)
         with _one_thread():
             _finish_seed(settings, run, done, progress, callback)
         summary = summarize(settings, done)
@@ -287,39 +287,42 @@ def run(
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run that is finished; ValueError for damaged ones."""
-    settings = settings_from_config(DigitsSettings, read_config(folder, "digits", needs=RESULTS), folder)
-    return _check_records(folder, read_json_lines(folder / RESULTS, "delete the folder"), settings)
+    """The records of the run in a folder; ValueError for damaged ones."""
+    return read_records(folder, settings_from_config(DigitsSettings, read_config(folder, "digits"), folder))
 
 
-def read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
+def read_records(folder: Path, settings: DigitsSettings) -> list[dict[str, Any]]:
     """The finished records; ValueError for any that no run of these settings writes."""
-    return _check_records(run.folder, run.results(), settings)
+
+    def find_fault(record: dict[str, Any]) -> str:
+        shares = [record[name] for name in ("probability", "valid_accuracy", "accuracy") if name in record]
+        if record["seed"] != settings.seed:
+            return f"seed {record['seed']}, not {settings.seed}"
+        if (None in shares) == (record["kind"] in ("search", "random")):
+            return f"{record} has {'no' if None in shares else 'a'} valid_accuracy"
+        return "" if all(share is None or 0 <= share <= 1 for share in shares) else f"{record} is no share"
+
+    kinds = ["search", "found", "handcrafted", *["random"] * settings.num_random, "random_first", "random_best"]
+    return check_records(folder, kinds, {"search": SearchRecord}, TrainRecord, find_fault)
 
 
-def _check_records(folder: Path, records: list[dict[str, Any]], settings: DigitsSettings) -> list[dict[str, Any]]:
-    space = nas.space_of(Net())
-    kinds: dict[int, list[str]] = {}
-    expected = ["search", "found", "handcrafted", *["random"] * settings.num_random, "random_first", "random_best"]
-    for record in records:
-        fault = mismatch(record, SearchRecord if record.get("kind") == "search" else TrainRecord)
+def check_records(
+    folder: Path, kinds: Sequence[str], shapes: Mapping[str, type], shape: type, find_fault: Callable[[Any], str]
+) -> list[dict[str, Any]]:
+    """The records in a folder: the first of these kinds, each of its shape, and with architectures of the space."""
+    path, space = folder / RESULTS, nas.space_of(Net())
+    records = read_json_lines(path, "delete the folder") if path.exists() else []
+    for record, kind in zip(records, [*kinds, *["nothing"] * len(records)], strict=False):
+        fault = mismatch(record, shapes.get(kind, shape))
         if not fault:
-            so_far = kinds.setdefault(record["seed"], [])
-            so_far.append(record["kind"])
-            shares = [record[name] for name in ("probability", "valid_accuracy", "accuracy") if name in record]
-            if so_far != expected[: len(so_far)]:
-                fault = f"seed {record['seed']} has {', '.join(so_far)}"
-            elif (None in shares) == (record["kind"] in ("search", "random")):
-                fault = f"{record} has {'no' if None in shares else 'a'} valid_accuracy"
-            elif not all(0 <= share <= 1 for share in shares if share is not None):
-                fault = f"{record} is no share"
+            fault = find_fault(record) if record["kind"] == kind else f"{record['kind']}, where {kind} belongs"
         try:
-            for name in ("values", "most_likely") if record.get("kind") == "search" else ("values",):
-                from_dict({"version": VERSION, "values": record.get(name)}, space)
+            for name in [each for each in ("values", "most_likely") if each in record]:
+                from_dict({"version": VERSION, "values": record[name]}, space)
         except ValueError as error:
             fault = fault or str(error)
         if fault:
-            raise ValueError(f"{folder / RESULTS} is damaged ({fault}); delete the folder")
+            raise ValueError(f"{path} is damaged ({fault}); delete the folder")
     return records
 
 

@@ -19,12 +19,11 @@ import torch
 from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
-from asng._untrusted import mismatch
 from asng.experiments import digits
 from asng.experiments.digits import UNTUNED, Batches, Data, Hyper, Net, _one_thread, classification_loss, load_split
 from asng.minimize import minimize
 from asng.nas._loop import NoFiniteLoss
-from asng.nas.architecture import VERSION, from_dict, to_dict
+from asng.nas.architecture import to_dict
 from asng.optimizer import ASNG
 from asng.runs import ARCHITECTURE, RESULTS, SUMMARY, Run, make_config, write_json
 from asng.space import Real, Variable
@@ -128,7 +127,7 @@ def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) 
     as it was.
     """
     with Run(folder, make_config("digits", "tune", settings)) as run, _one_thread():
-        done = read_records(run, settings)
+        done = read_records(folder, settings)
         data, trials = load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
         finished = list(trials)
 
@@ -191,27 +190,17 @@ def _minimize(evaluate: Callable[[Hyper], float], settings: TuneSettings) -> Non
         raise KeyboardInterrupt
 
 
-def read_records(run: Run, settings: TuneSettings) -> list[dict[str, Any]]:
+def read_records(folder: Path, settings: TuneSettings) -> list[dict[str, Any]]:
     """The finished records; ValueError for any that no run of these settings writes."""
-    records, space = run.results(), nas.space_of(Net())
-    order = ["trial"] * settings.trials + ["untuned", "train tuned", "train untuned"]
-    for record, kind in zip(records, [*order, *[""] * len(records)], strict=False):
-        is_training = str(record.get("kind")).startswith("train ")
-        fault = mismatch(record, Training if is_training else Trial)
-        if not fault and record["kind"] != kind:
-            fault = f"{record['kind']}, where {kind or 'nothing'} belongs"
-        if not fault and is_training and not 0 <= record["accuracy"] <= 1:
-            fault = f"an accuracy of {record['accuracy']}"
-        if not fault and not is_training:
-            if not 1 <= len(record["losses"]) <= settings.epochs or set(record["hyper"]) != set(SPACE):
-                fault = f"a trial of {len(record['losses'])} epochs and {', '.join(record['hyper'])}"
-            try:
-                from_dict({"version": VERSION, "values": record["values"]}, space)
-            except ValueError as error:
-                fault = fault or str(error)
-        if fault:
-            raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
-    return records
+
+    def find_fault(record: dict[str, Any]) -> str:
+        if "accuracy" in record:
+            return "" if 0 <= record["accuracy"] <= 1 else f"an accuracy of {record['accuracy']}"
+        is_whole = 1 <= len(record["losses"]) <= settings.epochs and set(record["hyper"]) == set(SPACE)
+        return "" if is_whole else f"a trial of {len(record['losses'])} epochs and {', '.join(record['hyper'])}"
+
+    kinds = ["trial"] * settings.trials + ["untuned", "train tuned", "train untuned"]
+    return digits.check_records(folder, kinds, {"trial": Trial, "untuned": Trial}, Training, find_fault)
 
 
 def summarize(records: list[dict[str, Any]], tuned: dict[str, Any], settings: TuneSettings) -> dict[str, Any]:

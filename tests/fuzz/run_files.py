@@ -103,13 +103,13 @@ def _read_sweep(run: Run) -> None:
 
 
 def _read_digits(run: Run) -> None:
-    records = [record for record in digits.read_records(run, DIGITS) if record["seed"] == 0]
+    records = digits.read_records(run.folder, DIGITS)
     if len(records) == len(_found()):
         json.dumps(digits.summarize(DIGITS, records), allow_nan=False)
 
 
 def _read_tuning(run: Run) -> None:
-    records = digits_tuning.read_records(run, TUNE)
+    records = digits_tuning.read_records(run.folder, TUNE)
     if len(records) == len(_tuned()):
         json.dumps(digits_tuning.summarize(records, records[0], TUNE), allow_nan=False)
 
