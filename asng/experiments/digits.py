@@ -276,10 +276,25 @@ def run(
     Called again after an interruption, it continues. `flags` are kept by the run, as what it was started with;
     `callback` is that of `nas.search`.
     """
-    with Run(folder, make_config("digits", "search", settings), flags=flags) as run:
-        done = read_records(folder, settings)
-        with _one_thread():
-            _finish_seed(settings, run, done, progress, callback)
+    with Run(folder, make_config("digits", "search", settings), flags=flags) as run, _one_thread():
+        seed, done = settings.seed, read_records(folder, settings)
+        data, random = load_split(seed), draw_random(settings, seed)
+        if not done:
+            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, Metrics(run))
+            result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
+            done.append({"seed": seed, "kind": "search", **result})
+            run.append(done[0])
+            checkpoint.remove()
+        trainings = [("found", done[0]["values"]), ("handcrafted", HANDCRAFTED)]
+        trainings += [("random", values) for values in random]
+        trainings += [("random_first", random[0]), ("random_best", None)]
+        for number, (kind, values) in enumerate(trainings, start=1):
+            progress(0.5 + 0.5 * (number - 1) / len(trainings))
+            if number >= len(done):
+                chosen = values or best_random(done)["values"]
+                record = train(settings, seed, data, chosen, hold_out=kind == "random")
+                done.append({"seed": seed, "kind": kind, **record})
+                run.append(done[-1])
         summary = summarize(settings, done)
         write_json(run.folder / SUMMARY, summary)
         write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
@@ -335,31 +350,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _finish_seed(
-    settings: DigitsSettings, run: Run, done: list[Any], progress: Progress, callback: Callable[[Any], Any] | None
-) -> None:
-    """Search; then train the result and the baselines, all that is not done."""
-    seed = settings.seed
-    data = load_split(seed)
-    if not done:
-        checkpoint = Checkpoint(checkpoint_path(run.folder, seed), run.config, Metrics(run))
-        result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
-        done.append({"seed": seed, "kind": "search", **result})
-        run.append(done[0])
-        checkpoint.remove()
-    random = draw_random(settings, seed)
-    trainings = [("found", done[0]["values"]), ("handcrafted", HANDCRAFTED)]
-    trainings += [("random", values) for values in random]
-    trainings += [("random_first", random[0]), ("random_best", None)]
-    for number, (kind, values) in enumerate(trainings, start=1):
-        progress(0.5 + 0.5 * (number - 1) / len(trainings))
-        if number >= len(done):
-            chosen = values or best_random(done)["values"]
-            record = train(settings, seed, data, chosen, hold_out=kind == "random")
-            done.append({"seed": seed, "kind": kind, **record})
-            run.append(done[-1])
 
 
 def checkpoint_path(folder: Path, seed: int) -> Path:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -44,13 +45,11 @@ def estimate_training(task: Task, settings: JobSettings, values: Values) -> Esti
 
 def _estimate_job(job: SearchJob | TrainJob, settings: JobSettings) -> Estimate:
     steps = settings.epochs * job.steps_per_epoch
-    index = 0
+    indices = cycle(range(steps))
 
     def step() -> None:
-        nonlocal index
-        for number in job.step(index % steps).values():
+        for number in job.step(next(indices)).values():
             float(number)  # waits for the device
-        index += 1
 
     seconds = time_calls(step)
     return {"steps": steps, "seconds_per_step": seconds, "seconds": steps * seconds, **_sizes(job, job.device)}
@@ -82,8 +81,8 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
 
 def estimate_tuning(settings: digits_tuning.TuneSettings) -> Estimate:
     """Of `asng digits tune`, if no trial ends early."""
-    similar = digits.DigitsSettings(batch=settings.batch, seed=settings.seed, warmup=0.0, epochs=1)
-    one = estimate_digits(replace(similar, epochs=settings.epochs, training_epochs=settings.training_epochs))
+    shared = {name: getattr(settings, name) for name in ("batch", "seed", "epochs", "training_epochs")}
+    one = estimate_digits(digits.DigitsSettings(**shared, warmup=0.0))
     steps = (settings.trials + 1) * one["steps"]
     return {**one, "steps": steps, "seconds": steps * one["seconds_per_step"], "disk_bytes": None, "at_most": True}
 
