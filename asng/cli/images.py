@@ -114,7 +114,9 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     differing = "".join(f"-{value}" for name, value in inherited.items() if config.get(name, value) != value)
 
     def run_one(settings: Any, outcome: Outcome) -> None:
-        folder = _retrain_folder(task, flags, f"{differing}-seed{settings.seed}", settings.seed)
+        of_file = f"{_prefix(task, flags)}-{Path(flags.architecture or '').stem}"
+        default = Path("runs", of_file) if flags.run is None else flags.run / (flags.architecture or "retrain")
+        folder = seed_folder(flags, Path(f"{default}{differing}-seed{settings.seed}"), settings.seed)
         own = _choose_values(task, replace(flags, settings=settings), searched)
         with progress_bar(f"{task.name} retrain", folder) as progress:
             summary = retrain(loaded, settings, own, folder, progress, **_options(flags, folder))
@@ -177,15 +179,6 @@ def _choose_values(task: type[Task], flags: Any, searched: dict[str, Any]) -> di
         words = " or ".join(task.baselines)
         raise ValueError(f"give either the folder of a search, or --architecture with a JSON file or the word {words}")
     return task.load_values(flags.run or Path(flags.architecture), searched)
-
-
-def _retrain_folder(task: type[Task], flags: Any, ending: str, seed: int) -> Path:
-    """The folder of a training: in that of the search, or one of its own."""
-    if flags.run is not None:
-        default = Path(flags.run) / f"{flags.architecture or 'retrain'}{ending}"
-    else:
-        default = Path("runs") / f"{_prefix(task, flags)}-{Path(flags.architecture).stem}{ending}"
-    return seed_folder(flags, default, seed)
 
 
 def _prefix(task: type[Task], flags: Any) -> str:

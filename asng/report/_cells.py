@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asng._html import Html, element
-from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Way
+from asng.experiments.cifar10.picture import NAMES, STATES, Box, CellPicture, Way
 from asng.experiments.cifar10.space import CELL_KINDS, SPACE, Paths, cell_paths
 from asng.report._read import Distribution
 
@@ -66,22 +66,21 @@ class _Cell(CellPicture):
         size = round(width * PIXELS), round(height * PIXELS)
         return graph(name, describe_paths(self.paths), note, run, size, [*self._lines, *self._boxes])
 
-    def draw_box(self, x: float, top: float, width: float, height: float, look: str, name: str) -> None:
-        self._add_box(x, top, width, height, None, class_=look)
-
-    def _add_box(self, x: float, top: float, width: float, height: float, tip: Html | None, **look: Any) -> None:
-        place = {"x": _px(x - width / 2), "y": _px(top), "width": _px(width), "height": _px(height), "rx": "5"}
-        self._boxes.append(element("rect", tip, **place, **look))
+    def draw_box(self, place: Box, look: str, name: str | None = None, tip: str = "", style: str | None = None) -> None:
+        x, top, width, height = place
+        title, rounding = element("title", tip) if tip else None, _px(self.radius) if look == "node" else "5"
+        where = {"x": _px(x - width / 2), "y": _px(top), "width": _px(width), "height": _px(height), "rx": rounding}
+        self._boxes.append(element("rect", title, **where, class_=look, style=style))
 
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
         place, middle, look = (x, top, self.widths[1], self.box), top + self.box / 2, f"op {operation}"
         if likely is None:
-            self._add_box(*place, element("title", tip), class_=look)
+            self.draw_box(place, look, tip=tip)
             self.draw_text(x, middle, NAMES[operation], "name")
             return
-        self.draw_box(*place, "end", "")  # so that lines do not shine through
-        title = element("title", f"{tip}, probability {likely:.3f}")
-        self._add_box(*place, title, class_=look, style=f"fill-opacity:{0.15 + 0.85 * likely:.2f}")
+        self.draw_box(place, "end")  # so that lines do not shine through
+        fill = f"fill-opacity:{0.15 + 0.85 * likely:.2f}"
+        self.draw_box(place, look, tip=f"{tip}, probability {likely:.3f}", style=fill)
         self.draw_text(x, middle - 0.07, NAMES[operation], "name")
         self.draw_text(x, middle + 0.09, f"{likely:.2f}", "small")
 
@@ -97,9 +96,6 @@ class _Cell(CellPicture):
         self._lines.append(
             element("path", d=f"M{points[0]}{''.join(parts)}", class_=f"line {look}".strip(), style=style)
         )
-
-    def draw_sum(self, x: float, y: float, name: str) -> None:
-        self._boxes.append(element("circle", cx=_px(x), cy=_px(y), r=_px(self.radius), class_="end"))
 
 
 def describe_paths(paths: Paths) -> str:

@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.path import Path as Outline
 
 from asng._ragged import Array
-from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Way
+from asng.experiments.cifar10.picture import NAMES, STATES, Box, CellPicture, Way
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE, Paths, cell_paths
 from asng.experiments.figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas, save_figure, tint
 
@@ -39,6 +39,7 @@ BOX_LOOKS: dict[str, dict[str, Any]] = {
     "end": {"fc": "white", "ec": "black"},
     "end unused": {"fc": "white", "ec": GRAY, "ls": (0, (3, 2))},
     "sum": {"fc": "0.93", "ec": "black"},
+    "node": {"fc": "white", "ec": "black", "boxstyle": "circle,pad=0"},
 }
 
 # Inches: of all figures, then of the table.
@@ -109,16 +110,14 @@ class DrawnCell(CellPicture):
             axes.text(middle, -0.4, "stride 2 on its two inputs", size=7, color=GRAY, ha="center", va="center")
         self.draw_parts()
 
-    def draw_box(
-        self, x: float, top: float, width: float, height: float, look: str, name: str | None, **style: Any
-    ) -> None:
-        rounded, corner = "round,pad=0,rounding_size=0.05", (x - width / 2, -top - height)
-        style = {"lw": 0.8, "zorder": 3, "gid": name, **BOX_LOOKS[look], **style}
-        self.axes.add_patch(FancyBboxPatch(corner, width, height, rounded, **style))
+    def draw_box(self, place: Box, look: str, name: str | None = None, **more: Any) -> None:
+        x, top, width, height = place
+        style = {"boxstyle": "round,pad=0,rounding_size=0.05", "lw": 0.8, "zorder": 3, **BOX_LOOKS[look], **more}
+        self.axes.add_patch(FancyBboxPatch((x - width / 2, -top - height), width, height, gid=name, **style))
 
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
         fill = tint(OPERATION_COLORS[operation], 0.45 if likely is None else 0.1 + 0.55 * likely)
-        self.draw_box(x, top, self.widths[1], self.box, "end", name, fc=fill, lw=_thickness(likely) / 2)
+        self.draw_box((x, top, self.widths[1], self.box), "end", name, fc=fill, lw=_thickness(likely) / 2)
         shown = NAMES[operation] if likely is None else f"{NAMES[operation]}\n{likely:.2f}"
         self.draw_text(x, top + self.box / 2, shown)
 
@@ -136,9 +135,6 @@ class DrawnCell(CellPicture):
         line = FancyArrowPatch(path=outline, arrowstyle=style, mutation_scale=1, gid=name, ls=stroke)
         line.set(color=_shade(likely), linewidth=_thickness(likely))
         self.axes.add_patch(line)
-
-    def draw_sum(self, x: float, y: float, name: str) -> None:
-        self.axes.add_patch(Circle((x, -y), self.radius, fc="white", ec="black", lw=0.8, zorder=3, gid=name))
 
 
 def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabilities | None = None) -> list[Path]:

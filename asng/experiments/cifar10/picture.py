@@ -21,6 +21,7 @@ STATES = ("cell k − 2", "cell k − 1", *(f"node {node}" for node in range(NOD
 HEAD, JOIN = 0.24, 0.14  # heights: of arrow heads, of the way from operations to their sum
 
 Point = tuple[float, float]
+Box = tuple[float, float, float, float]  # the x of its middle, the y of its top, width, height
 Way = list[Point]  # a start; of each bend two control points and the end, and then the end of a straight line
 
 
@@ -47,8 +48,8 @@ class CellPicture(ABC):
         self.tops = self._tops()
 
     @abstractmethod
-    def draw_box(self, x: float, top: float, width: float, height: float, look: str, name: str) -> None:
-        """Draw a box around x; `look`: "end", "end unused" or "sum"."""
+    def draw_box(self, place: Box, look: str, name: str | None = None) -> None:
+        """Draw a box; `look`: "end", "end unused", "sum" or "node", which is round."""
 
     @abstractmethod
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
@@ -61,10 +62,6 @@ class CellPicture(ABC):
     @abstractmethod
     def draw_line(self, way: Way, look: str, likely: float | None = None, name: str | None = None) -> None:
         """Draw a line, the stronger the likelier; `look`: words among arrow, loose (dashed)."""
-
-    @abstractmethod
-    def draw_sum(self, x: float, y: float, name: str) -> None:
-        """Draw the circle of a node."""
 
     def draw_parts(self) -> None:
         """Draw all but titles and legends."""
@@ -84,7 +81,7 @@ class CellPicture(ABC):
 
     def _draw_output(self, x: float, top: float, width: float) -> None:
         """What loose ends lead into."""
-        self.draw_box(x, top, width, self.end, "sum", f"{self.kind}.concatenation")
+        self.draw_box((x, top, width, self.end), "sum", f"{self.kind}.concatenation")
         self.draw_text(x, top + self.end / 2, "concatenate")
         self.draw_line([*[(x, top + self.end)] * 4, (x, top + self.end + HEAD)], "arrow")
         self.draw_text(x, top + self.end + HEAD + 0.1, "cell k")
@@ -94,7 +91,7 @@ class CellPicture(ABC):
 
     def _draw_input(self, state: int, used: bool) -> None:
         x, y, look = self._x(0, state), self.tops[0], "" if used else " unused"
-        self.draw_box(x, y, self.widths[0], self.end, f"end{look}", f"{self.kind}.state{state}")
+        self.draw_box((x, y, self.widths[0], self.end), f"end{look}", f"{self.kind}.state{state}")
         self.draw_text(x, y + self.end / 2, STATES[state], look)
         if not used:
             self.draw_text(x, y - 0.1, "not used", "small unused")
@@ -122,7 +119,7 @@ class CellPicture(ABC):
             self.draw_operation(middle, y, operation, likely, f"{self.kind}{node}.op{slot + 1}", tip)
         if self.is_twice(node):
             self.draw_text(x, y + self.box / 2, "=", "bold")
-        self.draw_sum(x, low, f"{self.kind}{node}")
+        self.draw_box((x, low - self.radius, 2 * self.radius, 2 * self.radius), "node", f"{self.kind}{node}")
         self.draw_text(x, low, str(node))
 
     def is_twice(self, node: int) -> bool:
