@@ -23,12 +23,9 @@ def print_completion(shell: str, commands: Commands) -> None:
 
 def _next_words(commands: Commands) -> dict[str, list[str]]:
     """What may stand behind asng, and behind an experiment."""
-    after: dict[str, list[str]] = {"": []}
-    for command in commands:
-        first, *verb = command.split()
-        after[""] += [first] * (first not in after[""])
-        if verb:
-            after.setdefault(first, []).extend(verb)
+    after = {"": list(dict.fromkeys(command.split()[0] for command in commands))}
+    for name, verb in (command.split() for command in commands if " " in command):
+        after.setdefault(name, []).append(verb)
     return after
 
 

@@ -7,11 +7,8 @@ from typing import Any
 from asng.report._read import RunData
 from asng.runs import ARCHITECTURE
 
-COMMANDS = {
-    *((name, verb) for name in ("cifar10", "inpainting") for verb in ("search", "retrain")),
-    ("digits", "search"),
-    ("toy", "sweep"),
-}
+COMMANDS = {f"{name} {verb}" for name in ("cifar10", "inpainting") for verb in ("search", "retrain")}
+COMMANDS |= {"digits search", "toy sweep"}
 NOT_FLAGS = {"experiment", "kind", "version", "architecture", "faces"}  # what else a configuration holds
 
 
@@ -26,15 +23,13 @@ def repeat_commands(runs: Sequence[RunData]) -> list[str]:
 
 def _repeat_command(run: RunData, seeds: int) -> str | None:
     """The command, quoted for a shell, with all settings and a folder of its own; None for a run of no command."""
-    config = run.config
-    experiment, kind = config.get("experiment"), config.get("kind")
-    if not isinstance(experiment, str) or not isinstance(kind, str) or (experiment, kind) not in COMMANDS:
+    if run.kind not in COMMANDS:
         return None
-    words = ["asng", experiment, kind]
-    if kind == "retrain":
-        words += ["--architecture", str(run.folder / ARCHITECTURE)]
-    words += to_flags({name: value for name, value in config.items() if name not in NOT_FLAGS})
-    return shlex.join([*words, *to_flags({"seeds": seeds if seeds > 1 else None, "out": f"{run.folder}-again"})])
+    flags = {name: value for name, value in run.config.items() if name not in NOT_FLAGS}
+    if run.kind.endswith(" retrain"):
+        flags["architecture"] = run.folder / ARCHITECTURE
+    flags |= {"seeds": seeds if seeds > 1 else None, "out": f"{run.folder}-again"}
+    return shlex.join(["asng", *run.kind.split(), *to_flags(flags)])
 
 
 def to_flags(settings: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from asng._html import clean, format_number, is_normal, round_number
-from asng.report._read import RunData, dicts_in, front_of, is_number
+from asng.report._read import FrontData, RunData, dicts_in, is_number
 from asng.report._tree import spread_of, tree_of, walk
 
 HALVES = ("train", "valid", "test")  # beginnings of names: a panel has all three
@@ -144,12 +144,9 @@ def metric_panels(groups: Mapping[str, Sequence[RunData]]) -> dict[str, list[Pan
     for panel in sorted(curves, key=lambda name: (name not in first, name in TITLES and list(TITLES).index(name))):
         title, note = TITLES.get(panel, (panel.replace("_", " ").capitalize(), ""))
         group = "Distribution" if panel in OF_DISTRIBUTION else "Cost" if panel in OF_COST else "Loss and metrics"
-        panels[group].append(Panel(title, curves[panel], note, unit, log=_is_log(panel, curves[panel])))
+        is_log = panel == "delta" and all(number > 0 for curve in curves[panel] for number in curve.numbers)
+        panels[group].append(Panel(title, curves[panel], note, unit, log=is_log))
     return {group: members for group, members in panels.items() if members}
-
-
-def _is_log(panel: str, curves: Sequence[Curve]) -> bool:
-    return panel == "delta" and all(number > 0 for curve in curves for number in curve.numbers)
 
 
 def _with_mean(name: str, curves: list[Curve], titles: Sequence[str]) -> list[Curve]:
@@ -266,11 +263,8 @@ def sweep_panels(run: RunData) -> list[Panel]:
     return panels
 
 
-def front_panels(run: RunData) -> list[Panel]:
+def front_panels(front: FrontData) -> list[Panel]:
     """A panel for each measure of a Pareto front: scores over costs."""
-    front = front_of(run)
-    if front is None:
-        return []
     panels = []
     for column, measure in enumerate(front.measures):
         curves = []

@@ -13,7 +13,7 @@ from asng.report._autoencoder import draw_autoencoder, is_autoencoder
 from asng.report._cells import draw_cells, is_cells
 from asng.report._curves import Panel, front_panels, group_runs, metric_panels, probability_panels, sweep_panels
 from asng.report._pictures import MAX_TOTAL, draw_pictures
-from asng.report._read import RunData
+from asng.report._read import RunData, front_of
 from asng.report._tables import (
     front_table,
     limits_section,
@@ -171,10 +171,11 @@ class Page:
         return [element("div", *charts, class_="charts")] if charts else []
 
     def _front(self, run: RunData) -> list[Html | None]:
-        charts = [self._chart(panel) for panel in front_panels(run)]
-        if not charts:
+        front = front_of(run)
+        if front is None:
             return []
-        folded = element("details", element("summary", "The front as a table"), front_table(run))
+        charts = [self._chart(panel) for panel in front_panels(front)]
+        folded = element("details", element("summary", "The front as a table"), front_table(front))
         return [element("div", *charts, class_="charts wide"), folded]
 
     def _pictures(self) -> Html | None:

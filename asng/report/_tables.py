@@ -6,7 +6,7 @@ from typing import Any
 
 from asng._html import Html, element, format_duration, format_number, join, table
 from asng.report._command import repeat_commands
-from asng.report._read import RunData, dicts_in, front_of, is_number
+from asng.report._read import FrontData, RunData, dicts_in, is_number
 
 HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown", "tree", "limits"}
 HIDDEN |= {"front", "seconds", "flags"}
@@ -170,11 +170,8 @@ def _limits(run: RunData, has_shares: bool) -> list[list[str]]:
     return limits
 
 
-def front_table(run: RunData) -> Html | None:
+def front_table(front: FrontData) -> Html:
     """The architectures of a Pareto front, a row each."""
-    front = front_of(run)
-    if front is None:
-        return None
     rows = []
     for point in front.points[:MAX_ROWS]:
         values = ", ".join(f"{name} {format_number(value)}" for name, value in point.values.items())
