@@ -13,20 +13,13 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from asng._checks import did_you_mean
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM (the run is kept)."
 NUMBERS = {int: "a whole number", float: "a number"}
 MAX_WIDTH, COLUMN = 100, 26  # of the help; where its texts begin
-
-
-@dataclass(frozen=True)
-class Positional:
-    """Marks a field that is given without a flag: `run: Annotated[Path, Positional("RUN")]`."""
-
-    metavar: str
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def flags_of(command: type, parts: Mapping[str, Any] | None = None) -> list[Flag]:
-    """The flags of a command: the fields of its dataclass and of those in it.
+    """The flags of a command: the fields of its dataclass and of those in it; one with a `metavar` is an argument.
 
     Args:
         command: A dataclass.
@@ -112,7 +105,7 @@ def flags_of(command: type, parts: Mapping[str, Any] | None = None) -> list[Flag
 
 
 def _flags(kind: type, defaults: Any, parts: Mapping[str, Any], group: str) -> Iterator[Flag]:
-    hints, texts = get_type_hints(kind, include_extras=True), _texts(kind)
+    hints, texts = get_type_hints(kind), _texts(kind)
     for each in fields(kind):
         if each.name in parts:
             yield from _flags(type(parts[each.name]), parts[each.name], {}, each.name)
@@ -120,15 +113,12 @@ def _flags(kind: type, defaults: Any, parts: Mapping[str, Any], group: str) -> I
         if is_dataclass(hints[each.name]):
             yield from _flags(hints[each.name], None, {}, each.name)
             continue
-        hint, marks = hints[each.name], list[Any]()
-        if get_origin(hint) is Annotated:
-            hint, *marks = get_args(hint)
+        hint = hints[each.name]
         if get_origin(hint) in (Union, UnionType):  # with None, which is what is not given
             (hint,) = (one for one in get_args(hint) if one is not NoneType)
         many = get_origin(hint) is tuple
         default = each.default if defaults is None else getattr(defaults, each.name)
-        metavar = next((mark.metavar for mark in marks if isinstance(mark, Positional)), None)
-        one = get_args(hint)[0] if many else hint
+        one, metavar = get_args(hint)[0] if many else hint, each.metadata.get("metavar")
         yield Flag(each.name, one, default, texts.get(each.name, ""), group, many, metavar)
 
 

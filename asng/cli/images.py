@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from asng.cli.flags import Positional, parse_command
+from asng.cli.flags import parse_command
 from asng.cli.terminal import (
     Outcome,
     OutputFlags,
@@ -43,7 +43,7 @@ class SearchFlags(SeedFlags):
 class RetrainFlags(SeedFlags):
     """Flags of all trainings from scratch."""
 
-    run: Annotated[Path | None, Positional("RUN")] = None
+    run: Path | None = field(default=None, metadata={"metavar": "RUN"})
     """Folder of a search; the training is made in a folder within it."""
     settings: Any
     where: Any
@@ -57,7 +57,7 @@ class RetrainFlags(SeedFlags):
 class EvaluateFlags(OutputFlags):
     """Flags of all tests."""
 
-    run: Annotated[Path, Positional("RUN")]
+    run: Path = field(metadata={"metavar": "RUN"})
     """Folder of a search or of a retraining."""
     settings: Any
     where: Any

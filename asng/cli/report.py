@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 from asng import report
-from asng.cli.flags import Positional, parse_command
+from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, outcome_of, print_lines
 
 INTERVAL = 10  # seconds between two pages of --watch
@@ -27,7 +26,7 @@ class ReportCommand(OutputFlags):
       asng report runs/cifar10-asng-seed0 --watch  while it runs
     """
 
-    runs: Annotated[tuple[Path, ...], Positional("RUN...")]
+    runs: tuple[Path, ...] = field(metadata={"metavar": "RUN..."})
     """Folders of runs."""
     out: Path | None = None
     """The page; by default report.html in the folder of the run, or here if there are several."""

@@ -3,15 +3,15 @@
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Any, get_type_hints
 
 from asng._checks import did_you_mean
 from asng._files import is_locked
 from asng._untrusted import mismatch, read_json_lines
 from asng.cli import OF_RUNS, commands, function_of, parts_of_command
-from asng.cli.flags import Positional, flags_of, parse_command
+from asng.cli.flags import flags_of, parse_command
 from asng.cli.runs import is_finished
 from asng.cli.terminal import OutputFlags, print_lines
 from asng.report._command import to_flags
@@ -32,7 +32,7 @@ class ResumeCommand(OutputFlags):
       asng resume runs/cifar10-asng-seed0 --data other/place
     """
 
-    run: Annotated[Path, Positional("RUN")]
+    run: Path = field(metadata={"metavar": "RUN"})
     """Folder of a search, a retraining, a tuning or a sweep."""
     data: Path | None = None
     """Where the data lie now; by default where they lay when the run was started."""

@@ -4,15 +4,15 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from rich.filesize import decimal
 
 from asng._files import is_locked
 from asng._html import format_duration
-from asng.cli.flags import Positional, parse_command
+from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, outcome_of, print_lines
 from asng.report._read import RunData, dicts_in, is_number, read_run
 from asng.runs import (
@@ -49,7 +49,7 @@ class RunsCommand(OutputFlags):
       asng runs runs --json
     """
 
-    folder: Annotated[Path, Positional("FOLDER")] = Path("runs")
+    folder: Path = field(default=Path("runs"), metadata={"metavar": "FOLDER"})
     """Where to look; by default the folder runs."""
 
 

@@ -36,14 +36,12 @@ class Parameter(NamedTuple):
 
     def x_of(self, trial: Any, name: str) -> float | None:
         """The raw draw of a trial's value, or None where it has no value of this distribution."""
-        if name not in trial.params:
-            return None
-        value = trial.params[name]
         try:
-            internal = self.distribution.to_internal_repr(value)
-        except ValueError:
-            return None
-        if not self.distribution._contains(internal):
+            value = trial.params[name]
+            is_known = self.distribution._contains(self.distribution.to_internal_repr(value))
+        except (KeyError, ValueError):  # it has no value, or one of another kind
+            is_known = False
+        if not is_known:
             return None
         x = trial.system_attrs.get(KEY, {}).get(name)
         return x if x is not None and self.to_value(x) == value else float(self.to_x(value))
@@ -181,11 +179,11 @@ class ASNGSampler(BaseSampler):
         candidates, active = [], []
         for trial in self._population:
             x = self._optimizer._family.mode(self._optimizer.theta)  # where a parameter is not active
-            draws = {name: parameter.x_of(trial, name) for name, parameter in self._parameters.items()}
-            known = [draw is not None for draw in draws.values()]
-            x[known] = [draw for draw in draws.values() if draw is not None]
+            found = {name: parameter.x_of(trial, name) for name, parameter in self._parameters.items()}
+            draws = {name: draw for name, draw in found.items() if draw is not None}
+            x[[name in draws for name in found]] = list(draws.values())
             candidates.append(Candidate({}, x))
-            active.append({name for name, draw in draws.items() if draw is not None})
+            active.append(set(draws))
         self._optimizer.tell(candidates, [order.index(key) for key in keys], active=active)
         self._population = []
 

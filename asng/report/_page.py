@@ -86,7 +86,6 @@ class Page:
         return element("label", box, text, class_="hint")
 
     def _chart(self, panel: Panel, look: str = "") -> Html:
-        number = len(self._charts)
         data = panel.to_json(self._max_points)
         for curve in data["curves"]:
             for name in ("step", "time"):
@@ -104,7 +103,7 @@ class Page:
             element("output", aria_live="polite", class_="reading"),
             element("details", element("summary", "Numbers"), element("div", class_="scroll"), class_="numbers"),
             class_=f"chart {look}".strip(),
-            data_chart=str(number),
+            data_chart=len(self._charts) - 1,
         )
 
     def _warnings(self) -> Html:

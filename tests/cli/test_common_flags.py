@@ -3,14 +3,14 @@
 import json
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import pytest
 
 from asng import cli
-from asng.cli.flags import Positional, flags_of, parse_command
+from asng.cli.flags import flags_of, parse_command
 from asng.cli.terminal import seeds_of
 from tests.helpers.commands import refusal, run, summary_of
 from tests.helpers.stripes import LINE, TINY
@@ -63,7 +63,7 @@ class Command:
       asng do it
     """
 
-    run: Annotated[Path | None, Positional("RUN")] = None
+    run: Path | None = field(default=None, metadata={"metavar": "RUN"})
     """A folder."""
     settings: Settings
     small: bool = False
