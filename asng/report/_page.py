@@ -12,7 +12,7 @@ from asng._html import TABLE_STYLE, Html, decisions_table, element, join, script
 from asng.report._autoencoder import draw_autoencoder, is_autoencoder
 from asng.report._cells import draw_cells, is_cells
 from asng.report._curves import Panel, front_panels, group_runs, metric_panels, probability_panels, sweep_panels
-from asng.report._pictures import MAX_TOTAL, draw_pictures
+from asng.report._pictures import draw_pictures
 from asng.report._read import RunData, front_of
 from asng.report._tables import (
     front_table,
@@ -178,10 +178,7 @@ class Page:
         return [element("div", *charts, class_="charts wide"), folded]
 
     def _pictures(self) -> Html | None:
-        figures, left = [], MAX_TOTAL
-        for folder in dict.fromkeys(run.folder for run in self._runs):
-            drawn, left = draw_pictures(folder, left)
-            figures += drawn
+        figures = draw_pictures(dict.fromkeys(run.folder for run in self._runs))
         return section("Pictures", *figures) if figures else None
 
 

@@ -149,8 +149,8 @@ def _chips(parameters: Mapping[str, float], value: Any) -> Html:
 
 def _track(node: Node, parameters: Mapping[str, float], value: Any) -> Html:
     """The range of a number, with the band of one standard deviation around the mean, and the value."""
-    mean, std = parameters["mean"], abs(parameters["std"])
-    text = f"mean {format_number(mean)} {'×/÷' if node.is_log else '±'} {format_number(spread_of(std, node.is_log))}"
+    mean, spread = parameters["mean"], spread_of(abs(parameters["std"]), node.is_log)
+    text = f"mean {format_number(mean)} {'×/÷' if node.is_log else '±'} {format_number(spread)}"
     words = element("span", text, class_="soft")
     if node.range is None or not (mean > 0 if node.is_log else True):
         return words
@@ -159,10 +159,8 @@ def _track(node: Node, parameters: Mapping[str, float], value: Any) -> Html:
         low, high, at = (math.log(each) if node.is_log else each for each in (*node.range, number))  # type: ignore[misc]
         return 100 * min(max((at - low) / (high - low), 0.0), 1.0)
 
-    factor = spread_of(std, node.is_log)
-    left, right = (
-        (place(mean / factor), place(mean * factor)) if node.is_log else (place(mean - std), place(mean + std))
-    )
+    band = (mean / spread, mean * spread) if node.is_log else (mean - spread, mean + spread)
+    left, right = map(place, band)
     marks = [element("span", class_="band", style=f"left:{left:.1f}%;width:{right - left:.1f}%")]
     if is_number(value) and (value > 0 or not node.is_log):
         marks.append(element("span", class_="mark", style=f"left:{place(value):.1f}%"))
