@@ -151,9 +151,8 @@ def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabili
 
 def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[DrawnCell]:
     """The two cells of an architecture."""
-    likely = {}
-    if probabilities is not None:
-        likely = {name: float(probabilities[name][SPACE[name].index(value)]) for name, value in values.items()}
+    known = probabilities or {}
+    likely = {name: float(known[name][SPACE[name].index(values[name])]) for name in known}
     return [DrawnCell(kind, cell_paths(values, kind), likely) for kind in CELL_KINDS]
 
 

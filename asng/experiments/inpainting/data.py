@@ -1,6 +1,5 @@
 """Faces on the device, which of them train and which test, and mini-batches with holes in them."""
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 from asng._progress import Progress, no_progress
 from asng._untrusted import read_text
 from asng.experiments._images import ImageSet, data_folder, send
-from asng.experiments.inpainting.faces import Faces, read_faces
+from asng.experiments.inpainting.faces import Faces, digest, read_faces
 
 KNOWN = 13_107  # of 65,536 pixels: the chance to be known is 1/5 to within 4e-6
 MAX_TRAIN, MAX_TEST = 101_000, 2_000  # images, as in the paper, where there are as many
@@ -66,8 +65,8 @@ def load_faces(
 def describe_faces(train: ImageSet, test: ImageSet) -> str:
     """Which faces a run is made with, in a line: numbers, and what tells their names from others."""
     names = [*(train.names or ()), "", *(test.names or ())]
-    digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
-    return f"{len(train)} to train with, {len(test)} to test with, named {digest[:12]}"
+    named = digest("\n".join(names))[:12]
+    return f"{len(train)} to train with, {len(test)} to test with, named {named}"
 
 
 def load_folder(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[ImageSet, dict[str, str]]:

@@ -168,7 +168,7 @@ class Faces:
 def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -> Faces:
     """Crop and resize the images of a folder, or load them from the user's cache folder if none has changed."""
     files, boxes = sources(folder)
-    fingerprint, where = map(_digest, (json.dumps([CACHE_VERSION, files, boxes]), str(folder.resolve())))
+    fingerprint, where = map(digest, (json.dumps([CACHE_VERSION, files, boxes]), str(folder.resolve())))
     path = Path(pooch.os_cache("asng")) / "faces" / f"{where}-{size}.npz"
     with suppress(Exception):  # there is no such file, or it is damaged, which may raise anything
         if (cached := _read_cache(path, fingerprint, [file.name for file in files], size)) is not None:
@@ -200,7 +200,7 @@ def _read_cache(path: Path, fingerprint: str, names: list[str], size: int) -> Fa
     return Faces(images, tuple(kept), damaged)
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 
