@@ -119,7 +119,7 @@ def _flags(kind: type, defaults: Any, parts: Mapping[str, Any], group: str) -> I
         many = get_origin(hint) is tuple
         default = each.default if defaults is None else getattr(defaults, each.name)
         one, metavar = get_args(hint)[0] if many else hint, each.metadata.get("metavar")
-        yield Flag(each.name, one, default, texts.get(each.name, ""), group, many, metavar)
+        yield Flag(each.name, one, default, texts.get(each.name, ""), "arguments" if metavar else group, many, metavar)
 
 
 @cache
@@ -192,17 +192,15 @@ def _parse(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> dict[s
 def print_help(name: str, description: str, flags: Sequence[Flag]) -> None:
     """Print what a command does, its examples and its flags, as wide as the terminal."""
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
-    words = " ".join(
-        flag.metavar if flag.default is MISSING else f"[{flag.metavar}]" for flag in flags if flag.metavar is not None
-    )
-    print(f"usage: asng {name} {f'{words} ' if words else ''}[flags]\n")
+    arguments = [flag for flag in flags if flag.group == "arguments"]
+    words = [flag.usage if flag.default is MISSING else f"[{flag.usage}]" for flag in arguments]
+    print(f"usage: {' '.join(['asng', name, *words, '[flags]'])}\n")
     print(_wrap(inspect.cleandoc(description), width))
-    groups = dict.fromkeys("arguments" if flag.metavar else flag.group for flag in flags)
-    for group in sorted(groups, key=["arguments", "settings", "where", "options"].index):
+    for group in sorted({flag.group for flag in flags}, key=["arguments", "settings", "where", "options"].index):
         print(f"\n{'data' if group == 'where' else group}:")
         # Flags of this command stand before those of all commands, which come from its base classes.
         for flag in reversed(flags) if group == "options" else flags:
-            if ("arguments" if flag.metavar else flag.group) == group:
+            if flag.group == group:
                 print(_format_flag(flag.usage, flag.help, width))
     print(_format_flag("-h, --help", "Print this help.", width))
     print(f"\n{_wrap(EXIT_CODES, width)}")

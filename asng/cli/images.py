@@ -28,29 +28,31 @@ from asng.runs import ARCHITECTURE, CHECKPOINT, read_config, settings_from_confi
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchFlags(SeedFlags):
-    """Flags of all searches."""
+class JobFlags(SeedFlags):
+    """Flags of all searches and trainings on images."""
 
     settings: Any
     where: Any
-    capture: bool = True
-    """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
     small: bool = False
     """Other defaults, for two cores: a smaller network, fewer images and steps; --small --help shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrainFlags(SeedFlags):
+class SearchFlags(JobFlags):
+    """Flags of all searches."""
+
+    capture: bool = True
+    """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrainFlags(JobFlags):
     """Flags of all trainings from scratch."""
 
     run: Path | None = field(default=None, metadata={"metavar": "RUN"})
     """Folder of a search; the training is made in a folder within it."""
-    settings: Any
-    where: Any
     architecture: str | None = None
     """Instead of what RUN found: a file as architecture.json, or a baseline, such as random, drawn from the seed."""
-    small: bool = False
-    """Other defaults, for two cores: a smaller network, fewer images and steps; --small --help shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,9 @@ def words_of(command: ResumeCommand, name: str, config: Mapping[str, Any]) -> li
     """The words behind the command of a run, which say all that it was started with; ValueError for damaged files."""
     kind, parts = parts_of_command(name)
     flags = {flag.name: flag for flag in flags_of(kind, parts)}
-    started = newest_flags(command.run)
+    path = command.run / ENVIRONMENT
+    starts = read_json_lines(path, "delete that file") if path.exists() else []
+    started: Any = next((each["flags"] for each in reversed(starts) if isinstance(each.get("flags"), dict)), {})
     for flag in flags.values():
         value = started.get(flag.name)
         if value is not None and (fault := mismatch(value, str if flag.kind is Path else flag.kind)):
@@ -78,10 +80,3 @@ def words_of(command: ResumeCommand, name: str, config: Mapping[str, Any]) -> li
     given = {**started, **{each: value for each, value in now.items() if value is not None}, **vars(settings)}
     output = {"quiet": command.quiet, "json": command.json, "out": command.run}
     return to_flags({each: value for each, value in given.items() if each in flags} | output)
-
-
-def newest_flags(folder: Path) -> dict[str, Any]:
-    """What the run was last started with besides its settings; nothing for a run of before that was kept."""
-    path = folder / ENVIRONMENT
-    started = read_json_lines(path, "delete that file") if path.exists() else []
-    return next((each["flags"] for each in reversed(started) if isinstance(each.get("flags"), dict)), {})
