@@ -125,11 +125,7 @@ class ASNGSampler(BaseSampler):
             if self._optimizer is None:
                 return {}
             x = dict(zip(self._parameters, self._draw(self._optimizer, trial.number).tolist(), strict=True))
-            wanted = {
-                name: parameter
-                for name, parameter in self._parameters.items()
-                if name in search_space and search_space[name] == parameter.distribution
-            }
+            wanted = {name: p for name, p in self._parameters.items() if search_space.get(name) == p.distribution}
         values = {name: parameter.to_value(x[name]) for name, parameter in wanted.items()}
         numbers = {n: x[n] for n, p in wanted.items() if not isinstance(p.distribution, CategoricalDistribution)}
         if numbers:
