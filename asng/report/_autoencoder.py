@@ -29,8 +29,7 @@ def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
     right = LEFT + WIDTH + GAP
     parts = [*_box(LEFT, TOP, "image", "3 × 64 × 64", "end"), *_box(right, TOP, "output", "3 × 64 × 64", "end")]
     for row, (layer, size) in enumerate(layers, start=1):
-        y = TOP + ROW * row
-        parts += _row(layer, size, y, right, is_last=row == len(layers))
+        parts += _row(layer, size, TOP + ROW * row, right, is_last=row == len(layers))
     words = "; ".join(" ".join(line.split()) for line in encoding.describe_chain(values).splitlines())
     words = f"{len(layers)} layers and as many in the decoder: {words}"
     return graph("Autoencoder", words, f" — {len(layers)} layers; dashed: skips", title, (width, height), parts)
@@ -57,8 +56,8 @@ def _row(layer: encoding.Layer, size: tuple[int, int], y: int, right: int, is_la
 
 
 def _box(x: int, y: int, name: str, shape: str, look: str) -> list[Html]:
-    middle = str(x + WIDTH // 2)
-    place = {"x": str(x), "y": str(y), "width": str(WIDTH), "height": str(BOX), "rx": "5"}
-    first = element("text", name, x=middle, y=str(y + BOX // 2 - (6 if shape else 0)), class_="name")
-    second = [element("text", shape, x=middle, y=str(y + BOX // 2 + 8), class_="small")] if shape else []
-    return [element("rect", **place, class_=look), first, *second]
+    middle = x + WIDTH // 2
+    box = element("rect", x=x, y=y, width=WIDTH, height=BOX, rx=5, class_=look)
+    first = element("text", name, x=middle, y=y + BOX // 2 - (6 if shape else 0), class_="name")
+    second = [element("text", shape, x=middle, y=y + BOX // 2 + 8, class_="small")] if shape else []
+    return [box, first, *second]

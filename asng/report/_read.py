@@ -88,10 +88,8 @@ class RunData:
     def progress(self) -> tuple[float, float, str] | None:
         """How much is done, how much there is to do, and of what; None where that is unknown."""
         done = {"epochs": float(len(self.records)), "iterations": self.steps[-1] if self.records else 0.0}
-        for name in LENGTHS:
-            if is_number(self.config.get(name)) and self.config[name] > 0:
-                return done[name], float(self.config[name]), name
-        return None
+        lengths = [name for name in LENGTHS if is_number(self.config.get(name)) and self.config[name] > 0]
+        return (done[lengths[0]], float(self.config[lengths[0]]), lengths[0]) if lengths else None
 
     @cached_property
     def distributions(self) -> list[Distribution]:

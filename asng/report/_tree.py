@@ -24,8 +24,7 @@ class Node(NamedTuple):
 
 def tree_of(run: RunData) -> list[Node]:
     """The tree of a run's decisions; all decisions that are not in it follow at its end."""
-    left = [MAX_NODES]
-    nodes = _parse(run.summary.get("tree"), 0, left)
+    nodes = _parse(run.summary.get("tree"), 0, [MAX_NODES])
     shown = {node.name for node in walk(nodes)}
     return _filter(nodes, run) + _group({name: name for name in run.values if name not in shown}, 0)
 

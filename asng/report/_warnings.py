@@ -99,8 +99,7 @@ def _operations(run: RunData) -> dict[str, list[str]]:
     """The operations of a network that run, or those of each of its cells."""
     values = run.values
     if is_cells(values):
-        paths = {kind: cell_paths(values, kind) for kind in CELL_KINDS}
-        return {f"{kind} cell": [op for pair in paths[kind] for _, op in pair] for kind in CELL_KINDS}
+        return {f"{kind} cell": [op for pair in cell_paths(values, kind) for _, op in pair] for kind in CELL_KINDS}
     running = running_decisions(run)
     named = {n: value for n, value in values.items() if n in running and n.rpartition(".")[2].startswith("op")}
     return {"network": [value for value in named.values() if isinstance(value, str)]}
