@@ -62,9 +62,7 @@ def run_runs(arguments: Sequence[str]) -> None:
     with outcome_of(flags) as outcome:
         found = [run for folder in find_runs(flags.folder) if (run := describe_run(folder)) is not None]
         outcome["runs"] = found
-        if flags.quiet:
-            outcome.line = ""
-        else:
+        if not flags.quiet:
             print_lines(*(line for run in found for line in format_run(run)))
             outcome.line = f"{len(found)} run{'' if len(found) == 1 else 's'} in {flags.folder}"
     if flags.quiet and not flags.json:

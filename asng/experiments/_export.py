@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from asng import nas
-from asng._progress import Progress, no_progress
+from asng._progress import Progress
 from asng.experiments import digits
 from asng.experiments._image_runs import load_trained
 from asng.experiments._task import Task
@@ -37,9 +37,7 @@ class Exportable(NamedTuple):
     inputs: str
 
 
-def load_image_run(
-    task: type[Task], folder: Path, data: Path | None = None, progress: Progress = no_progress
-) -> Exportable:
+def load_image_run(task: type[Task], folder: Path, data: Path | None, progress: Progress) -> Exportable:
     """The network of a search or a training on images; images are loaded for batch statistics alone."""
     config = read_config(folder, task.name, needs=CHECKPOINT)
     is_search = config.get("kind") == "search"

@@ -20,9 +20,7 @@ def data_folder(given: Path | None = None) -> Path:
     >>> data_folder(Path("pictures")).name
     'pictures'
     """
-    if given is not None:
-        return given
-    return Path(os.environ.get("ASNG_DATA") or pooch.os_cache("asng")).expanduser()
+    return given or Path(os.environ.get("ASNG_DATA") or pooch.os_cache("asng")).expanduser()
 
 
 def halves(n: int, seed: int) -> tuple[Tensor, Tensor]:

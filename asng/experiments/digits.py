@@ -229,8 +229,7 @@ def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
     """The share of images that a network classifies rightly, in evaluation mode."""
     model.eval()
     with torch.no_grad():
-        accuracy: float = (model(data[0]).argmax(1) == data[1]).double().mean().item()
-    return accuracy
+        return float((model(data[0]).argmax(1) == data[1]).double().mean())
 
 
 def draw_random(settings: DigitsSettings, seed: int) -> list[dict[str, Any]]:

@@ -116,9 +116,7 @@ def describe_space(space: Mapping[str, Variable]) -> Estimate:
     return {"variables": len(space), "architectures": math.prod(counts) if len(counts) == len(values) else None}
 
 
-def count_parameters(
-    model: torch.nn.Module, count: Callable[[torch.nn.Module, Values], float] = nas.parameters
-) -> Estimate:
+def count_parameters(model: torch.nn.Module, count: Callable[..., float] = nas.parameters) -> Estimate:
     """Parameters of all weights, and of the networks of random architectures: smallest, median, largest."""
     drawn = RandomSearch(nas.space_of(model), seed=0).ask(NUM_SAMPLES)
     sizes = sorted(int(count(model, candidate.values)) for candidate in drawn)

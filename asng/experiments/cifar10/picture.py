@@ -124,8 +124,7 @@ class CellPicture(ABC):
 
     def is_twice(self, node: int) -> bool:
         """Whether both paths of a node are the same: one module, with one set of weights, counted twice."""
-        first, second = self.paths[node]
-        return first == second
+        return len(set(self.paths[node])) == 1
 
     def _x(self, layer: int, state: int) -> float:
         return self.left + self.layout.layers[layer][state]

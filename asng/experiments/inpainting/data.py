@@ -177,8 +177,10 @@ def draw_masks(mask: Mask, n: int, size: tuple[int, int], generator: torch.Gener
             [1, 1, 1, 1]], dtype=torch.int32)
     """
     height, width = size
-    if mask == "center":
-        return _center(height, width).expand(n, 1, height, width)
+    if mask == "center":  # unknown: the rows and columns from one quarter to three quarters, 16 to 47 of 64
+        known = torch.ones(n, 1, height, width, dtype=torch.bool)
+        known[:, :, height // 4 : height - height // 4, width // 4 : width - width // 4] = False
+        return known
     if mask == "pixel":
         words = torch.empty((n * height * width + 3) // 4, dtype=torch.int64)
         words.random_(-(2**63), None, generator=generator)  # all 64 bits
@@ -189,13 +191,6 @@ def draw_masks(mask: Mask, n: int, size: tuple[int, int], generator: torch.Gener
 def fixed_masks(mask: Mask, n: int, size: tuple[int, int], seed: int) -> Tensor:
     """The masks (n, 1, height, width) of a test set: the same for the same seed."""
     return draw_masks(mask, n, size, torch.Generator().manual_seed(seed))
-
-
-def _center(height: int, width: int) -> Tensor:
-    """Unknown: the rows and columns from one quarter to three quarters, 16 to 47 of 64."""
-    known = torch.ones(height, width, dtype=torch.bool)
-    known[height // 4 : height - height // 4, width // 4 : width - width // 4] = False
-    return known
 
 
 def _halves(height: int, width: int) -> Tensor:

@@ -96,18 +96,14 @@ def chain(values: Values) -> list[Layer]:
     """
     node, found = values["output.connection"], []
     while node:
-        found.append(_layer(values, node))
-        node = values[f"layer{node}.connection"] if node > 1 else 0
+        name = f"layer{node}"
+        if f"{name}.type" in values:
+            kernel, skip = LAYER_KINDS[values[f"{name}.type"]]
+        else:
+            kernel, skip = KERNELS[values[f"{name}.kernel"] - 1], values[f"{name}.skip"]
+        found.append(Layer(node, kernel, skip, values[f"{name}.channels"]))
+        node = values[f"{name}.connection"] if node > 1 else 0
     return found[::-1]
-
-
-def _layer(values: Values, number: int) -> Layer:
-    name = f"layer{number}"
-    if f"{name}.type" in values:
-        kernel, skip = LAYER_KINDS[values[f"{name}.type"]]
-    else:
-        kernel, skip = KERNELS[values[f"{name}.kernel"] - 1], values[f"{name}.skip"]
-    return Layer(number, kernel, skip, values[f"{name}.channels"])
 
 
 def runnable_layers(layers: Sequence[Layer], size: tuple[int, int] = SIZE) -> list[Layer]:
