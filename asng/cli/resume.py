@@ -1,7 +1,7 @@
 """`asng resume`."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Annotated, Any, get_type_hints
@@ -12,7 +12,7 @@ from asng._untrusted import mismatch, read_json_lines
 from asng.cli.flags import Positional, parse_command
 from asng.cli.runs import is_finished, read_files
 from asng.cli.terminal import Outcome, OutputFlags, outcome_of, print_lines, progress_bar
-from asng.runs import ENVIRONMENT, LOCK, read_config, settings_from_config
+from asng.runs import ENVIRONMENT, LOCK, read_config, seed_folders, settings_from_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,8 @@ class ResumeCommand(OutputFlags):
     """Continue a run that was interrupted, from its folder alone: its settings and where its data lie are read there.
 
     What was finished stays; on the CPU the end is the same, bit for bit, as without a pause. A run that is finished is
-    refused, and so is one that another process has.
+    refused, and so is one that another process has. Of a folder of --seeds all runs in it that are not finished are
+    continued; seeds that were not begun are not known there, but to the command that began them.
 
     Examples:
       asng resume runs/digits
@@ -29,7 +30,7 @@ class ResumeCommand(OutputFlags):
     """
 
     run: Annotated[Path, Positional("RUN")]
-    """Folder of a search, a retraining, a tuning or a sweep."""
+    """Folder of a search, a retraining, a tuning or a sweep, or of those of several seeds."""
     data: Path | None = None
     """Where the data lie now; by default where they lay when the run was started."""
     device: str | None = None
@@ -39,6 +40,20 @@ class ResumeCommand(OutputFlags):
 def run_resume(arguments: Sequence[str]) -> None:
     """`asng resume`."""
     command = parse_command(ResumeCommand, "resume", arguments)
+    seeds = seed_folders(command.run)
+    unfinished = [run for run in seeds if not is_finished(read_files(run))]
+    with outcome_of(command) as outcome:
+        for run in unfinished or seeds[-1:] or [command.run]:
+            part = Outcome() if seeds else outcome
+            resume_one(replace(command, run=run), part)
+            if seeds:
+                print_lines(part.line)
+                outcome.setdefault("runs", []).append(part)
+                outcome.line = f"Continued {len(unfinished)} of {len(seeds)} runs; asng report {command.run} shows all"
+
+
+def resume_one(command: ResumeCommand, outcome: Outcome) -> None:
+    """Continue the run of one folder."""
     config = read_config(command.run)
     experiment, kind = str(config.get("experiment")), str(config.get("kind"))
     if is_locked(command.run / LOCK):
@@ -49,9 +64,8 @@ def run_resume(arguments: Sequence[str]) -> None:
             f"{command.run} is finished; asng report {command.run} shows it, and {longer} makes more of its kind"
         )
     resume = find_resumption(experiment, kind)
-    with outcome_of(command) as outcome:
-        print_lines(f"Continuing {experiment} {kind} in {command.run}")
-        resume(command, config, newest_flags(command.run), outcome)
+    print_lines(f"Continuing {experiment} {kind} in {command.run}")
+    resume(command, config, newest_flags(command.run), outcome)
 
 
 Resumption = Callable[[ResumeCommand, Mapping[str, Any], Mapping[str, Any], Outcome], None]

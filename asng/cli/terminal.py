@@ -16,7 +16,7 @@ from rich.console import Console
 from asng import _progress
 from asng._progress import Progress
 from asng._untrusted import printable
-from asng.runs import ENVIRONMENT
+from asng.runs import CONFIG, ENVIRONMENT
 
 console: Console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
@@ -28,7 +28,7 @@ class OutputFlags:
     quiet: bool = False
     """Print the last line alone, and what goes wrong."""
     json: bool = False
-    """Print the outcome as one JSON object on stdout, and all else on stderr."""
+    """Print the outcome as one JSON object on stdout, and all else on stderr; with --quiet nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class Outcome(dict[str, Any]):
 def outcome_of(flags: OutputFlags) -> Iterator[Outcome]:
     """Print what a command finds as its flags ask for it: all, the last line, or JSON."""
     outcome, stdout = Outcome(), sys.stdout
-    with redirect_stdout(sys.stderr if flags.json else io.StringIO() if flags.quiet else stdout):
+    with redirect_stdout(io.StringIO() if flags.quiet else sys.stderr if flags.json else stdout):
         yield outcome
     if flags.json:
         print(json.dumps(_to_json(outcome)))
@@ -100,6 +100,8 @@ def run_seeds(flags: Any, run_one: Callable[[Any, Outcome], None], outcome: Outc
     if len(seeds) == 1:
         run_one(replace(flags.settings, seed=seeds[0]), outcome)
         return
+    if flags.out is not None and (Path(flags.out) / CONFIG).exists():
+        raise ValueError(f"{flags.out} holds a run of its own; give the folders of several seeds another one (--out)")
     outcomes = []
     for seed in seeds:
         outcomes.append(Outcome(seed=seed))

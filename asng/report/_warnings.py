@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from statistics import fmean
+from typing import Any
 
 from asng._html import format_number, is_normal
 from asng.experiments.cifar10.picture import STATES
@@ -87,7 +88,7 @@ def _short(run: RunData) -> Iterator[str]:
 
 
 def _is_noise(run: RunData, steps: float, free: int) -> bool:
-    delta = run.records[-1].get("delta")
+    delta: Any = run.records[-1].get("delta")
     return is_number(delta) and steps >= NOISY_STEPS * free and delta * steps < NOISE * math.sqrt(free)
 
 
