@@ -32,6 +32,14 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
     most = "at most " if estimate.get("at_most") else ""
     each = f" for each of {seeds} seeds, {format_duration(seeds * estimate['seconds'])} in all" if seeds > 1 else ""
     lines.append(f"Time: {most}{format_duration(estimate['seconds'])}{each}")
+    if "fastest_step" in estimate:
+        factors = (estimate[name] / estimate["seconds_per_step"] for name in ("fastest_step", "slowest_step"))
+        low, high = (format_duration(seeds * estimate["seconds"] * factor) for factor in factors)
+        lines[-1] += f"; {low} to {high} by the fastest and the slowest of these steps" if low != high else ""
+    if (estimate.get("load") or 0.0) > 1.0:
+        threads = estimate["threads"]
+        cure = f"; OMP_NUM_THREADS=1 keeps torch's {threads} threads from waiting for each other" if threads > 1 else ""
+        lines.append(f"Load: {estimate['load']:.1f} processes per core, without which times are shorter{cure}")
     if estimate["memory_bytes"] is not None:
         lines.append(f"Memory: {decimal(estimate['memory_bytes'])} at the peak of these steps")
     if estimate["disk_bytes"] is not None:

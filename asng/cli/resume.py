@@ -1,9 +1,7 @@
 """`asng resume`."""
 
-import sys
 from collections.abc import Mapping, Sequence
-from contextlib import redirect_stdout
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -13,10 +11,10 @@ from asng._untrusted import mismatch, read_json_lines
 from asng.cli import OF_RUNS, commands, function_of, parts_of_command
 from asng.cli.flags import flags_of, parse_command
 from asng.cli.runs import is_finished
-from asng.cli.terminal import OutputFlags, print_lines
+from asng.cli.terminal import OutputFlags, outcome_of, print_lines
 from asng.report._command import to_flags
 from asng.report._read import read_run
-from asng.runs import ARCHITECTURE, ENVIRONMENT, LOCK, read_config, settings_from_config
+from asng.runs import ARCHITECTURE, ENVIRONMENT, LOCK, read_config, seed_folders, settings_from_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +22,8 @@ class ResumeCommand(OutputFlags):
     """Continue a run that was interrupted, from its folder alone: its settings and where its data lie are read there.
 
     What was finished stays; on the CPU the end is the same, bit for bit, as without a pause. A run that is finished is
-    refused, and so is one that another process has.
+    refused, and so is one that another process has. Of a folder of --seeds all runs in it that are not finished are
+    continued; seeds that were not begun are not known there, but to the command that began them.
 
     Examples:
       asng resume runs/digits
@@ -33,7 +32,7 @@ class ResumeCommand(OutputFlags):
     """
 
     run: Path = field(metadata={"metavar": "RUN"})
-    """Folder of a search, a retraining, a tuning or a sweep."""
+    """Folder of a search, a retraining, a tuning or a sweep, or of those of several seeds."""
     data: Path | None = None
     """Where the data lie now; by default where they lay when the run was started."""
     device: str | None = None
@@ -43,6 +42,24 @@ class ResumeCommand(OutputFlags):
 def run_resume(arguments: Sequence[str]) -> None:
     """`asng resume`."""
     command = parse_command(ResumeCommand, "resume", arguments)
+    seeds = seed_folders(command.run)
+    unfinished = [run for run in seeds if not is_finished(read_run(run))]
+    with outcome_of(command) as outcome:
+        parts = []
+        for run in unfinished or seeds[-1:] or [command.run]:
+            outcome.clear()
+            resume_one(replace(command, run=run))
+            parts.append(dict(outcome))
+            if seeds:
+                print_lines(outcome.line)
+        if seeds:
+            outcome.clear()
+            outcome["runs"] = parts
+            outcome.line = f"Continued {len(unfinished)} of {len(seeds)} runs; asng report {command.run} shows all"
+
+
+def resume_one(command: ResumeCommand) -> None:
+    """Continue the run of one folder, whose command fills the outcome of this one."""
     config = read_config(command.run)
     name = f"{config.get('experiment')} {config.get('kind')}"
     if is_locked(command.run / LOCK):
@@ -57,9 +74,7 @@ def run_resume(arguments: Sequence[str]) -> None:
         near = did_you_mean(name, resumable)
         raise ValueError(f"its config.json says {name!r}, which is no command that makes runs{near}")
     words = words_of(command, name, config)
-    if not command.quiet:
-        with redirect_stdout(sys.stderr if command.json else sys.stdout):
-            print_lines(f"Continuing {name} in {command.run}")
+    print_lines(f"Continuing {name} in {command.run}")
     function_of(name)(words)
 
 
@@ -78,5 +93,4 @@ def words_of(command: ResumeCommand, name: str, config: Mapping[str, Any]) -> li
     settings = settings_from_config(of, {"workers": getattr(of, "workers", None), **started, **config}, command.run)
     now = {"data": command.data, "device": command.device, "architecture": command.run / ARCHITECTURE}
     given = {**started, **{each: value for each, value in now.items() if value is not None}, **vars(settings)}
-    output = {"quiet": command.quiet, "json": command.json, "out": command.run}
-    return to_flags({each: value for each, value in given.items() if each in flags} | output)
+    return to_flags({each: value for each, value in given.items() if each in flags} | {"out": command.run})

@@ -18,7 +18,7 @@ from asng import _progress
 from asng._progress import Progress
 from asng._untrusted import printable
 from asng.cli.estimate import describe_estimate
-from asng.runs import ENVIRONMENT
+from asng.runs import CONFIG, ENVIRONMENT
 
 console: Console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
@@ -30,7 +30,7 @@ class OutputFlags:
     quiet: bool = False
     """Print the last line alone, and what goes wrong."""
     json: bool = False
-    """Print the outcome as one JSON object on stdout, and all else on stderr."""
+    """Print the outcome as one JSON object on stdout, and all else on stderr; with --quiet nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,12 +59,25 @@ class Outcome(dict[str, Any]):
     line = ""
 
 
+_running: list[Outcome] = []  # that of the command
+
+
 @contextmanager
 def outcome_of(flags: OutputFlags) -> Iterator[Outcome]:
-    """Print what a command finds as its flags ask for it: all, the last line, or JSON."""
+    """Print what a command finds as its flags ask for it: all, the last line, or JSON.
+
+    A command that another one runs fills the outcome of that one, and prints as it does.
+    """
+    if _running:
+        yield _running[0]
+        return
     outcome, stdout = Outcome(), sys.stdout
-    with redirect_stdout(sys.stderr if flags.json else io.StringIO() if flags.quiet else stdout):
-        yield outcome
+    _running.append(outcome)
+    try:
+        with redirect_stdout(io.StringIO() if flags.quiet else sys.stderr if flags.json else stdout):
+            yield outcome
+    finally:
+        _running.clear()
     if flags.json:
         print(json.dumps(outcome, default=str, allow_nan=False))
     elif outcome.line:
@@ -100,6 +113,8 @@ def run_seeds(
     if len(seeds) == 1:
         run_one(replace(flags.settings, seed=seeds[0]), outcome)
         return
+    if flags.out is not None and (Path(flags.out) / CONFIG).exists():
+        raise ValueError(f"{flags.out} holds a run of its own; give the folders of several seeds another one (--out)")
     outcomes = []
     for seed in seeds:
         outcomes.append(Outcome(seed=seed))

@@ -28,6 +28,8 @@ from asng.space import Variable, family_of
 
 MIN_STEPS = 5  # per free parameter of the distribution: about what it takes without noise
 MIN_CERTAINTY = 0.9  # of a search that has had fewer
+NOISY_STEPS = 20  # per free parameter, after which delta tells noise
+NOISE = 5.0  # delta times steps over the root of the free parameters: about 3 on noise, growing with steps otherwise
 DRAWS = 1000  # candidates drawn where the most likely values do not suffice
 
 
@@ -364,14 +366,21 @@ def _external(space: Mapping[str, Variable], theta: Array) -> dict[str, Any]:
 
 
 def warn_if_short(found: SearchResult, steps: int) -> None:
-    """Warn, at the line that called the caller, of a search that ended undecided after few steps."""
-    space = found.arch_optimizer.space
-    needed = MIN_STEPS * family_of(space).dimension
-    is_moved = found.feasible and not isinstance(found.arch_optimizer, RandomSearch)
-    if is_moved and steps < needed and found.certainty < MIN_CERTAINTY:
+    """Warn, at the line that called the caller, of a search that ended undecided: after few steps, or by noise."""
+    optimizer, space = found.arch_optimizer, found.arch_optimizer.space
+    free = family_of(space).dimension
+    if not found.feasible or isinstance(optimizer, RandomSearch) or not found.certainty < MIN_CERTAINTY:
+        return
+    if steps < MIN_STEPS * free:
         warnings.warn(
             f"the search was too short: its certainty is {found.certainty:.2f} of 1 after {steps} steps, and "
-            f"{len(space)} decisions such as these take at least {needed}; search for more epochs",
+            f"{len(space)} decisions such as these take at least {MIN_STEPS * free}; search for more epochs",
+            stacklevel=3,
+        )
+    elif steps >= NOISY_STEPS * free and getattr(optimizer, "delta", math.inf) * steps < NOISE * math.sqrt(free):
+        warnings.warn(
+            f"the scores were mostly noise: the step size delta fell to {optimizer.delta:.2g} in {steps} steps, as it "  # type: ignore[attr-defined]
+            "does where scores are random; judge by larger batches, or let nas.rerank choose",
             stacklevel=3,
         )
 

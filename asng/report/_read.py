@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from asng._html import clean
 from asng._untrusted import mismatch, parse_json, read_bytes, read_json
 from asng.experiments.cifar10.space import SPACE as CELL_SPACE
-from asng.runs import ARCHITECTURE, ENVIRONMENT, METRICS, RESULTS, SUMMARY, read_config
+from asng.runs import ARCHITECTURE, ENVIRONMENT, METRICS, RESULTS, SUMMARY, read_config, seed_folders
 
 Distribution = dict[str, dict[str, float]]  # per decision: probabilities by choice, or a mean and a std
 
@@ -104,11 +104,16 @@ class RunData:
 
 
 def read_runs(folder: Path) -> list[RunData]:
-    """The runs of a folder: one, or one for each seed where its lines are of several; ValueError if it is none."""
+    """The runs of a folder: one, or one for each seed where its lines, or folders in it, are of several.
+
+    ValueError for a folder that is none.
+    """
+    if seeds := seed_folders(folder):
+        return [run for each in seeds[:MAX_SEEDS] for run in read_runs(each)]
     run = read_run(folder)
     lines = [*run.records, *run.results]
-    seeds: list[int] = sorted({line["seed"] for line in lines if type(line.get("seed")) is int})
-    return [run] if len(seeds) < 2 else [_one_seed(run, seed) for seed in seeds[:MAX_SEEDS]]
+    numbers: list[int] = sorted({line["seed"] for line in lines if type(line.get("seed")) is int})
+    return [run] if len(numbers) < 2 else [_one_seed(run, seed) for seed in numbers[:MAX_SEEDS]]
 
 
 def _one_seed(run: RunData, seed: int) -> RunData:

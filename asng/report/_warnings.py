@@ -1,7 +1,9 @@
 """What a reader of a report should be warned of."""
 
+import math
 from collections.abc import Iterator
 from statistics import fmean
+from typing import Any
 
 from asng._html import format_number, is_normal
 from asng.experiments.cifar10.picture import STATES
@@ -12,6 +14,8 @@ from asng.report._tree import running_decisions
 
 MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
 MIN_CERTAINTY = 0.9  # of a search that has had fewer; where that is unknown, mean of the largest probabilities
+NOISY_STEPS = 20  # per free parameter, after which the step size tells noise, as in nas.search
+NOISE = 5.0  # delta times steps over the root of the free parameters
 PARAMETER_FREE = {"identity", "none", "skip", "zero", "average", "max", "avg_pool", "max_pool", "avg_pool_3x3"}
 MAX_FREE = 0.8  # of the operations of a network or of a cell
 MIN_DECIDED = 0.5  # certainty of a search of more steps, or of unknown ones
@@ -70,11 +74,22 @@ def _short(run: RunData) -> Iterator[str]:
             f"{len(distribution)} decisions such as these take at least {format_number(MIN_STEPS * free)}. "
             "Search for longer."
         )
+    elif steps is not None and certainty < MIN_CERTAINTY and _is_noise(run, steps, free):
+        yield (
+            f"The scores were mostly noise: the step size fell to {run.records[-1]['delta']:.2g} in "
+            f"{format_number(steps)} steps, as it does where scores are random. Judge by larger batches, or let "
+            "nas.rerank choose."
+        )
     elif run.certainty is not None and certainty < MIN_DECIDED:
         yield (
             f"The search ended undecided: its certainty is {certainty:.2f}, where 0 is the start and 1 the most that "
             "the distribution can reach; noise alone leads to about 0.5. Search for longer, or judge by larger batches."
         )
+
+
+def _is_noise(run: RunData, steps: float, free: int) -> bool:
+    delta: Any = run.records[-1].get("delta")
+    return is_number(delta) and steps >= NOISY_STEPS * free and delta * steps < NOISE * math.sqrt(free)
 
 
 def _judged_steps(run: RunData) -> float | None:

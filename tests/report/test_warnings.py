@@ -81,6 +81,14 @@ def test_a_search_by_epochs_was_too_short_by_its_steps_and_its_certainty(steps, 
     assert is_short or text == "Warnings None."
 
 
+@pytest.mark.parametrize(("delta", "is_noise"), [(0.01, True), (0.1, False)])
+def test_a_step_size_that_fell_as_on_noise_is_named(delta, is_noise, tmp_path):
+    records = [{"epoch": n, "steps": 500, "delta": delta, "distribution": UNDECIDED} for n in (1, 2)]
+    text = warnings_of(tmp_path, None, records, summary={"certainty": 0.7})
+    assert ("mostly noise: the step size fell to 0.01 in 1,000 steps" in text) == is_noise
+    assert is_noise or text == "Warnings None."
+
+
 def test_a_search_of_ones_own_that_was_too_short_is_named_in_its_report(tmp_path):
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="too short") as caught:
