@@ -160,15 +160,12 @@ def parse_command(
     for flag in flags:
         if flag.default is MISSING and flag.name not in given:
             raise ValueError(f"asng {name} needs {flag.usage}: {flag.text[0].lower()}{flag.text[1:].rstrip('.')}")
-    built = {}
-    for each in fields(command):
-        own = {flag.name: given[flag.name] for flag in flags if flag.group == each.name and flag.name in given}
-        if each.name in parts:
-            built[each.name] = replace(parts[each.name], **own)
-        elif is_dataclass(get_type_hints(command)[each.name]):
-            built[each.name] = get_type_hints(command)[each.name](**own)
-        elif each.name in given:
-            built[each.name] = given[each.name]
+    hints = get_type_hints(command).items()
+    made = {part: hint() for part, hint in hints if isinstance(hint, type) and is_dataclass(hint)}
+    built = {each.name: given[each.name] for each in fields(command) if each.name in given}
+    for group, part in {**made, **parts}.items():
+        own = {flag.name: given[flag.name] for flag in flags if flag.group == group and flag.name in given}
+        built[group] = replace(part, **own)
     return command(**built)
 
 

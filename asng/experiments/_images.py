@@ -51,8 +51,7 @@ class ImageSet:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width."""
-        height, width = self.images.shape[2:]
-        return height, width
+        return self.images.shape[2], self.images.shape[3]
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """Some of the images, in the order of the indices."""

@@ -202,10 +202,8 @@ def _parameters_of(trials: Iterable[Any], known: Mapping[str, Parameter]) -> dic
     parameters = dict(known)
     for trial in trials:
         for name, distribution in trial.distributions.items():
-            if name in parameters and parameters[name].distribution == distribution:
-                continue
-            parameter = _to_parameter(distribution)
-            if parameter is not None:
+            is_known = name in parameters and parameters[name].distribution == distribution
+            if not is_known and (parameter := _to_parameter(distribution)) is not None:
                 parameters[name] = parameter
     return parameters
 
@@ -244,6 +242,5 @@ def _steps(distribution: Any) -> Parameter:
 
 
 def _check_single_objective(study: Any) -> None:
-    if len(study.directions) > 1:
-        n = len(study.directions)
+    if (n := len(study.directions)) > 1:
         raise ValueError(f"ASNGSampler is for studies of one objective; {study.study_name!r} has {n}")

@@ -17,8 +17,7 @@ def repeat_commands(runs: Sequence[RunData]) -> list[str]:
     folders: dict[str, list[RunData]] = {}
     for run in runs:
         folders.setdefault(str(run.folder), []).append(run)
-    commands = [_repeat_command(members[0], len(members)) for members in folders.values()]
-    return [command for command in commands if command is not None]
+    return [command for runs in folders.values() if (command := _repeat_command(runs[0], len(runs)))]
 
 
 def _repeat_command(run: RunData, seeds: int) -> str | None:

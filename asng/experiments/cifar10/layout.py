@@ -140,8 +140,7 @@ def _costs(above: Array, below: Array, lines: Lines) -> Array:
     for (a, c, _), (b, d, _) in combinations(lines, 2):
         if a != b and c != d:
             cost += 1000.0 * ((above[:, None, a] < above[:, None, b]) != (below[None, :, c] < below[None, :, d]))
-    result: Array = cost.round(6)  # so that equal ones are equal, and the first of them wins
-    return result
+    return np.round(cost, 6)  # so that equal ones are equal, and the first of them wins
 
 
 def _positions(

@@ -128,8 +128,7 @@ class FactorizedReduce(nn.Module):
         n, channels, height, width = x.shape
         blocks = x.reshape(n, channels, height // 2, 2, width // 2, 2)
         pixels = blocks.diagonal(0, 3, 5).movedim(-1, 1)  # both pixels of each 2x2 block: (n, 2, in, h/2, w/2)
-        result: Tensor = self.norm(self.conv(pixels.flatten(1, 2)))
-        return result
+        return self.norm(self.conv(pixels.flatten(1, 2)))  # type: ignore[no-any-return]
 
 
 def auxiliary_head(inputs: int, affine: bool) -> nn.Sequential:
