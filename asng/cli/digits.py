@@ -6,14 +6,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from asng.cli.flags import parse_command
 from asng.cli.terminal import (
     Outcome,
     RunFlags,
     SeedFlags,
+    console,
+    make_table,
     outcome_of,
     print_lines,
-    print_table,
     progress_bar,
     run_seeds,
     seeds_of,
@@ -58,7 +61,7 @@ def run_search(arguments: Sequence[str]) -> None:
         found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
         chosen = f"the best of the {digits.TOP_K} likeliest by validation loss (nas.rerank)"
         print_lines(f"Found with seed {row['seed']}, {chosen}, probability {row['probability']:.2g}: {found}")
-        print_summary(summary)
+        console.print(digits_table(summary))
         figures = {f"accuracy_{kind}": row[kind]["accuracy"] for kind in digits.KINDS}
         outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary, "figures": figures}
         outcome.line = f"Architecture: {folder / ARCHITECTURE}"
@@ -68,12 +71,12 @@ def run_search(arguments: Sequence[str]) -> None:
         if len(seeds) > 1 and not flags.dry_run:
             records = [record for seed in seeds for record in digits.read_results(out / f"seed{seed}")]
             summary = digits.summarize(flags.settings, records)
-            print_summary(summary)
+            console.print(digits_table(summary))
             outcome.update(summary)
 
 
-def print_summary(summary: dict[str, Any]) -> None:
-    """Print test accuracy and parameters of the result and its baselines, and what it took to choose them."""
+def digits_table(summary: dict[str, Any]) -> Table:
+    """Test accuracy and parameters of the result and its baselines, and what it took to choose them."""
     rows = summary["rows"]
     several = len(rows) > 1  # else there is no standard error
     names = {
@@ -90,7 +93,7 @@ def print_summary(summary: dict[str, Any]) -> None:
         cost = [f"{summary[unit].get(kind, 0):,.0f}" for unit in ("gradients", "seconds")]
         lines.append([name, f"{100 * accuracy['mean']:.2f} %", *error, f"{parameters:,.0f}", *cost])
     head = ["architecture", "accuracy", *(["± error"] if several else []), "parameters", "gradients", "seconds"]
-    print_table("Test accuracy, trained from scratch; cost of choosing", head, lines, "architecture")
+    return make_table("Test accuracy, trained from scratch; cost of choosing", head, lines, "architecture")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +128,7 @@ def run_tune(arguments: Sequence[str]) -> None:
             hyper = [f"{value:.2g}" for value in row["hyper"].values()]
             lines.append([name, *hyper, f"{row['loss']:.3f}", f"{100 * row['accuracy']:.2f} %"])
         head = ["", "lr", "weight decay", "augmentation", "loss in the search", "test accuracy"]
-        print_table("Trained from scratch, with its hyper-parameters", head, lines, "")
+        console.print(make_table("Trained from scratch, with its hyper-parameters", head, lines, ""))
         outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
         outcome.line = f"Architecture: {folder / ARCHITECTURE}"
 

@@ -168,11 +168,11 @@ def print_lines(*lines: str) -> None:
         print(printable(line))
 
 
-def print_table(title: str, names: Iterable[str], rows: Iterable[Iterable[str]], *left: str, caption: str = "") -> None:
-    """Print a table with a column for each name; those named in `left` hold texts, the others numbers."""
+def make_table(title: str, names: Iterable[str], rows: Iterable[Iterable[str]], *left: str, caption: str = "") -> Table:
+    """A table with a column for each name; those named in `left` hold texts, the others numbers."""
     table = Table(title=title, caption=caption or None, box=box.SIMPLE_HEAD, pad_edge=False)
     for name in names:
         table.add_column(name, justify="left" if name in left else "right", no_wrap=name == left[0])
     for row in rows:
         table.add_row(*row)
-    console.print(table)
+    return table

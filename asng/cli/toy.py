@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
 from asng.cli.flags import parse_command
-from asng.cli.terminal import Outcome, RunFlags, outcome_of, print_table, progress_bar, run_seeds
+from asng.cli.terminal import Outcome, RunFlags, console, make_table, outcome_of, progress_bar, run_seeds
 from asng.experiments import toy
 
 
@@ -37,7 +39,7 @@ def run_sweep(arguments: Sequence[str]) -> None:
     def run_one(settings: toy.ToySettings, outcome: Outcome) -> None:
         with progress_bar("toy problem", folder) as progress:
             summary = toy.run(settings, folder, progress)
-        print_summary(summary)
+        console.print(toy_table(summary))
         outcome |= {"folder": folder, **summary}
         outcome.line = f"Picture: {folder / 'toy.png'}"
 
@@ -50,8 +52,8 @@ def run_sweep(arguments: Sequence[str]) -> None:
         run_seeds(flags, run_one, estimate, outcome)
 
 
-def print_summary(summary: dict[str, Any]) -> None:
-    """Print, for each method, the initial step sizes that reach the target, and the best of them."""
+def toy_table(summary: dict[str, Any]) -> Table:
+    """For each method, the initial step sizes that reach the target, and the best of them."""
     lines = []
     for row in summary["ranges"]:
         method = row["method"] if row["alpha"] in (None, toy.DEFAULT_ALPHA) else f"ASNG alpha {row['alpha']:g}"
@@ -61,7 +63,7 @@ def print_summary(summary: dict[str, Any]) -> None:
     title = f"Initial step sizes that reach the target within {summary['iterations']:,} iterations"
     texts = ("method", f"all {summary['runs']} runs", "any run")
     caption = "lr: of the weights; best: lowest median iterations / success rate"
-    print_table(title, ["lr", *texts, "best", "at"], lines, *texts, caption=caption)
+    return make_table(title, ["lr", *texts, "best", "at"], lines, *texts, caption=caption)
 
 
 def format_spans(spans: list[tuple[float, float]]) -> str:
