@@ -229,6 +229,10 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
             "weight_optimizer must be a torch optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), or a "
             f"list of several, got {weight_optimizer!r}"
         )
+    if isinstance(arch_optimizer, type):
+        raise ValueError(
+            f"arch_optimizer is the class {arch_optimizer.__name__}; make one, such as ASNG(space_of(model))"
+        )
     if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
             "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from asng._checks import check_int
 from asng._files import as_path, atomic_write, make_folder_for
+from asng._untrusted import shorten
 from asng.report._page import Page
 from asng.report._read import RunData, limit_decisions, read_runs
 
@@ -52,7 +53,8 @@ def write(
     if isinstance(folders, (str, os.PathLike)):
         raise ValueError(f"folders must be a list of folders, got {folders!r}; give [{folders!r}]")
     if not isinstance(folders, Iterable) or getattr(folders, "ndim", 1) == 0:
-        raise ValueError(f"folders must be a list of folders, got {folders!r}")
+        cure = "; save it first, by its save(folder)" if hasattr(folders, "save") else ""
+        raise ValueError(f"folders must be a list of folders, got {shorten(folders)}{cure}")
     if reload_every is not None:
         reload_every = check_int(reload_every, "reload_every", min=1)
     page = as_path(path, "path")
