@@ -164,6 +164,15 @@ def space_of_values(values: Values) -> dict[str, Variable]:
     return search_space("cat", len(widths), widths=sorted(set(widths)))
 
 
+def is_autoencoder(values: Values) -> bool:
+    """Whether values are an architecture, of either encoding."""
+    try:
+        check_values(values, space_of_values(values))
+    except ValueError:
+        return False
+    return True
+
+
 def random_values(space: Variables, seed: int) -> dict[str, Any]:
     """An architecture drawn from the distribution with which a search begins."""
     return ASNG(space, seed=seed).ask(1)[0].values
