@@ -149,9 +149,9 @@ def _name(shape: Any) -> str:
 
 
 def shorten(value: Any, write: Callable[[Any], str] = repr, length: int = 80, end: str = "...") -> str:
-    """A value as text of at most `length` characters, whatever it is."""
+    """A value on one line of at most `length` characters, whatever it is."""
     try:
-        text = write(value)
+        text = " ".join(write(value).split())
     except (RecursionError, ValueError):  # an integer of too many digits
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= length else text[: length - len(end)] + end

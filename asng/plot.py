@@ -15,13 +15,13 @@ COLOR, GRAY = "#0072B2", "0.75"
 HALVES = {"train": COLOR, "valid": "#D55E00"}  # of a step; blue and vermilion, which color-blind people tell apart
 OTHER = "#009E73"
 COLUMNS = 4
-NOT_DRAWN = {"epoch", "seconds", "delta", "distribution", "capture_seconds", "capture_gb"}
+NOT_DRAWN = {"epoch", "steps", "seconds", "delta", "distribution", "capture_seconds", "capture_gb"}
 MAX_LABELS = 8  # lines of a panel that are named
 LAST = "largest_probability"  # of the panels
 
 
 def history(result: Any) -> "Figure":
-    """Draw losses, metrics and certainty over the epochs of a search.
+    """Draw losses, metrics and the largest probabilities over the epochs of a search.
 
     A panel has a loss or a metric of both halves of the steps, those that train weights and those that judge; others
     have the score of a judge, the share of feasible candidates, and the mean of the decisions' largest probabilities.

@@ -187,6 +187,14 @@ def read_config(folder: Path, experiment: str | None = None, needs: str | None =
     return config
 
 
+def seed_folders(folder: Path) -> list[Path]:
+    """The runs seed0, seed1, ... in a folder that `--seeds` made, by their seeds; none for one that is itself a run."""
+    if (folder / CONFIG).exists():
+        return []
+    runs = [path.parent for path in folder.glob(f"seed*/{CONFIG}") if path.parent.name[4:].isdecimal()]
+    return sorted(runs, key=lambda run: int(run.name[4:]))
+
+
 def nearest_path(path: Path) -> str:
     """The end of a message about a path that is not there: one beside it with nearly the same name, if there is one."""
     with suppress(OSError):

@@ -499,7 +499,7 @@ def check_names(names: Iterable[str], space: Mapping[str, Variable]) -> None:
 def check_values(values: Mapping[str, Any], space: Mapping[str, Variable]) -> None:
     """Raise ValueError unless these are values of a space, one for each name."""
     if not isinstance(values, Mapping):
-        raise ValueError(f"values must be a dict, with one for each name of the space, got {repr(values)[:80]}")
+        raise ValueError(f"values must be a dict, with one for each name of the space, got {shorten(values)}")
     check_names(values, space)
     for name, variable in space.items():
         if not variable.contains(values[name]):

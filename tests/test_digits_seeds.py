@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from asng._untrusted import read_json_lines
+from asng.cli.digits import digits_table
 from asng.experiments import digits
 
 ROOT = Path(__file__).parents[1]
@@ -42,6 +43,21 @@ def test_differences_are_paired_by_seed_and_costs_are_beside_them():
     assert "| found by the search | 98.00 % | 0.58 | 1.00 | 97.00 to 99.00 | 10 | 54 | 2 |" in shown
     assert "| best of 2 random ones, by validation | 98.00 % | 0.00 |" in shown
     assert "best of 2 random ones, by validation: +0.00 ± 0.58 points; 1 seeds higher, 1 equal, 1 lower" in shown
+
+
+def test_the_table_of_the_command_has_standard_errors_of_several_seeds_alone():
+    one = digits_table(digits.summarize(SETTINGS, rows_of(0, 0.99)))
+    assert [column.header for column in one.columns] == [
+        "architecture",
+        "accuracy",
+        "parameters",
+        "gradients",
+        "seconds",
+    ]
+    assert [next(iter(column.cells)) for column in one.columns] == ["found by the search", "99.00 %", "10", "54", "2"]
+    several = digits_table(digits.summarize(SETTINGS, [*rows_of(0, 0.99), *rows_of(1, 0.97)]))
+    assert several.columns[2].header == "± error"
+    assert next(iter(several.columns[2].cells)) == "1.00"
 
 
 @pytest.mark.long

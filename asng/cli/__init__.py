@@ -73,14 +73,12 @@ def function_of(command: str) -> Callable[[Sequence[str]], None]:
     return partial(function, resolve_name(experiment.task)) if isinstance(experiment, Images) else function
 
 
-def flags_of_command(command: str) -> list[Any]:
-    """The flags of a command: for `asng toy sweep`, those of `SweepCommand` in asng/cli/toy.py."""
-    from asng.cli.flags import flags_of
-
+def parts_of_command(command: str) -> tuple[type, dict[str, Any]]:
+    """The arguments of `flags_of` for a command: for `asng toy sweep`, `SweepCommand` in asng/cli/toy.py."""
     module, verb, experiment = _module_of(command)
     if isinstance(experiment, Images):
-        return list(module.flags_of_verb(resolve_name(experiment.task), verb))
-    return flags_of(getattr(module, f"{verb.capitalize()}Command"))
+        return module.parts_of_verb(resolve_name(experiment.task), verb)  # type: ignore[no-any-return]
+    return getattr(module, f"{verb.capitalize()}Command"), {}
 
 
 def _module_of(command: str) -> tuple[Any, str, Any]:
@@ -105,8 +103,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"asng {__version__}")
         elif arguments[:1] == ["--print-completion"]:
             from asng.cli.completion import print_completion
+            from asng.cli.flags import flags_of
 
-            print_completion(" ".join(arguments[1:]), {name: flags_of_command(name) for name in commands()})
+            print_completion(" ".join(arguments[1:]), {name: flags_of(*parts_of_command(name)) for name in commands()})
         else:
             print_overview(arguments)
     except ImportError as error:  # where it is imported: there is no list of what a command needs

@@ -1,7 +1,7 @@
 """`asng --print-completion SHELL`: a script that lets a shell complete commands, flags and their values."""
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from asng._checks import did_you_mean
 from asng.cli.flags import Flag
@@ -9,32 +9,32 @@ from asng.cli.flags import Flag
 GENERAL = ("--help", "--version", "--print-completion")  # flags of asng itself
 
 
-def print_completion(shell: str, commands: Mapping[str, Sequence[Flag]]) -> None:
+Commands = Mapping[str, Sequence[Flag]]  # by the words of a command, its flags
+
+
+def print_completion(shell: str, commands: Commands) -> None:
     """Print the script of a shell; ValueError for a shell that there is none for."""
     if shell not in SHELLS:
         near = did_you_mean(shell, SHELLS)
         raise ValueError(f"there is no completion for {shell!r}, but for {', '.join(SHELLS)}{near}")
-    print(SHELLS[shell](commands), end="")
+    named = {command: [flag for flag in flags if flag.metavar is None] for command, flags in commands.items()}
+    print(SHELLS[shell](named), end="")
 
 
-def _next_words(commands: Mapping[str, Sequence[Flag]]) -> dict[str, list[str]]:
+def _next_words(commands: Commands) -> dict[str, list[str]]:
     """What may stand behind asng, and behind an experiment."""
-    after: dict[str, list[str]] = {"": []}
-    for command in commands:
-        first, *verb = command.split()
-        after[""] += [first] * (first not in after[""])
-        if verb:
-            after.setdefault(first, []).extend(verb)
+    after = {"": list(dict.fromkeys(command.split()[0] for command in commands))}
+    for name, verb in (command.split() for command in commands if " " in command):
+        after.setdefault(name, []).append(verb)
     return after
 
 
-def bash_script(commands: Mapping[str, Sequence[Flag]]) -> str:
+def bash_script(commands: Commands) -> str:
     """For bash: what is completed depends on the words before; where nothing fits, files are."""
     cases = []
     for command, flags in commands.items():
-        named = [flag for flag in flags if flag.metavar is None]
-        words = " ".join(["--help", *(flag.usage.split()[0] for flag in named)])
-        values = [f"{flag.option}) words='{' '.join(flag.choices)}';;" for flag in named if flag.kind is not bool]
+        words = " ".join(["--help", *(flag.usage.split()[0] for flag in flags)])
+        values = [f"{flag.option}) words='{' '.join(flag.choices)}';;" for flag in flags if flag.kind is not bool]
         inner = f'; case "$previous" in {" ".join(values)} esac' if values else ""
         cases.append(f"        '{command} '*) words='{words}'{inner};;")
     for before, after in _next_words(commands).items():
@@ -53,12 +53,12 @@ complete -o default -F _asng asng
 """
 
 
-def zsh_script(commands: Mapping[str, Sequence[Flag]]) -> str:
+def zsh_script(commands: Commands) -> str:
     """For zsh, which understands that of bash."""
     return f"autoload -U +X compinit && compinit\nautoload -U +X bashcompinit && bashcompinit\n{bash_script(commands)}"
 
 
-def fish_script(commands: Mapping[str, Sequence[Flag]]) -> str:
+def fish_script(commands: Commands) -> str:
     """For fish, which also shows what flags mean."""
     lines = [
         'function __asng_before; set -l words (commandline -opc); test "$words[2..]" = "$argv"; end',
@@ -68,20 +68,14 @@ def fish_script(commands: Mapping[str, Sequence[Flag]]) -> str:
         condition = shlex.quote(f"__asng_before {before}".strip())
         lines.append(f"complete -c asng -f -n {condition} -a {shlex.quote(' '.join(words))}")
     for command, flags in commands.items():
+        condition = shlex.quote(f"__asng_in {command}")
         for flag in flags:
-            if flag.metavar is not None:
-                continue
-            value = (
-                "" if flag.kind is bool else f" -xa {shlex.quote(' '.join(flag.choices))}" if flag.choices else " -r"
-            )
-            condition = shlex.quote(f"__asng_in {command}")
+            value = "" if flag.kind is bool else " -r"
+            if flag.choices:
+                value = f" -xa {shlex.quote(' '.join(flag.choices))}"
             name = flag.usage.split()[0].removeprefix("--")
             lines.append(f"complete -c asng -n {condition} -l {name}{value} -d {shlex.quote(flag.text)}")
     return "\n".join(lines) + "\n"
 
 
-SHELLS: dict[str, Callable[[Mapping[str, Sequence[Flag]]], str]] = {
-    "bash": bash_script,
-    "zsh": zsh_script,
-    "fish": fish_script,
-}
+SHELLS = {"bash": bash_script, "zsh": zsh_script, "fish": fish_script}

@@ -2,19 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from asng.cli.estimate import show_estimate
 from asng.cli.flags import parse_command
 from asng.cli.terminal import (
     Outcome,
     RunFlags,
     SeedFlags,
     console,
+    make_table,
     outcome_of,
     print_lines,
     progress_bar,
@@ -23,6 +23,7 @@ from asng.cli.terminal import (
     tensorboard,
 )
 from asng.experiments import digits, digits_tuning
+from asng.experiments.estimates import estimate_digits, estimate_tuning
 from asng.runs import ARCHITECTURE
 
 
@@ -30,8 +31,9 @@ from asng.runs import ARCHITECTURE
 class SearchCommand(SeedFlags):
     """Search a network for handwritten digits, train it from scratch and test it: a minute or two on the CPU.
 
-    Beside it, trained alike: the best of as many random architectures as take the gradients of the search
-    (2 * --epochs / --training-epochs), trained alone and chosen by validation accuracy; the first of them; and a
+    Of the 20 likeliest architectures of the search, the one with the lowest validation loss under the shared weights is
+    taken (nas.rerank). Beside it, trained alike: the best of as many random architectures as take the gradients of the
+    search (2 * --epochs / --training-epochs), trained alone and chosen by validation accuracy; the first of them; and a
     handcrafted network. Writes architecture.json, metrics.jsonl, results.jsonl and summary.json. Ctrl-C saves; the
     same command continues.
 
@@ -47,59 +49,51 @@ class SearchCommand(SeedFlags):
 def run_search(arguments: Sequence[str]) -> None:
     """`asng digits search`."""
     flags = parse_command(SearchCommand, "digits search", arguments)
-    folder, seeds = flags.out or Path("runs/digits"), seeds_of(flags.seeds, flags.settings.seed)
+    seeds = seeds_of(flags.seeds, flags.settings.seed)
+    out = flags.out or Path("runs/digits-seeds" if len(seeds) > 1 else "runs/digits")
 
-    def run_one(settings: Any, outcome: Outcome) -> None:
-        search_in(settings, folder / f"seed{settings.seed}" if len(seeds) > 1 else folder, flags.tensorboard, outcome)
+    def run_one(settings: digits.DigitsSettings, outcome: Outcome) -> None:
+        folder = out / f"seed{settings.seed}" if len(seeds) > 1 else out
+        started, callback = {"tensorboard": flags.tensorboard}, tensorboard(folder) if flags.tensorboard else None
+        with progress_bar("digits", folder) as progress:
+            summary = digits.run(settings, folder, progress, flags=started, callback=callback)
+        row = summary["rows"][-1]
+        found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
+        chosen = f"the best of the {digits.TOP_K} likeliest by validation loss (nas.rerank)"
+        print_lines(f"Found with seed {row['seed']}, {chosen}, probability {row['probability']:.2g}: {found}")
+        console.print(digits_table(summary))
+        figures = {f"accuracy_{kind}": row[kind]["accuracy"] for kind in digits.KINDS}
+        outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary, "figures": figures}
+        outcome.line = f"Architecture: {folder / ARCHITECTURE}"
 
     with outcome_of(flags) as outcome:
-        if flags.dry_run:
-            from asng.experiments.estimates import estimate_digits
-
-            show_estimate(estimate_digits(flags.settings), flags, outcome)
-            return
-        run_seeds(flags, run_one, outcome)
-        if len(seeds) > 1:
-            records = [record for seed in seeds for record in digits.read_results(folder / f"seed{seed}")]
+        run_seeds(flags, run_one, partial(estimate_digits, flags.settings), outcome)
+        if len(seeds) > 1 and not flags.dry_run:
+            records = [record for seed in seeds for record in digits.read_results(out / f"seed{seed}")]
             summary = digits.summarize(flags.settings, records)
             console.print(digits_table(summary))
             outcome.update(summary)
 
 
-def search_in(settings: digits.DigitsSettings, folder: Path, log: bool, outcome: Outcome) -> None:
-    """Search, or continue, in a folder."""
-    with progress_bar("digits", folder) as progress:
-        callback = tensorboard(folder) if log else None
-        summary = digits.run(settings, folder, progress, flags={"tensorboard": log}, callback=callback)
-    row = summary["rows"][-1]
-    found = ", ".join(f"{name}={value}" for name, value in row["values"].items())
-    print_lines(f"Found with seed {row['seed']}, probability {row['probability']:.2g}: {found}")
-    console.print(digits_table(summary))
-    figures = {f"accuracy_{kind}": row[kind]["accuracy"] for kind in digits.KINDS}
-    outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary, "figures": figures}
-    outcome.line = f"Architecture: {folder / ARCHITECTURE}"
-
-
 def digits_table(summary: dict[str, Any]) -> Table:
     """Test accuracy and parameters of the result and its baselines, and what it took to choose them."""
-    table = Table(title="Test accuracy, trained from scratch; cost of choosing", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("architecture", no_wrap=True)
-    for name in ("accuracy", "error", "parameters", "gradients", "seconds"):
-        table.add_column(name, justify="right")
     rows = summary["rows"]
+    several = len(rows) > 1  # else there is no standard error
     names = {
         "found": "found by the search",
         "random_best": f"best of {summary['random_count']} random ones",
         "random_first": "the first random one",
         "handcrafted": "handcrafted",
     }
+    lines = []
     for kind, name in names.items():
         accuracy = summary["accuracy"][kind]
-        error = "" if accuracy["standard_error"] is None else f"{100 * accuracy['standard_error']:.2f}"
+        error = [f"{100 * accuracy['standard_error']:.2f}"] if several else []
         parameters = sum(row[kind]["parameters"] for row in rows) / len(rows)
         cost = [f"{summary[unit].get(kind, 0):,.0f}" for unit in ("gradients", "seconds")]
-        table.add_row(name, f"{100 * accuracy['mean']:.2f} %", error, f"{parameters:,.0f}", *cost)
-    return table
+        lines.append([name, f"{100 * accuracy['mean']:.2f} %", *error, f"{parameters:,.0f}", *cost])
+    head = ["architecture", "accuracy", *(["± error"] if several else []), "parameters", "gradients", "seconds"]
+    return make_table("Test accuracy, trained from scratch; cost of choosing", head, lines, "architecture")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,30 +115,22 @@ class TuneCommand(RunFlags):
 def run_tune(arguments: Sequence[str]) -> None:
     """`asng digits tune`."""
     flags = parse_command(TuneCommand, "digits tune", arguments)
+    folder = flags.out or Path("runs/digits-tune")
+
+    def run_one(settings: digits_tuning.TuneSettings, outcome: Outcome) -> None:
+        with progress_bar("digits tune", folder) as progress:
+            summary = digits_tuning.run(settings, folder, progress)
+        epochs = f"{summary['epochs']} of {summary['trials'] * settings.epochs} epochs"
+        print_lines(f"{summary['pruned']} of {summary['trials']} trials ended early: {epochs}.")
+        lines = []
+        for name in ("tuned", "untuned"):
+            row = summary[name]
+            hyper = [f"{value:.2g}" for value in row["hyper"].values()]
+            lines.append([name, *hyper, f"{row['loss']:.3f}", f"{100 * row['accuracy']:.2f} %"])
+        head = ["", "lr", "weight decay", "augmentation", "loss in the search", "test accuracy"]
+        console.print(make_table("Trained from scratch, with its hyper-parameters", head, lines, ""))
+        outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
+        outcome.line = f"Architecture: {folder / ARCHITECTURE}"
+
     with outcome_of(flags) as outcome:
-        if flags.dry_run:
-            from asng.experiments.estimates import estimate_tuning
-
-            show_estimate(estimate_tuning(flags.settings), flags, outcome)
-        else:
-            tune_in(flags.settings, flags.out or Path("runs/digits-tune"), outcome)
-
-
-def tune_in(settings: digits_tuning.TuneSettings, folder: Path, outcome: Outcome) -> None:
-    """Tune, or continue, in a folder."""
-    with progress_bar("digits tune", folder) as progress:
-        summary = digits_tuning.run(settings, folder, progress)
-    possible = summary["trials"] * settings.epochs
-    print_lines(
-        f"{summary['pruned']} of {summary['trials']} trials ended early: {summary['epochs']} of {possible} epochs."
-    )
-    table = Table(title="Trained from scratch, with its hyper-parameters", box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("", "lr", "weight decay", "augmentation", "loss in the search", "test accuracy"):
-        table.add_column(name, justify="right" if name else "left")
-    for name in ("tuned", "untuned"):
-        row = summary[name]
-        hyper = [f"{value:.2g}" for value in row["hyper"].values()]
-        table.add_row(name, *hyper, f"{row['loss']:.3f}", f"{100 * row['accuracy']:.2f} %")
-    console.print(table)
-    outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
-    outcome.line = f"Architecture: {folder / ARCHITECTURE}"
+        run_seeds(flags, run_one, partial(estimate_tuning, flags.settings), outcome)

@@ -5,15 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from asng.cli.terminal import Outcome, print_lines, seeds_of
+from rich.filesize import decimal
 
-
-def show_estimate(estimate: Mapping[str, Any], flags: Any, outcome: Outcome) -> None:
-    """Print an estimate of one run, or of the runs of several seeds, and fill the outcome with it."""
-    seeds = len(seeds_of(flags.seeds, flags.settings.seed)) if hasattr(flags, "seeds") else 1
-    outcome |= {**estimate, "runs": seeds, "dry_run": True}
-    *lines, outcome.line = describe_estimate(estimate, seeds)
-    print_lines(*lines)
+from asng._html import format_duration
 
 
 def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
@@ -36,13 +30,21 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
         lines.append(f"Networks: {smallest} to {largest} parameters, {median} in the median (100 random ones)")
     lines.append(f"Steps: {estimate['steps']:,}, of {estimate['seconds_per_step']:.2g} s")
     most = "at most " if estimate.get("at_most") else ""
-    each = f" for each of {seeds} seeds, {format_seconds(seeds * estimate['seconds'])} in all" if seeds > 1 else ""
-    lines.append(f"Time: {most}{format_seconds(estimate['seconds'])}{each}")
+    each = f" for each of {seeds} seeds, {format_duration(seeds * estimate['seconds'])} in all" if seeds > 1 else ""
+    lines.append(f"Time: {most}{format_duration(estimate['seconds'])}{each}")
+    if "fastest_step" in estimate:
+        factors = (estimate[name] / estimate["seconds_per_step"] for name in ("fastest_step", "slowest_step"))
+        low, high = (format_duration(seeds * estimate["seconds"] * factor) for factor in factors)
+        lines[-1] += f"; {low} to {high} by the fastest and the slowest of these steps" if low != high else ""
+    if (estimate.get("load") or 0.0) > 1.0:
+        threads = estimate["threads"]
+        cure = f"; OMP_NUM_THREADS=1 keeps torch's {threads} threads from waiting for each other" if threads > 1 else ""
+        lines.append(f"Load: {estimate['load']:.1f} processes per core, without which times are shorter{cure}")
     if estimate["memory_bytes"] is not None:
-        lines.append(f"Memory: {format_bytes(estimate['memory_bytes'])} at the peak of these steps")
+        lines.append(f"Memory: {decimal(estimate['memory_bytes'])} at the peak of these steps")
     if estimate["disk_bytes"] is not None:
-        free = format_bytes(shutil.disk_usage(Path()).free)
-        lines.append(f"Disk: {format_bytes(seeds * estimate['disk_bytes'])} for checkpoints; {free} are free here")
+        free = decimal(shutil.disk_usage(Path()).free)
+        lines.append(f"Disk: {decimal(seeds * estimate['disk_bytes'])} for checkpoints; {free} are free here")
     return [*lines, "Nothing was run or written; without --dry-run it begins."]
 
 
@@ -53,31 +55,3 @@ def format_count(count: int) -> str:
     ('1,944', '8.2e+55')
     """
     return f"{count:,}" if count < 10**9 else f"{count // 10 ** (len(str(count)) - 2) / 10:g}e+{len(str(count)) - 1}"
-
-
-def format_seconds(seconds: float) -> str:
-    """A time in one or two units.
-
-    >>> [format_seconds(number) for number in (0.25, 90, 5400, 200_000)]
-    ['0.25 s', '2 min', '1 h 30 min', '2 d 7 h']
-    """
-    if seconds < 60:
-        return f"{seconds:.2g} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours < 24 else f"{hours // 24} d {hours % 24} h"
-
-
-def format_bytes(count: float) -> str:
-    """A size in a unit of a thousand.
-
-    >>> [format_bytes(number) for number in (12, 34_500, 1_600_000_000)]
-    ['12 B', '34 kB', '1.6 GB']
-    """
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.2g} {unit}" if count < 10 and unit != "B" else f"{count:.0f} {unit}"
-        count /= 1000
-    return f"{count:.2g} TB"

@@ -1,14 +1,14 @@
 """`asng export`."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Annotated, Literal
+from typing import Literal
 
 from asng import nas
 from asng.cli import EXPERIMENTS, Images
-from asng.cli.flags import Positional, parse_command
+from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, outcome_of, print_lines, progress_bar
 from asng.experiments._export import Exportable, load_digits_run, load_image_run
 from asng.runs import read_config
@@ -31,7 +31,7 @@ class ExportCommand(OutputFlags):
       asng export runs/digits --format json onnx --out digits-onnx
     """
 
-    run: Annotated[Path, Positional("RUN")]
+    run: Path = field(metadata={"metavar": "RUN"})
     """Folder of the run."""
     format: tuple[Format, ...] = ("json", "safetensors", "python", "torch", "onnx")
     """Which files; python needs safetensors, too."""

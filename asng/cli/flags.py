@@ -8,25 +8,18 @@ import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import cache
 from itertools import pairwise
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from asng._checks import did_you_mean
 
 EXIT_CODES = "Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM (the run is kept)."
 NUMBERS = {int: "a whole number", float: "a number"}
 MAX_WIDTH, COLUMN = 100, 26  # of the help; where its texts begin
-
-
-@dataclass(frozen=True)
-class Positional:
-    """Marks a field that is given without a flag: `run: Annotated[Path, Positional("RUN")]`."""
-
-    metavar: str
 
 
 @dataclass(frozen=True)
@@ -102,7 +95,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def flags_of(command: type, parts: Mapping[str, Any] | None = None) -> list[Flag]:
-    """The flags of a command: the fields of its dataclass and of those in it.
+    """The flags of a command: the fields of its dataclass and of those in it; one with a `metavar` is an argument.
 
     Args:
         command: A dataclass.
@@ -112,7 +105,7 @@ def flags_of(command: type, parts: Mapping[str, Any] | None = None) -> list[Flag
 
 
 def _flags(kind: type, defaults: Any, parts: Mapping[str, Any], group: str) -> Iterator[Flag]:
-    hints, texts = get_type_hints(kind, include_extras=True), _texts(kind)
+    hints, texts = get_type_hints(kind), _texts(kind)
     for each in fields(kind):
         if each.name in parts:
             yield from _flags(type(parts[each.name]), parts[each.name], {}, each.name)
@@ -120,16 +113,13 @@ def _flags(kind: type, defaults: Any, parts: Mapping[str, Any], group: str) -> I
         if is_dataclass(hints[each.name]):
             yield from _flags(hints[each.name], None, {}, each.name)
             continue
-        hint, marks = hints[each.name], list[Any]()
-        if get_origin(hint) is Annotated:
-            hint, *marks = get_args(hint)
+        hint = hints[each.name]
         if get_origin(hint) in (Union, UnionType):  # with None, which is what is not given
             (hint,) = (one for one in get_args(hint) if one is not NoneType)
         many = get_origin(hint) is tuple
         default = each.default if defaults is None else getattr(defaults, each.name)
-        metavar = next((mark.metavar for mark in marks if isinstance(mark, Positional)), None)
-        one = get_args(hint)[0] if many else hint
-        yield Flag(each.name, one, default, texts.get(each.name, ""), group, many, metavar)
+        one, metavar = get_args(hint)[0] if many else hint, each.metadata.get("metavar")
+        yield Flag(each.name, one, default, texts.get(each.name, ""), "arguments" if metavar else group, many, metavar)
 
 
 @cache
@@ -145,46 +135,37 @@ def _texts(kind: type) -> dict[str, str]:
 
 
 def parse_command(
-    command: Callable[..., Any],
-    name: str,
-    arguments: Sequence[str],
-    *,
-    description: str | None = None,
-    presets: Mapping[str, Any] | None = None,
-    **parts: Any,
+    command: type, name: str, arguments: Sequence[str], *, presets: Mapping[str, Any] | None = None, **parts: Any
 ) -> Any:
     """Parse a command's arguments into its dataclass; ValueError for wrong ones, and `--help` exits.
 
     Args:
-        command: The dataclass; its docstring is the help.
+        command: The dataclass; its docstring is the help, or that of the settings among the parts.
         name: The words of the command.
         arguments: The words behind them.
-        description: Another help.
         presets: By the name of a flag without a value, the settings whose values it makes the defaults.
         parts: For fields that are dataclasses themselves, the one with the defaults.
     """
-    assert isinstance(command, type)
     if "" in arguments:  # such as a shell's variable that is not set
         before = shlex.join(arguments[: list(arguments).index("")])
         raise ValueError(f"an argument is empty, behind {before!r}; give its value")
-    flags = flags_of(command, parts)
+    flags, described = flags_of(command, parts), parts.get("settings", command)
     given = _parse(flags, name, arguments)
-    for preset in presets or {}:
+    for preset, settings in (presets or {}).items():
         if given.get(preset):
-            parts = {**parts, "settings": (presets or {})[preset]}
+            parts["settings"] = settings
     if given.pop("help", False):
-        print_help(name, description or command.__doc__ or "", flags_of(command, parts))
+        print_help(name, described.__doc__ or "", flags_of(command, parts))
         sys.exit(0)
-    _check_required(flags, given, name)
-    built = {}
-    for each in fields(command):
-        own = {flag.name: given[flag.name] for flag in flags if flag.group == each.name and flag.name in given}
-        if each.name in parts:
-            built[each.name] = replace(parts[each.name], **own)
-        elif is_dataclass(get_type_hints(command)[each.name]):
-            built[each.name] = get_type_hints(command)[each.name](**own)
-        elif each.name in given:
-            built[each.name] = given[each.name]
+    for flag in flags:
+        if flag.default is MISSING and flag.name not in given:
+            raise ValueError(f"asng {name} needs {flag.usage}: {flag.text[0].lower()}{flag.text[1:].rstrip('.')}")
+    hints = get_type_hints(command).items()
+    made = {part: hint() for part, hint in hints if isinstance(hint, type) and is_dataclass(hint)}
+    built = {each.name: given[each.name] for each in fields(command) if each.name in given}
+    for group, part in {**made, **parts}.items():
+        own = {flag.name: given[flag.name] for flag in flags if flag.group == group and flag.name in given}
+        built[group] = replace(part, **own)
     return command(**built)
 
 
@@ -205,26 +186,18 @@ def _parse(flags: Sequence[Flag], name: str, arguments: Sequence[str]) -> dict[s
     return given
 
 
-def _check_required(flags: Sequence[Flag], given: Mapping[str, Any], name: str) -> None:
-    for flag in flags:
-        if flag.default is MISSING and flag.name not in given:
-            raise ValueError(f"asng {name} needs {flag.usage}: {flag.text[0].lower()}{flag.text[1:].rstrip('.')}")
-
-
 def print_help(name: str, description: str, flags: Sequence[Flag]) -> None:
     """Print what a command does, its examples and its flags, as wide as the terminal."""
     width = min(shutil.get_terminal_size().columns, MAX_WIDTH)
-    words = " ".join(
-        flag.metavar if flag.default is MISSING else f"[{flag.metavar}]" for flag in flags if flag.metavar is not None
-    )
-    print(f"usage: asng {name} {f'{words} ' if words else ''}[flags]\n")
+    arguments = [flag for flag in flags if flag.group == "arguments"]
+    words = [flag.usage if flag.default is MISSING else f"[{flag.usage}]" for flag in arguments]
+    print(f"usage: {' '.join(['asng', name, *words, '[flags]'])}\n")
     print(_wrap(inspect.cleandoc(description), width))
-    groups = dict.fromkeys("arguments" if flag.metavar else flag.group for flag in flags)
-    for group in sorted(groups, key=["arguments", "settings", "where", "options"].index):
+    for group in sorted({flag.group for flag in flags}, key=["arguments", "settings", "where", "options"].index):
         print(f"\n{'data' if group == 'where' else group}:")
         # Flags of this command stand before those of all commands, which come from its base classes.
         for flag in reversed(flags) if group == "options" else flags:
-            if ("arguments" if flag.metavar else flag.group) == group:
+            if flag.group == group:
                 print(_format_flag(flag.usage, flag.help, width))
     print(_format_flag("-h, --help", "Print this help.", width))
     print(f"\n{_wrap(EXIT_CODES, width)}")

@@ -2,12 +2,12 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-from asng.cli.estimate import show_estimate
-from asng.cli.flags import Flag, Positional, flags_of, parse_command
+from asng.cli.flags import parse_command
 from asng.cli.terminal import (
     Outcome,
     OutputFlags,
@@ -22,40 +22,44 @@ from asng.cli.terminal import (
 from asng.experiments._image_runs import evaluate, retrain, search
 from asng.experiments._images import data_folder
 from asng.experiments._task import DataSettings, Task
+from asng.experiments.estimates import estimate_search, estimate_training
+from asng.report._command import to_flags
 from asng.runs import ARCHITECTURE, CHECKPOINT, read_config, settings_from_config
 
 
 @dataclass(frozen=True, kw_only=True)
-class SearchFlags(SeedFlags):
-    """Flags of all searches."""
+class JobFlags(SeedFlags):
+    """Flags of all searches and trainings on images."""
 
     settings: Any
     where: Any
-    capture: bool = True
-    """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
     small: bool = False
     """Other defaults, for two cores: a smaller network, fewer images and steps; --small --help shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrainFlags(SeedFlags):
+class SearchFlags(JobFlags):
+    """Flags of all searches."""
+
+    capture: bool = True
+    """On a GPU: run each step as one CUDA graph, several times as fast; --no-capture launches kernels one by one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetrainFlags(JobFlags):
     """Flags of all trainings from scratch."""
 
-    run: Annotated[Path | None, Positional("RUN")] = None
+    run: Path | None = field(default=None, metadata={"metavar": "RUN"})
     """Folder of a search; the training is made in a folder within it."""
-    settings: Any
-    where: Any
     architecture: str | None = None
     """Instead of what RUN found: a file as architecture.json, or a baseline, such as random, drawn from the seed."""
-    small: bool = False
-    """Other defaults, for two cores: a smaller network, fewer images and steps; --small --help shows them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EvaluateFlags(OutputFlags):
     """Flags of all tests."""
 
-    run: Annotated[Path, Positional("RUN")]
+    run: Path = field(metadata={"metavar": "RUN"})
     """Folder of a search or of a retraining."""
     settings: Any
     where: Any
@@ -63,17 +67,12 @@ class EvaluateFlags(OutputFlags):
 
 def parse_verb(task: type[Task], verb: str, arguments: Sequence[str], **presets: Any) -> Any:
     """Parse the flags of a verb, with the settings of a task; their docstring is the help."""
-    command, parts = _parts_of(task, verb)
-    description, name = parts["settings"].__doc__, f"{task.name} {verb}"
-    return parse_command(command, name, arguments, description=description, presets=presets, **parts)
+    command, parts = parts_of_verb(task, verb)
+    return parse_command(command, f"{task.name} {verb}", arguments, presets=presets, **parts)
 
 
-def flags_of_verb(task: type[Task], verb: str) -> list[Flag]:
-    """The flags of a verb."""
-    return flags_of(*_parts_of(task, verb))
-
-
-def _parts_of(task: type[Task], verb: str) -> tuple[type, dict[str, Any]]:
+def parts_of_verb(task: type[Task], verb: str) -> tuple[type, dict[str, Any]]:
+    """The flags of a verb, and for fields of them that are dataclasses the ones with the defaults."""
     command: type
     command, settings = {
         "search": (SearchFlags, task.search_settings),
@@ -86,35 +85,23 @@ def _parts_of(task: type[Task], verb: str) -> tuple[type, dict[str, Any]]:
 def run_search(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT search`."""
     flags = parse_verb(task, "search", arguments, small=task.small_search)
-    prefix = _prefix(task, flags)
 
     def run_one(settings: Any, outcome: Outcome) -> None:
-        default = Path("runs") / f"{prefix}-{task.label(settings)}-seed{settings.seed}"
+        default = Path("runs") / f"{_prefix(task, flags)}-{task.label(settings)}-seed{settings.seed}"
         folder = seed_folder(flags, default, settings.seed)
-        search_in(loaded, settings, folder, flags, outcome)
+        with progress_bar(f"{task.name} search", folder) as progress:
+            summary = search(loaded, settings, folder, progress, capture=flags.capture, **_options(flags, folder))
+        if not summary["feasible"]:
+            print_lines("No architecture met the limit; this is the nearest one.")
+        print_lines(*loaded.describe_found(summary, folder))
+        _fill(outcome, folder, summary)
+        command = next_command(task.name, "retrain", folder, flags.where, small=flags.small)
+        outcome.line = f"Train it from scratch: {command}"
 
     with outcome_of(flags) as outcome:
         loaded = _load(task, flags)
-        if flags.dry_run:
-            from asng.experiments.estimates import estimate_search
-
-            show_estimate(estimate_search(loaded, flags.settings, capture=flags.capture), flags, outcome)
-        else:
-            run_seeds(flags, run_one, outcome)
-
-
-def search_in(loaded: Task, settings: Any, folder: Path, flags: Any, outcome: Outcome) -> None:
-    """Search, or continue, in a folder; `flags` are those of a search."""
-    callback = tensorboard(folder) if flags.tensorboard else None
-    options = {"capture": flags.capture, "flags": describe_flags(flags), "callback": callback}
-    with progress_bar(f"{loaded.name} search", folder) as progress:
-        summary = search(loaded, settings, folder, progress, **options)
-    if not summary["feasible"]:
-        print_lines("No architecture met the limit; this is the nearest one.")
-    print_lines(*loaded.describe_found(summary, folder))
-    _fill(outcome, folder, summary)
-    command = next_command(loaded.name, "retrain", folder, flags.where, small=flags.small)
-    outcome.line = f"Train it from scratch: {command}"
+        estimate = partial(estimate_search, loaded, flags.settings, capture=flags.capture)
+        run_seeds(flags, run_one, estimate, outcome)
 
 
 def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
@@ -128,34 +115,21 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     flags = replace(flags, settings=replace(flags.settings, **inherited))
     differing = "".join(f"-{value}" for name, value in inherited.items() if config.get(name, value) != value)
 
-    def values_for(settings: Any) -> dict[str, Any]:
-        return _choose_values(task, replace(flags, settings=settings), searched)
-
     def run_one(settings: Any, outcome: Outcome) -> None:
-        folder = _retrain_folder(task, flags, f"{differing}-seed{settings.seed}", settings.seed)
-        retrain_in(loaded, settings, values_for(settings), folder, flags, outcome)
+        of_file = f"{_prefix(task, flags)}-{Path(flags.architecture or '').stem}"
+        default = Path("runs", of_file) if flags.run is None else flags.run / (flags.architecture or "retrain")
+        folder = seed_folder(flags, Path(f"{default}{differing}-seed{settings.seed}"), settings.seed)
+        own = _choose_values(task, replace(flags, settings=settings), searched)
+        with progress_bar(f"{task.name} retrain", folder) as progress:
+            summary = retrain(loaded, settings, own, folder, progress, **_options(flags, folder))
+        print_lines(*loaded.describe_trained(summary, folder))
+        _fill(outcome, folder, summary)
+        outcome.line = f"Test it: {next_command(task.name, 'evaluate', folder, flags.where)}"
 
-    values = values_for(flags.settings)  # what is wrong with it is said before data is loaded
+    values = _choose_values(task, flags, searched)  # what is wrong with it is said before data is loaded
     with outcome_of(flags) as outcome:
         loaded = _load(task, flags)
-        if flags.dry_run:
-            from asng.experiments.estimates import estimate_training
-
-            show_estimate(estimate_training(loaded, flags.settings, values), flags, outcome)
-        else:
-            run_seeds(flags, run_one, outcome)
-
-
-def retrain_in(
-    loaded: Task, settings: Any, values: Mapping[str, Any], folder: Path, flags: Any, outcome: Outcome
-) -> None:
-    """Train an architecture from scratch, or continue, in a folder; `flags` are those of a training."""
-    callback = tensorboard(folder) if flags.tensorboard else None
-    with progress_bar(f"{loaded.name} retrain", folder) as progress:
-        summary = retrain(loaded, settings, values, folder, progress, flags=describe_flags(flags), callback=callback)
-    print_lines(*loaded.describe_trained(summary, folder))
-    _fill(outcome, folder, summary)
-    outcome.line = f"Test it: {next_command(loaded.name, 'evaluate', folder, flags.where)}"
+        run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), outcome)
 
 
 def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
@@ -173,12 +147,12 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
         outcome |= {"folder": flags.run, **report}
 
 
-def describe_flags(flags: Any) -> dict[str, Any]:
-    """What a run is started with besides its settings, from which `asng resume` starts it again; paths are absolute."""
+def _options(flags: Any, folder: Path) -> dict[str, Any]:
+    """What a run is told besides its settings, from which `asng resume` starts it again; paths are absolute."""
     where = vars(flags.where) | {"data": data_folder(flags.where.data)}
     given = {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in where.items()}
-    options = {name: getattr(flags, name) for name in ("small", "capture", "tensorboard") if hasattr(flags, name)}
-    return {**given, **options}
+    given |= {name: getattr(flags, name) for name in ("small", "capture", "tensorboard") if hasattr(flags, name)}
+    return {"flags": given, "callback": tensorboard(folder) if flags.tensorboard else None}
 
 
 def _fill(outcome: Outcome, folder: Path, summary: Mapping[str, Any]) -> None:
@@ -209,15 +183,6 @@ def _choose_values(task: type[Task], flags: Any, searched: dict[str, Any]) -> di
     return task.load_values(flags.run or Path(flags.architecture), searched)
 
 
-def _retrain_folder(task: type[Task], flags: Any, ending: str, seed: int) -> Path:
-    """The folder of a training: in that of the search, or one of its own."""
-    if flags.run is not None:
-        default = Path(flags.run) / f"{flags.architecture or 'retrain'}{ending}"
-    else:
-        default = Path("runs") / f"{_prefix(task, flags)}-{Path(flags.architecture).stem}{ending}"
-    return seed_folder(flags, default, seed)
-
-
 def _prefix(task: type[Task], flags: Any) -> str:
     return f"{task.name}{'-small' if flags.small else ''}"
 
@@ -229,5 +194,4 @@ def next_command(experiment: str, verb: str, folder: Path, where: DataSettings, 
     "asng cifar10 retrain runs/one --small --data 'my images'"
     """
     given = {f.name: getattr(where, f.name) for f in fields(where) if getattr(where, f.name) != f.default}
-    flags = [word for name, value in given.items() for word in (f"--{name.replace('_', '-')}", str(value))]
-    return shlex.join(["asng", experiment, verb, str(folder), *(["--small"] if small else []), *flags])
+    return shlex.join(["asng", experiment, verb, str(folder), *to_flags({"small": small or None, **given})])

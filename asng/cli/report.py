@@ -2,12 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
 from asng import report
-from asng.cli.flags import Positional, parse_command
+from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, outcome_of, print_lines
 
 INTERVAL = 10  # seconds between two pages of --watch
@@ -27,7 +26,7 @@ class ReportCommand(OutputFlags):
       asng report runs/cifar10-asng-seed0 --watch  while it runs
     """
 
-    runs: Annotated[tuple[Path, ...], Positional("RUN...")]
+    runs: tuple[Path, ...] = field(metadata={"metavar": "RUN..."})
     """Folders of runs."""
     out: Path | None = None
     """The page; by default report.html in the folder of the run, or here if there are several."""
@@ -40,21 +39,14 @@ def run_report(arguments: Sequence[str]) -> None:
     command = parse_command(ReportCommand, "report", arguments)
     page = command.out or (command.runs[0] / PAGE if len(command.runs) == 1 else Path(PAGE))
     with outcome_of(command) as outcome:
-        written = report.write(command.runs, page, reload_every=INTERVAL if command.watch else None)
-        outcome["report"] = written
-        outcome.line = f"Report: {written}"
+        outcome["report"] = report.write(command.runs, page, reload_every=INTERVAL if command.watch else None)
+        outcome.line = f"Report: {page}"
         if command.watch:
-            print_lines(outcome.line)
-            watch(command.runs, page)
-
-
-def watch(runs: Sequence[Path], page: Path) -> None:
-    """Write the page again and again, until Ctrl-C; then once more, as a page that does not reload."""
-    print_lines(f"It is written every {INTERVAL} seconds; Ctrl-C ends this.")
-    try:
-        while True:
-            time.sleep(INTERVAL)
-            report.write(runs, page, reload_every=INTERVAL)
-    except KeyboardInterrupt:
-        report.write(runs, page)
-        raise
+            print_lines(outcome.line, f"It is written every {INTERVAL} seconds; Ctrl-C ends this.")
+            try:
+                while True:
+                    time.sleep(INTERVAL)
+                    report.write(command.runs, page, reload_every=INTERVAL)
+            except KeyboardInterrupt:
+                report.write(command.runs, page)  # a page that does not reload
+                raise

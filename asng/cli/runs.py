@@ -2,17 +2,19 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
+
+from rich.filesize import decimal
 
 from asng._files import is_locked
-from asng._untrusted import mismatch, parse_json_lines, read_bytes, read_json
-from asng.cli.estimate import format_bytes, format_seconds
-from asng.cli.flags import Positional, parse_command
+from asng._html import format_duration
+from asng.cli.flags import parse_command
 from asng.cli.terminal import OutputFlags, outcome_of, print_lines
+from asng.report._read import RunData, dicts_in, is_number, read_run
 from asng.runs import (
     ARCHITECTURE,
     CHECKPOINT,
@@ -28,15 +30,8 @@ from asng.runs import (
 
 MAX_FOLDERS = 100_000
 MAX_NAME = 80  # letters of what a run is
-FILES = (
-    ENVIRONMENT,
-    METRICS,
-    RESULTS,
-    CHECKPOINT,
-    ARCHITECTURE,
-    SUMMARY,
-)  # any of which makes a folder with a config.json a run
-LENGTHS = {"epochs": "epochs", "iterations": "steps"}
+# Any of which makes a folder with a config.json a run.
+FILES = {ENVIRONMENT, METRICS, RESULTS, CHECKPOINT, ARCHITECTURE, SUMMARY, LOCK}
 # Figures of a record, the most telling first, and what is best.
 FIGURES = {"test_accuracy": max, "test_psnr": max, "valid_accuracy": max, "valid_loss": min, "train_loss": min}
 
@@ -54,7 +49,7 @@ class RunsCommand(OutputFlags):
       asng runs runs --json
     """
 
-    folder: Annotated[Path, Positional("FOLDER")] = Path("runs")
+    folder: Path = field(default=Path("runs"), metadata={"metavar": "FOLDER"})
     """Where to look; by default the folder runs."""
 
 
@@ -67,9 +62,7 @@ def run_runs(arguments: Sequence[str]) -> None:
     with outcome_of(flags) as outcome:
         found = [run for folder in find_runs(flags.folder) if (run := describe_run(folder)) is not None]
         outcome["runs"] = found
-        if flags.quiet:
-            outcome.line = ""
-        else:
+        if not flags.quiet:
             print_lines(*(line for run in found for line in format_run(run)))
             outcome.line = f"{len(found)} run{'' if len(found) == 1 else 's'} in {flags.folder}"
     if flags.quiet and not flags.json:
@@ -80,48 +73,10 @@ def find_runs(top: Path) -> Iterator[Path]:
     """The folders of runs below a folder, and itself, in the order of their names; links are not followed."""
     for number, (name, folders, files) in enumerate(os.walk(top)):
         folders.sort()
-        if CONFIG in files and any(file in files for file in (*FILES, LOCK)):
+        if CONFIG in files and not FILES.isdisjoint(files):
             yield Path(name)
         if number >= MAX_FOLDERS:
             raise ValueError(f"{top} has more than {MAX_FOLDERS:,} folders; name one with fewer")
-
-
-@dataclass(frozen=True)
-class RunFiles:
-    """The files of a run, as far as the list shows them; what cannot be read is left out, and the first fault told."""
-
-    config: dict[str, Any]
-    records: list[dict[str, Any]]  # of metrics.jsonl
-    results: list[dict[str, Any]]
-    summary: dict[str, Any]
-    evaluations: list[dict[str, Any]]
-    fault: str | None
-
-
-def read_files(folder: Path) -> RunFiles:
-    """Read the files of a run, which anybody may have written; ValueError for a folder that is none."""
-    config, faults = read_config(folder), list[str]()
-
-    def read(path: Path, reader: Callable[[Path], Any], empty: Any) -> Any:
-        try:
-            return reader(path) if path.exists() else empty
-        except (ValueError, OSError) as error:
-            faults.append(str(error))
-            return empty
-
-    def read_object(path: Path) -> Any:
-        return read_json(path, "delete it", dict[str, Any])
-
-    records, results = (read(folder / name, _read_whole_lines, []) for name in (METRICS, RESULTS))
-    summary = read(folder / SUMMARY, read_object, {})
-    evaluations = [read(path, read_object, {}) for path in sorted(folder.glob("evaluation*.json"))[:20]]
-    return RunFiles(config, records, results, summary, evaluations, faults[0] if faults else None)
-
-
-def _read_whole_lines(path: Path) -> list[dict[str, Any]]:
-    """The records of a file that may be growing: the last line may be half written."""
-    content = read_bytes(path)
-    return parse_json_lines(content[: content.rfind(b"\n") + 1], path, "the same command continues from its checkpoint")
 
 
 def describe_run(folder: Path) -> dict[str, Any] | None:
@@ -129,38 +84,33 @@ def describe_run(folder: Path) -> dict[str, Any] | None:
     size, newest = _size_and_time(folder)
     about: dict[str, Any] = {"folder": str(folder), "bytes": size, "age_seconds": max(0.0, time.time() - newest)}
     try:
-        run = read_files(folder)
+        if not isinstance(read_config(folder).get("experiment"), str):
+            return None
+        run = read_run(folder)
     except (ValueError, OSError) as error:
         return {**about, "run": None, "state": "damaged", "fault": str(error), "progress": None, "best": None}
-    if not isinstance(run.config.get("experiment"), str):
-        return None
-    state = "damaged" if run.fault else "finished" if is_finished(run) else "interrupted"
+    state = "damaged" if run.faults else "finished" if is_finished(run) else "interrupted"
     if is_locked(folder / LOCK):
         state = "running"
-    done, total, unit = progress_of(run)
-    progress = None if total is None else {"done": done, "total": total, "unit": unit}
-    name = f"{run.config['experiment']} {run.config.get('kind')}"[:MAX_NAME]
-    return {**about, "run": name, "state": state, "fault": run.fault, "progress": progress, "best": best_of(run)}
+    progress = progress_of(run)
+    about |= {"run": f"{run.config['experiment']} {run.config.get('kind')}"[:MAX_NAME], "state": state}
+    about |= {"fault": run.faults[0] if run.faults else None, "best": best_of(run)}
+    return {**about, "progress": progress and dict(zip(("done", "total", "unit"), progress, strict=True))}
 
 
-def is_finished(run: RunFiles) -> bool:
+def is_finished(run: RunData) -> bool:
     """Whether nothing is left to do: the summary, which comes last, is there."""
-    done, total, _ = progress_of(run)
-    return bool(run.summary) and (total is None or done >= total)
+    progress = progress_of(run)
+    return bool(run.summary) and (progress is None or progress[0] >= progress[1])
 
 
-def progress_of(run: RunFiles) -> tuple[float, float | None, str]:
+def progress_of(run: RunData) -> tuple[float, float, str] | None:
     """How much is done, of how much, in which unit; None where that is unknown."""
     total = _count_results(run.config)
-    if total is not None:
-        seeds = len({str(record.get("seed")) for record in run.results}) or 1
-        return len(run.results), max(len(run.results), seeds * total), "results"
-    for name, unit in LENGTHS.items():
-        if _is_number(run.config.get(name)):
-            newest = run.records[-1] if run.records else {}
-            steps = newest["step"] if _is_number(newest.get("step")) else 0
-            return len(run.records) if name == "epochs" else float(steps), float(run.config[name]), unit
-    return len(run.records), None, "records"
+    if total is None:
+        return run.progress
+    seeds = len({str(record.get("seed")) for record in run.results}) or 1
+    return len(run.results), max(len(run.results), seeds * total), "results"
 
 
 def _count_results(config: Mapping[str, Any]) -> int | None:
@@ -179,26 +129,21 @@ def _count_results(config: Mapping[str, Any]) -> int | None:
     return None
 
 
-def best_of(run: RunFiles) -> dict[str, Any] | None:
+def best_of(run: RunData) -> dict[str, Any] | None:
     """The best figure of a run: of its tests, or of its results, or of its records."""
     for name in ("test_accuracy", "psnr"):
-        if tested := [float(report[name]) for report in run.evaluations if _is_number(report.get(name))]:
+        if tested := [float(report[name]) for report in run.evaluations.values() if is_number(report.get(name))]:
             return {"name": name, "value": max(tested)}
     results = [each for each in run.results if each.get("kind") in ("found", "train tuned")]
-    if found := [float(each["accuracy"]) for each in results if _is_number(each.get("accuracy"))]:
+    if found := [float(each["accuracy"]) for each in results if is_number(each.get("accuracy"))]:
         return {"name": "test_accuracy", "value": sum(found) / len(found)}
     for name, better in FIGURES.items():
-        if values := [float(record[name]) for record in run.records if _is_number(record.get(name))]:
+        if values := [float(record[name]) for record in run.records if is_number(record.get(name))]:
             return {"name": name, "value": better(values)}
-    ranges = run.summary.get("ranges")
-    best = [each.get("best") for each in ranges if isinstance(each, dict)] if isinstance(ranges, list) else []
-    if measures := [each["measure"] for each in best if isinstance(each, dict) and _is_number(each.get("measure"))]:
+    best = dicts_in([each.get("best") for each in dicts_in(run.summary.get("ranges"))])
+    if measures := [each["measure"] for each in best if is_number(each.get("measure"))]:
         return {"name": "iterations", "value": float(min(measures))}
     return None
-
-
-def _is_number(value: Any) -> bool:
-    return not mismatch(value, float)
 
 
 def _size_and_time(folder: Path) -> tuple[int, float]:
@@ -218,7 +163,7 @@ def format_run(run: Mapping[str, Any]) -> list[str]:
     progress, best = run["progress"], run["best"]
     done = "" if progress is None else f"{progress['done']:,.0f} of {progress['total']:,.0f} {progress['unit']}"
     figure = "" if best is None else f"{best['name'].replace('_', ' ')} {best['value']:.4g}"
-    age = " ".join(format_seconds(run["age_seconds"]).split(" ")[:2])
+    age = " ".join(format_duration(run["age_seconds"]).split(" ")[:2])
     about = f"  {run['run'] or '?':<18}  {run['state']:<11}  {done:<21}  {figure}".rstrip()
     fault = [f"  {run['fault']}"] if run["fault"] else []
-    return [f"{run['folder']}  ({age} ago, {format_bytes(run['bytes'])})", about, *fault]
+    return [f"{run['folder']}  ({age} ago, {decimal(run['bytes'])})", about, *fault]

@@ -2,21 +2,23 @@
 
 import io
 import json
-import math
-import statistics
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
+from rich import box
 from rich.console import Console
+from rich.table import Table
 
 from asng import _progress
 from asng._progress import Progress
 from asng._untrusted import printable
-from asng.runs import ENVIRONMENT
+from asng.cli.estimate import describe_estimate
+from asng.runs import CONFIG, ENVIRONMENT
 
 console: Console = Console(markup=False, emoji=False)  # prints names with brackets and colons unchanged
 
@@ -28,7 +30,7 @@ class OutputFlags:
     quiet: bool = False
     """Print the last line alone, and what goes wrong."""
     json: bool = False
-    """Print the outcome as one JSON object on stdout, and all else on stderr."""
+    """Print the outcome as one JSON object on stdout, and all else on stderr; with --quiet nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,27 +59,29 @@ class Outcome(dict[str, Any]):
     line = ""
 
 
+_running: list[Outcome] = []  # that of the command
+
+
 @contextmanager
 def outcome_of(flags: OutputFlags) -> Iterator[Outcome]:
-    """Print what a command finds as its flags ask for it: all, the last line, or JSON."""
+    """Print what a command finds as its flags ask for it: all, the last line, or JSON.
+
+    A command that another one runs fills the outcome of that one, and prints as it does.
+    """
+    if _running:
+        yield _running[0]
+        return
     outcome, stdout = Outcome(), sys.stdout
-    with redirect_stdout(sys.stderr if flags.json else io.StringIO() if flags.quiet else stdout):
-        yield outcome
+    _running.append(outcome)
+    try:
+        with redirect_stdout(io.StringIO() if flags.quiet else sys.stderr if flags.json else stdout):
+            yield outcome
+    finally:
+        _running.clear()
     if flags.json:
-        print(json.dumps(_to_json(outcome)))
+        print(json.dumps(outcome, default=str, allow_nan=False))
     elif outcome.line:
         print_lines(outcome.line)
-
-
-def _to_json(data: Any) -> Any:
-    """Data as strict JSON: paths as text, and numbers that are not finite as null."""
-    if isinstance(data, Mapping):
-        return {str(key): _to_json(value) for key, value in data.items()}
-    if isinstance(data, (list, tuple)):
-        return [_to_json(value) for value in data]
-    if isinstance(data, float) and not math.isfinite(data):
-        return None
-    return data if data is None or isinstance(data, (bool, int, float, str)) else str(data)
 
 
 def seeds_of(given: Sequence[int], first: int) -> list[int]:
@@ -91,15 +95,26 @@ def seeds_of(given: Sequence[int], first: int) -> list[int]:
     return list(given) if len(given) > 1 else list(range(first, first + (given or (1,))[0]))
 
 
-def run_seeds(flags: Any, run_one: Callable[[Any, Outcome], None], outcome: Outcome) -> None:
+def run_seeds(
+    flags: Any, run_one: Callable[[Any, Outcome], None], estimate: Callable[[], Mapping[str, Any]], outcome: Outcome
+) -> None:
     """Run the settings of each seed, one after another, and print mean and spread of the figures at the end.
 
-    `run_one` gets settings and an outcome to fill; `figures` in it are compared.
+    `run_one` gets settings and an outcome to fill; `figures` in it are compared. Under --dry-run nothing is run, and
+    the estimate of a run is printed.
     """
-    seeds = seeds_of(flags.seeds, flags.settings.seed)
+    seeds = seeds_of(getattr(flags, "seeds", ()), flags.settings.seed)
+    if flags.dry_run:
+        numbers = estimate()
+        outcome |= {**numbers, "runs": len(seeds), "dry_run": True}
+        *lines, outcome.line = describe_estimate(numbers, len(seeds))
+        print_lines(*lines)
+        return
     if len(seeds) == 1:
         run_one(replace(flags.settings, seed=seeds[0]), outcome)
         return
+    if flags.out is not None and (Path(flags.out) / CONFIG).exists():
+        raise ValueError(f"{flags.out} holds a run of its own; give the folders of several seeds another one (--out)")
     outcomes = []
     for seed in seeds:
         outcomes.append(Outcome(seed=seed))
@@ -107,20 +122,14 @@ def run_seeds(flags: Any, run_one: Callable[[Any, Outcome], None], outcome: Outc
         run_one(replace(flags.settings, seed=seed), outcomes[-1])
         print_lines(outcomes[-1].line)
     figures = {name: [each["figures"].get(name) for each in outcomes] for name in outcomes[0]["figures"]}
-    spread = {name: mean_and_spread(numbers) for name, numbers in figures.items() if None not in numbers}
+    spread = {
+        name: {"mean": fmean(numbers), "std": stdev(numbers), "min": min(numbers), "max": max(numbers)}
+        for name, numbers in figures.items()
+        if None not in numbers
+    }
     outcome |= {"runs": outcomes, "figures": spread}
     shown = [f"{name.replace('_', ' ')} {each['mean']:.4g} ± {each['std']:.2g}" for name, each in spread.items()]
     outcome.line = f"Mean and standard deviation of {len(seeds)} seeds: {', '.join(shown)}"
-
-
-def mean_and_spread(numbers: Sequence[float]) -> dict[str, float]:
-    """Mean, standard deviation and range of some numbers, at least two.
-
-    >>> mean_and_spread([1.0, 3.0])
-    {'mean': 2.0, 'std': 1.4142135623730951, 'min': 1.0, 'max': 3.0}
-    """
-    spread = statistics.stdev(numbers)
-    return {"mean": statistics.fmean(numbers), "std": spread, "min": min(numbers), "max": max(numbers)}
 
 
 def seed_folder(flags: Any, default: Path, seed: int) -> Path:
@@ -157,3 +166,13 @@ def print_lines(*lines: str) -> None:
     """Print each line harmlessly, whatever names are in it."""
     for line in lines:
         print(printable(line))
+
+
+def make_table(title: str, names: Iterable[str], rows: Iterable[Iterable[str]], *left: str, caption: str = "") -> Table:
+    """A table with a column for each name; those named in `left` hold texts, the others numbers."""
+    table = Table(title=title, caption=caption or None, box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in names:
+        table.add_column(name, justify="left" if name in left else "right", no_wrap=name == left[0])
+    for row in rows:
+        table.add_row(*row)
+    return table

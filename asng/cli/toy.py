@@ -5,12 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.table import Table
 
-from asng.cli.estimate import show_estimate
 from asng.cli.flags import parse_command
-from asng.cli.terminal import Outcome, RunFlags, console, outcome_of, progress_bar
+from asng.cli.terminal import Outcome, RunFlags, console, make_table, outcome_of, progress_bar, run_seeds
 from asng.experiments import toy
 
 
@@ -37,40 +35,35 @@ def run_sweep(arguments: Sequence[str]) -> None:
     """`asng toy sweep`."""
     flags = parse_command(SweepCommand, "toy sweep", arguments, presets={"quick": toy.QUICK})
     folder = flags.out or Path("runs/toy-quick" if flags.quick else "runs/toy")
+
+    def run_one(settings: toy.ToySettings, outcome: Outcome) -> None:
+        with progress_bar("toy problem", folder) as progress:
+            summary = toy.run(settings, folder, progress)
+        console.print(toy_table(summary))
+        outcome |= {"folder": folder, **summary}
+        outcome.line = f"Picture: {folder / 'toy.png'}"
+
+    def estimate() -> dict[str, Any]:
+        from asng.experiments.estimates import estimate_sweep  # here, since it imports torch
+
+        return estimate_sweep(flags.settings)
+
     with outcome_of(flags) as outcome:
-        if flags.dry_run:
-            from asng.experiments.estimates import estimate_sweep
-
-            show_estimate(estimate_sweep(flags.settings), flags, outcome)
-        else:
-            sweep_in(flags.settings, folder, outcome)
-
-
-def sweep_in(settings: toy.ToySettings, folder: Path, outcome: Outcome) -> None:
-    """Run a sweep, or continue, in a folder."""
-    with progress_bar("toy problem", folder) as progress:
-        summary = toy.run(settings, folder, progress)
-    console.print(toy_table(summary))
-    outcome |= {"folder": folder, **summary}
-    outcome.line = f"Picture: {folder / 'toy.png'}"
+        run_seeds(flags, run_one, estimate, outcome)
 
 
 def toy_table(summary: dict[str, Any]) -> Table:
     """For each method, the initial step sizes that reach the target, and the best of them."""
-    table = Table(
-        title=f"Initial step sizes that reach the target within {summary['iterations']:,} iterations",
-        caption="lr: of the weights; best: lowest median iterations / success rate",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    for name in ("lr", "method", f"all {summary['runs']} runs", "any run", "best", "at"):
-        table.add_column(name, justify="right" if name in ("lr", "best", "at") else "left")
+    lines = []
     for row in summary["ranges"]:
         method = row["method"] if row["alpha"] in (None, toy.DEFAULT_ALPHA) else f"ASNG alpha {row['alpha']:g}"
         best = row["best"]
         shown = ("", "") if best is None else (f"{best['measure']:,.0f}", f"{best['step']:.2g}")
-        table.add_row(f"{row['lr']:g}", method, format_spans(row["all"]), format_spans(row["any"]), *shown)
-    return table
+        lines.append([f"{row['lr']:g}", method, format_spans(row["all"]), format_spans(row["any"]), *shown])
+    title = f"Initial step sizes that reach the target within {summary['iterations']:,} iterations"
+    texts = ("method", f"all {summary['runs']} runs", "any run")
+    caption = "lr: of the weights; best: lowest median iterations / success rate"
+    return make_table(title, ["lr", *texts, "best", "at"], lines, *texts, caption=caption)
 
 
 def format_spans(spans: list[tuple[float, float]]) -> str:

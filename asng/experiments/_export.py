@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from asng import nas
-from asng._progress import Progress, no_progress
+from asng._progress import Progress
 from asng.experiments import digits
 from asng.experiments._image_runs import load_trained
 from asng.experiments._task import Task
 from asng.nas._loop import Checkpoint
-from asng.runs import CHECKPOINT, RESULTS, SUMMARY, read_config, settings_from_config
+from asng.runs import CHECKPOINT, SUMMARY, read_config, settings_from_config
 
 DIGITS_INPUTS = "Images (n, 1, 8, 8), gray from 0 to 1; scores of the ten digits."
 SHARED = "shared weights of the search"
@@ -37,9 +37,7 @@ class Exportable(NamedTuple):
     inputs: str
 
 
-def load_image_run(
-    task: type[Task], folder: Path, data: Path | None = None, progress: Progress = no_progress
-) -> Exportable:
+def load_image_run(task: type[Task], folder: Path, data: Path | None, progress: Progress) -> Exportable:
     """The network of a search or a training on images; images are loaded for batch statistics alone."""
     config = read_config(folder, task.name, needs=CHECKPOINT)
     is_search = config.get("kind") == "search"
@@ -48,13 +46,9 @@ def load_image_run(
     loaded = task.load(where, progress) if needs_images else task.without_images()
     trained = load_trained(loaded, folder, config)
     so_far = "" if (folder / SUMMARY).exists() else ", which is not finished"
-    weights = (
-        f"{SHARED} after {trained.steps:,} steps{so_far}; train from scratch for better ones (asng {task.name} retrain)"
-    )
-    if needs_images:
-        weights = weights.replace(SHARED, f"{SHARED}, with batch statistics of this architecture,")
-    if not is_search:
-        weights = f"trained from scratch, after {trained.steps:,} steps{so_far}"
+    shared = f"{SHARED}, with batch statistics of this architecture," if needs_images else SHARED
+    weights = f"{shared if is_search else 'trained from scratch,'} after {trained.steps:,} steps{so_far}"
+    weights += f"; train from scratch for better ones (asng {task.name} retrain)" if is_search else ""
     example = torch.rand(2, 3, *loaded.test.size, generator=torch.Generator().manual_seed(0))
     return Exportable(trained.network, trained.values, example, weights, task.inputs)
 
@@ -69,8 +63,7 @@ def load_digits_run(folder: Path) -> Exportable:
     if config.get("kind") != "search":
         raise ValueError(f"{folder} is an asng digits {config.get('kind')}; asng export takes asng digits search")
     settings = settings_from_config(digits.DigitsSettings, config, folder)
-    records = digits.read_results(folder) if (folder / RESULTS).exists() else []
-    searched = next((record for record in records if record["kind"] == "search"), None)
+    searched = next(iter(digits.read_results(folder)), None)  # the search is the first record
     seed, data = settings.seed, digits.load_split(settings.seed)
     with digits._one_thread():
         if searched is None:

@@ -20,9 +20,7 @@ def data_folder(given: Path | None = None) -> Path:
     >>> data_folder(Path("pictures")).name
     'pictures'
     """
-    if given is not None:
-        return given
-    return Path(os.environ.get("ASNG_DATA") or pooch.os_cache("asng")).expanduser()
+    return given or Path(os.environ.get("ASNG_DATA") or pooch.os_cache("asng")).expanduser()
 
 
 def halves(n: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -53,8 +51,7 @@ class ImageSet:
     @property
     def size(self) -> tuple[int, int]:
         """Height and width."""
-        height, width = self.images.shape[2:]
-        return height, width
+        return self.images.shape[2], self.images.shape[3]
 
     def subset(self, indices: Tensor) -> "ImageSet":
         """Some of the images, in the order of the indices."""

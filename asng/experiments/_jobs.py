@@ -4,7 +4,7 @@ An experiment is a `Task`; all else is the same for all of them.
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -211,21 +211,18 @@ class SearchJob(_ImageJob):
 
         def evaluate(batches: int, values: Values) -> float:
             nonlocal done
-            loss = self._evaluate(values, map(self.valid_batches, range(batches)))
+            self.oneshot.supernet.choose(values)
+            losses = [
+                to_outcome(self._task.search_loss(self.model, self.valid_batches(n))).loss for n in range(batches)
+            ]
             done += batches
             progress(done / total, text)
-            return loss
+            loss = torch.stack(losses).mean().item()
+            return loss if math.isfinite(loss) else math.inf
 
-        best = sorted(drawn, key=partial(evaluate, 1))[:TOP_K]
-        return min(best, key=partial(evaluate, steps))
-
-    def _evaluate(self, values: Values, batches: Iterable[tuple[Tensor, ...]]) -> float:
-        """The mean loss on some mini-batches; infinite if it is not finite."""
-        self.oneshot.supernet.choose(values)
         with torch.no_grad():
-            losses = [to_outcome(self._task.search_loss(self.model, batch)).loss for batch in batches]
-        loss = torch.stack(losses).mean().item()
-        return loss if math.isfinite(loss) else math.inf
+            best = sorted(drawn, key=partial(evaluate, 1))[:TOP_K]
+            return min(best, key=partial(evaluate, steps))
 
     def state_dict(self) -> dict[str, Any]:
         return self.oneshot.state_dict()

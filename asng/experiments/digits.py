@@ -78,6 +78,10 @@ class DigitsSettings:
         return max(1, round(2 * self.epochs / self.training_epochs))  # both are over half of the training images
 
 
+Hyper = dict[str, float]
+UNTUNED: Hyper = {"lr": DigitsSettings.lr, "weight_decay": 3e-4, "augmentation": 0.0}
+
+
 @dataclass(frozen=True)
 class Data:
     """Images (n, 1, 8, 8) in [0, 1] and labels, split by a seed: half of the training set judges."""
@@ -115,9 +119,18 @@ class Batches:
             yield self._data[0][chosen], self._data[1][chosen]
 
 
-def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def augment(images: Tensor, strength: float) -> Tensor:
+    """Images under random affine maps, whose entries differ from the identity's by normal numbers of that strength."""
+    if not strength:
+        return images
+    maps = torch.eye(2, 3) + strength * torch.randn(len(images), 2, 3)
+    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, align_corners=False)
+
+
+def classification_loss(model: nn.Module, batch: tuple[Tensor, Tensor], augmentation: float = 0.0) -> Tensor:
     """Cross entropy of a mini-batch."""
-    return F.cross_entropy(model(batch[0]), batch[1])
+    return F.cross_entropy(model(augment(batch[0], augmentation)), batch[1])
 
 
 def search(
@@ -157,7 +170,7 @@ def make_search(
     torch.manual_seed(seed)
     model = Net()
     arch_optimizer = ASNG(nas.space_of(model), seed=seed)
-    weight_optimizer = make_weight_optimizer(settings, model)
+    weight_optimizer = make_weight_optimizer({**UNTUNED, "lr": settings.lr}, model)
     schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
@@ -165,21 +178,22 @@ def make_search(
     return oneshot, LoaderJob(oneshot, schedules, train, valid, seed, callback, settings.warmup_epochs)
 
 
-def make_weight_optimizer(settings: DigitsSettings, model: nn.Module) -> torch.optim.Optimizer:
+def make_weight_optimizer(hyper: Hyper, model: nn.Module) -> torch.optim.Optimizer:
     """The same in search and training."""
-    return torch.optim.SGD(model.parameters(), lr=settings.lr, momentum=0.9, weight_decay=3e-4)
+    return torch.optim.SGD(model.parameters(), lr=hyper["lr"], momentum=0.9, weight_decay=hyper["weight_decay"])
 
 
 def train(
-    settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False
+    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> dict[str, Any]:
     """An architecture trained from scratch: accuracies, parameters and seconds.
 
     It is trained on all training images or, if `hold_out`, on the half that trains in the search; then the other half
-    gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images.
+    gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images. Of the settings,
+    `training_epochs` and `batch` are used, and `lr` where no hyper-parameters are given.
     """
     start = time.perf_counter()
-    model = train_network(settings, seed, data, values, hold_out=hold_out)
+    model = train_network(settings, seed, data, values, hold_out=hold_out, hyper=hyper)
     return {
         "values": values,
         "valid_accuracy": accuracy_of(model, data.valid) if hold_out else None,
@@ -190,12 +204,13 @@ def train(
 
 
 def train_network(
-    settings: DigitsSettings, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False
+    settings: Any, seed: int, data: Data, values: dict[str, Any], *, hold_out: bool = False, hyper: Hyper | None = None
 ) -> nn.Module:
     """The network of `train`."""
+    hyper = hyper or {**UNTUNED, "lr": settings.lr}
     torch.manual_seed(seed)
     model = nas.extract(Net(), values)
-    optimizer = make_weight_optimizer(settings, model)
+    optimizer = make_weight_optimizer(hyper, model)
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
@@ -203,7 +218,7 @@ def train_network(
     for _ in range(settings.training_epochs):
         for batch in shuffled:
             optimizer.zero_grad()
-            classification_loss(model, batch).backward()  # type: ignore[no-untyped-call]
+            classification_loss(model, batch, hyper["augmentation"]).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(model.parameters(), 5.0)
             optimizer.step()
         lr_scheduler.step()
@@ -214,8 +229,7 @@ def accuracy_of(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
     """The share of images that a network classifies rightly, in evaluation mode."""
     model.eval()
     with torch.no_grad():
-        accuracy: float = (model(data[0]).argmax(1) == data[1]).double().mean().item()
-    return accuracy
+        return float((model(data[0]).argmax(1) == data[1]).double().mean())
 
 
 def draw_random(settings: DigitsSettings, seed: int) -> list[dict[str, Any]]:
@@ -261,51 +275,68 @@ def run(
     Called again after an interruption, it continues. `flags` are kept by the run, as what it was started with;
     `callback` is that of `nas.search`.
     """
-    with Run(folder, make_config("digits", "search", settings), flags=flags) as run:
-        read_records(run, settings)  # before anything that takes long
-        with _one_thread():
-            _one_seed(settings, run, progress, callback)
-        of_seed = [record for record in read_records(run, settings) if record["seed"] == settings.seed]
-        summary = summarize(settings, of_seed)
+    with Run(folder, make_config("digits", "search", settings), flags=flags) as run, _one_thread():
+        seed, done = settings.seed, read_records(folder, settings)
+        data, random = load_split(seed), draw_random(settings, seed)
+        if not done:
+            checkpoint = Checkpoint(checkpoint_path(folder, seed), run.config, Metrics(run))
+            result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
+            done.append({"seed": seed, "kind": "search", **result})
+            run.append(done[0])
+            checkpoint.remove()
+        trainings = [("found", done[0]["values"]), ("handcrafted", HANDCRAFTED)]
+        trainings += [("random", values) for values in random]
+        trainings += [("random_first", random[0]), ("random_best", None)]
+        for number, (kind, values) in enumerate(trainings, start=1):
+            progress(0.5 + 0.5 * (number - 1) / len(trainings))
+            if number >= len(done):
+                chosen = values or best_random(done)["values"]
+                record = train(settings, seed, data, chosen, hold_out=kind == "random")
+                done.append({"seed": seed, "kind": kind, **record})
+                run.append(done[-1])
+        summary = summarize(settings, done)
         write_json(run.folder / SUMMARY, summary)
         write_json(run.folder / ARCHITECTURE, to_dict(summary["rows"][-1]["values"]))
     return summary
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """The records of a run that is finished; ValueError for damaged ones."""
-    settings = settings_from_config(DigitsSettings, read_config(folder, "digits", needs=RESULTS), folder)
-    return _check_records(folder, read_json_lines(folder / RESULTS, "delete the folder"), settings)
+    """The records of the run in a folder; ValueError for damaged ones."""
+    return read_records(folder, settings_from_config(DigitsSettings, read_config(folder, "digits"), folder))
 
 
-def read_records(run: Run, settings: DigitsSettings) -> list[dict[str, Any]]:
+def read_records(folder: Path, settings: DigitsSettings) -> list[dict[str, Any]]:
     """The finished records; ValueError for any that no run of these settings writes."""
-    return _check_records(run.folder, run.results(), settings)
+
+    def find_fault(record: dict[str, Any]) -> str:
+        shares = [record[name] for name in ("probability", "valid_accuracy", "accuracy") if name in record]
+        if record["seed"] != settings.seed:
+            return f"seed {record['seed']}, not {settings.seed}"
+        if (None in shares) == (record["kind"] in ("search", "random")):
+            return f"{record} has {'no' if None in shares else 'a'} valid_accuracy"
+        return "" if all(share is None or 0 <= share <= 1 for share in shares) else f"{record} is no share"
+
+    kinds = ["search", "found", "handcrafted", *["random"] * settings.num_random, "random_first", "random_best"]
+    return check_records(folder, kinds, {"search": SearchRecord}, TrainRecord, find_fault)
 
 
-def _check_records(folder: Path, records: list[dict[str, Any]], settings: DigitsSettings) -> list[dict[str, Any]]:
-    space = nas.space_of(Net())
-    kinds: dict[int, list[str]] = {}
-    expected = ["search", "found", "handcrafted", *["random"] * settings.num_random, "random_first", "random_best"]
-    for record in records:
-        fault = mismatch(record, SearchRecord if record.get("kind") == "search" else TrainRecord)
+def check_records(
+    folder: Path, kinds: Sequence[str], shapes: Mapping[str, type], shape: type, find_fault: Callable[[Any], str]
+) -> list[dict[str, Any]]:
+    """The records in a folder: the first of these kinds, each of its shape, and with architectures of the space."""
+    path, space = folder / RESULTS, nas.space_of(Net())
+    records = read_json_lines(path, "delete the folder") if path.exists() else []
+    for record, kind in zip(records, [*kinds, *["nothing"] * len(records)], strict=False):
+        fault = mismatch(record, shapes.get(kind, shape))
         if not fault:
-            so_far = kinds.setdefault(record["seed"], [])
-            so_far.append(record["kind"])
-            shares = [record[name] for name in ("probability", "valid_accuracy", "accuracy") if name in record]
-            if so_far != expected[: len(so_far)]:
-                fault = f"seed {record['seed']} has {', '.join(so_far)}"
-            elif (None in shares) == (record["kind"] in ("search", "random")):
-                fault = f"{record} has {'no' if None in shares else 'a'} valid_accuracy"
-            elif not all(0 <= share <= 1 for share in shares if share is not None):
-                fault = f"{record} is no share"
+            fault = find_fault(record) if record["kind"] == kind else f"{record['kind']}, where {kind} belongs"
         try:
-            for name in ("values", "most_likely") if record.get("kind") == "search" else ("values",):
-                from_dict({"version": VERSION, "values": record.get(name)}, space)
+            for name in [each for each in ("values", "most_likely") if each in record]:
+                from_dict({"version": VERSION, "values": record[name]}, space)
         except ValueError as error:
             fault = fault or str(error)
         if fault:
-            raise ValueError(f"{folder / RESULTS} is damaged ({fault}); delete the folder")
+            raise ValueError(f"{path} is damaged ({fault}); delete the folder")
     return records
 
 
@@ -318,30 +349,6 @@ def _one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _one_seed(settings: DigitsSettings, run: Run, progress: Progress, callback: Callable[[Any], Any] | None) -> None:
-    """Search; then train the result and the baselines, all that the run has no record of."""
-    seed = settings.seed
-    data = load_split(seed)
-    done = [record for record in read_records(run, settings) if record["seed"] == seed]
-    if not done:
-        checkpoint = Checkpoint(checkpoint_path(run.folder, seed), run.config, Metrics(run))
-        result = search(settings, seed, data, part_of(progress, 0.0, 0.5), checkpoint, callback)
-        done.append({"seed": seed, "kind": "search", **result})
-        run.append(done[0])
-        checkpoint.remove()
-    random = draw_random(settings, seed)
-    trainings = [("found", done[0]["values"]), ("handcrafted", HANDCRAFTED)]
-    trainings += [("random", values) for values in random]
-    trainings += [("random_first", random[0]), ("random_best", None)]
-    for number, (kind, values) in enumerate(trainings, start=1):
-        progress(0.5 + 0.5 * (number - 1) / len(trainings))
-        if number >= len(done):
-            chosen = values or best_random(done)["values"]
-            record = train(settings, seed, data, chosen, hold_out=kind == "random")
-            done.append({"seed": seed, "kind": kind, **record})
-            run.append(done[-1])
 
 
 def checkpoint_path(folder: Path, seed: int) -> Path:

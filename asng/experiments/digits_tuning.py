@@ -7,24 +7,23 @@ nothing.
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal, TypedDict
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from asng import nas
 from asng._checks import check_settings
 from asng._progress import Progress, no_progress
-from asng._untrusted import mismatch
-from asng.experiments.digits import Batches, Data, DigitsSettings, Net, _one_thread, classification_loss, load_split
+from asng.experiments import digits
+from asng.experiments.digits import UNTUNED, Batches, Data, Hyper, Net, _one_thread, classification_loss, load_split
 from asng.minimize import minimize
 from asng.nas._loop import NoFiniteLoss
-from asng.nas.architecture import VERSION, from_dict, to_dict
+from asng.nas.architecture import to_dict
 from asng.optimizer import ASNG
 from asng.runs import ARCHITECTURE, RESULTS, SUMMARY, Run, make_config, write_json
 from asng.space import Real, Variable
@@ -35,8 +34,6 @@ SPACE: dict[str, Variable] = {
     "augmentation": Real(0.0, 0.3),
 }
 DIVERGED = 1e6
-UNTUNED = {"lr": DigitsSettings.lr, "weight_decay": 3e-4, "augmentation": 0.0}
-Hyper = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -80,15 +77,6 @@ class Training(TypedDict):
     parameters: int
 
 
-def augment(images: Tensor, strength: float) -> Tensor:
-    """Images under random affine maps, whose entries differ from the identity's by normal numbers of that strength."""
-    if not strength:
-        return images
-    maps = torch.eye(2, 3) + strength * torch.randn(len(images), 2, 3)
-    grid = F.affine_grid(maps, list(images.shape), align_corners=False)
-    return F.grid_sample(images, grid, align_corners=False)
-
-
 def search(
     settings: TuneSettings, hyper: Hyper, data: Data, is_behind: Callable[[list[float]], bool], kind: str
 ) -> dict[str, Any]:
@@ -96,9 +84,6 @@ def search(
     torch.manual_seed(settings.seed)
     model = Net()
     losses: list[float] = []
-
-    def loss_fn(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        return classification_loss(model, (augment(batch[0], hyper["augmentation"]), batch[1]))
 
     def callback(record: Any) -> bool:
         if isinstance(record, nas.Step):
@@ -109,8 +94,9 @@ def search(
     arch_optimizer = ASNG(nas.space_of(model), seed=settings.seed)
     generator = torch.Generator().manual_seed(settings.seed)
     train, valid = (Batches(half, settings.batch, generator) for half in (data.train, data.valid))
-    optimizers = {"arch_optimizer": arch_optimizer, "weight_optimizer": _sgd(model, hyper)}
+    optimizers = {"arch_optimizer": arch_optimizer, "weight_optimizer": digits.make_weight_optimizer(hyper, model)}
     options: dict[str, Any] = {"epochs": settings.epochs, "judge": classification_loss, **optimizers}
+    loss_fn = partial(classification_loss, augmentation=hyper["augmentation"])
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "the search was too short|the mean training loss")  # it is a trial
@@ -130,39 +116,18 @@ def _finite(loss: float) -> float:
 
 def train(settings: TuneSettings, trial: dict[str, Any], data: Data, kind: str) -> dict[str, Any]:
     """The architecture of a trial from scratch, with its hyper-parameters, on all training images."""
-    torch.manual_seed(settings.seed)
-    model, hyper = nas.extract(Net(), trial["values"]), trial["hyper"]
-    optimizer = _sgd(model, hyper)
-    lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
-    both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
-    shuffled = Batches(both, settings.batch, torch.Generator().manual_seed(settings.seed))
-    for _ in range(settings.training_epochs):
-        for images, labels in shuffled:
-            optimizer.zero_grad()
-            classification_loss(model, (augment(images, hyper["augmentation"]), labels)).backward()  # type: ignore[no-untyped-call]
-            nn.utils.clip_grad_norm_(model.parameters(), 5.0)
-            optimizer.step()
-        lr_scheduler.step()
-    model.eval()
-    with torch.no_grad():
-        accuracy = (model(data.test[0]).argmax(1) == data.test[1]).double().mean().item()
-    return {"kind": kind, "accuracy": accuracy, "parameters": sum(p.numel() for p in model.parameters())}
+    trained = digits.train(settings, settings.seed, data, trial["values"], hyper=trial["hyper"])
+    return {"kind": kind, "accuracy": trained["accuracy"], "parameters": trained["parameters"]}
 
 
-def _sgd(model: nn.Module, hyper: Hyper) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=hyper["lr"], momentum=0.9, weight_decay=hyper["weight_decay"])
-
-
-def run(
-    settings: TuneSettings, folder: Path, progress: Progress = no_progress, *, flags: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def run(settings: TuneSettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
     """Run the trials and trainings that the folder does not hold yet; returns the summary, and writes it there.
 
     Each call of `minimize` starts from the first trial and is told the losses of finished ones, so that it continues
-    as it was. `flags` are kept by the run, as what it was started with.
+    as it was.
     """
-    with Run(folder, make_config("digits", "tune", settings), flags=flags) as run, _one_thread():
-        done = read_records(run, settings)
+    with Run(folder, make_config("digits", "tune", settings)) as run, _one_thread():
+        done = read_records(folder, settings)
         data, trials = load_split(settings.seed), [record for record in done if record["kind"] == "trial"]
         finished = list(trials)
 
@@ -225,27 +190,17 @@ def _minimize(evaluate: Callable[[Hyper], float], settings: TuneSettings) -> Non
         raise KeyboardInterrupt
 
 
-def read_records(run: Run, settings: TuneSettings) -> list[dict[str, Any]]:
+def read_records(folder: Path, settings: TuneSettings) -> list[dict[str, Any]]:
     """The finished records; ValueError for any that no run of these settings writes."""
-    records, space = run.results(), nas.space_of(Net())
-    order = ["trial"] * settings.trials + ["untuned", "train tuned", "train untuned"]
-    for record, kind in zip(records, [*order, *[""] * len(records)], strict=False):
-        is_training = str(record.get("kind")).startswith("train ")
-        fault = mismatch(record, Training if is_training else Trial)
-        if not fault and record["kind"] != kind:
-            fault = f"{record['kind']}, where {kind or 'nothing'} belongs"
-        if not fault and is_training and not 0 <= record["accuracy"] <= 1:
-            fault = f"an accuracy of {record['accuracy']}"
-        if not fault and not is_training:
-            if not 1 <= len(record["losses"]) <= settings.epochs or set(record["hyper"]) != set(SPACE):
-                fault = f"a trial of {len(record['losses'])} epochs and {', '.join(record['hyper'])}"
-            try:
-                from_dict({"version": VERSION, "values": record["values"]}, space)
-            except ValueError as error:
-                fault = fault or str(error)
-        if fault:
-            raise ValueError(f"{run.folder / RESULTS} is damaged ({fault}); delete the folder")
-    return records
+
+    def find_fault(record: dict[str, Any]) -> str:
+        if "accuracy" in record:
+            return "" if 0 <= record["accuracy"] <= 1 else f"an accuracy of {record['accuracy']}"
+        is_whole = 1 <= len(record["losses"]) <= settings.epochs and set(record["hyper"]) == set(SPACE)
+        return "" if is_whole else f"a trial of {len(record['losses'])} epochs and {', '.join(record['hyper'])}"
+
+    kinds = ["trial"] * settings.trials + ["untuned", "train tuned", "train untuned"]
+    return digits.check_records(folder, kinds, {"trial": Trial, "untuned": Trial}, Training, find_fault)
 
 
 def summarize(records: list[dict[str, Any]], tuned: dict[str, Any], settings: TuneSettings) -> dict[str, Any]:

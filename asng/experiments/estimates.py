@@ -5,12 +5,14 @@ Times are those of a few real steps, on this machine, of a network that is throw
 
 import io
 import math
+import os
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from itertools import cycle
+from typing import Any, NamedTuple
 
 import torch
 
@@ -44,16 +46,14 @@ def estimate_training(task: Task, settings: JobSettings, values: Values) -> Esti
 
 def _estimate_job(job: SearchJob | TrainJob, settings: JobSettings) -> Estimate:
     steps = settings.epochs * job.steps_per_epoch
-    index = 0
+    indices = cycle(range(steps))
 
     def step() -> None:
-        nonlocal index
-        for number in job.step(index % steps).values():
+        for number in job.step(next(indices)).values():
             float(number)  # waits for the device
-        index += 1
 
     seconds = time_calls(step)
-    return {"steps": steps, "seconds_per_step": seconds, "seconds": steps * seconds, **_sizes(job, job.device)}
+    return {"steps": steps, **seconds.scaled(steps), **_sizes(job, job.device)}
 
 
 def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
@@ -72,20 +72,22 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
             digits.train(once, settings.seed, data, values, hold_out=True)["seconds"] for values in random
         )
     steps = settings.epochs * len(batches)
-    searching = len(batches) * (settings.warmup_epochs * warmup + (settings.epochs - settings.warmup_epochs) * step)
+    judged = settings.epochs - settings.warmup_epochs
+    searching = len(batches) * (settings.warmup_epochs * warmup.mean + judged * step.mean)
     # The random ones are trained on half of the images; the result, a handcrafted one and two random ones on all.
     training = settings.training_epochs * half * (settings.num_random + 4 * 2)
     estimate = {**describe_space(nas.space_of(oneshot.model)), **count_parameters(oneshot.model)}
-    times = {"steps": steps, "seconds_per_step": step, "seconds": searching + training}
+    times = {"steps": steps, **step.scaled((searching + training) / step.mean)}
     return {**estimate, **times, **_sizes(job, job.device)}
 
 
 def estimate_tuning(settings: digits_tuning.TuneSettings) -> Estimate:
     """Of `asng digits tune`, if no trial ends early."""
-    similar = digits.DigitsSettings(batch=settings.batch, seed=settings.seed, warmup=0.0, epochs=1)
-    one = estimate_digits(replace(similar, epochs=settings.epochs, training_epochs=settings.training_epochs))
+    shared = {name: getattr(settings, name) for name in ("batch", "seed", "epochs", "training_epochs")}
+    one = estimate_digits(digits.DigitsSettings(**shared, warmup=0.0))
     steps = (settings.trials + 1) * one["steps"]
-    return {**one, "steps": steps, "seconds": steps * one["seconds_per_step"], "disk_bytes": None, "at_most": True}
+    times = Timing(one["seconds_per_step"], one["fastest_step"], one["slowest_step"]).scaled(steps)
+    return {**one, "steps": steps, **times, "disk_bytes": None, "at_most": True}
 
 
 def estimate_sweep(sweep: toy.ToySettings) -> Estimate:
@@ -117,9 +119,7 @@ def describe_space(space: Mapping[str, Variable]) -> Estimate:
     return {"variables": len(space), "architectures": math.prod(counts) if len(counts) == len(values) else None}
 
 
-def count_parameters(
-    model: torch.nn.Module, count: Callable[[torch.nn.Module, Values], float] = nas.parameters
-) -> Estimate:
+def count_parameters(model: torch.nn.Module, count: Callable[..., float] = nas.parameters) -> Estimate:
     """Parameters of all weights, and of the networks of random architectures: smallest, median, largest."""
     drawn = RandomSearch(nas.space_of(model), seed=0).ask(NUM_SAMPLES)
     sizes = sorted(int(count(model, candidate.values)) for candidate in drawn)
@@ -127,14 +127,33 @@ def count_parameters(
     return {"parameters": sum(p.numel() for p in model.parameters()), "networks": networks}
 
 
-def time_calls(call: Callable[[], object]) -> float:
-    """The mean seconds of a call, after a first one that makes ready."""
+class Timing(NamedTuple):
+    """Seconds of a step."""
+
+    mean: float
+    fastest: float
+    slowest: float
+
+    def scaled(self, steps: float) -> Estimate:
+        """The times of an estimate, of so many steps."""
+        per_step = {"seconds_per_step": self.mean, "fastest_step": self.fastest, "slowest_step": self.slowest}
+        return {**per_step, "seconds": steps * self.mean, "load": _load(), "threads": torch.get_num_threads()}
+
+
+def _load() -> float | None:
+    """Processes that want to run, per core, in the mean of the last minute; None where the system does not tell."""
+    return os.getloadavg()[0] / (os.cpu_count() or 1) if hasattr(os, "getloadavg") else None
+
+
+def time_calls(call: Callable[[], object]) -> Timing:
+    """The seconds of a call, after a first one that makes ready."""
     call()
-    start, calls = time.perf_counter(), 0
-    while calls < MAX_STEPS and time.perf_counter() - start < MAX_SECONDS:
+    taken: list[float] = []
+    while len(taken) < MAX_STEPS and sum(taken) < MAX_SECONDS:
+        start = time.perf_counter()
         call()
-        calls += 1
-    return (time.perf_counter() - start) / calls
+        taken.append(time.perf_counter() - start)
+    return Timing(statistics.fmean(taken), min(taken), max(taken))
 
 
 def _sizes(job: Any, device: torch.device) -> Estimate:

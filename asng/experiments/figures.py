@@ -14,7 +14,13 @@ from asng._files import atomic_write
 
 # Okabe and Ito's colors, which the color-blind can tell apart.
 BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9"
-PANELS = {"loss": "loss", "accuracy": "accuracy", "psnr": "PSNR [dB]", "ssim": "SSIM", "probability": "certainty"}
+PANELS = {
+    "loss": "loss",
+    "accuracy": "accuracy",
+    "psnr": "PSNR [dB]",
+    "ssim": "SSIM",
+    "probability": "largest probability",
+}
 STROKES = ("-", "--", ":")
 GRAY = "0.35"  # of text that stands back
 COLORS = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY)

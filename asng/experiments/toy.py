@@ -7,7 +7,7 @@ update of ASNG, SNG or Adam. All runs of a setting are rows of the same arrays.
 """
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -169,18 +169,15 @@ def _method(setting: Setting, step: float) -> tuple[Callable[..., Any], Callable
 # The sweep: settings side by side, finished ones kept in the folder of the run.
 
 
-def run(
-    sweep: ToySettings, folder: Path, progress: Progress = no_progress, *, flags: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def run(sweep: ToySettings, folder: Path, progress: Progress = no_progress) -> dict[str, Any]:
     """Run the settings that the folder lacks, then write `summary.json` and the figures; returns the summary.
 
     `progress` is called with the fraction done, after each setting. Ctrl-C (KeyboardInterrupt)
-    ends it at once; called again, it continues, and ends with the same results. `flags` are kept by the run, as what
-    it was started with.
+    ends it at once; called again, it continues, and ends with the same results.
     """
     config = make_config("toy", "sweep", sweep)
     del config["workers"]  # does not change the results
-    with Run(folder, config, flags={"workers": sweep.workers, **(flags or {})}) as run:
+    with Run(folder, config, flags={"workers": sweep.workers}) as run:
         settings, reached = settings_of(sweep), read_records(run, sweep)
         missing = [setting for setting in settings if setting not in reached]
         # Long and short settings mixed, so that the first ones tell how long the rest will take.
@@ -235,8 +232,8 @@ def summarize(sweep: ToySettings, reached: dict[Setting, list[int | None]]) -> d
             "lr": lr,
             "method": method,
             "alpha": alpha,
-            "all": _spans(line, lambda point: point["successes"] == sweep.runs),
-            "any": _spans(line, lambda point: point["successes"] > 0),
+            "all": _spans(line, sweep.runs),
+            "any": _spans(line, 1),
             "best": min((p for p in line if p["measure"]), key=lambda point: point["measure"], default=None),
         }
         for (lr, method, alpha), line in lines.items()
@@ -251,14 +248,11 @@ def _point(setting: Setting, step: float, reached: list[int | None]) -> dict[str
     return setting._asdict() | {"step": step, "successes": len(successful), "median": median, "measure": measure}
 
 
-def _spans(line: list[dict[str, Any]], holds: Callable[[dict[str, Any]], bool]) -> list[tuple[float, float]]:
-    """The step sizes where something holds, as ranges of neighbors on the grid: (largest, smallest)."""
-    spans = []
-    for held, neighbors in groupby(sorted(line, key=lambda point: -point["step"]), holds):
-        steps = [point["step"] for point in neighbors]
-        if held:
-            spans.append((steps[0], steps[-1]))
-    return spans
+def _spans(line: list[dict[str, Any]], successes: int) -> list[tuple[float, float]]:
+    """The step sizes with so many successes, as ranges of neighbors on the grid: (largest, smallest)."""
+    ordered = sorted(line, key=lambda point: -point["step"])
+    spans = [(held, list(near)) for held, near in groupby(ordered, lambda point: point["successes"] >= successes)]
+    return [(near[0]["step"], near[-1]["step"]) for held, near in spans if held]
 
 
 def draw_sweep(summary: dict[str, Any], folder: Path) -> None:

@@ -36,14 +36,12 @@ class Parameter(NamedTuple):
 
     def x_of(self, trial: Any, name: str) -> float | None:
         """The raw draw of a trial's value, or None where it has no value of this distribution."""
-        if name not in trial.params:
-            return None
-        value = trial.params[name]
         try:
-            internal = self.distribution.to_internal_repr(value)
-        except ValueError:
-            return None
-        if not self.distribution._contains(internal):
+            value = trial.params[name]
+            is_known = self.distribution._contains(self.distribution.to_internal_repr(value))
+        except (KeyError, ValueError):  # it has no value, or one of another kind
+            is_known = False
+        if not is_known:
             return None
         x = trial.system_attrs.get(KEY, {}).get(name)
         return x if x is not None and self.to_value(x) == value else float(self.to_x(value))
@@ -99,11 +97,8 @@ class ASNGSampler(BaseSampler):
 
     def __getstate__(self) -> dict[str, Any]:
         """The settings; what was learned is learned again from the study."""
-        return {
-            "population_size": self._given_size,
-            "independent_sampler": self._independent_sampler,
-            "seed": self._entropy,
-        }
+        size, sampler = self._given_size, self._independent_sampler
+        return {"population_size": size, "independent_sampler": sampler, "seed": self._entropy}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -130,11 +125,7 @@ class ASNGSampler(BaseSampler):
             if self._optimizer is None:
                 return {}
             x = dict(zip(self._parameters, self._draw(self._optimizer, trial.number).tolist(), strict=True))
-            wanted = {
-                name: parameter
-                for name, parameter in self._parameters.items()
-                if name in search_space and search_space[name] == parameter.distribution
-            }
+            wanted = {name: p for name, p in self._parameters.items() if search_space.get(name) == p.distribution}
         values = {name: parameter.to_value(x[name]) for name, parameter in wanted.items()}
         numbers = {n: x[n] for n, p in wanted.items() if not isinstance(p.distribution, CategoricalDistribution)}
         if numbers:
@@ -184,11 +175,11 @@ class ASNGSampler(BaseSampler):
         candidates, active = [], []
         for trial in self._population:
             x = self._optimizer._family.mode(self._optimizer.theta)  # where a parameter is not active
-            draws = {name: parameter.x_of(trial, name) for name, parameter in self._parameters.items()}
-            known = [draw is not None for draw in draws.values()]
-            x[known] = [draw for draw in draws.values() if draw is not None]
+            found = {name: parameter.x_of(trial, name) for name, parameter in self._parameters.items()}
+            draws = {name: draw for name, draw in found.items() if draw is not None}
+            x[[name in draws for name in found]] = list(draws.values())
             candidates.append(Candidate({}, x))
-            active.append({name for name, draw in draws.items() if draw is not None})
+            active.append(set(draws))
         self._optimizer.tell(candidates, [order.index(key) for key in keys], active=active)
         self._population = []
 
@@ -211,10 +202,8 @@ def _parameters_of(trials: Iterable[Any], known: Mapping[str, Parameter]) -> dic
     parameters = dict(known)
     for trial in trials:
         for name, distribution in trial.distributions.items():
-            if name in parameters and parameters[name].distribution == distribution:
-                continue
-            parameter = _to_parameter(distribution)
-            if parameter is not None:
+            is_known = name in parameters and parameters[name].distribution == distribution
+            if not is_known and (parameter := _to_parameter(distribution)) is not None:
                 parameters[name] = parameter
     return parameters
 
@@ -228,16 +217,19 @@ def _to_parameter(distribution: Any) -> Parameter | None:
         indices = Categorical(range(len(choices)))
         return Parameter(distribution, indices, lambda x: choices[int(x)], distribution.to_internal_repr)
     try:
-        if distribution.log:
-            return _log_integer(distribution) if isinstance(distribution, IntDistribution) else _real(distribution)
-        return _real(distribution) if distribution.step is None else _steps(distribution)
+        is_stepped = not distribution.log and distribution.step is not None
+        return _steps(distribution) if is_stepped else _real(distribution)
     except ValueError:
         return None
 
 
 def _real(distribution: Any) -> Parameter:
-    real = Real(distribution.low, distribution.high, log=distribution.log)
-    return Parameter(distribution, real, real.decode, lambda value: real.to_internal((value, 1.0)).mean)
+    """A real number; an integer on a logarithmic scale is one that is rounded."""
+    low, high = distribution.low, distribution.high
+    is_integer = isinstance(distribution, IntDistribution)
+    real = Real(low - 0.5, high + 0.5, log=True) if is_integer else Real(low, high, log=distribution.log)
+    to_value = (lambda x: min(max(round(real.decode(x)), low), high)) if is_integer else real.decode
+    return Parameter(distribution, real, to_value, lambda value: real.to_internal((value, 1.0)).mean)
 
 
 def _steps(distribution: Any) -> Parameter:
@@ -249,19 +241,6 @@ def _steps(distribution: Any) -> Parameter:
     )
 
 
-def _log_integer(distribution: Any) -> Parameter:
-    """An integer on a logarithmic scale: a real number that is rounded."""
-    low, high = distribution.low, distribution.high
-    real = Real(low - 0.5, high + 0.5, log=True)
-    return Parameter(
-        distribution,
-        real,
-        lambda x: min(max(round(real.decode(x)), low), high),
-        lambda value: real.to_internal((value, 1.0)).mean,
-    )
-
-
 def _check_single_objective(study: Any) -> None:
-    if len(study.directions) > 1:
-        n = len(study.directions)
+    if (n := len(study.directions)) > 1:
         raise ValueError(f"ASNGSampler is for studies of one objective; {study.study_name!r} has {n}")

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from asng._html import is_normal
+
 
 class TensorBoard:
     """Writes the records of a search as TensorBoard shows them; to be passed to `nas.search` as `callback`.
@@ -60,7 +62,7 @@ def _scalars(record: Mapping[str, Any]) -> dict[str, float]:
     scalars = {name: value for name, value in record.items() if _is_number(value)}
     entropies = []
     for name, parameters in (record.get("distribution") or {}).items():
-        kind = "distribution" if _is_normal(parameters) else "probability"
+        kind = "distribution" if is_normal(parameters) else "probability"
         scalars |= {f"{kind}/{name}/{key}": value for key, value in parameters.items() if _is_number(value)}
         if kind == "probability" and all(map(_is_number, parameters.values())):
             entropies.append(-sum(p * math.log2(p) for p in parameters.values() if p > 0))
@@ -71,15 +73,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _is_normal(parameters: Mapping[str, Any]) -> bool:
-    return parameters.keys() == {"mean", "std"}
-
-
 def _most_likely(distribution: Mapping[str, Mapping[str, Any]]) -> str:
     """The likeliest choice of every decision, or its mean, as a table of Markdown."""
     rows = []
     for name, parameters in distribution.items():
-        if _is_normal(parameters):
+        if is_normal(parameters):
             rows.append((name, f"{parameters['mean']:.4g}"))
         elif all(map(_is_number, parameters.values())):
             rows.append((name, max(parameters, key=lambda choice: parameters[choice])))

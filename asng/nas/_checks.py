@@ -18,6 +18,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from asng._asktell import Optimizer
 from asng._checks import is_endless
 from asng._files import differences
+from asng._untrusted import shorten
 from asng.nas import _distributed
 from asng.nas.decisions import Decision
 from asng.space import Variable
@@ -102,23 +103,48 @@ def unregistered_error(where: str, value: Any, lost: nn.Module) -> ValueError:
 def check_module(model: Any) -> None:
     """Raise ValueError for a model that is no module."""
     if not isinstance(model, nn.Module):
-        shown = repr(model).partition("\n")[0][:80]
-        raise ValueError(f"the model must be an instance of torch.nn.Module, got {shown}")
+        is_result = isinstance(getattr(model, "model", None), nn.Module)
+        got = f"a {type(model).__name__}; pass its .model" if is_result else shorten(model)
+        raise ValueError(f"the model must be an instance of torch.nn.Module, got {got}")
 
 
 def check_batches(batches: Any, name: str, *, may_be_endless: bool = False) -> None:
     """Raise ValueError for what cannot be iterated, and for iterators of itertools that never end."""
     if not isinstance(batches, Iterable) or getattr(batches, "ndim", 1) == 0:
-        raise ValueError(f"{name} must give batches when it is iterated, such as a DataLoader, got {batches!r}")
+        raise ValueError(f"{name} must give batches when it is iterated, such as a DataLoader, got {shorten(batches)}")
     if is_endless(batches) and not may_be_endless:
         kind = type(batches).__name__
         raise ValueError(f"{name} must end, got an itertools.{kind}; give a list, a DataLoader, or an islice of it")
 
 
 def check_judge(judge: Any) -> None:
-    """Raise ValueError for a judge that cannot be called."""
+    """Raise ValueError for a judge that is no function of a model and a batch."""
     if not callable(judge):
-        raise ValueError(f"judge must be a function (model, batch) -> number, the lower the better, got {judge!r}")
+        swapped = "; batches come before it" if isinstance(judge, Iterable) and not isinstance(judge, str) else ""
+        raise ValueError(
+            f"judge must be a function (model, batch) -> number, the lower the better, got {shorten(judge)}{swapped}"
+        )
+    check_arguments(judge, "judge", "model", "batch")
+
+
+def check_arguments(function: Any, name: str, *arguments: str) -> None:
+    """Raise ValueError for a function that does not take so many arguments, which have these names."""
+    is_loss = type(function).__module__ == "torch.nn.modules.loss"
+    if is_loss or getattr(function, "__module__", None) == "torch.nn.functional":
+        call = f"{type(function).__name__}()" if is_loss else function.__name__
+        raise ValueError(
+            f"{name} is torch's {call}, which takes outputs and targets; give a function of the model and a batch, "
+            f"such as lambda model, batch: {call}(model(batch[0]), batch[1])"
+        )
+    try:
+        signature = inspect.signature(function.forward if isinstance(function, nn.Module) else function)
+    except (TypeError, ValueError):  # some functions in C have none
+        return
+    try:
+        signature.bind(*arguments)
+    except TypeError:
+        cure = "; a batch is what the loader gives, such as in x, y = batch" if "batch" in arguments else ""
+        raise ValueError(f"{name} is called as {name}({', '.join(arguments)}), but takes {signature}{cure}") from None
 
 
 def unwrap(model: nn.Module) -> nn.Module:
@@ -199,6 +225,10 @@ def check_search(supernet: "Supernet", arch_optimizer: Optimizer, weight_optimiz
             "weight_optimizer must be a torch optimizer, such as torch.optim.SGD(model.parameters(), lr=0.1), or a "
             f"list of several, got {weight_optimizer!r}"
         )
+    if isinstance(arch_optimizer, type):
+        raise ValueError(
+            f"arch_optimizer is the class {arch_optimizer.__name__}; make one, such as ASNG(space_of(model))"
+        )
     if not isinstance(arch_optimizer, Optimizer):
         raise ValueError(
             "arch_optimizer moves the architecture, such as ASNG(space_of(model)), got "
@@ -219,7 +249,8 @@ def check_step_options(
 ) -> None:
     """Raise ValueError for options that a step cannot have."""
     if not callable(loss_fn):
-        raise ValueError(f"loss_fn must be a function (model, batch) -> loss, got {repr(loss_fn)[:80]}")
+        raise ValueError(f"loss_fn must be a function (model, batch) -> loss, got {shorten(loss_fn)}")
+    check_arguments(loss_fn, "loss_fn", "model", "batch")
     if not isinstance(failures, tuple) or not all(isinstance(f, type) and issubclass(f, Exception) for f in failures):
         raise ValueError(f"failures must be a tuple of exception classes, such as (MemoryError,), got {failures!r}")
     if judge is not None:
@@ -229,7 +260,7 @@ def check_step_options(
     except (TypeError, ValueError, RuntimeError, OverflowError):  # RuntimeError: a tensor of several numbers
         is_norm = False
     if not is_norm:
-        raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {repr(max_grad_norm)[:80]}")
+        raise ValueError(f"max_grad_norm must be above 0, or None for no clipping, got {shorten(max_grad_norm)}")
     if not any(amp_dtype is each for each in (None, torch.bfloat16, torch.float16)):
         raise ValueError(f"amp_dtype must be torch.bfloat16, torch.float16 or None, got {amp_dtype}")
 

@@ -66,6 +66,14 @@ class Schedules:
     def _cosines(self, epochs: int) -> list[CosineAnnealingLR]:
         return [CosineAnnealingLR(optimizer, epochs * self._per_epoch) for optimizer in self._optimizers]
 
+    def start_over(self, done: int) -> None:
+        """Where the default schedule has ended and epochs were added, let it start over for these."""
+        if self._is_default and done < self._epochs and self._schedulers[0].last_epoch >= self._schedulers[0].T_max:
+            for optimizer in self._optimizers:
+                for group in optimizer.param_groups:
+                    group["lr"] = group["initial_lr"]
+            self._schedulers = self._cosines(self._epochs - done)
+
     def step(self, interval: str, score: float) -> None:
         """Step at the end of an "epoch" or a "step" what is stepped then; `score`: its mean, NaN if none was judged."""
         if interval != self._interval:
@@ -84,19 +92,11 @@ class Schedules:
         states = [scheduler.state_dict() for scheduler in self._schedulers]
         return states[0] if len(states) == 1 else states
 
-    def load_state_dict(self, state: Any, done: int) -> None:
-        """Restore such a state, after as many epochs as are done; the optimizers have theirs already.
-
-        Where the default schedule ended and there are more epochs to come, it starts over for these.
-        """
+    def load_state_dict(self, state: Any) -> None:
+        """Restore such a state; the optimizers have theirs already."""
         for scheduler, saved in zip(self._schedulers, as_list(state), strict=True):
             check_alike(saved, scheduler.state_dict(), "lr_scheduler")
             scheduler.load_state_dict(saved)
-        if self._is_default and done < self._epochs and self._schedulers[0].last_epoch == self._schedulers[0].T_max:
-            for optimizer in self._optimizers:
-                for group in optimizer.param_groups:
-                    group["lr"] = group["initial_lr"]
-            self._schedulers = self._cosines(self._epochs - done)
 
 
 def _check_cycle(scheduler: Any, steps: int) -> None:
@@ -244,13 +244,16 @@ class LoaderJob(Job):
         if _distributed.is_rank0():
             self._warn_of_explosion(means["train_loss"], epoch.number)
         self._schedules.step("epoch", means[self._score_name])
+        self._schedules.start_over(epoch.number)
         self._losses.append(means["train_loss"])
         self._pairs, self._steps = None, 0
         self._valid_at_epoch_start = self._finish_valid_pass()
+        judged = 0 if epoch.number <= self._warmup_epochs else epoch.steps
         cost = {} if self._cost == self._oneshot.capture_cost else self._oneshot.capture_cost
         self._cost = self._oneshot.capture_cost
         arch_optimizer = self._oneshot.arch_optimizer
-        return {**means, **certainty(arch_optimizer), "distribution": describe_distribution(arch_optimizer), **cost}
+        distribution = describe_distribution(arch_optimizer)
+        return {**means, **certainty(arch_optimizer), "distribution": distribution, "steps": judged, **cost}
 
     def _warn_of_explosion(self, train: float, epoch: int) -> None:
         """Warn, once, of a mean loss that is finite, but far above that of the first step, or of the first epoch."""
@@ -291,8 +294,10 @@ class LoaderJob(Job):
             set_rng_states(self, rng)  # to raise here where they are damaged
         self._oneshot.load_state_dict(state["search"])
         self._steps, self._losses = check_int(state["steps"], "steps", min=0), list(map(float, state["losses"]))
-        done = max(0, len(self._losses) - 1)  # before the means of the epochs there is the loss of the first step
-        self._schedules.load_state_dict(state["lr_scheduler"], done)
+        self._schedules.load_state_dict(state["lr_scheduler"])
+        if not self._steps:  # else at the end of the epoch
+            done = max(0, len(self._losses) - 1)  # before the means of the epochs there is the loss of the first step
+            self._schedules.start_over(done)
 
     # Random numbers.
 

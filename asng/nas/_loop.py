@@ -126,7 +126,7 @@ class Checkpoint:
         """`identity`: what a run must have in common with the one that saved the checkpoint; JSON-safe.
 
         `records`: a file that gets the record of each epoch before its state is saved.
-        `may_extend`: a finished job may be continued under an identity that differs by more `epochs`.
+        `may_extend`: a job may be continued under an identity that differs by more `epochs`.
         """
         self.path: Path = path
         self.identity: dict[str, Any] = dict(identity)
@@ -153,7 +153,7 @@ class Checkpoint:
         with self.explain_errors():
             identity = dict(state["identity"])
             there, here = identity.get("epochs"), self.identity.get("epochs")
-            if self._may_extend and there == len(state["history"]) and here is not None and there < here:
+            if self._may_extend and isinstance(there, int) and here is not None and there < here:
                 identity["epochs"] = here
             another = differences(identity, self.identity)
         if another:

@@ -101,10 +101,11 @@ def export(
 
 def _check_formats(formats: Collection[str] | None, values: Values | None) -> list[str]:
     """The formats in their order, with what they need; raises as `export` does."""
+    if isinstance(formats, str):
+        raise ValueError(f"formats must be a list, got {formats!r}; give [{formats!r}]")
     wanted = set(FILES if formats is None else formats) - ({"json"} if formats is None and values is None else set())
-    if isinstance(formats, str) or not wanted or (unknown := sorted(wanted - FILES.keys())):
-        given = formats if isinstance(formats, str) or not wanted else unknown[0]
-        raise ValueError(f"formats are some of {', '.join(FILES)}, got {given!r}")
+    if not wanted or (unknown := sorted(wanted - FILES.keys())):
+        raise ValueError(f"formats are some of {', '.join(FILES)}, got {unknown[0] if wanted else formats!r}")
     if "json" in wanted and values is None:
         raise ValueError("the format json is the architecture; give its values, or leave the format out")
     if "python" in wanted:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, SupportsFloat
 from torch import nn
 
 from asng._checks import as_float
+from asng._untrusted import shorten
 from asng.nas import _distributed
 from asng.nas._candidates import FAILURES
 from asng.nas._devices import find_device
@@ -57,7 +58,7 @@ class Limit:
 
     def __post_init__(self) -> None:
         if not callable(self.measure):
-            raise ValueError(f"a limit needs a function (model, values) -> number, got {self.measure!r}")
+            raise ValueError(f"a limit needs a function (model, values) -> number, got {shorten(self.measure)}")
         if isinstance(self.measure, type):
             kind = self.measure.__name__
             raise ValueError(f"a limit needs a measure, got the class {kind}; make one, such as {kind}(example_input)")

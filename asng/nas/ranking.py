@@ -11,6 +11,7 @@ from torch import nn
 
 from asng._checks import check_int
 from asng._ragged import Array
+from asng._untrusted import shorten
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, to_score
@@ -200,7 +201,7 @@ def front(
     check_judge(judge)
     _check_repeatable(batches, recalibrate_on)
     if not isinstance(measures, (list, tuple)) or not measures:
-        raise ValueError(f"a front needs a list of measures, such as [nas.parameters], got {measures!r}")
+        raise ValueError(f"a front needs a list of measures, such as [nas.parameters], got {shorten(measures)}")
     limits = [Limit(measure, 1.0) for measure in measures]  # which check them and have their names
     supernet, found = oneshot.supernet, dict[str, Architecture]()
     for values in _proposals(oneshot, k, found):

@@ -15,6 +15,7 @@ from asng._asktell import Optimizer, describe_distribution
 from asng._checks import check_int
 from asng._html import decisions_table, element, notebook, rows_table
 from asng._ragged import Array
+from asng._untrusted import shorten
 from asng.baselines import RandomSearch
 from asng.nas import _distributed
 from asng.nas._saving import decision_rows, format_rounded, format_table, history_rows, save_result
@@ -26,6 +27,8 @@ from asng.space import Variable, family_of
 
 MIN_STEPS = 5  # per free parameter of the distribution: about what it takes without noise
 MIN_CERTAINTY = 0.9  # of a search that has had fewer
+NOISY_STEPS = 20  # per free parameter, after which delta tells noise
+NOISE = 5.0  # delta times steps over the root of the free parameters: about 3 on noise, growing with steps otherwise
 DRAWS = 1000  # candidates drawn where the most likely values do not suffice
 
 
@@ -119,7 +122,7 @@ class SearchResult:
         history: One record per epoch: `train_loss` and `valid_loss`, or with a judge `score`, under limits the share of
             `feasible` candidates, metrics as `train_<metric>` and `valid_<metric>` (means; one called loss only of a
             judge), the largest probabilities, the `distribution` at its end (for each decision the probabilities by
-            choice, or mean and std of a number), seconds.
+            choice, or mean and std of a number), its `steps` that moved the distribution, seconds.
         arch_optimizer: The optimizer of the architecture, with its final distribution.
         oneshot: The search itself, for `top`, `rerank` and `front`, which take the result as well, and to train on. It
             holds the supernet and the state of the weight optimizer as long as the result is kept; a copy or a pickle
@@ -232,7 +235,7 @@ def build_result(oneshot: OneShot, history: Sequence[Mapping[str, Any]]) -> Sear
     """`result` for functions that users call: a warning points at the line that called them."""
     oneshot = oneshot_of(oneshot)
     if not isinstance(history, Sequence) or not all(isinstance(record, Mapping) for record in history):
-        raise ValueError(f"history must be a list of records, dicts of names and numbers, got {repr(history)[:80]}")
+        raise ValueError(f"history must be a list of records, dicts of names and numbers, got {shorten(history)}")
     (architecture,) = top(oneshot)
     if not architecture.feasible and _distributed.is_rank0():
         warnings.warn(_violation_message(oneshot, architecture.values), stacklevel=3)
@@ -358,14 +361,21 @@ def _external(space: Mapping[str, Variable], theta: Array) -> dict[str, Any]:
 
 
 def warn_if_short(found: SearchResult, steps: int) -> None:
-    """Warn, at the line that called the caller, of a search that ended undecided after few steps."""
-    space = found.arch_optimizer.space
-    needed = MIN_STEPS * family_of(space).dimension
-    is_moved = found.feasible and not isinstance(found.arch_optimizer, RandomSearch)
-    if is_moved and steps < needed and found.certainty < MIN_CERTAINTY:
+    """Warn, at the line that called the caller, of a search that ended undecided: after few steps, or by noise."""
+    optimizer, space = found.arch_optimizer, found.arch_optimizer.space
+    free = family_of(space).dimension
+    if not found.feasible or isinstance(optimizer, RandomSearch) or not found.certainty < MIN_CERTAINTY:
+        return
+    if steps < MIN_STEPS * free:
         warnings.warn(
             f"the search was too short: its certainty is {found.certainty:.2f} of 1 after {steps} steps, and "
-            f"{len(space)} decisions such as these take at least {needed}; search for more epochs",
+            f"{len(space)} decisions such as these take at least {MIN_STEPS * free}; search for more epochs",
+            stacklevel=3,
+        )
+    elif steps >= NOISY_STEPS * free and getattr(optimizer, "delta", math.inf) * steps < NOISE * math.sqrt(free):
+        warnings.warn(
+            f"the scores were mostly noise: the step size delta fell to {optimizer.delta:.2g} in {steps} steps, as it "  # type: ignore[attr-defined]
+            "does where scores are random; judge by larger batches, or let nas.rerank choose",
             stacklevel=3,
         )
 

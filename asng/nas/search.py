@@ -22,7 +22,7 @@ from asng._files import as_checkpoint_path
 from asng._progress import Progress, no_progress, progress_bar
 from asng.nas import _distributed
 from asng.nas._candidates import Judge, LossFn, Step
-from asng.nas._checks import check_batches, check_decisions
+from asng.nas._checks import check_arguments, check_batches, check_decisions
 from asng.nas._loader_job import LoaderJob, Schedules, length_of
 from asng.nas._loop import Checkpoint, run_job
 from asng.nas._measures import ForwardMeasure
@@ -79,8 +79,9 @@ def search(
     and `valid_loader`, of a DataLoader also the class of its sampler and the class and length of its data set).
     The loss, the layers without weights, what functions compute and what the data hold are not compared.
 
-    A finished search is continued by the same call with more epochs: the default schedule then starts over, from the
-    initial learning rate to 0 in the epochs that are added; an lr_scheduler of your own goes on as it is.
+    A search is continued by the same call with more epochs. The default schedule ends as it was planned and then
+    starts over, from the initial learning rate to 0 in the epochs that are added, so that a search that was interrupted
+    ends as one that was finished first. An lr_scheduler of your own goes on as it is.
 
     An error in a step or in loading is raised after the state has been saved as it was after the last
     complete step; a note on it says where. The same call repeats the step that failed, with the same
@@ -153,6 +154,8 @@ def search(
         _check_batches(name, batches, epochs)
     if callback is not None and not callable(callback):
         raise ValueError(f"callback must be a function of a step or a record, got {callback!r}")
+    if callback is not None:
+        check_arguments(callback, "callback", "record")
     streams = np.random.SeedSequence(check_int(seed, "seed", min=0)).spawn(2)
     if arch_optimizer is None:
         arch_optimizer = ASNG(check_decisions(space_of(model)), seed=streams[0])

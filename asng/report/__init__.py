@@ -1,11 +1,14 @@
 """Reports of runs: one HTML file that needs nothing else, for a browser, a phone or a printer."""
 
 import os
+from bisect import bisect_left
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 from asng._checks import check_int
 from asng._files import as_path, atomic_write, make_folder_for
+from asng._untrusted import shorten
 from asng.report._page import Page
 from asng.report._read import RunData, limit_decisions, read_runs
 
@@ -50,7 +53,8 @@ def write(
     if isinstance(folders, (str, os.PathLike)):
         raise ValueError(f"folders must be a list of folders, got {folders!r}; give [{folders!r}]")
     if not isinstance(folders, Iterable) or getattr(folders, "ndim", 1) == 0:
-        raise ValueError(f"folders must be a list of folders, got {folders!r}")
+        cure = "; save it first, by its save(folder)" if hasattr(folders, "save") else ""
+        raise ValueError(f"folders must be a list of folders, got {shorten(folders)}{cure}")
     if reload_every is not None:
         reload_every = check_int(reload_every, "reload_every", min=1)
     page = as_path(path, "path")
@@ -66,16 +70,16 @@ def write(
 
 def _render(runs: list[RunData], reload_every: int | None) -> str:
     """The page with the most details that fit, found by bisection."""
-    fitting, low, high = None, 0, len(DETAILS)
-    middle = 0  # most pages fit as they are
-    while low < high:
-        points, decisions = DETAILS[middle]
-        page = Page([limit_decisions(run, decisions) for run in runs], points, reload_every).render()
-        if len(page.encode()) < MAX_BYTES:
-            fitting, high = page, middle
-        else:
-            low = middle + 1
-        middle = (low + high) // 2
-    if fitting is None:
+
+    @cache
+    def render(detail: int) -> str:
+        points, decisions = DETAILS[detail]
+        return Page([limit_decisions(run, decisions) for run in runs], points, reload_every).render()
+
+    def fits(detail: int) -> bool:
+        return len(render(detail).encode()) < MAX_BYTES
+
+    detail = 0 if fits(0) else bisect_left(range(len(DETAILS)), True, key=fits)  # most pages fit as they are
+    if detail == len(DETAILS):
         raise ValueError(f"a page of these {len(runs)} runs is larger than {MAX_BYTES:,} bytes; report fewer of them")
-    return fitting
+    return render(detail)

@@ -5,6 +5,7 @@ from typing import Any
 
 from asng._html import Html, element
 from asng.experiments.inpainting import encoding
+from asng.report._cells import graph
 
 MAX_LAYERS = 200
 ROW, BOX, WIDTH, GAP = 46, 32, 172, 90  # pixels
@@ -12,29 +13,8 @@ LEFT, TOP = 10, 10
 
 
 def is_autoencoder(values: Mapping[str, Any]) -> bool:
-    """Whether values are an architecture of the inpainting space, of either encoding.
-
-    Connections lead back to earlier layers, so that the chain has an end.
-    """
-    last = encoding.layers_in(values)
-    if not 1 <= last <= MAX_LAYERS:
-        return False
-    names = {"output": last + 1, **{f"layer{node}": node for node in range(1, last + 1)}}
-    return all(_is_node(values, name, node, node > last) for name, node in names.items())
-
-
-def _is_node(values: Mapping[str, Any], name: str, node: int, is_output: bool) -> bool:
-    connection = values.get(f"{name}.connection", 0 if node == 1 else None)
-    if type(connection) is not int or not is_output <= connection < node:
-        return False
-    if is_output:
-        return True
-    channels, kind, kernel = (values.get(f"{name}.{part}") for part in ("channels", "type", "kernel"))
-    if type(channels) is not int or not 1 <= channels < 10**9:
-        return False
-    if kind is not None:
-        return isinstance(kind, str) and kind in encoding.LAYER_KINDS
-    return type(kernel) is int and 1 <= kernel <= len(encoding.KERNELS) and type(values.get(f"{name}.skip")) is bool
+    """Whether values are an architecture of the inpainting space that can be drawn."""
+    return encoding.layers_in(values) <= MAX_LAYERS and encoding.is_autoencoder(values)
 
 
 def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
@@ -44,24 +24,10 @@ def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
     right = LEFT + WIDTH + GAP
     parts = [*_box(LEFT, TOP, "image", "3 × 64 × 64", "end"), *_box(right, TOP, "output", "3 × 64 × 64", "end")]
     for row, (layer, size) in enumerate(layers, start=1):
-        y = TOP + ROW * row
-        parts += _row(layer, size, y, right, is_last=row == len(layers))
-    svg = element(
-        "svg",
-        element("title", f"Autoencoder of {len(layers)} layers and as many in the decoder: {_words(values)}"),
-        *parts,
-        width=str(width),
-        height=str(height),
-        viewBox=f"0 0 {width} {height}",
-        role="img",
-    )
-    caption = element("figcaption", element("strong", "Autoencoder"), f" — {len(layers)} layers; dashed: skips")
-    region = element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=f"autoencoder of {title}")
-    return element("figure", caption, region, class_="graph", style=f"--w:{width}px")
-
-
-def _words(values: Mapping[str, Any]) -> str:
-    return "; ".join(" ".join(line.split()) for line in encoding.describe_chain(values).splitlines())
+        parts += _row(layer, size, TOP + ROW * row, right, is_last=row == len(layers))
+    words = "; ".join(" ".join(line.split()) for line in encoding.describe_chain(values).splitlines())
+    words = f"{len(layers)} layers and as many in the decoder: {words}"
+    return graph("Autoencoder", words, f" — {len(layers)} layers; dashed: skips", title, (width, height), parts)
 
 
 def _row(layer: encoding.Layer, size: tuple[int, int], y: int, right: int, is_last: bool) -> list[Html]:
@@ -85,8 +51,8 @@ def _row(layer: encoding.Layer, size: tuple[int, int], y: int, right: int, is_la
 
 
 def _box(x: int, y: int, name: str, shape: str, look: str) -> list[Html]:
-    middle = str(x + WIDTH // 2)
-    place = {"x": str(x), "y": str(y), "width": str(WIDTH), "height": str(BOX), "rx": "5"}
-    first = element("text", name, x=middle, y=str(y + BOX // 2 - (6 if shape else 0)), class_="name")
-    second = [element("text", shape, x=middle, y=str(y + BOX // 2 + 8), class_="small")] if shape else []
-    return [element("rect", **place, class_=look), first, *second]
+    middle = x + WIDTH // 2
+    box = element("rect", x=x, y=y, width=WIDTH, height=BOX, rx=5, class_=look)
+    first = element("text", name, x=middle, y=y + BOX // 2 - (6 if shape else 0), class_="name")
+    second = [element("text", shape, x=middle, y=y + BOX // 2 + 8, class_="small")] if shape else []
+    return [box, first, *second]

@@ -3,16 +3,16 @@
 Positions are those of `cifar10.picture`, in inches; colors are those of the style sheet, light or dark.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from asng._html import Html, element
-from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Point, Way
+from asng.experiments.cifar10.picture import NAMES, STATES, Box, CellPicture, Way
 from asng.experiments.cifar10.space import CELL_KINDS, SPACE, Paths, cell_paths
 from asng.report._read import Distribution
 
 PIXELS = 104  # per inch
-MARGIN, OUTPUT = 0.1, 0.72  # inches: around, and the height of all that follows the layers
+MARGIN, OUTPUT = 0.1, 0.96  # inches: around, and the height of all that follows the layers
 ARROW_HEAD = 0.03  # inches that it is longer than its line
 
 
@@ -21,6 +21,16 @@ def is_cells(values: Mapping[str, Any]) -> bool:
     if values.keys() != SPACE.keys():
         return False
     return all(type(values[name]) in (int, str) and values[name] in SPACE[name].choices for name in SPACE)
+
+
+def graph(name: str, words: str, note: str, run: str, size: tuple[int, int], parts: Iterable[Html]) -> Html:
+    """A figure of some pixels' width and height, with a caption and, for those who do not see it, words."""
+    width, height = size
+    title = element("title", f"{name}: {words}")
+    svg = element("svg", title, *parts, width=width, height=height, viewBox=f"0 0 {width} {height}", role="img")
+    caption = element("figcaption", element("strong", name), note)
+    region = element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=f"{name.lower()} of {run}")
+    return element("figure", caption, region, class_="graph", style=f"--w:{width}px")
 
 
 def draw_cells(values: Mapping[str, Any], distribution: Distribution, title: str) -> list[Html]:
@@ -48,70 +58,44 @@ class _Cell(CellPicture):
         left, right = self.layout.extent()
         self.left = MARGIN - left
         self.draw_parts()
-        size = [f"{round(inches * PIXELS)}" for inches in (right - left + 2 * MARGIN, self.tops[-1] + OUTPUT)]
-        title = element("title", f"{self.kind.capitalize()} cell: {describe_paths(self.paths)}")
-        svg = element(
-            "svg",
-            title,
-            *self._lines,
-            *self._boxes,
-            width=size[0],
-            height=size[1],
-            viewBox=f"0 0 {size[0]} {size[1]}",
-            role="img",
+        width, height = right - left + 2 * MARGIN, self.tops[-1] + OUTPUT
+        name, note = (
+            f"{self.kind.capitalize()} cell",
+            " — stride 2 on its two inputs" if self.kind == "reduction" else "",
         )
-        note = " — stride 2 on its two inputs" if self.kind == "reduction" else ""
-        caption = element("figcaption", element("strong", f"{self.kind.capitalize()} cell"), note)
-        label = f"{self.kind} cell of {run}"
-        return element(
-            "figure",
-            caption,
-            element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=label),
-            class_="graph",
-            style=f"--w:{size[0]}px",
-        )
+        size = round(width * PIXELS), round(height * PIXELS)
+        return graph(name, describe_paths(self.paths), note, run, size, [*self._lines, *self._boxes])
 
-    def draw_box(self, x: float, top: float, width: float, height: float, look: str, name: str) -> None:
-        self._add_box(x, top, width, height, None, class_=look)
-
-    def _add_box(self, x: float, top: float, width: float, height: float, tip: Html | None, **look: Any) -> None:
-        place = {"x": _px(x - width / 2), "y": _px(top), "width": _px(width), "height": _px(height), "rx": "5"}
-        self._boxes.append(element("rect", tip, **place, **look))
+    def draw_box(self, place: Box, look: str, name: str | None = None, tip: str = "", style: str | None = None) -> None:
+        x, top, width, height = place
+        title, rounding = element("title", tip) if tip else None, _px(self.radius) if look == "node" else "5"
+        where = {"x": _px(x - width / 2), "y": _px(top), "width": _px(width), "height": _px(height), "rx": rounding}
+        self._boxes.append(element("rect", title, **where, class_=look, style=style))
 
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
         place, middle, look = (x, top, self.widths[1], self.box), top + self.box / 2, f"op {operation}"
         if likely is None:
-            self._add_box(*place, element("title", tip), class_=look)
+            self.draw_box(place, look, tip=tip)
             self.draw_text(x, middle, NAMES[operation], "name")
             return
-        self.draw_box(*place, "end", "")  # so that lines do not shine through
-        title = element("title", f"{tip}, probability {likely:.3f}")
-        self._add_box(*place, title, class_=look, style=f"fill-opacity:{0.15 + 0.85 * likely:.2f}")
+        self.draw_box(place, "end")  # so that lines do not shine through
+        fill = f"fill-opacity:{0.15 + 0.85 * likely:.2f}"
+        self.draw_box(place, look, tip=f"{tip}, probability {likely:.3f}", style=fill)
         self.draw_text(x, middle - 0.07, NAMES[operation], "name")
         self.draw_text(x, middle + 0.09, f"{likely:.2f}", "small")
 
     def draw_text(self, x: float, y: float, text: str, look: str = "") -> None:
         self._boxes.append(element("text", text, x=_px(x), y=_px(y), class_=look.strip() or None))
 
-    def draw_arrow(self, way: Way, likely: float | None, name: str, *, is_loose: bool = False) -> None:
+    def draw_line(self, way: Way, look: str, likely: float | None = None, name: str | None = None) -> None:
         thickness, opacity = (1.2, 0.8) if likely is None else (0.7 + 2 * likely, 0.25 + 0.75 * likely)
         style = f"stroke-width:{thickness:.2f};stroke-opacity:{opacity:.2f}"
         x, y = way[-1]
-        points = [f"{_px(x)} {_px(y)}" for x, y in (*way[:-1], (x, y - ARROW_HEAD))]
+        points = [f"{_px(x)} {_px(y)}" for x, y in (*way[:-1], (x, y - ARROW_HEAD if "arrow" in look else y))]
         parts = [f"C{' '.join(points[n : n + 3])}L{points[n + 3]}" for n in range(1, len(points), 4)]
-        look = "line arrow loose" if is_loose else "line arrow"
-        self._lines.append(element("path", d=f"M{points[0]}{''.join(parts)}", class_=look, style=style))
-
-    def draw_turn(self, start: Point, end: Point) -> None:
-        curve = f"M{_px(start[0])} {_px(start[1])}Q{_px(start[0])} {_px(end[1])} {_px(end[0])} {_px(end[1])}"
-        self._lines.append(element("path", d=curve, class_="line"))
-
-    def draw_sum(self, x: float, y: float, name: str) -> None:
-        self._boxes.append(element("circle", cx=_px(x), cy=_px(y), r=_px(self.radius), class_="end"))
-
-    def draw_output(self, x: float, top: float, width: float) -> None:
-        self.draw_box(x, top, width, 0.26, "sum", "")
-        self.draw_text(x, top + 0.13, "concatenate → cell k", "small")
+        self._lines.append(
+            element("path", d=f"M{points[0]}{''.join(parts)}", class_=f"line {look}".strip(), style=style)
+        )
 
 
 def describe_paths(paths: Paths) -> str:

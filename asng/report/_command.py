@@ -1,17 +1,14 @@
 """The command that repeats a run, from its settings."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from asng.report._read import RunData
 from asng.runs import ARCHITECTURE
 
-COMMANDS = {
-    *((name, verb) for name in ("cifar10", "inpainting") for verb in ("search", "retrain")),
-    ("digits", "search"),
-    ("toy", "sweep"),
-}
+COMMANDS = {f"{name} {verb}" for name in ("cifar10", "inpainting") for verb in ("search", "retrain")}
+COMMANDS |= {"digits search", "toy sweep"}
 NOT_FLAGS = {"experiment", "kind", "version", "architecture", "faces"}  # what else a configuration holds
 
 
@@ -20,33 +17,31 @@ def repeat_commands(runs: Sequence[RunData]) -> list[str]:
     folders: dict[str, list[RunData]] = {}
     for run in runs:
         folders.setdefault(str(run.folder), []).append(run)
-    commands = [_repeat_command(members[0], len(members)) for members in folders.values()]
-    return [command for command in commands if command is not None]
+    return [command for runs in folders.values() if (command := _repeat_command(runs[0], len(runs)))]
 
 
 def _repeat_command(run: RunData, seeds: int) -> str | None:
     """The command, quoted for a shell, with all settings and a folder of its own; None for a run of no command."""
-    config = run.config
-    experiment, kind = config.get("experiment"), config.get("kind")
-    if not isinstance(experiment, str) or not isinstance(kind, str) or (experiment, kind) not in COMMANDS:
+    if run.kind not in COMMANDS:
         return None
-    words = ["asng", experiment, kind]
-    if kind == "retrain":
-        words += ["--architecture", str(run.folder / ARCHITECTURE)]
-    for name, value in config.items():
-        if name not in NOT_FLAGS and value is not None:
-            words += _flag(f"--{name.replace('_', '-')}", value)
-    if seeds > 1:
-        words += ["--seeds", str(seeds)]
-    return shlex.join([*words, "--out", f"{run.folder}-again"])
+    flags = {name: value for name, value in run.config.items() if name not in NOT_FLAGS}
+    if run.kind.endswith(" retrain"):
+        flags["architecture"] = run.folder / ARCHITECTURE
+    flags |= {"seeds": seeds if seeds > 1 else None, "out": f"{run.folder}-again"}
+    return shlex.join(["asng", *run.kind.split(), *to_flags(flags)])
 
 
-def _flag(flag: str, value: Any) -> list[str]:
-    """A flag and its values.
+def to_flags(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as the words of a command; None is left out.
 
-    >>> _flag("--test", False), _flag("--lrs", [0.05, 1])
-    (['--no-test'], ['--lrs', '0.05', '1'])
+    >>> to_flags({"test": False, "max_params": None, "lrs": [0.05, 1]})
+    ['--no-test', '--lrs', '0.05', '1']
     """
-    if isinstance(value, bool):
-        return [flag if value else f"--no-{flag.removeprefix('--')}"]
-    return [flag, *map(str, value if isinstance(value, list) else [value])]
+    words = []
+    for name, value in settings.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{option}" if value else f"--no-{option}")
+        elif value is not None:
+            words += [f"--{option}", *map(str, value if isinstance(value, (list, tuple)) else [value])]
+    return words

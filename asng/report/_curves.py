@@ -7,17 +7,18 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from asng._html import clean, format_number, is_normal, round_number
-from asng.report._read import RunData, front_of, is_number
+from asng.report._read import FrontData, RunData, dicts_in, is_number
 from asng.report._tree import spread_of, tree_of, walk
 
 HALVES = ("train", "valid", "test")  # beginnings of names: a panel has all three
-NOT_DRAWN = {"seed", "epoch", "step", "checkpoint", "seconds", "capture_seconds", "capture_gb", "calibration_batches"}
+NOT_DRAWN = {"seed", "epoch", "step", "steps", "checkpoint", "seconds", "capture_seconds", "capture_gb"}
+NOT_DRAWN |= {"calibration_batches"}
 TITLES = {  # of panels, with what they show
     "loss": ("Loss", ""),
     "psnr": ("PSNR", "dB"),
     "ssim": ("SSIM", "1: equal"),
     "score": ("Score of the judge", "lower is better"),
-    "largest_probability": ("Certainty", "mean of the largest probabilities"),
+    "largest_probability": ("Largest probability", "mean over the decisions"),
     "entropy": ("Entropy", "mean over the decisions, 1: uniform"),
     "delta": ("Step size", "delta of the distribution"),
     "changes": ("Changed decisions", "most likely values that changed"),
@@ -143,12 +144,9 @@ def metric_panels(groups: Mapping[str, Sequence[RunData]]) -> dict[str, list[Pan
     for panel in sorted(curves, key=lambda name: (name not in first, name in TITLES and list(TITLES).index(name))):
         title, note = TITLES.get(panel, (panel.replace("_", " ").capitalize(), ""))
         group = "Distribution" if panel in OF_DISTRIBUTION else "Cost" if panel in OF_COST else "Loss and metrics"
-        panels[group].append(Panel(title, curves[panel], note, unit, log=_is_log(panel, curves[panel])))
+        is_log = panel == "delta" and all(number > 0 for curve in curves[panel] for number in curve.numbers)
+        panels[group].append(Panel(title, curves[panel], note, unit, log=is_log))
     return {group: members for group, members in panels.items() if members}
-
-
-def _is_log(panel: str, curves: Sequence[Curve]) -> bool:
-    return panel == "delta" and all(number > 0 for curve in curves for number in curve.numbers)
 
 
 def _with_mean(name: str, curves: list[Curve], titles: Sequence[str]) -> list[Curve]:
@@ -169,9 +167,7 @@ def _with_mean(name: str, curves: list[Curve], titles: Sequence[str]) -> list[Cu
 def _metrics(run: RunData) -> dict[str, Curve]:
     """All numbers of the records by their names, and what follows from them."""
     steps, seconds = run.steps, run.seconds
-    rows = [*run.records]
-    for row, extra in enumerate(_derive_metrics(run)):
-        rows[row] = {**rows[row], **extra}
+    rows = [{**record, **extra} for record, extra in zip(run.records, _derive_metrics(run), strict=True)]
     names = dict.fromkeys(name for record in rows for name in record if name not in NOT_DRAWN)
     curves = {}
     for name in names:
@@ -249,11 +245,8 @@ def probability_panels(run: RunData) -> list[Panel]:
 def sweep_panels(run: RunData) -> list[Panel]:
     """Of the toy problem: what a step size costs each method, one panel for each learning rate."""
     found: dict[Any, dict[str, list[tuple[float, float]]]] = {}
-    points = run.summary.get("points")
-    for point in points if isinstance(points, list) else []:
-        numbers: list[Any] = [
-            point.get(name) if isinstance(point, dict) else None for name in ("lr", "step", "measure")
-        ]
+    for point in dicts_in(run.summary.get("points")):
+        numbers: list[Any] = [point.get(name) for name in ("lr", "step", "measure")]
         if all(map(is_number, numbers)) and min(numbers[1:]) > 0:
             alpha = f", alpha {format_number(point['alpha'])}" if is_number(point.get("alpha")) else ""
             line = found.setdefault(numbers[0], {}).setdefault(f"{clean(point.get('method'))}{alpha}", [])
@@ -270,11 +263,8 @@ def sweep_panels(run: RunData) -> list[Panel]:
     return panels
 
 
-def front_panels(run: RunData) -> list[Panel]:
+def front_panels(front: FrontData) -> list[Panel]:
     """A panel for each measure of a Pareto front: scores over costs."""
-    front = front_of(run)
-    if front is None:
-        return []
     panels = []
     for column, measure in enumerate(front.measures):
         curves = []

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from importlib.resources import files
 from typing import Any
@@ -11,8 +12,8 @@ from asng._html import TABLE_STYLE, Html, decisions_table, element, join, script
 from asng.report._autoencoder import draw_autoencoder, is_autoencoder
 from asng.report._cells import draw_cells, is_cells
 from asng.report._curves import Panel, front_panels, group_runs, metric_panels, probability_panels, sweep_panels
-from asng.report._pictures import MAX_TOTAL, draw_pictures
-from asng.report._read import RunData
+from asng.report._pictures import draw_pictures
+from asng.report._read import RunData, front_of
 from asng.report._tables import (
     front_table,
     limits_section,
@@ -26,17 +27,11 @@ from asng.report._warnings import find_warnings
 
 MAX_CHARTS = 200  # of a section
 NAMES = {"cifar10": "CIFAR-10"}  # of experiments, as they are written
-LINKS = {
-    "overview": "Overview",
-    "warnings": "Warnings",
-    "architecture": "Architecture",
-    "curves": "Curves",
+LINKS = {  # of sections at the top of a page, where they are shorter than the title
     "probabilities-over-time": "Probabilities",
     "pareto-front": "Front",
     "limits-and-costs": "Limits",
     "results-and-baselines": "Results",
-    "pictures": "Pictures",
-    "settings": "Settings",
 }
 
 
@@ -69,7 +64,8 @@ class Page:
         names = list(dict.fromkeys(run.name for run in self._runs))
         listed = ", ".join(names if len(names) <= 12 else [*names[:12], f"and {len(names) - 12} more"])
         count = "1 run" if len(self._runs) == 1 else f"{len(self._runs)} runs"
-        links = [element("a", text, href=f"#{name}") for name, text in LINKS.items() if f' id="{name}"' in sections]
+        ids = re.findall('<section id="([^"]+)"', sections)
+        links = [element("a", LINKS.get(name, name.capitalize()), href=f"#{name}") for name in ids]
         head = element(
             "header",
             element("p", "asng report", class_="eyebrow"),
@@ -90,7 +86,6 @@ class Page:
         return element("label", box, text, class_="hint")
 
     def _chart(self, panel: Panel, look: str = "") -> Html:
-        number = len(self._charts)
         data = panel.to_json(self._max_points)
         for curve in data["curves"]:
             for name in ("step", "time"):
@@ -108,7 +103,7 @@ class Page:
             element("output", aria_live="polite", class_="reading"),
             element("details", element("summary", "Numbers"), element("div", class_="scroll"), class_="numbers"),
             class_=f"chart {look}".strip(),
-            data_chart=str(number),
+            data_chart=len(self._charts) - 1,
         )
 
     def _warnings(self) -> Html:
@@ -139,13 +134,11 @@ class Page:
         hint = (
             "Hover to read, drag to zoom, double-click to show all; with the keyboard: Tab, arrows, plus and minus, 0."
         )
-        switch = _switch("Against", "axis", "", {"step": "steps", "time": "time"}) if self._has_time() else None
+        has_time = any(any(run.seconds) for run in self._runs)
+        switch = _switch("Against", "axis", "", {"step": "steps", "time": "time"}) if has_time else None
         return section(
             "Curves", element("p", f"{hint} {note if spread else ''}".strip(), class_="hint"), switch, *parts
         )
-
-    def _has_time(self) -> bool:
-        return any(any(run.seconds) for run in self._runs)
 
     def _by_run(self, title: str, draw: Callable[[RunData], Sequence[Html | None]]) -> Html | None:
         """A section in which a switch chooses the run; without a script, and printed, all are there."""
@@ -177,26 +170,21 @@ class Page:
         return [element("div", *charts, class_="charts")] if charts else []
 
     def _front(self, run: RunData) -> list[Html | None]:
-        charts = [self._chart(panel) for panel in front_panels(run)]
-        if not charts:
+        front = front_of(run)
+        if front is None:
             return []
-        return [element("div", *charts, class_="charts wide"), _fold("The front as a table", front_table(run))]
+        charts = [self._chart(panel) for panel in front_panels(front)]
+        folded = element("details", element("summary", "The front as a table"), front_table(front))
+        return [element("div", *charts, class_="charts wide"), folded]
 
     def _pictures(self) -> Html | None:
-        figures, left = [], MAX_TOTAL
-        for folder in dict.fromkeys(run.folder for run in self._runs):
-            drawn, left = draw_pictures(folder, left)
-            figures += drawn
+        figures = draw_pictures(dict.fromkeys(run.folder for run in self._runs))
         return section("Pictures", *figures) if figures else None
 
 
 def _title_of(run: RunData) -> str:
     experiment, _, kind = run.kind.partition(" ")
     return f"{NAMES.get(experiment, experiment)} {kind}".strip()
-
-
-def _fold(summary: str, content: Html | None) -> Html | None:
-    return None if content is None else element("details", element("summary", summary), content)
 
 
 def _swatch(color: int, dash: int, is_dot: bool) -> Html:

@@ -6,6 +6,7 @@ named, and not embedded.
 """
 
 import base64
+from collections.abc import Iterable
 from pathlib import Path
 
 from asng._html import Html, element
@@ -16,26 +17,26 @@ MAX_BYTES = 300_000  # of a picture
 MAX_TOTAL = 900_000  # of those of a page
 
 
-def draw_pictures(folder: Path, left: int) -> tuple[list[Html], int]:
-    """Figures of the pictures of a run, and how many bytes are left for those of the others."""
-    figures = []
-    for path in [*sorted(folder.glob("restored-*.png")), *sorted(folder.glob("pictures/*.png"))][:50]:
-        try:
-            content = read_bytes(path)
-        except (ValueError, OSError):
-            continue
-        why = _reason(path, content, left)
-        if why:
-            figures.append(element("p", f"{path} is not embedded: {why}.", class_="hint"))
-            continue
-        left -= len(content)
-        source = f"data:image/png;base64,{base64.b64encode(content).decode()}"
-        image = element("img", src=Html(source), alt=f"{path.stem.replace('-', ' ')}, a grid of pictures of this run")
-        figures.append(element("figure", image, element("figcaption", path.name), class_="picture"))
-    if (folder / "restored.png").exists():
-        why = "it shows faces of the data, and the terms of CelebA forbid to pass its images on"
-        figures.append(element("p", f"{folder / 'restored.png'} is not embedded: {why}.", class_="hint"))
-    return figures, left
+def draw_pictures(folders: Iterable[Path]) -> list[Html]:
+    """Figures of the pictures of runs, as far as there is room for them."""
+    figures, left = [], MAX_TOTAL
+    for folder in folders:
+        for path in [*sorted(folder.glob("restored-*.png")), *sorted(folder.glob("pictures/*.png"))][:50]:
+            try:
+                content = read_bytes(path)
+            except (ValueError, OSError):
+                continue
+            if why := _reason(path, content, left):
+                figures.append(element("p", f"{path} is not embedded: {why}.", class_="hint"))
+                continue
+            left -= len(content)
+            source = Html(f"data:image/png;base64,{base64.b64encode(content).decode()}")
+            image = element("img", src=source, alt=f"{path.stem.replace('-', ' ')}, a grid of pictures of this run")
+            figures.append(element("figure", image, element("figcaption", path.name), class_="picture"))
+        if (folder / "restored.png").exists():
+            why = "it shows faces of the data, and the terms of CelebA forbid to pass its images on"
+            figures.append(element("p", f"{folder / 'restored.png'} is not embedded: {why}.", class_="hint"))
+    return figures
 
 
 def _reason(path: Path, content: bytes, left: int) -> str:

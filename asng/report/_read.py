@@ -3,13 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from asng._html import clean
 from asng._untrusted import mismatch, parse_json, read_bytes, read_json
 from asng.experiments.cifar10.space import SPACE as CELL_SPACE
-from asng.runs import ARCHITECTURE, ENVIRONMENT, METRICS, RESULTS, SUMMARY, read_config
+from asng.runs import ARCHITECTURE, ENVIRONMENT, METRICS, RESULTS, SUMMARY, read_config, seed_folders
 
 Distribution = dict[str, dict[str, float]]  # per decision: probabilities by choice, or a mean and a std
 
@@ -72,23 +73,23 @@ class RunData:
         listed = self.summary.get("inactive")
         return set(map(clean, listed)) if isinstance(listed, list) else set()
 
+    @property
+    def certainty(self) -> float | None:
+        """How decided the search ended, from 0 to 1; None where the run does not say it."""
+        found = [self.summary, *(result for result in self.results if result.get("kind") == "search")]
+        return next((float(each["certainty"]) for each in found if is_number(each.get("certainty"))), None)
+
     @cached_property
     def seconds(self) -> list[float]:
         """The time from the start to each record."""
-        total, times = 0.0, []
-        for record in self.records:
-            total += float(record["seconds"]) if is_number(record.get("seconds")) else 0.0
-            times.append(total)
-        return times
+        return list(accumulate(float(r["seconds"]) if is_number(r.get("seconds")) else 0.0 for r in self.records))
 
     @property
-    def progress(self) -> tuple[float, float] | None:
-        """How much is done, and how much there is to do; None where that is unknown."""
+    def progress(self) -> tuple[float, float, str] | None:
+        """How much is done, how much there is to do, and of what; None where that is unknown."""
         done = {"epochs": float(len(self.records)), "iterations": self.steps[-1] if self.records else 0.0}
-        for name in LENGTHS:
-            if self.records and is_number(self.config.get(name)) and self.config[name] > 0:
-                return done[name], float(self.config[name])
-        return None
+        lengths = [name for name in LENGTHS if is_number(self.config.get(name)) and self.config[name] > 0]
+        return (done[lengths[0]], float(self.config[lengths[0]]), lengths[0]) if lengths else None
 
     @cached_property
     def distributions(self) -> list[Distribution]:
@@ -98,16 +99,21 @@ class RunData:
     @cached_property
     def final_distribution(self) -> Distribution:
         """The newest distribution; empty where the run has none."""
-        newest = [now for now in self.distributions[-1:] if now]
-        return newest[0] if newest else to_distribution(self.summary.get("distribution"), self.values)
+        newest = self.distributions[-1] if self.records else {}
+        return newest or to_distribution(self.summary.get("distribution"), self.values)
 
 
 def read_runs(folder: Path) -> list[RunData]:
-    """The runs of a folder: one, or one for each seed where its lines are of several; ValueError if it is none."""
-    run = _read_run(folder)
+    """The runs of a folder: one, or one for each seed where its lines, or folders in it, are of several.
+
+    ValueError for a folder that is none.
+    """
+    if seeds := seed_folders(folder):
+        return [run for each in seeds[:MAX_SEEDS] for run in read_runs(each)]
+    run = read_run(folder)
     lines = [*run.records, *run.results]
-    seeds: list[int] = sorted({line["seed"] for line in lines if type(line.get("seed")) is int})
-    return [run] if len(seeds) < 2 else [_one_seed(run, seed) for seed in seeds[:MAX_SEEDS]]
+    numbers: list[int] = sorted({line["seed"] for line in lines if type(line.get("seed")) is int})
+    return [run] if len(numbers) < 2 else [_one_seed(run, seed) for seed in numbers[:MAX_SEEDS]]
 
 
 def _one_seed(run: RunData, seed: int) -> RunData:
@@ -128,7 +134,7 @@ def _one_seed(run: RunData, seed: int) -> RunData:
     )
 
 
-def _read_run(folder: Path) -> RunData:
+def read_run(folder: Path) -> RunData:
     """Read the folder of a run, finished or not; ValueError for one that is none. Damaged files are faults."""
     whole = read_config(folder)
     config = {
@@ -165,6 +171,11 @@ def limit_decisions(run: RunData, count: int) -> RunData:
         return run
     fault = f"{run.title} has {len(run.values):,} decisions; the first {count:,} are shown."
     return replace(run, values=dict(list(run.values.items())[:count]), faults=(*run.faults, fault))
+
+
+def dicts_in(data: Any) -> list[dict[str, Any]]:
+    """The objects in a list of a file; whatever is none is left out."""
+    return [each for each in data if isinstance(each, dict)] if isinstance(data, list) else []
 
 
 def _first_dict(*candidates: Any) -> dict[str, Any]:
@@ -204,13 +215,11 @@ def is_number(value: Any) -> bool:
 def to_distribution(data: Any, values: Mapping[str, Any]) -> Distribution:
     """A distribution as a record or a summary has it; whatever is none is left out."""
     found: Distribution = {}
-    for name, parameters in (data if isinstance(data, dict) else {}).items():
-        is_list = isinstance(parameters, list)
-        numbers = parameters if is_list else parameters.values() if isinstance(parameters, dict) else ()
-        if not numbers or not all(map(is_number, numbers)):
-            continue
-        pairs = zip(_labels(name, parameters, values), parameters, strict=True) if is_list else parameters.items()
-        found[name] = {label: float(number) for label, number in pairs}
+    for name, given in (data if isinstance(data, dict) else {}).items():
+        is_list = isinstance(given, list) and given and all(map(is_number, given))
+        parameters = dict(zip(_labels(name, given, values), given, strict=True)) if is_list else given
+        if isinstance(parameters, dict) and parameters and all(map(is_number, parameters.values())):
+            found[name] = {label: float(number) for label, number in parameters.items()}
     return found
 
 
@@ -248,12 +257,10 @@ def front_of(run: RunData) -> FrontData | None:
     measures = data["measures"][:MAX_MEASURES]
 
     def points(name: str) -> list[FrontPoint]:
-        listed = data.get(name)
         return [
             FrontPoint(float(point["score"]), [float(c) for c in point["costs"]], _first_dict(point.get("values")))
-            for point in (listed if isinstance(listed, list) else [])[:MAX_POINTS]
-            if not mismatch(point, dict[str, Any])
-            and not mismatch(point.get("costs"), list[float])
+            for point in dicts_in(data.get(name))[:MAX_POINTS]
+            if not mismatch(point.get("costs"), list[float])
             and len(point["costs"]) >= len(measures)
             and all(map(is_number, [point.get("score"), *point["costs"]]))
         ]

@@ -6,11 +6,11 @@ from typing import Any
 
 from asng._html import Html, element, format_duration, format_number, join, table
 from asng.report._command import repeat_commands
-from asng.report._read import RunData, front_of, is_number
+from asng.report._read import FrontData, RunData, dicts_in, is_number
 
 HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown", "tree", "limits"}
 HIDDEN |= {"front", "seconds", "flags"}
-NOT_FINAL = {"seed", "epoch", "step", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
+NOT_FINAL = {"seed", "epoch", "step", "steps", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
 FIRST = ("test", "valid", "score", "train", "parameters", "certainty", "probability", "seconds")  # beginnings of names
 LAST = ("largest_probability", "delta", "calibration_batches", "images_per_second", "feasible")
 FOUND = {"accuracy": "test_accuracy", "parameters": "parameters"}  # of the training of what a search found
@@ -27,19 +27,17 @@ def section(title: str, *children: Any, **attributes: Any) -> Html:
 def overview_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
     """The main numbers, large; of several runs also a row for each, and for several seeds their means."""
     runs = [run for members in groups.values() for run in members]
-    finals = {id(run): _final_numbers(run) for run in runs}
-    names = sorted(dict.fromkeys(name for run in runs for name in finals[id(run)]), key=_rank)
+    names = sorted(dict.fromkeys(name for run in runs for name in _final_numbers(run)), key=_rank)
     if len(runs) == 1:
         state = element("p", _state(runs[0]).capitalize(), class_="soft")
-        return section("Overview", state, _tiles(names, _cells(finals[id(runs[0])], names)))
+        return section("Overview", state, _tiles(names, _cells(_final_numbers(runs[0]), names)))
     rows = []
     for label, members in groups.items():
         for run in members:
-            rows.append(
-                [run.title, format_number(run.config.get("seed")), *_cells(finals[id(run)], names), _state(run)]
-            )
+            numbers = _cells(_final_numbers(run), names)
+            rows.append([run.title, format_number(run.config.get("seed")), *numbers, _state(run)])
         if len(members) > 1:
-            means = [_mean(name, [finals[id(run)].get(name) for run in members]) for name in names]
+            means = [_mean(name, [_final_numbers(run).get(name) for run in members]) for name in names]
             title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
             rows.append([element("b", title), "", *means, f"{len(members)} runs"])
     head = ["run", "seed", *map(_to_words, names), "state"]
@@ -75,6 +73,7 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
     last = run.records[-1] if run.records else {}
     numbers = {name: value for name, value in last.items() if name not in NOT_FINAL and is_number(value)}
     numbers |= {name: value for name, value in run.summary.items() if name not in HIDDEN and is_number(value)}
+    numbers |= {} if run.certainty is None else {"certainty": run.certainty}
     for record in (record for record in run.results if record.get("kind") == "found"):
         numbers |= {to: record[name] for name, to in FOUND.items() if is_number(record.get(name))}
     for name, evaluation in run.evaluations.items():
@@ -87,11 +86,10 @@ def _final_numbers(run: RunData) -> dict[str, Any]:
 
 def _state(run: RunData) -> str:
     progress, is_finished = run.progress, bool(run.summary)
-    if progress is None:
+    if progress is None or not run.records:
         results = f"{len(run.results):,} results" if run.results else "nothing yet"
         return "finished" if is_finished else results
-    unit = "epochs" if is_number(run.config.get("epochs")) else "iterations"
-    done = f"{format_number(int(progress[0]))} of {format_number(int(progress[1]))} {unit}"
+    done = f"{format_number(int(progress[0]))} of {format_number(int(progress[1]))} {progress[2]}"
     return f"finished, {done}" if is_finished else done
 
 
@@ -162,22 +160,18 @@ def _limits(run: RunData, has_shares: bool) -> list[list[str]]:
     if is_number(bound):
         listed = [{"name": "parameters", "at_most": bound, "cost": run.summary.get("parameters")}]
     limits = []
-    for each in listed[:20] if isinstance(listed, list) else []:
-        if isinstance(each, dict):
-            ends = {"≥": each.get("at_least"), "≤": each.get("at_most")}
-            text = " and ".join(f"{sign} {format_number(end)}" for sign, end in ends.items() if is_number(end))
-            cost = each.get("cost")
-            limits.append([str(each.get("name")), text, format_number(cost) if is_number(cost) else ""])
+    for each in dicts_in(listed)[:20]:
+        ends = {"≥": each.get("at_least"), "≤": each.get("at_most")}
+        text = " and ".join(f"{sign} {format_number(end)}" for sign, end in ends.items() if is_number(end))
+        cost = each.get("cost")
+        limits.append([str(each.get("name")), text, format_number(cost) if is_number(cost) else ""])
     if not limits and (has_shares or run.config.get("limits")):
         limits = [["", format_number(run.config.get("limits", "")), ""]]
     return limits
 
 
-def front_table(run: RunData) -> Html | None:
+def front_table(front: FrontData) -> Html:
     """The architectures of a Pareto front, a row each."""
-    front = front_of(run)
-    if front is None or not front.points:
-        return None
     rows = []
     for point in front.points[:MAX_ROWS]:
         values = ", ".join(f"{name} {format_number(value)}" for name, value in point.values.items())

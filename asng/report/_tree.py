@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from asng._html import Html, element, format_number, is_normal
-from asng.report._read import RunData, is_number
+from asng.report._read import RunData, dicts_in, is_number
 
 MAX_DEPTH, MAX_NODES, MAX_CHIPS = 40, 2000, 16
 
@@ -24,8 +24,7 @@ class Node(NamedTuple):
 
 def tree_of(run: RunData) -> list[Node]:
     """The tree of a run's decisions; all decisions that are not in it follow at its end."""
-    left = [MAX_NODES]
-    nodes = _parse(run.summary.get("tree"), 0, left)
+    nodes = _parse(run.summary.get("tree"), 0, [MAX_NODES])
     shown = {node.name for node in walk(nodes)}
     return _filter(nodes, run) + _group({name: name for name in run.values if name not in shown}, 0)
 
@@ -44,9 +43,9 @@ def walk(nodes: list[Node]) -> list[Node]:
 def _parse(data: Any, depth: int, left: list[int]) -> list[Node]:
     """The nodes of a file that anybody may have written; what is none is left out."""
     nodes = []
-    for each in data if isinstance(data, list) and depth < MAX_DEPTH else []:
+    for each in dicts_in(data) if depth < MAX_DEPTH else []:
         left[0] -= 1
-        if left[0] < 0 or not isinstance(each, dict) or not isinstance(each.get("name"), str):
+        if left[0] < 0 or not isinstance(each.get("name"), str):
             continue
         inside: Any = each.get("inside")
         parts = (
@@ -149,8 +148,8 @@ def _chips(parameters: Mapping[str, float], value: Any) -> Html:
 
 def _track(node: Node, parameters: Mapping[str, float], value: Any) -> Html:
     """The range of a number, with the band of one standard deviation around the mean, and the value."""
-    mean, std = parameters["mean"], abs(parameters["std"])
-    text = f"mean {format_number(mean)} {'×/÷' if node.is_log else '±'} {format_number(spread_of(std, node.is_log))}"
+    mean, spread = parameters["mean"], spread_of(abs(parameters["std"]), node.is_log)
+    text = f"mean {format_number(mean)} {'×/÷' if node.is_log else '±'} {format_number(spread)}"
     words = element("span", text, class_="soft")
     if node.range is None or not (mean > 0 if node.is_log else True):
         return words
@@ -159,10 +158,8 @@ def _track(node: Node, parameters: Mapping[str, float], value: Any) -> Html:
         low, high, at = (math.log(each) if node.is_log else each for each in (*node.range, number))  # type: ignore[misc]
         return 100 * min(max((at - low) / (high - low), 0.0), 1.0)
 
-    factor = spread_of(std, node.is_log)
-    left, right = (
-        (place(mean / factor), place(mean * factor)) if node.is_log else (place(mean - std), place(mean + std))
-    )
+    band = (mean / spread, mean * spread) if node.is_log else (mean - spread, mean + spread)
+    left, right = map(place, band)
     marks = [element("span", class_="band", style=f"left:{left:.1f}%;width:{right - left:.1f}%")]
     if is_number(value) and (value > 0 or not node.is_log):
         marks.append(element("span", class_="mark", style=f"left:{place(value):.1f}%"))

@@ -1,5 +1,6 @@
 """What a reader of a report should be warned of."""
 
+import math
 from collections.abc import Iterator
 from statistics import fmean
 from typing import Any
@@ -12,10 +13,12 @@ from asng.report._read import MAX_NUMBER, RunData, is_number
 from asng.report._tree import running_decisions
 
 MIN_STEPS = 5  # per free parameter of the distribution, as in nas.search
-MIN_CERTAINTY = 0.9  # mean of the largest probabilities
+MIN_CERTAINTY = 0.9  # of a search that has had fewer; where that is unknown, mean of the largest probabilities
+NOISY_STEPS = 20  # per free parameter, after which the step size tells noise, as in nas.search
+NOISE = 5.0  # delta times steps over the root of the free parameters
 PARAMETER_FREE = {"identity", "none", "skip", "zero", "average", "max", "avg_pool", "max_pool", "avg_pool_3x3"}
 MAX_FREE = 0.8  # of the operations of a network or of a cell
-MIN_DECIDED = 0.5  # certainty of a search of unknown steps
+MIN_DECIDED = 0.5  # certainty of a search of more steps, or of unknown ones
 MIN_OPERATIONS = 3
 MAX_CELLS = 1000
 
@@ -60,22 +63,41 @@ def _short(run: RunData) -> Iterator[str]:
     choices = [parameters for parameters in distribution.values() if not is_normal(parameters)]
     if not choices or not run.records or run.config.get("method") == "uniform":
         return
-    if run.unit != "step":
-        known: Any = run.summary.get("certainty")
-        if is_number(known) and known < MIN_DECIDED:
-            yield (
-                f"The search ended undecided: its certainty is {known:.2f}, where 0 is the start and 1 the most that "
-                "the distribution can reach. Search for longer."
-            )
-        return
     free = sum(len(parameters) - 1 for parameters in choices) + 2 * (len(distribution) - len(choices))
-    certainty, steps = fmean(max(parameters.values()) for parameters in choices), run.steps[-1]
-    if steps < MIN_STEPS * free and certainty < MIN_CERTAINTY:
+    certainty, name = run.certainty, "its certainty"
+    if certainty is None:
+        certainty, name = fmean(max(p.values()) for p in choices), "the mean of the largest probabilities"
+    steps = _judged_steps(run)
+    if steps is not None and steps < MIN_STEPS * free and certainty < MIN_CERTAINTY:
         yield (
-            f"The search was too short: the mean of the largest probabilities is {certainty:.2f} after "
-            f"{format_number(steps)} steps; {len(distribution)} decisions such as these take at least "
-            f"{format_number(MIN_STEPS * free)}. Search for longer."
+            f"The search was too short: {name} is {certainty:.2f} after {format_number(steps)} steps; "
+            f"{len(distribution)} decisions such as these take at least {format_number(MIN_STEPS * free)}. "
+            "Search for longer."
         )
+    elif steps is not None and certainty < MIN_CERTAINTY and _is_noise(run, steps, free):
+        yield (
+            f"The scores were mostly noise: the step size fell to {run.records[-1]['delta']:.2g} in "
+            f"{format_number(steps)} steps, as it does where scores are random. Judge by larger batches, or let "
+            "nas.rerank choose."
+        )
+    elif run.certainty is not None and certainty < MIN_DECIDED:
+        yield (
+            f"The search ended undecided: its certainty is {certainty:.2f}, where 0 is the start and 1 the most that "
+            "the distribution can reach; noise alone leads to about 0.5. Search for longer, or judge by larger batches."
+        )
+
+
+def _is_noise(run: RunData, steps: float, free: int) -> bool:
+    delta: Any = run.records[-1].get("delta")
+    return is_number(delta) and steps >= NOISY_STEPS * free and delta * steps < NOISE * math.sqrt(free)
+
+
+def _judged_steps(run: RunData) -> float | None:
+    """The number of steps that moved the distribution; None where the records do not say it."""
+    steps = [record.get("steps") for record in run.records]
+    if all(map(is_number, steps)):
+        return float(sum(steps))  # type: ignore[arg-type]
+    return run.steps[-1] if run.unit == "step" else None
 
 
 def _collapse(run: RunData) -> Iterator[str]:
@@ -92,8 +114,7 @@ def _operations(run: RunData) -> dict[str, list[str]]:
     """The operations of a network that run, or those of each of its cells."""
     values = run.values
     if is_cells(values):
-        paths = {kind: cell_paths(values, kind) for kind in CELL_KINDS}
-        return {f"{kind} cell": [op for pair in paths[kind] for _, op in pair] for kind in CELL_KINDS}
+        return {f"{kind} cell": [op for pair in cell_paths(values, kind) for _, op in pair] for kind in CELL_KINDS}
     running = running_decisions(run)
     named = {n: value for n, value in values.items() if n in running and n.rpartition(".")[2].startswith("op")}
     return {"network": [value for value in named.values() if isinstance(value, str)]}

@@ -3,15 +3,17 @@
 import json
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import pytest
 
 from asng import cli
-from asng.cli.flags import Positional, flags_of, parse_command
+from asng.cli.estimate import describe_estimate
+from asng.cli.flags import flags_of, parse_command
 from asng.cli.terminal import seeds_of
+from asng.experiments.estimates import time_calls
 from tests.helpers.commands import refusal, run, summary_of
 from tests.helpers.stripes import LINE, TINY
 
@@ -63,7 +65,7 @@ class Command:
       asng do it
     """
 
-    run: Annotated[Path | None, Positional("RUN")] = None
+    run: Path | None = field(default=None, metadata={"metavar": "RUN"})
     """A folder."""
     settings: Settings
     small: bool = False
@@ -111,7 +113,7 @@ def test_a_wrong_word_is_one_line_with_the_nearest_right_one(words, message):
 
 def test_every_flag_has_its_text_also_those_of_base_classes():
     for command in cli.commands():
-        flags = cli.flags_of_command(command)
+        flags = flags_of(*cli.parts_of_command(command))
         assert [flag.name for flag in flags if not flag.text] == []
         assert len({flag.name for flag in flags}) == len(flags)
     assert [flag.option for flag in flags_of(Command) if flag.metavar is None][:2] == ["--epochs", "--lr"]
@@ -120,7 +122,10 @@ def test_every_flag_has_its_text_also_those_of_base_classes():
 def test_the_same_verb_takes_the_same_flags_everywhere():
     for verb in ("search", "retrain", "evaluate"):
         commands = [command for command in cli.commands() if command.endswith(f" {verb}")]
-        flags = [{flag.name for flag in cli.flags_of_command(name) if flag.group == "options"} for name in commands]
+        flags = [
+            {flag.name for flag in flags_of(*cli.parts_of_command(name)) if flag.group == "options"}
+            for name in commands
+        ]
         shared = {"quiet", "json"} | ({"out", "seeds", "dry_run", "tensorboard"} if verb != "evaluate" else set())
         assert all(shared <= each for each in flags)
 
@@ -198,6 +203,12 @@ def test_json_is_one_object_on_stdout_and_all_else_is_on_stderr():
     assert Path(page["report"]).is_file()
 
 
+def test_quiet_json_is_the_object_alone():
+    done = run("stripes", "search", *TINY, "--json", "--quiet")
+    assert (done.code, done.err, done.out.count("\n")) == (0, "", 1)
+    assert json.loads(done.out)["folder"] == "runs/stripes-asng-seed0"
+
+
 def test_an_error_leaves_stdout_empty_also_under_json():
     done = run("stripes", "search", *TINY, "--max-params", "1", "--method", "uniform", "--json")
     assert (done.code, done.out) == (2, "")
@@ -218,6 +229,24 @@ def test_a_dry_run_estimates_and_writes_nothing(command, folder):
     estimate = json.loads(run(*words, "--json").out)
     assert estimate["steps"] * estimate["seconds_per_step"] > 0
     assert list(folder.iterdir()) == []
+
+
+def test_a_dry_run_says_how_far_its_steps_differ_and_that_the_machine_is_busy(monkeypatch):
+    monkeypatch.setattr("os.getloadavg", lambda: (6.0, 1.0, 1.0), raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("torch.get_num_threads", lambda: 2)
+    numbers = iter([0.0, 1.0, 0.0, 2.0, 0.0, 6.0])  # before and after three steps
+    monkeypatch.setattr("asng.experiments.estimates.time.perf_counter", lambda: next(numbers))
+    timing = time_calls(lambda: None)
+    assert timing == (3.0, 1.0, 6.0)
+    estimate = {"steps": 10, **timing.scaled(10), "memory_bytes": None, "disk_bytes": None}
+    assert describe_estimate(estimate)[1:3] == [
+        "Time: 30 s; 10 s to 1 min by the fastest and the slowest of these steps",
+        "Load: 3.0 processes per core, without which times are shorter; OMP_NUM_THREADS=1 keeps torch's 2 threads from "
+        "waiting for each other",
+    ]
+    alone = describe_estimate({**estimate, "load": 0.5, "slowest_step": 1.0, "fastest_step": 1.0})
+    assert alone[1:] == ["Time: 30 s", "Nothing was run or written; without --dry-run it begins."]
 
 
 def test_a_dry_run_knows_the_size_of_the_space_and_of_the_networks():
@@ -271,6 +300,30 @@ def test_more_seeds_continue_where_it_was(folder):
     trained = run("stripes", "retrain", folder / "some" / "seed4", *TINY, "--seeds", "2")
     assert (folder / "some" / "seed4" / "retrain-seed1" / "summary.json").exists()
     assert trained.out.splitlines()[-1].startswith("Mean and standard deviation of 2 seeds: ")
+
+
+def test_folders_of_several_seeds_do_not_nest_into_a_run(folder):
+    assert run("stripes", "search", *TINY, "--out", "one").code == 0
+    error = refusal("stripes", "search", *TINY, "--seeds", "2", "--out", "one")
+    assert error == "one holds a run of its own; give the folders of several seeds another one (--out)"
+    assert not list((folder / "one").glob("seed*"))
+
+
+def test_a_folder_of_seeds_is_reported_and_continued_as_a_whole(folder):
+    words = ["stripes", "search", *TINY, "--seeds", "2", "--out", "some"]
+    assert run(*words).code == 0
+    assert run("report", "some").code == 0
+    page = (folder / "some" / "report.html").read_text()
+    assert all(name in page for name in ("seed0", "seed1", "mean ± standard deviation"))
+    assert refusal("resume", "some").startswith("some/seed1 is finished; ")
+    whole = summary_of(folder / "some" / "seed1")["values"]
+    (folder / "some" / "seed1" / "summary.json").unlink()  # as if it was interrupted at the end
+    done = run("resume", "some")
+    assert (done.code, done.err) == (0, "")
+    assert "Continuing stripes search in some/seed1" in done.out
+    assert "seed0" not in done.out
+    assert done.out.splitlines()[-1] == "Continued 1 of 2 runs; asng report some shows all"
+    assert summary_of(folder / "some" / "seed1")["values"] == whole
 
 
 # Wrong paths

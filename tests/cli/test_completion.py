@@ -6,6 +6,7 @@ import subprocess
 import pytest
 
 from asng import cli
+from asng.cli.flags import flags_of
 from tests.helpers.commands import refusal, run
 
 pytestmark = pytest.mark.slow
@@ -68,7 +69,7 @@ def test_bash_leaves_paths_to_itself(complete):
 
 def test_every_flag_of_every_command_is_completed(complete):
     for command in cli.commands():
-        options = [flag.usage.split()[0] for flag in cli.flags_of_command(command) if flag.metavar is None]
+        options = [flag.usage.split()[0] for flag in flags_of(*cli.parts_of_command(command)) if flag.metavar is None]
         assert set(options) <= set(complete("asng", *command.split(), "--"))
 
 

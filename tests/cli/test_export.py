@@ -9,6 +9,7 @@ import torch
 from PIL import Image
 
 from asng import nas
+from asng._progress import no_progress
 from asng.experiments import _export, digits, figures
 from asng.experiments.cifar10 import data, drawing
 from asng.experiments.cifar10.task import Cifar10
@@ -57,7 +58,7 @@ def network_of(name, above):
     if name == "digits":
         return _export.load_digits_run(above / name).network
     task = Cifar10 if "cells" in name else Inpainting
-    return _export.load_image_run(task, above / name, above / "data").network
+    return _export.load_image_run(task, above / name, above / "data", no_progress).network
 
 
 WORDS = {

@@ -283,8 +283,9 @@ def test_help_shows_examples_and_explains_every_flag(command, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     done = run(*command.split(), "--help")
     assert done.code == 0
-    for part in (f"Examples:\n  asng {command}", "--out", "the same command continues"):
+    for part in (f"Examples:\n  asng {command}", "--out"):
         assert part in done.out
+    assert "the same command continues" in " ".join(done.out.split())
     assert unexplained_flags(done.out) == []
 
 

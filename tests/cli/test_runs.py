@@ -209,7 +209,9 @@ def test_what_cannot_be_resumed_is_refused_in_one_line_with_a_cure(folder):
     (folder / "other" / "config.json").write_text('{"experiment": "toy", "kind": "swep"}')
     error = "its config.json says 'toy swep', which is no command that makes runs; did you mean toy sweep?"
     assert refusal("resume", "other") == error
-    assert refusal("resume") == "asng resume needs RUN: folder of a search, a retraining, a tuning or a sweep"
+    assert refusal("resume") == (
+        "asng resume needs RUN: folder of a search, a retraining, a tuning or a sweep, or of those of several seeds"
+    )
 
 
 @pytest.mark.parametrize("flags", ['{"device": 5}', '{"data": ["x"]}', '{"device": "../../dev/null"}'])

@@ -87,14 +87,21 @@ def test_a_record_that_no_sweep_writes_is_refused(tmp_path, record):
         {**TRAINED, "kind": "found", "values": None},
         {**FOUND, "seconds": "long"},
         FOUND,  # twice
-        {**FOUND, "seed": 1, "values": {**digits.HANDCRAFTED, "width": 99}},
-        {**FOUND, "seed": 1, "most_likely": {**digits.HANDCRAFTED, "width": 99}},
+        {**TRAINED, "kind": "found", "seed": 1},
     ],
     ids=str,
 )
 def test_a_record_that_no_search_of_digits_writes_is_refused(tmp_path, record):
     open_with(tmp_path, "digits", "search", DIGITS, [json.dumps(FOUND), json.dumps(record)])
     with pytest.raises(ValueError, match=rf"^{tmp_path}/results\.jsonl is damaged \(.*\); delete the folder"):
+        digits.run(DIGITS, tmp_path)
+
+
+@pytest.mark.parametrize("name", ["values", "most_likely"])
+def test_a_search_that_found_what_is_not_in_the_space_is_refused(tmp_path, name):
+    record = {**FOUND, name: {**digits.HANDCRAFTED, "width": 99}}
+    open_with(tmp_path, "digits", "search", DIGITS, [json.dumps(record)])
+    with pytest.raises(ValueError, match=r"is damaged \(99 is outside of .*'width'\); delete the folder"):
         digits.run(DIGITS, tmp_path)
 
 

@@ -100,6 +100,7 @@ def test_a_warm_up_trains_the_weights_and_leaves_the_distribution():
     assert thetas[:2] == [start, start] != thetas[1:]
     assert not torch.equal(weights[0], weights[1])
     assert [math.isnan(record["valid_loss"]) for record in history] == [True, True, False]
+    assert [record["steps"] for record in history] == [0, 0, 9]  # that moved the distribution
 
 
 @pytest.mark.slow

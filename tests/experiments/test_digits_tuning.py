@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from asng.experiments import digits
 from asng.experiments import digits_tuning as tuning
 from asng.experiments.digits import load_split
 
@@ -33,7 +34,7 @@ def test_trials_are_searches_of_which_those_behind_end_early(finished):
         assert (len(trial["losses"]) == 1) == (trial["losses"][0] > middle)
     assert summary["pruned"] == sum(len(trial["losses"]) == 1 for trial in trials) > 0
     assert summary["epochs"] == 12 - summary["pruned"]
-    assert untuned["hyper"] == tuning.UNTUNED
+    assert untuned["hyper"] == digits.UNTUNED
 
 
 def test_the_best_whole_trial_is_trained_beside_the_untuned_one(finished):
@@ -67,7 +68,7 @@ def test_an_interrupted_tuning_continues_as_it_was(finished, tmp_path, kept, mon
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"hyper": {**tuning.UNTUNED, "lr": 0.3}}, "a trial of .* not "),
+        ({"hyper": {**digits.UNTUNED, "lr": 0.3}}, "a trial of .* not "),
         ({"hyper": {"lr": 0.3}}, "a trial of 2 epochs and lr"),
         ({"losses": []}, "a trial of 0 epochs"),
         ({"kind": "untuned"}, "untuned, where trial belongs"),
@@ -108,7 +109,7 @@ def test_weights_that_diverge_are_a_large_loss(lr):
 
 def test_augmentation_moves_images_by_its_strength():
     images = load_split(0).train[0][:50]
-    assert tuning.augment(images, 0.0) is images
+    assert digits.augment(images, 0.0) is images
     torch.manual_seed(0)
-    near, far = ((tuning.augment(images, strength) - images).abs().mean() for strength in (0.01, 0.2))
+    near, far = ((digits.augment(images, strength) - images).abs().mean() for strength in (0.01, 0.2))
     assert 0 < near < far / 3

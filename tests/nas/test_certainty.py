@@ -3,6 +3,7 @@
 # mypy: disable-error-code="index, union-attr"
 
 import math
+import random
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import nn
 
 from asng import ASNG, Categorical, Integer, RandomSearch, Real
 from asng.nas import OneOf, OneShot, Repeat, Value, result, selected, space_of, top
-from asng.nas.result import sharpest_distribution
+from asng.nas.result import NOISE, sharpest_distribution
 from tests.helpers.searches import Net, Switch, run_search
 
 pytestmark = pytest.mark.usefixtures("same_numbers")
@@ -28,10 +29,10 @@ class Values(nn.Module):
         return self.weight * x
 
 
-def oneshot(model, loss=lambda values: 0.0, **settings):
+def oneshot(model, loss=lambda values: 0.0, seed=0, **settings):
     return OneShot(
         model,
-        ASNG(space_of(model), seed=0, **settings),
+        ASNG(space_of(model), seed=seed, **settings),
         torch.optim.SGD(model.parameters(), 0.0),
         lambda model, x: model(x).sum(),
         judge=lambda model, x: loss(selected(model)),
@@ -153,6 +154,37 @@ def test_longer_searches_stopped_ones_and_random_ones_are_not_warned_of():
     four, judge = [torch.ones(3)] * 4, lambda model, x: selected(model)["which"]
     found = run_search(Switch(), four, four, lambda model, x: model(x), judge=judge, epochs=1)
     assert found.certainty == 1  # a short one, but sure
+
+
+# Noise ---------------------------------------------------------------------------------------------
+
+
+def certainty_and_delta(score, seed):
+    """Of a search of 600 steps on three decisions of three choices."""
+    search = oneshot(Values(**{name: Categorical([*"xyz"]) for name in "abc"}), score, seed=seed)
+    for _ in range(600):
+        search.judge_step(torch.ones(1))
+    return top(search)[0].certainty, search.arch_optimizer.delta
+
+
+def test_noise_makes_certain_and_the_step_size_tells_it():
+    dice = random.Random(0)
+    found = [certainty_and_delta(lambda values: dice.random(), seed) for seed in range(6)]
+    clear = certainty_and_delta(lambda values: sum(value != "x" for value in values.values()), 0)
+    assert sum(number for number, _ in found) / 6 > 0.4
+    assert sorted(delta * 600 / math.sqrt(6) for _, delta in found)[3] < NOISE < clear[1] * 600 / math.sqrt(6)
+
+
+def noisy_search(judge):
+    ten = [torch.ones(3)] * 10
+    return run_search(Switch(), ten, ten, lambda model, x: model(x), judge=judge, epochs=10)
+
+
+def test_a_search_on_noise_is_warned_of_and_one_with_a_difference_is_not():
+    dice = random.Random(0)
+    with pytest.warns(UserWarning, match=r"mostly noise: the step size delta fell to 0\.0\d+ in 100 steps, as it does"):
+        noisy_search(lambda model, x: dice.random())
+    noisy_search(lambda model, x: dice.random() + 2 * selected(model)["which"])  # a warning would be an error
 
 
 def test_top_of_a_model_is_refused_with_the_cure():

@@ -206,7 +206,7 @@ class BySign(nn.Module):
     [
         (nas.OneOf("act", [nn.ReLU(), nn.Tanh()]), {}, r"has decisions \(act\); export what nas.extract"),
         (nn.Linear(3, 2), {"formats": ["pickle"]}, "formats are some of json, safetensors.*got 'pickle'"),
-        (nn.Linear(3, 2), {"formats": "onnx"}, "formats are some of .*got 'onnx'"),
+        (nn.Linear(3, 2), {"formats": "onnx"}, r"formats must be a list, got 'onnx'; give \['onnx'\]$"),
         (nn.Linear(3, 2), {"formats": []}, r"formats are some of .*got \[\]"),
         (nn.Linear(3, 2), {"formats": ["json"]}, "give its values, or leave the format out"),
         (nn.Sequential(BySign()), {"formats": ["python"]}, r"0 \(BySign\) reads numbers.*leave out the format python"),

@@ -1,4 +1,4 @@
-"""A finished search is continued for more epochs from its checkpoint."""
+"""A search is continued for more epochs from its checkpoint."""
 
 import math
 
@@ -61,12 +61,25 @@ def test_what_is_added_may_be_extended_again_but_not_cut(tmp_path):
     assert len(checkpoints.load(path)["history"]) == 4
 
 
-def test_an_unfinished_search_keeps_its_epochs(tmp_path):
+@pytest.mark.parametrize("interval", ["epoch", "step"])
+@pytest.mark.parametrize("call", [1, 30, 60])  # in the first, second and last of three epochs
+def test_an_interrupted_search_with_more_epochs_ends_as_one_that_was_finished_first(tmp_path, call, interval):
+    finished, interrupted = tmp_path / "finished.pt", tmp_path / "interrupted.pt"
+    small_search(finished, epochs=3, scheduler_interval=interval)
+    with pytest.raises(KeyboardInterrupt):
+        small_search(interrupted, epochs=3, loss_fn=interrupt_at(call), scheduler_interval=interval)
+    with pytest.raises(KeyboardInterrupt):  # once more, before the epochs that are added
+        small_search(interrupted, epochs=6, loss_fn=interrupt_at(1), scheduler_interval=interval)
+    whole, resumed = (small_search(path, epochs=6, scheduler_interval=interval) for path in (finished, interrupted))
+    assert same(resumed, whole)
+
+
+def test_an_interrupted_search_is_not_cut(tmp_path):
     path = tmp_path / "search.pt"
     with pytest.raises(KeyboardInterrupt):
         small_search(path, epochs=3, loss_fn=interrupt_at(30))
-    with pytest.raises(ValueError, match="epochs: 3 there, 6 here"):
-        small_search(path, epochs=6)
+    with pytest.raises(ValueError, match="epochs: 3 there, 2 here"):
+        small_search(path, epochs=2)
 
 
 def test_an_extension_is_no_cover_for_other_differences(tmp_path):

@@ -466,6 +466,12 @@ def test_capture_on_the_cpu_warns_once_and_runs_as_usual():
     assert captured.capture_cost == plain.capture_cost == {}
 
 
+def test_a_search_that_is_not_captured_says_so_at_the_line_that_called_it():
+    with pytest.warns(UserWarning, match="the weights are on cpu") as caught:
+        nas.search(Choosy(), batches(5, 1), batches(5, 2), cross_entropy, epochs=5, capture=True, progress=False)
+    assert {warning.filename for warning in caught} == {__file__}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_without_a_cuda_device_the_reason_is_told():
     assert unavailable_reason() == "torch sees no CUDA device"

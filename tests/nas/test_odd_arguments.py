@@ -1,5 +1,6 @@
 """Arguments of types that belong nowhere are refused by ValueErrors that name the value."""
 
+import functools
 import math
 from typing import Any
 
@@ -100,6 +101,35 @@ def test_options_of_a_step_of_other_types_are_refused(name, message, wrongs):
     for wrong in wrongs:
         with pytest.raises(ValueError, match=message):
             step_with(**{name: wrong})
+
+
+OTHER_ARGUMENTS = [
+    (
+        nn.CrossEntropyLoss(),
+        r"torch's CrossEntropyLoss\(\), which takes outputs and targets; give a function of the ",
+    ),
+    (nn.functional.mse_loss, r"such as lambda model, batch: mse_loss\(model\(batch\[0\]\), batch\[1\]\)$"),
+    (lambda model, x, y: 0.0, r"\(model, batch\), but takes \(model, x, y\); a batch is .* such as in x, y = batch$"),
+    (lambda batch: 0.0, r"\(model, batch\), but takes \(batch\); "),
+    (nn.Linear(1, 1), r"\(model, batch\), but takes \(input: .*Tensor\) -> .*; "),
+]
+
+
+@pytest.mark.parametrize(("function", "message"), OTHER_ARGUMENTS)
+@pytest.mark.parametrize("name", ["loss_fn", "judge"])
+def test_a_loss_or_a_judge_of_other_arguments_is_refused_before_the_first_step(name, function, message):
+    with pytest.raises(ValueError, match=f"^{name} is .*{message}"):
+        step_with(**{name: function})
+
+
+def test_functions_of_more_arguments_with_defaults_and_of_c_are_taken():
+    step_with(loss_fn=lambda model, batch, scale=1.0: model(batch).mean(), judge=max)
+    step_with(loss_fn=lambda *both: both[0](both[1]).mean(), judge=functools.partial(pow, mod=None))
+
+
+def test_a_callback_of_two_arguments_is_refused():
+    with pytest.raises(ValueError, match=r"callback is called as callback\(record\), but takes \(epoch, loss\)$"):
+        search(nn.ReLU(), [], [], lambda model, x: x, epochs=1, callback=lambda epoch, loss: None)  # type: ignore[misc, arg-type]
 
 
 def test_what_is_no_value_of_json_is_outside_of_a_choice():

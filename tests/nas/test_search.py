@@ -44,6 +44,7 @@ def test_a_search_ends_with_a_plain_model_its_architecture_and_history():
         "train_loss",
         "valid_loss",
         "seconds",
+        "steps",
         "largest_probability",
         "delta",
         "distribution",

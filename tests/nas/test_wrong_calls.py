@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from asng import ASNG, Categorical, Integer, nas
+from asng import ASNG, Categorical, Integer, nas, report
 
 WIDTH = nas.Width("width", [2, 4])
 BATCHES = [torch.ones(4, 2)] * 2
@@ -91,6 +91,18 @@ LAYERS = {
     "heads": (lambda: nas.MultiheadAttention(WIDTH, 3), "embed_dim must always be divisible by num_heads.*product"),
     "Embedding of a pair": (lambda: nas.Embedding(5, (4, 4)), r"embedding_dim is an integer .*, got \(4, 4\)"),
     "from_torch": (lambda: nas.Linear.from_torch(nn.ReLU()), r"made from a torch.nn.Linear, got ReLU\(\)"),
+    "from_torch of another name": (
+        lambda: nas.Conv2d.from_torch(nn.Conv2d(3, 4, 3), channels=WIDTH),
+        "nas.Conv2d has no argument 'channels'; decisions are for in_channels, out_channels, groups, kernel_size",
+    ),
+    "ASNG itself": (
+        lambda: nas.OneShot(make_model(), ASNG, torch.optim.SGD([torch.zeros(1)], 0.1), loss),
+        "^arch_optimizer is the class ASNG; make one, such as ASNG",
+    ),
+    "report of a result": (
+        lambda: report.write(nas.result(make_oneshot()), "page.html"),
+        r"^folders must be a list of folders, got [^\n]{80}; save it first, by its save\(folder\)$",
+    ),
     "Pick without a list": (lambda: nas.Pick("x", 2)(5), "Pick 'x' chooses from a list of 2 inputs, got a int"),
     "OneOf of a number": (lambda: nas.OneOf("x", torch.tensor(1.0)), r"got tensor\(1.\); give a list or a dict"),
     "OneOf of classes": (lambda: nas.OneOf("x", [nn.ReLU]), "got <class .*ReLU'> for 0; give instances"),
@@ -110,6 +122,15 @@ AFTER = {
         r"batches .*, got tensor\(1",
     ),
     "score of nothing": (lambda: nas.score(None, VALUES, BATCHES, loss), "the model must be .*Module, got None"),
+    "rerank by batches": (
+        lambda: nas.rerank(make_oneshot(), loss, [torch.zeros(50, 50)] * 3),
+        r"^judge must be a function [^\n]{60,160}\.\.\.; batches come before it$",
+    ),
+    "front by batches": (
+        lambda: nas.front(make_oneshot(), BATCHES, [nas.parameters], loss),
+        r"^a limit needs a function \(model, values\) -> number, got [^\n]{1,80}$",
+    ),
+    "export of a result": (lambda: nas.export(nas.result(make_oneshot()), "x"), "got a SearchResult; pass its .model$"),
     "rerank by text": (lambda: nas.rerank(make_oneshot(), BATCHES, "acc"), "judge must be a function .*, got 'acc'"),
     "front by text": (
         lambda: nas.front(make_oneshot(), [nas.parameters], BATCHES, "acc"),

@@ -3,11 +3,13 @@
 import math
 
 import pytest
+import torch
 
 from asng import report
 from asng.experiments.cifar10.space import SMALLEST
 from asng.experiments.cifar10.space import values_of as cells_of
 from tests.helpers.report_pages import SEEDS, Page, values_of, write_run
+from tests.helpers.searches import run_search
 
 UNDECIDED = {f"op{index}": {"conv": 0.5, "skip": 0.3, "pool": 0.2} for index in range(4)}
 SURE = {name: {"conv": 0.98, "skip": 0.01, "pool": 0.01} for name in UNDECIDED}
@@ -64,6 +66,46 @@ def test_a_saved_search_that_ended_undecided_is_named(tmp_path):
     assert "undecided: its certainty is 0.31" in warnings_of(tmp_path, None, records, summary={"certainty": 0.31})
     sure = warnings_of(tmp_path / "sure", None, records, summary={"certainty": 0.8})
     assert sure == "Warnings None."
+
+
+@pytest.mark.parametrize(("steps", "certainty", "is_short"), [(39, 0.8, True), (40, 0.8, False), (39, 0.95, False)])
+def test_a_search_by_epochs_was_too_short_by_its_steps_and_its_certainty(steps, certainty, is_short, tmp_path):
+    records = [
+        {"epoch": 1, "steps": 0, "distribution": UNDECIDED},
+        {"epoch": 2, "steps": 30, "distribution": UNDECIDED},
+    ]
+    records.append({"epoch": 3, "steps": steps - 30, "distribution": UNDECIDED})
+    text = warnings_of(tmp_path, None, records, summary={"certainty": certainty})
+    short = f"The search was too short: its certainty is {certainty:.2f} after {steps} steps; 4 decisions"
+    assert (short in text) == is_short
+    assert is_short or text == "Warnings None."
+
+
+@pytest.mark.parametrize(("delta", "is_noise"), [(0.01, True), (0.1, False)])
+def test_a_step_size_that_fell_as_on_noise_is_named(delta, is_noise, tmp_path):
+    records = [{"epoch": n, "steps": 500, "delta": delta, "distribution": UNDECIDED} for n in (1, 2)]
+    text = warnings_of(tmp_path, None, records, summary={"certainty": 0.7})
+    assert ("mostly noise: the step size fell to 0.01 in 1,000 steps" in text) == is_noise
+    assert is_noise or text == "Warnings None."
+
+
+def test_a_search_of_ones_own_that_was_too_short_is_named_in_its_report(tmp_path):
+    torch.manual_seed(0)
+    with pytest.warns(UserWarning, match="too short") as caught:
+        run_search(epochs=1).save(tmp_path / "short")
+    page = Page(report.write([tmp_path / "short"], tmp_path / "short.html"))
+    assert str(caught[0].message).split(":")[1].split(" of 1 ")[0].strip() in page.text("Warnings")
+    assert "after 5 steps; 2 decisions such as these take at least 20" in page.text("Warnings")
+    run_search(epochs=4).save(tmp_path / "long")
+    assert "too short" not in Page(report.write([tmp_path / "long"], tmp_path / "long.html")).text("Warnings")
+
+
+def test_a_page_calls_one_quantity_certainty(tmp_path):
+    records = [{"epoch": n, "largest_probability": 0.5, "steps": 50, "distribution": UNDECIDED} for n in (1, 2)]
+    page = Page(report.write([write_run(tmp_path / "run", None, records, summary={"certainty": 0.61})], tmp_path / "a"))
+    assert "certainty 0.61" in page.text("Overview")
+    assert "Largest probability" in page.charts
+    assert not any("certainty" in title.lower() for title in page.charts)
 
 
 def test_losses_that_a_run_counted_as_not_finite_are_named(tmp_path):

@@ -35,12 +35,9 @@ class Release:
 
     url: str
     md5: str
-    size: int
-    """In bytes."""
-    files: dict[str, str]
-    """Names, and the MD5 sum of each."""
-    images: int
-    """In each file."""
+    size: int  # in bytes
+    files: dict[str, str]  # names, and the MD5 sum of each
+    images: int  # in each file
 
 
 RELEASE = Release(

@@ -12,11 +12,11 @@ from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, PathPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.path import Path as Outline
 
 from asng._ragged import Array
-from asng.experiments.cifar10.picture import NAMES, STATES, CellPicture, Point, Way
+from asng.experiments.cifar10.picture import NAMES, STATES, Box, CellPicture, Way
 from asng.experiments.cifar10.space import CELL_KINDS, NODES, OPERATIONS, SPACE, Paths, cell_paths
 from asng.experiments.figures import BLUE, GRAY, ORANGE, SKY, VERMILION, canvas, save_figure, tint
 
@@ -39,6 +39,7 @@ BOX_LOOKS: dict[str, dict[str, Any]] = {
     "end": {"fc": "white", "ec": "black"},
     "end unused": {"fc": "white", "ec": GRAY, "ls": (0, (3, 2))},
     "sum": {"fc": "0.93", "ec": "black"},
+    "node": {"fc": "white", "ec": "black", "boxstyle": "circle,pad=0"},
 }
 
 # Inches: of all figures, then of the table.
@@ -109,17 +110,14 @@ class DrawnCell(CellPicture):
             axes.text(middle, -0.4, "stride 2 on its two inputs", size=7, color=GRAY, ha="center", va="center")
         self.draw_parts()
 
-    def draw_box(self, x: float, top: float, width: float, height: float, look: str, name: str) -> None:
-        self._add_box(x, top, width, height, gid=name, **BOX_LOOKS[look])
-
-    def _add_box(self, x: float, top: float, width: float, height: float, **style: Any) -> None:
-        rounded = "round,pad=0,rounding_size=0.05"
-        corner = (x - width / 2, -top - height)
-        self.axes.add_patch(FancyBboxPatch(corner, width, height, rounded, **{"lw": 0.8, "zorder": 3, **style}))
+    def draw_box(self, place: Box, look: str, name: str | None = None, **more: Any) -> None:
+        x, top, width, height = place
+        style = {"boxstyle": "round,pad=0,rounding_size=0.05", "lw": 0.8, "zorder": 3, **BOX_LOOKS[look], **more}
+        self.axes.add_patch(FancyBboxPatch((x - width / 2, -top - height), width, height, gid=name, **style))
 
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
         fill = tint(OPERATION_COLORS[operation], 0.45 if likely is None else 0.1 + 0.55 * likely)
-        self._add_box(x, top, self.widths[1], self.box, fc=fill, ec="black", lw=_thickness(likely) / 2, gid=name)
+        self.draw_box((x, top, self.widths[1], self.box), "end", name, fc=fill, lw=_thickness(likely) / 2)
         shown = NAMES[operation] if likely is None else f"{NAMES[operation]}\n{likely:.2f}"
         self.draw_text(x, top + self.box / 2, shown)
 
@@ -129,29 +127,14 @@ class DrawnCell(CellPicture):
             style |= TEXT_LOOKS[word]
         self.axes.text(x, -y, text, **style)
 
-    def draw_arrow(self, way: Way, likely: float | None, name: str, *, is_loose: bool = False) -> None:
+    def draw_line(self, way: Way, look: str, likely: float | None = None, name: str | None = None) -> None:
         codes = [Outline.MOVETO, *[*[Outline.CURVE4] * 3, Outline.LINETO] * (len(way) // 4)]
-        self._add_arrow(Outline([(x, -y) for x, y in way], codes), likely, name, (0, (4, 1.5)) if is_loose else "-")
-
-    def _add_arrow(self, way: Outline, likely: float | None, name: str | None = None, stroke: Any = "-") -> None:
-        style = "-|>,head_length=4,head_width=1.8"
-        arrow = FancyArrowPatch(path=way, arrowstyle=style, mutation_scale=1, gid=name, ls=stroke)
-        arrow.set(color=_shade(likely), linewidth=_thickness(likely))
-        self.axes.add_patch(arrow)
-
-    def draw_turn(self, start: Point, end: Point) -> None:
-        points = [(start[0], -start[1]), (start[0], -end[1]), (end[0], -end[1])]
-        turn = Outline(points, [Outline.MOVETO, Outline.CURVE3, Outline.CURVE3])
-        self.axes.add_patch(PathPatch(turn, fc="none", ec="black", lw=0.8))
-
-    def draw_sum(self, x: float, y: float, name: str) -> None:
-        self.axes.add_patch(Circle((x, -y), self.radius, fc="white", ec="black", lw=0.8, zorder=3, gid=name))
-
-    def draw_output(self, x: float, top: float, width: float) -> None:
-        self.draw_box(x, top, width, 0.24, "sum", f"{self.kind}.concatenation")
-        self.draw_text(x, top + 0.12, "concatenate")
-        self._add_arrow(Outline([(x, -top - 0.24), (x, -top - 0.5)]), None)
-        self.draw_text(x, top + 0.6, "cell k")
+        outline = Outline([(x, -y) for x, y in way], codes)
+        style = "-|>,head_length=4,head_width=1.8" if "arrow" in look else "-"
+        stroke: Any = (0, (4, 1.5)) if "loose" in look else "-"
+        line = FancyArrowPatch(path=outline, arrowstyle=style, mutation_scale=1, gid=name, ls=stroke)
+        line.set(color=_shade(likely), linewidth=_thickness(likely))
+        self.axes.add_patch(line)
 
 
 def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabilities | None = None) -> list[Path]:
@@ -168,9 +151,8 @@ def draw_cells(values: Mapping[str, Any], folder: Path, probabilities: Probabili
 
 def cells_of(values: Mapping[str, Any], probabilities: Probabilities | None = None) -> list[DrawnCell]:
     """The two cells of an architecture."""
-    likely = {}
-    if probabilities is not None:
-        likely = {name: float(probabilities[name][SPACE[name].index(value)]) for name, value in values.items()}
+    known = probabilities or {}
+    likely = {name: float(known[name][SPACE[name].index(values[name])]) for name in known}
     return [DrawnCell(kind, cell_paths(values, kind), likely) for kind in CELL_KINDS]
 
 

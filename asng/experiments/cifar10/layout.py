@@ -72,7 +72,6 @@ def arrange(paths: Paths) -> CellLayout:
     layers = _layers(inputs, depths, loose)
     lines = [_lines(inputs, depths, layer, states) for layer, states in enumerate(layers)]
     order = _order(layers, lines, depths)
-    lines = [_lines(inputs, depths, layer, states) for layer, states in enumerate(order)]
     takers = zip(inputs, depths[2:], strict=True)
     # The operation on the left takes what comes from further left.
     sides = [(-1, 1) if order[d - 1].index(a) <= order[d - 1].index(b) else (1, -1) for (a, b), d in takers]
@@ -141,8 +140,7 @@ def _costs(above: Array, below: Array, lines: Lines) -> Array:
     for (a, c, _), (b, d, _) in combinations(lines, 2):
         if a != b and c != d:
             cost += 1000.0 * ((above[:, None, a] < above[:, None, b]) != (below[None, :, c] < below[None, :, d]))
-    result: Array = cost.round(6)  # so that equal ones are equal, and the first of them wins
-    return result
+    return np.round(cost, 6)  # so that equal ones are equal, and the first of them wins
 
 
 def _positions(

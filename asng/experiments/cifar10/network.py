@@ -116,9 +116,6 @@ class FactorizedReduce(nn.Module):
     column further.
     """
 
-    conv: nn.Conv2d
-    norm: nn.BatchNorm2d
-
     def __init__(self, inputs: int, outputs: int, affine: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2, bias=False)
@@ -131,8 +128,7 @@ class FactorizedReduce(nn.Module):
         n, channels, height, width = x.shape
         blocks = x.reshape(n, channels, height // 2, 2, width // 2, 2)
         pixels = blocks.diagonal(0, 3, 5).movedim(-1, 1)  # both pixels of each 2x2 block: (n, 2, in, h/2, w/2)
-        result: Tensor = self.norm(self.conv(pixels.flatten(1, 2)))
-        return result
+        return self.norm(self.conv(pixels.flatten(1, 2)))  # type: ignore[no-any-return]
 
 
 def auxiliary_head(inputs: int, affine: bool) -> nn.Sequential:
@@ -232,15 +228,6 @@ class Cell(nn.Module):
     The buffer `drop_path` is the probability to drop a path in training. An input that no node looks at may be None.
     """
 
-    entries: nn.ModuleList
-    operations: nn.ModuleList
-    join: nn.Conv2d
-    norm: nn.Module
-    paths: list[list[tuple[int, int]]]
-    inputs: list[int]
-    ends: list[int]
-    sum: PathSum
-    concat: Concat
     drop_path: Tensor
 
     def __init__(
@@ -257,20 +244,15 @@ class Cell(nn.Module):
 
     def forward(self, before: Tensor | None, previous: Tensor | None) -> Tensor:
         nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
-        states = run_nodes(self.entries, (before, previous), nodes, self._drop_path(), self.sum)
+        drop_path: float | Tensor = 0.0
+        if self.training:  # on a GPU a tensor, so that a CUDA graph reads it at every replay
+            drop_path = self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
+        states = run_nodes(self.entries, (before, previous), nodes, drop_path, self.sum)
         return join_ends(self.concat([states[2 + end] for end in self.ends]), self.join.weight, self.norm)
-
-    def _drop_path(self) -> float | Tensor:
-        """In training the probability; on a GPU as a tensor, so that a CUDA graph reads it at every replay."""
-        if not self.training:
-            return 0.0
-        return self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
 
 
 class Choices(nn.Module):
     """The decisions of one kind of cell, which all cells of the kind hold in common."""
-
-    slots: nn.ModuleList
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -301,13 +283,6 @@ class SharedCell(nas.Searchable):
     wide as the second. `reduces`: the paths from both inputs have a stride of 2.
     """
 
-    inputs: tuple[int, int]
-    entries: nn.ModuleList
-    operations: nn.ModuleDict
-    join: nn.Conv2d
-    norm: nn.BatchNorm2d
-    concat: Concat
-
     def __init__(
         self, choices: Choices, before: int, previous: int, channels: int, *, reduced: bool, reduces: bool, affine: bool
     ) -> None:
@@ -321,7 +296,10 @@ class SharedCell(nas.Searchable):
         for node in range(space.NODES):
             for source in range(2 + node):
                 step = 2 if reduces and source < 2 else 1
-                self.operations[f"{node}_{source}_identity"] = _identity(channels, step, affine)
+                identity: nn.Module = nn.Identity()
+                if step > 1:
+                    identity = nn.Sequential(nn.ReLU(), FactorizedReduce(channels, channels, affine))
+                self.operations[f"{node}_{source}_identity"] = identity
                 for name, pool in pools[step].items():  # without weights, so one does for all
                     self.operations[f"{node}_{source}_{name}"] = pool
                 for kernel in (3, 5):
@@ -378,12 +356,6 @@ class SharedCell(nas.Searchable):
         return Cell(self.entries, self._nodes(paths), ends, join, self.norm)
 
 
-def _identity(channels: int, stride: int, affine: bool) -> nn.Module:
-    if stride == 1:
-        return nn.Identity()
-    return nn.Sequential(nn.ReLU(), FactorizedReduce(channels, channels, affine))
-
-
 class Net(nn.Module):
     """Images (n, 3, 32, 32) to scores (n, classes), through cells that double the channels twice; 40 decisions.
 
@@ -397,12 +369,6 @@ class Net(nn.Module):
     >>> net(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
-
-    stem: nn.Sequential
-    cells: nn.ModuleList
-    reduction_indices: tuple[int, int]
-    auxiliary: nn.Sequential | None
-    classifier: nn.Linear
 
     def __init__(self, channels: int = 16, cells: int = 8, *, affine: bool = False, auxiliary: bool = False) -> None:
         super().__init__()

@@ -21,6 +21,7 @@ STATES = ("cell k − 2", "cell k − 1", *(f"node {node}" for node in range(NOD
 HEAD, JOIN = 0.24, 0.14  # heights: of arrow heads, of the way from operations to their sum
 
 Point = tuple[float, float]
+Box = tuple[float, float, float, float]  # the x of its middle, the y of its top, width, height
 Way = list[Point]  # a start; of each bend two control points and the end, and then the end of a straight line
 
 
@@ -47,8 +48,8 @@ class CellPicture(ABC):
         self.tops = self._tops()
 
     @abstractmethod
-    def draw_box(self, x: float, top: float, width: float, height: float, look: str, name: str) -> None:
-        """Draw a box around x; `look`: "end", "end unused" or "sum"."""
+    def draw_box(self, place: Box, look: str, name: str | None = None) -> None:
+        """Draw a box; `look`: "end", "end unused", "sum" or "node", which is round."""
 
     @abstractmethod
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
@@ -59,20 +60,8 @@ class CellPicture(ABC):
         """Draw a text around a point; `look`: words among small, start (to the right of the point), unused, bold."""
 
     @abstractmethod
-    def draw_arrow(self, way: Way, likely: float | None, name: str, *, is_loose: bool = False) -> None:
-        """Draw an arrow, the stronger the likelier; dashed from a loose end."""
-
-    @abstractmethod
-    def draw_turn(self, start: Point, end: Point) -> None:
-        """Draw a line that goes down from an operation and sideways into a sum."""
-
-    @abstractmethod
-    def draw_sum(self, x: float, y: float, name: str) -> None:
-        """Draw the circle of a node."""
-
-    @abstractmethod
-    def draw_output(self, x: float, top: float, width: float) -> None:
-        """Draw what loose ends lead into."""
+    def draw_line(self, way: Way, look: str, likely: float | None = None, name: str | None = None) -> None:
+        """Draw a line, the stronger the likelier; `look`: words among arrow, loose (dashed)."""
 
     def draw_parts(self) -> None:
         """Draw all but titles and legends."""
@@ -87,15 +76,22 @@ class CellPicture(ABC):
         last, y = len(self.layout.layers) - 1, self.tops[-1] + HEAD
         ends = [self._x(last, state) for state in self.layout.loose]
         for state, x in zip(self.layout.loose, ends, strict=True):
-            self.draw_arrow(self._way(state, last + 1, x, y), None, f"{self.kind}{state - 2}.out", is_loose=True)
-        self.draw_output((min(ends) + max(ends)) / 2, y, max(max(ends) - min(ends) + 0.4, self.widths[2]))
+            self.draw_line(self._way(state, last + 1, x, y), "arrow loose", name=f"{self.kind}{state - 2}.out")
+        self._draw_output((min(ends) + max(ends)) / 2, y, max(max(ends) - min(ends) + 0.4, self.widths[2]))
+
+    def _draw_output(self, x: float, top: float, width: float) -> None:
+        """What loose ends lead into."""
+        self.draw_box((x, top, width, self.end), "sum", f"{self.kind}.concatenation")
+        self.draw_text(x, top + self.end / 2, "concatenate")
+        self.draw_line([*[(x, top + self.end)] * 4, (x, top + self.end + HEAD)], "arrow")
+        self.draw_text(x, top + self.end + HEAD + 0.1, "cell k")
 
     def _likely(self, node: int, part: str) -> float | None:
         return self.likely.get(f"{self.kind}{node}.{part}")
 
     def _draw_input(self, state: int, used: bool) -> None:
         x, y, look = self._x(0, state), self.tops[0], "" if used else " unused"
-        self.draw_box(x, y, self.widths[0], self.end, f"end{look}", f"{self.kind}.state{state}")
+        self.draw_box((x, y, self.widths[0], self.end), f"end{look}", f"{self.kind}.state{state}")
         self.draw_text(x, y + self.end / 2, STATES[state], look)
         if not used:
             self.draw_text(x, y - 0.1, "not used", "small unused")
@@ -105,7 +101,7 @@ class CellPicture(ABC):
         likely = self._likely(node, f"in{slot + 1}")
         layer, x = self.layout.depths[2 + node], self.left + self.layout.entry(node, slot)
         way = self._way(self.paths[node][slot][0], layer, x, self.tops[layer] + HEAD)
-        self.draw_arrow(way, likely, f"{self.kind}{node}.in{slot + 1}")
+        self.draw_line(way, "arrow", likely, f"{self.kind}{node}.in{slot + 1}")
         if likely is not None:
             self.draw_text(x + 0.06, self.tops[layer] + HEAD / 2 - 0.02, f"{likely:.2f}", "small start")
 
@@ -116,18 +112,19 @@ class CellPicture(ABC):
         low = y + self.box + JOIN + self.radius
         for slot, (source, operation) in enumerate(self.paths[node]):
             likely, middle = self._likely(node, f"op{slot + 1}"), self.left + self.layout.entry(node, slot)
-            self.draw_turn((middle, y + self.box), (x, low))
+            start, third = y + self.box, (x - middle) / 3
+            turn = [(middle, start), (middle, (start + 2 * low) / 3), (middle + third, low), (x, low), (x, low)]
+            self.draw_line(turn, "")  # down from an operation, and sideways into its sum
             tip = f"node {node}: {operation} of {STATES[source]}"
             self.draw_operation(middle, y, operation, likely, f"{self.kind}{node}.op{slot + 1}", tip)
         if self.is_twice(node):
             self.draw_text(x, y + self.box / 2, "=", "bold")
-        self.draw_sum(x, low, f"{self.kind}{node}")
+        self.draw_box((x, low - self.radius, 2 * self.radius, 2 * self.radius), "node", f"{self.kind}{node}")
         self.draw_text(x, low, str(node))
 
     def is_twice(self, node: int) -> bool:
         """Whether both paths of a node are the same: one module, with one set of weights, counted twice."""
-        first, second = self.paths[node]
-        return first == second
+        return len(set(self.paths[node])) == 1
 
     def _x(self, layer: int, state: int) -> float:
         return self.left + self.layout.layers[layer][state]

@@ -21,17 +21,13 @@ Path = tuple[int, str]  # source, operation
 Paths = Sequence[tuple[Path, Path]]  # of each node of a cell
 
 
-def _space() -> dict[str, Categorical]:
-    space = {}
-    for kind in CELL_KINDS:
-        for node in range(NODES):
-            sources, operations = Categorical(range(2 + node)), Categorical(OPERATIONS)
-            for slot, variable in (("in1", sources), ("in2", sources), ("op1", operations), ("op2", operations)):
-                space[f"{kind}{node}.{slot}"] = variable
-    return space
-
-
-SPACE = _space()  # 40 variables; n_theta = 140
+SPACE = {  # 40 variables; n_theta = 140
+    f"{kind}{node}.{part}{slot}": Categorical(range(2 + node) if part == "in" else OPERATIONS)
+    for kind in CELL_KINDS
+    for node in range(NODES)
+    for part in ("in", "op")
+    for slot in (1, 2)
+}
 
 
 def cell_paths(values: Mapping[str, Any], kind: str) -> Paths:

@@ -17,18 +17,8 @@ from asng._progress import Progress, no_progress
 from asng.experiments._images import ImageSet, Transform
 from asng.experiments._settings import EpochSettings, SearchSettings, parse_device
 from asng.experiments._task import DataSettings, EvaluateSettings, Task, Values
-from asng.experiments.cifar10 import drawing, space
-from asng.experiments.cifar10.data import (
-    MEAN,
-    STD,
-    augment_batches,
-    has_cifar10,
-    load_cifar10,
-    make_noise,
-    normalize,
-    to_channels_last,
-)
-from asng.experiments.cifar10.network import Net, count_without_auxiliary, set_drop_path, use_fused_kernels
+from asng.experiments.cifar10 import data, drawing, space
+from asng.experiments.cifar10.network import Net, set_drop_path, use_fused_kernels
 from asng.space import Variable
 
 Kernels = Literal["fused", "torch"]
@@ -140,8 +130,8 @@ class Cifar10(Task):
     name, loading = "cifar10", "download"
     inputs = (
         "Images (n, 3, 32, 32), RGB from 0 to 255, of each channel minus the mean "
-        f"({', '.join(f'{mean:.4g}' for mean in MEAN)}) and divided by the standard deviation "
-        f"({', '.join(f'{deviation:.4g}' for deviation in STD)}); scores of the ten classes."
+        f"({', '.join(f'{mean:.4g}' for mean in data.MEAN)}) and divided by the standard deviation "
+        f"({', '.join(f'{deviation:.4g}' for deviation in data.STD)}); scores of the ten classes."
     )
     search_settings, train_settings = Cifar10SearchSettings, Cifar10RetrainSettings
     evaluate_settings, data_settings = Cifar10EvaluateSettings, Cifar10DataSettings
@@ -155,19 +145,19 @@ class Cifar10(Task):
 
     @classmethod
     def load(cls, where: Cifar10DataSettings, progress: Progress = no_progress) -> "Cifar10":
-        return cls(*load_cifar10(where.data, parse_device(where.device), progress), kernels=where.kernels)
+        return cls(*data.load_cifar10(where.data, parse_device(where.device), progress), kernels=where.kernels)
 
     @classmethod
     def load_for_estimate(cls, where: Cifar10DataSettings, progress: Progress) -> "Cifar10":
-        if has_cifar10(where.data):
+        if data.has_cifar10(where.data):
             return cls.load(where, progress)
-        return cls(*make_noise(parse_device(where.device)), kernels=where.kernels)
+        return cls(*data.make_noise(parse_device(where.device)), kernels=where.kernels)
 
     def train_indices(self, settings: Cifar10SearchSettings | Cifar10RetrainSettings) -> Tensor:
         return torch.arange(settings.num_train_images)
 
     def transform(self, settings: Any) -> Transform:
-        return augment_batches
+        return data.augment_batches
 
     @classmethod
     def search_space(cls, searched: Mapping[str, Any]) -> Mapping[str, Variable]:
@@ -209,15 +199,13 @@ class Cifar10(Task):
         return {"test_accuracy": accuracy(model, self.test, getattr(settings, "num_test_images", None), progress)}
 
     def summarize(self, settings: Any, values: Values, model: nn.Module | None = None) -> dict[str, Any]:
-        if model is None:
-            count = partial(space.num_parameters, values, settings.channels, settings.cells, affine=False)
-            dead = sorted(set(range(settings.cells)) - space.effective_cells(values, settings.cells))
-            sizes = {"parameters": count(), "effective_parameters": count(effective=True)}
-            return {**sizes, "cells_without_influence": dead}
-        channels = _channels(settings, values)
-        effective = space.num_parameters(values, channels, settings.cells, effective=True)
-        found = {"channels": channels, "parameters": count_without_auxiliary(model)}
-        return {**found, "effective_parameters": effective}
+        channels, is_trained = _channels(settings, values), model is not None
+        count = partial(space.num_parameters, values, channels, settings.cells, affine=is_trained)
+        sizes = {"parameters": count(), "effective_parameters": count(effective=True)}
+        if is_trained:
+            return {"channels": channels, **sizes}
+        dead = sorted(set(range(settings.cells)) - space.effective_cells(values, settings.cells))
+        return {**sizes, "cells_without_influence": dead}
 
     def record_of(self, values: Values) -> dict[str, Any]:
         return {"architecture": space.code_of(values)}
@@ -249,8 +237,8 @@ class Cifar10(Task):
         return [f"Test accuracy {100 * report['test_accuracy']:.2f} % after {report['steps']:,} steps ({what})"]
 
 
-def _channels(settings: Cifar10RetrainSettings, values: Values) -> int:
-    return settings.channels or space.channels_for(values, settings.cells, settings.max_params)
+def _channels(settings: Any, values: Values) -> int:
+    return int(settings.channels or space.channels_for(values, settings.cells, settings.max_params))
 
 
 def accuracy(
@@ -267,7 +255,7 @@ def accuracy(
         for first in range(0, n, batch):
             progress(first / n)
             part = slice(first, min(first + batch, n))
-            scores = network(to_channels_last(normalize(images.images[part])))
+            scores = network(data.to_channels_last(data.normalize(images.images[part])))
             correct += (scores.argmax(1) == images.labels[part]).sum()
     progress(1.0)
     network.train(mode)

@@ -1,6 +1,5 @@
 """Faces on the device, which of them train and which test, and mini-batches with holes in them."""
 
-import hashlib
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from torch import Tensor
 from asng._progress import Progress, no_progress
 from asng._untrusted import read_text
 from asng.experiments._images import ImageSet, data_folder, send
-from asng.experiments.inpainting.faces import Faces, read_faces
+from asng.experiments.inpainting.faces import Faces, digest, read_faces
 
 KNOWN = 13_107  # of 65,536 pixels: the chance to be known is 1/5 to within 4e-6
 MAX_TRAIN, MAX_TEST = 101_000, 2_000  # images, as in the paper, where there are as many
@@ -66,8 +65,8 @@ def load_faces(
 def describe_faces(train: ImageSet, test: ImageSet) -> str:
     """Which faces a run is made with, in a line: numbers, and what tells their names from others."""
     names = [*(train.names or ()), "", *(test.names or ())]
-    digest = hashlib.sha256("\n".join(names).encode(errors="surrogateescape")).hexdigest()
-    return f"{len(train)} to train with, {len(test)} to test with, named {digest[:12]}"
+    named = digest("\n".join(names))[:12]
+    return f"{len(train)} to train with, {len(test)} to test with, named {named}"
 
 
 def load_folder(folder: Path, device: torch.device | str = "cpu", *, size: int = 64) -> tuple[ImageSet, dict[str, str]]:
@@ -178,8 +177,10 @@ def draw_masks(mask: Mask, n: int, size: tuple[int, int], generator: torch.Gener
             [1, 1, 1, 1]], dtype=torch.int32)
     """
     height, width = size
-    if mask == "center":
-        return _center(height, width).expand(n, 1, height, width)
+    if mask == "center":  # unknown: the rows and columns from one quarter to three quarters, 16 to 47 of 64
+        known = torch.ones(n, 1, height, width, dtype=torch.bool)
+        known[:, :, height // 4 : height - height // 4, width // 4 : width - width // 4] = False
+        return known
     if mask == "pixel":
         words = torch.empty((n * height * width + 3) // 4, dtype=torch.int64)
         words.random_(-(2**63), None, generator=generator)  # all 64 bits
@@ -190,13 +191,6 @@ def draw_masks(mask: Mask, n: int, size: tuple[int, int], generator: torch.Gener
 def fixed_masks(mask: Mask, n: int, size: tuple[int, int], seed: int) -> Tensor:
     """The masks (n, 1, height, width) of a test set: the same for the same seed."""
     return draw_masks(mask, n, size, torch.Generator().manual_seed(seed))
-
-
-def _center(height: int, width: int) -> Tensor:
-    """Unknown: the rows and columns from one quarter to three quarters, 16 to 47 of 64."""
-    known = torch.ones(height, width, dtype=torch.bool)
-    known[height // 4 : height - height // 4, width // 4 : width - width // 4] = False
-    return known
 
 
 def _halves(height: int, width: int) -> Tensor:

@@ -26,6 +26,7 @@ Variables = Mapping[str, Variable]
 KERNELS = (1, 3, 5)  # of the integers 1, 2, 3
 LAYER_KINDS = {f"{kernel}x{kernel} {way}": (kernel, way == "skip") for kernel in KERNELS for way in ("skip", "down")}
 WIDTHS = {"cat": (64, 128, 256), "int": (64, 256)}
+MAX_CHANNELS = 10**9
 SIZE = (64, 64)  # of the images: height, width
 
 
@@ -95,18 +96,14 @@ def chain(values: Values) -> list[Layer]:
     """
     node, found = values["output.connection"], []
     while node:
-        found.append(_layer(values, node))
-        node = values[f"layer{node}.connection"] if node > 1 else 0
+        name = f"layer{node}"
+        if f"{name}.type" in values:
+            kernel, skip = LAYER_KINDS[values[f"{name}.type"]]
+        else:
+            kernel, skip = KERNELS[values[f"{name}.kernel"] - 1], values[f"{name}.skip"]
+        found.append(Layer(node, kernel, skip, values[f"{name}.channels"]))
+        node = values[f"{name}.connection"] if node > 1 else 0
     return found[::-1]
-
-
-def _layer(values: Values, number: int) -> Layer:
-    name = f"layer{number}"
-    if f"{name}.type" in values:
-        kernel, skip = LAYER_KINDS[values[f"{name}.type"]]
-    else:
-        kernel, skip = KERNELS[values[f"{name}.kernel"] - 1], values[f"{name}.skip"]
-    return Layer(number, kernel, skip, values[f"{name}.channels"])
 
 
 def runnable_layers(layers: Sequence[Layer], size: tuple[int, int] = SIZE) -> list[Layer]:
@@ -154,15 +151,26 @@ def read_values(text: str) -> dict[str, Any]:
     """
     from asng.nas.architecture import from_json  # here, since reports draw chains without torch
 
-    values = from_json(text)
+    return from_json(text, space_of_values(from_json(text)))
+
+
+def space_of_values(values: Values) -> dict[str, Variable]:
+    """The space of an architecture, of either encoding, by its names and channels; ValueError if there is none."""
     widths = [value for name, value in values.items() if name.endswith(".channels")]
-    if len(widths) < 2 or not all(isinstance(width, int) for width in widths):
+    if len(widths) < 2 or not all(type(width) is int and width < MAX_CHANNELS for width in widths):
         raise ValueError("this is no autoencoder: layer1.channels, layer2.channels and so on must be integers")
     if "layer1.kernel" in values:
-        space = search_space("int", len(widths), widths=(min(widths), max(widths) + 1))
-    else:
-        space = search_space("cat", len(widths), widths=sorted(set(widths)))
-    return from_json(text, space)
+        return search_space("int", len(widths), widths=(min(widths), max(widths) + 1))
+    return search_space("cat", len(widths), widths=sorted(set(widths)))
+
+
+def is_autoencoder(values: Values) -> bool:
+    """Whether values are an architecture, of either encoding."""
+    try:
+        check_values(values, space_of_values(values))
+    except ValueError:
+        return False
+    return True
 
 
 def random_values(space: Variables, seed: int) -> dict[str, Any]:
@@ -187,7 +195,9 @@ def smallest_values(space: Variables) -> dict[str, Any]:
     >>> [(layer.kind, layer.channels) for layer in chain(smallest_values(search_space("int", layers=9)))]
     [('1x1 down', 64)]
     """
-    return _equal_layers(space, _min_depth(space), min(widths_of(space)), kernel=1, skip=False)
+    reach = max(len(v.values() or ()) for n, v in space.items() if n.endswith("connection"))
+    depth = max(1, math.ceil((layers_in(space) + 1) / reach) - 1)
+    return _equal_layers(space, depth, min(widths_of(space)), kernel=1, skip=False)
 
 
 def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, skip: bool) -> dict[str, Any]:
@@ -208,9 +218,3 @@ def _equal_layers(space: Variables, depth: int, channels: int, *, kernel: int, s
             values[name] = (variable.values() or (None,))[-1]  # inactive
     check_values(values, space)
     return values
-
-
-def _min_depth(space: Variables) -> int:
-    """The number of layers of the shortest chain."""
-    reach = max(len(v.values() or ()) for n, v in space.items() if n.endswith("connection"))
-    return max(1, math.ceil((layers_in(space) + 1) / reach) - 1)

@@ -114,11 +114,8 @@ def crop(width: int, height: int, box: Box | None) -> tuple[int, int, int, int]:
     >>> crop(409, 687, (95, 71, 226, 313))
     (51, 71, 364, 384)
     """
-    if box is None:
-        box = 0, 0, width, height
-        side = min(width, height)
-    else:
-        side = min(max(box[2:]), width, height)
+    box = box or (0, 0, width, height)
+    side = min(max(box[2:]), width, height)
     if box[2] < 1 or box[3] < 1 or not (-box[2] < box[0] < width and -box[3] < box[1] < height):
         raise ValueError(f"its box {box} (left, top, width, height) is empty or not in the {width}x{height} image")
     left, top = (
@@ -171,7 +168,7 @@ class Faces:
 def read_faces(folder: Path, size: int = 64, progress: Progress = no_progress) -> Faces:
     """Crop and resize the images of a folder, or load them from the user's cache folder if none has changed."""
     files, boxes = sources(folder)
-    fingerprint, where = map(_digest, (json.dumps([CACHE_VERSION, files, boxes]), str(folder.resolve())))
+    fingerprint, where = map(digest, (json.dumps([CACHE_VERSION, files, boxes]), str(folder.resolve())))
     path = Path(pooch.os_cache("asng")) / "faces" / f"{where}-{size}.npz"
     with suppress(Exception):  # there is no such file, or it is damaged, which may raise anything
         if (cached := _read_cache(path, fingerprint, [file.name for file in files], size)) is not None:
@@ -203,7 +200,7 @@ def _read_cache(path: Path, fingerprint: str, names: list[str], size: int) -> Fa
     return Faces(images, tuple(kept), damaged)
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:16]
 
 

@@ -1,6 +1,7 @@
 """Steps of one-shot search as a CUDA graph that is captured at the first one; what is against it is said once."""
 
 import gc
+import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
@@ -70,7 +71,7 @@ class CapturedStep:
         if reason := self._iteration.find_change(train_batch, valid_batch):
             self.store()
             self._iteration, self._is_current = None, False
-            self._refuse(reason, stacklevel=7)
+            self._refuse(reason)
         return None
 
     @property
@@ -93,7 +94,7 @@ class CapturedStep:
         self.leave()
         if not self._refused and not self._warned_of_plain:
             self._warned_of_plain = True
-            self._warn(reason, stacklevel=6)
+            self._warn(reason)
 
     def forget(self) -> None:
         """Take over gradients and momentum before the next step: they were loaded."""
@@ -119,7 +120,7 @@ class CapturedStep:
             except Exception as error:  # what is wrong with the model itself, the plain path raises again
                 reason = _explain(error, self._supernet)
             _free_memory()  # plain steps may need what the capture took
-        self._refuse(reason, stacklevel=8)
+        self._refuse(reason)
         return None
 
     def _try_capture(self, n: int, train_batch: Any, valid_batch: Any) -> Iteration:
@@ -139,12 +140,16 @@ class CapturedStep:
         device = next(self._supernet.model.parameters()).device
         return torch.cuda.memory_reserved(device) if device.type == "cuda" else 0
 
-    def _refuse(self, reason: str, *, stacklevel: int) -> None:
+    def _refuse(self, reason: str) -> None:
         self._refused = True
-        self._warn(reason, stacklevel=stacklevel + 1)
+        self._warn(reason)
 
-    def _warn(self, reason: str, *, stacklevel: int) -> None:
-        warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=stacklevel)
+    def _warn(self, reason: str) -> None:
+        """Warn at the line of the user's program, which called `step` or `nas.search`."""
+        frame, level = sys._getframe(), 1
+        while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "asng":
+            frame, level = frame.f_back, level + 1
+        warnings.warn(f"the step is not captured as a CUDA graph, but runs as usual: {reason}", stacklevel=level)
 
 
 def _free_memory() -> None:

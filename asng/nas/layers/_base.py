@@ -210,7 +210,11 @@ class ElasticLayer(Searchable):
         """
         if not isinstance(layer, cls.torch_layer):
             raise ValueError(f"nas.{cls.__name__} is made from a torch.nn.{cls.torch_layer.__name__}, got {layer!r}")
-        given = {**cls.settings_of(layer), **sizes}
+        settings = cls.settings_of(layer)
+        if unknown := [name for name in sizes if name not in {*cls.elastic, *settings}]:
+            known = ", ".join(cls.elastic)
+            raise ValueError(f"nas.{cls.__name__} has no argument {unknown[0]!r}; decisions are for {known}")
+        given = {**settings, **sizes}
         old = {name: getattr(layer, name) for name in cls.elastic if name not in given}
         with torch.device("meta"):
             made = cls(**old, **given)

@@ -8,7 +8,7 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.patches import Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch, Rectangle
 from matplotlib.path import Path
 from matplotlib.transforms import Bbox
 
@@ -31,11 +31,7 @@ def parts_of(figure, kind_of_patch):
 
 def boxes_of(figure):
     """Nodes, operations, inputs and outputs by name, in inches."""
-    boxes = {name: box.get_bbox() for name, box in parts_of(figure, FancyBboxPatch).items()}
-    for name, circle in parts_of(figure, Circle).items():
-        (x, y), radius = circle.center, circle.radius
-        boxes[name] = Bbox([[x - radius, y - radius], [x + radius, y + radius]])
-    return boxes
+    return {name: box.get_bbox() for name, box in parts_of(figure, FancyBboxPatch).items()}
 
 
 def texts_of(figure):
