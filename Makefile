@@ -3,7 +3,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := asng $(wildcard tests examples benchmarks docs/site)
+SOURCES := asng _asng_command.py $(wildcard tests examples benchmarks docs/site)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check

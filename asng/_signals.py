@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM, by which batch systems ask a process to end: both interrupt, and a burst of them does so once."""
+"""Ctrl-C, SIGTERM of batch systems and SIGHUP of a closed terminal: all interrupt, and a burst of them does so once."""
 
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -11,7 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 BURST = 1.0  # seconds: a terminal, torchrun and a batch system may each send a signal
+MOMENT = 0.01  # seconds
 DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    DEFAULTS[signal.SIGHUP] = signal.SIG_DFL
 _burst = SimpleNamespace(begin=-math.inf)  # the last one
 
 
@@ -33,21 +37,34 @@ def send_again(number: int) -> None:
     signal.raise_signal(number)
 
 
+def _interrupt_main_thread() -> None:
+    _burst.begin = -math.inf
+    if hasattr(signal, "pthread_kill"):  # not on Windows
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # which wakes it, if it waits
+    else:
+        signal.raise_signal(signal.SIGINT)
+
+
 def ignore_signals() -> None:
-    """Ignore Ctrl-C and SIGTERM from now on."""
+    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on."""
     for number in DEFAULTS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM as at Ctrl-C, once in a burst; not at signals that the caller handles.
+    """Raise KeyboardInterrupt at SIGTERM and SIGHUP as at Ctrl-C, once in a burst; not if the caller handles them.
 
-    Only in the main thread. Processes forked inside the block handle both as usual.
+    Only in the main thread. Processes forked inside the block handle the signals as usual. A KeyboardInterrupt that
+    Python drops, as in the callbacks that clean up after imports, is raised again a moment later.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
-    ours = [number for number, default in DEFAULTS.items() if in_main_thread and signal.getsignal(number) is default]
-    process, begin = os.getpid(), time.monotonic()
+    ours = [
+        number
+        for number, default in DEFAULTS.items()
+        if in_main_thread and signal.getsignal(number) in (default, signal.SIG_DFL)
+    ]
+    process, begin, report_dropped = os.getpid(), time.monotonic(), sys.unraisablehook
 
     def interrupt(number: int, frame: Any) -> None:
         if os.getpid() != process:
@@ -56,10 +73,24 @@ def sigterm_as_interrupt() -> Iterator[None]:
         elif is_first_of_burst(begin):
             raise KeyboardInterrupt
 
+    def interrupt_again(dropped: Any) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            threading.Timer(MOMENT, _interrupt_main_thread).start()  # here it would be dropped, too
+        else:
+            report_dropped(dropped)
+
     for number in ours:
         signal.signal(number, interrupt)
+    if ours:
+        sys.unraisablehook = interrupt_again
     try:
         yield
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps those of `__set_name__`
+            raise error.__cause__ from None
+        raise
     finally:
+        if ours:
+            sys.unraisablehook = report_dropped
         for number in ours:
             signal.signal(number, DEFAULTS[number])

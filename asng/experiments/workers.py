@@ -10,6 +10,8 @@ from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from typing import TypeVar
 
+from asng._signals import DEFAULTS
+
 Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")
 
@@ -50,9 +52,9 @@ def run_parallel(
 
 @contextmanager
 def _starting_workers() -> Iterator[None]:
-    """Processes started inside the context get the environment of workers, and leave Ctrl-C to the parent."""
+    """Processes started inside the context get the environment of workers, and leave signals to the parent."""
     environment = dict(os.environ)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited; here it waits
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, DEFAULTS)  # inherited; here they wait
     os.environ.update(ENVIRONMENT)
     try:
         yield

@@ -21,12 +21,12 @@ import numpy as np
 import torch
 
 from asng._files import atomic_write, make_folder_for, offer_previous, previous_path
-from asng._signals import is_first_of_burst, send_again
+from asng._signals import DEFAULTS, is_first_of_burst, send_again
 from asng._untrusted import open_regular
 
 FORMAT = "asng checkpoint 2"
 LOADABLE = frozenset({bool, int, float, str, type(None), torch.Tensor, torch.nn.Parameter})
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # Ctrl-C; what batch systems send a while before they kill
+STOP_SIGNALS = tuple(DEFAULTS)  # Ctrl-C; what batch systems send a while before they kill; a closed terminal
 
 
 def save(path: Path, state: dict[str, Any]) -> None:
@@ -110,11 +110,12 @@ def short_reason(error: Exception) -> str:
 
 @contextmanager
 def delay_interrupts() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C and SIGTERM until the end of a step, so that a whole state is saved; a second one is not delayed.
+    """Delay Ctrl-C, SIGTERM and SIGHUP until the end of a step, so that a whole state is saved; not a second one.
 
-    Signals within a second count as one. Yields a function that tells whether a signal came. A signal that the block
-    has not answered with an exception, such as one after its last step, is sent again on exit. A process forked inside
-    the block handles SIGTERM as if forked outside; the first Ctrl-C does not end it, since the step may need it.
+    Signals within a second count as one; those that are ignored, as SIGHUP under nohup, stay so. Yields a function that
+    tells whether a signal came. A signal that the block has not answered with an exception, such as one after its last
+    step, is sent again on exit. A process forked inside the block handles SIGTERM as if forked outside; the first
+    Ctrl-C or SIGHUP does not end it: the step may need it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -131,7 +132,8 @@ def delay_interrupts() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
 
     handlers = {number: signal.getsignal(number) for number in STOP_SIGNALS}
-    ours = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
+    others = (None, signal.SIG_IGN)  # None: not Python's
+    ours = {number: handler for number, handler in handlers.items() if handler not in others}
     _active.append((note, handlers[signal.SIGTERM]))
     try:
         for number in ours:
@@ -146,7 +148,7 @@ def delay_interrupts() -> Iterator[Callable[[], bool]]:
 
 
 # A signal that reaches a child between fork() and Python's own work after it would be lost: Python's handler in C
-# sets a flag, and that work clears all flags, since they may be the parent's. So the thread that forks blocks both
+# sets a flag, and that work clears all flags, since they may be the parent's. So the thread that forks blocks these
 # signals around the fork. Children that do not go on in Python (subprocess, spawn) never run these hooks.
 
 _active: list[tuple[Any, Any]] = []  # of each `delay_interrupts`: its handler, and the one of SIGTERM before it
