@@ -91,10 +91,24 @@ def _module_of(command: str) -> tuple[Any, str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C, SIGTERM or SIGHUP."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    command = arguments[0] if arguments[:1] and arguments[0] in OF_RUNS else " ".join(arguments[:2])
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # whatever a name holds, and the terminal cannot show
     try:
-        with sigterm_as_interrupt(), warnings.catch_warnings():
-            warnings.showwarning = show_own_warning
-            _run(list(sys.argv[1:] if arguments is None else arguments))
+        if command in commands():
+            with sigterm_as_interrupt(), warnings.catch_warnings():
+                warnings.showwarning = show_own_warning
+                function_of(command)(arguments[len(command.split()) :])
+        elif arguments[:1] == ["--version"]:
+            print(f"asng {__version__}")
+        elif arguments[:1] == ["--print-completion"]:
+            from asng.cli.completion import print_completion
+
+            print_completion(" ".join(arguments[1:]), {name: flags_of_command(name) for name in commands()})
+        else:
+            print_overview(arguments)
     except ImportError as error:  # where it is imported: there is no list of what a command needs
         cure = "" if "pip install" in str(error) else "; the commands need pip install 'asng[experiments]'"
         print(f"asng: {printable(str(error))}{cure}", file=sys.stderr)
@@ -112,23 +126,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         atexit.register(ignore_signals)  # another one would only disturb the exit
         sys.exit(INTERRUPTED)
-
-
-def _run(arguments: list[str]) -> None:
-    command = arguments[0] if arguments[:1] and arguments[0] in OF_RUNS else " ".join(arguments[:2])
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # whatever a name holds, and the terminal cannot show
-    if command in commands():
-        function_of(command)(arguments[len(command.split()) :])
-    elif arguments[:1] == ["--version"]:
-        print(f"asng {__version__}")
-    elif arguments[:1] == ["--print-completion"]:
-        from asng.cli.completion import print_completion
-
-        print_completion(" ".join(arguments[1:]), {name: flags_of_command(name) for name in commands()})
-    else:
-        print_overview(arguments)
 
 
 def show_own_warning(message: Warning | str, *about: Any, **more: Any) -> None:
