@@ -52,6 +52,30 @@ def ignore_signals() -> None:
 
 
 @contextmanager
+def hold_signals() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP wait until the end of the block, where the first of them is sent again.
+
+    They are blocked in this thread, and so in the processes that it starts. Another thread may get them nevertheless;
+    Python would then call the handler in the main thread.
+    """
+    waiting: list[int] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in DEFAULTS if in_main_thread}
+    ours = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+    for number in ours:
+        signal.signal(number, lambda number, frame: waiting.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, DEFAULTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+    if waiting:
+        send_again(waiting[0])
+
+
+@contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
     """Raise KeyboardInterrupt at SIGTERM and SIGHUP as at Ctrl-C, once in a burst; not if the caller handles them.
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from asng import Integer, _signals, minimize
-from asng._signals import DEFAULTS, sigterm_as_interrupt
+from asng._signals import DEFAULTS, hold_signals, sigterm_as_interrupt
 from tests.helpers.tasks import LONG
 
 
@@ -128,6 +128,37 @@ def test_other_threads_leave_the_handlers_alone():
     thread.start()
     thread.join()
     assert seen == [signal.SIG_DFL]
+
+
+def send_to_this_thread(number):
+    signal.raise_signal(number)
+
+
+def send_to_another_thread(number):
+    """As a terminal may; Python calls its handler in the main thread, whatever that thread blocks."""
+    thread = threading.Thread(target=unblock_and_raise, args=(number,))
+    thread.start()
+    thread.join()
+
+
+def unblock_and_raise(number):
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("send", [send_to_this_thread, send_to_another_thread])
+@pytest.mark.parametrize("number", DEFAULTS)
+def test_held_signals_come_at_the_end_of_the_block_and_once(number, send):
+    ended = []
+    with suppress(KeyboardInterrupt), sigterm_as_interrupt():
+        with hold_signals():
+            send(number)
+            send(number)
+            ended.append("block")
+        ended.append("what follows")
+    assert ended == ["block"]
+    assert signal.getsignal(number) is DEFAULTS[number]
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_forked_child_is_interrupted_by_ctrl_c_as_usual():
