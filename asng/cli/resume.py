@@ -12,7 +12,7 @@ from asng._untrusted import mismatch, read_json_lines
 from asng.cli.flags import Positional, parse_command
 from asng.cli.runs import is_finished, read_files
 from asng.cli.terminal import Outcome, OutputFlags, outcome_of, print_lines, progress_bar
-from asng.runs import ENVIRONMENT, LOCK, read_config, settings_from_config
+from asng.runs import CONFIG, ENVIRONMENT, LOCK, read_config, settings_from_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def run_resume(arguments: Sequence[str]) -> None:
         raise ValueError(
             f"{command.run} is finished; asng report {command.run} shows it, and {longer} makes more of its kind"
         )
-    resume = find_resumption(experiment, kind)
+    resume = find_resumption(experiment, kind, command.run)
     with outcome_of(command) as outcome:
         print_lines(f"Continuing {experiment} {kind} in {command.run}")
         resume(command, config, newest_flags(command.run), outcome)
@@ -57,8 +57,8 @@ def run_resume(arguments: Sequence[str]) -> None:
 Resumption = Callable[[ResumeCommand, Mapping[str, Any], Mapping[str, Any], Outcome], None]
 
 
-def find_resumption(experiment: str, kind: str) -> Resumption:
-    """The function that continues runs of a kind; ValueError for one that is of no command."""
+def find_resumption(experiment: str, kind: str, folder: Path) -> Resumption:
+    """The function that continues runs of a kind; ValueError names the folder of one that is of no command."""
     from asng.cli import EXPERIMENTS, Images
 
     if isinstance(EXPERIMENTS.get(experiment), Images) and kind in ("search", "retrain"):
@@ -66,7 +66,8 @@ def find_resumption(experiment: str, kind: str) -> Resumption:
     own = {("digits", "search"): resume_digits, ("digits", "tune"): resume_tuning, ("toy", "sweep"): resume_sweep}
     if (experiment, kind) not in own:
         near = did_you_mean(f"{experiment} {kind}", [" ".join(words) for words in own])
-        raise ValueError(f"its config.json says {f'{experiment} {kind}'!r}, which is no command that makes runs{near}")
+        said = f"{folder / CONFIG} says {f'{experiment} {kind}'!r}"
+        raise ValueError(f"{said}, which is no command that makes runs{near}")
     return own[experiment, kind]
 
 
@@ -90,7 +91,7 @@ def resume_images(
     experiment = EXPERIMENTS[str(config["experiment"])]
     assert isinstance(experiment, Images)
     task = resolve_name(experiment.task)
-    where = data_settings(task.data_settings, {**started, **_data_flags(command)})
+    where = data_settings(task.data_settings, {**started, **_data_flags(command)}, command.run)
     flags = SimpleNamespace(where=where, **{name: started.get(name) is True for name in ("small", "tensorboard")})
     flags.capture = started.get("capture") is not False
     is_search = config["kind"] == "search"
@@ -109,7 +110,7 @@ def _data_flags(command: ResumeCommand) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def data_settings(kind: type, started: Mapping[str, Any]) -> Any:
+def data_settings(kind: type, started: Mapping[str, Any], folder: Path) -> Any:
     """The data settings of a run, from what it was started with; ValueError for damaged ones."""
     hints, given = get_type_hints(kind), {}
     for field in fields(kind):
@@ -118,7 +119,7 @@ def data_settings(kind: type, started: Mapping[str, Any]) -> Any:
             continue
         is_path = hints[field.name] in (Path, Path | None)
         if fault := mismatch(value, str if is_path else hints[field.name]):
-            raise ValueError(f"{ENVIRONMENT} of the run is damaged ({field.name} {fault}); delete that file")
+            raise ValueError(f"{folder / ENVIRONMENT} is damaged ({field.name} {fault}); delete that file")
         given[field.name] = Path(value) if is_path else value
     return kind(**given)
 
