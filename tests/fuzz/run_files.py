@@ -151,7 +151,8 @@ def fuzz_reports(rng: Random, folder: Path) -> bool:
         return False
     read = Page(page)
     assert [own.get("id") for own in read.tags("script")] == ["data", None]
-    assert {tag for tag, _ in read.elements}.isdisjoint({"img", "iframe", "object", "a", "link", "base", "form"})
+    assert {tag for tag, _ in read.elements}.isdisjoint({"img", "iframe", "object", "link", "base", "form"})
+    assert all(str(link.get("href")).startswith("#") for link in read.tags("a")), "a link out of the page"
     json.loads(read.code["data"])
     assert "\x1b" not in read.source
     return True
