@@ -3,13 +3,13 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
-SOURCES := asng $(wildcard tests examples benchmarks docs/site)
+SOURCES := asng _asng_command.py $(wildcard tests examples benchmarks docs/site)
 PYTEST := $(BIN)/python -m pytest --numprocesses auto --dist worksteal
 DEMO := $(addprefix runs/demo/,config.json results.jsonl architecture.json summary.json)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 INSTALL := $(PIP) --constraint constraints.txt
 
-.PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging release-check docs format hooks fuzz crash bench results lock clean
+.PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging release-check docs format hooks fuzz crash bench results lock audit clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
 	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
@@ -80,6 +80,13 @@ lock:  ## renew, by uv, the hashes of what make and the release install: of cons
 	printf '%s\n' $(OF_CUDA) | $(LOCK) --excludes /dev/stdin --no-emit-package torch --output-file requirements-dev.txt \
 		--extra experiments --extra export --extra dev pyproject.toml
 	printf '%s\n' build setuptools twine | $(LOCK) --output-file .github/requirements-release.txt -
+
+audit:  ## known vulnerabilities of all pinned versions: by pip-audit, which asks PyPI
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet --disable-pip-version-check pip-audit==2.10.1
+	build/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
+	build/audit/bin/pip-audit --strict --disable-pip --requirement requirements-dev.txt
+	build/audit/bin/pip-audit --strict --disable-pip --requirement .github/requirements-release.txt
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

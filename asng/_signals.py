@@ -1,8 +1,9 @@
-"""Ctrl-C and SIGTERM, by which batch systems ask a process to end: both interrupt, and a burst of them does so once."""
+"""Ctrl-C, SIGTERM of batch systems and SIGHUP of a closed terminal: all interrupt, and a burst of them does so once."""
 
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 BURST = 1.0  # seconds: a terminal, torchrun and a batch system may each send a signal
+MOMENT = 0.01  # seconds
 DEFAULTS: dict[int, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    DEFAULTS[signal.SIGHUP] = signal.SIG_DFL
 _burst = SimpleNamespace(begin=-math.inf)  # the last one
 
 
@@ -27,21 +31,64 @@ def is_first_of_burst(begin: float) -> bool:
     return True
 
 
+def send_again(number: int) -> None:
+    """Send a signal that was delayed to this process; it is the first of a burst."""
+    _burst.begin = -math.inf
+    signal.raise_signal(number)
+
+
+def _interrupt_main_thread() -> None:
+    _burst.begin = -math.inf
+    if hasattr(signal, "pthread_kill"):  # not on Windows
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # which wakes it, if it waits
+    else:
+        signal.raise_signal(signal.SIGINT)
+
+
 def ignore_signals() -> None:
-    """Ignore Ctrl-C and SIGTERM from now on."""
+    """Ignore Ctrl-C, SIGTERM and SIGHUP from now on."""
     for number in DEFAULTS:
         signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager
-def sigterm_as_interrupt() -> Iterator[None]:
-    """Raise KeyboardInterrupt at SIGTERM as at Ctrl-C, once in a burst; not at signals that the caller handles.
+def hold_signals() -> Iterator[None]:
+    """Let Ctrl-C, SIGTERM and SIGHUP wait until the end of the block, where the first of them is sent again.
 
-    Only in the main thread. Processes forked inside the block handle both as usual.
+    They are blocked in this thread, and so in the processes that it starts. Another thread may get them nevertheless;
+    Python would then call the handler in the main thread.
+    """
+    waiting: list[int] = []
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in DEFAULTS if in_main_thread}
+    ours = {number: handler for number, handler in handlers.items() if handler not in (None, signal.SIG_IGN)}
+    for number in ours:
+        signal.signal(number, lambda number, frame: waiting.append(number))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, DEFAULTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        for number, handler in ours.items():
+            signal.signal(number, handler)
+    if waiting:
+        send_again(waiting[0])
+
+
+@contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """Raise KeyboardInterrupt at SIGTERM and SIGHUP as at Ctrl-C, once in a burst; not if the caller handles them.
+
+    Only in the main thread. Processes forked inside the block handle the signals as usual. A KeyboardInterrupt that
+    Python drops, as in the callbacks that clean up after imports, is raised again a moment later.
     """
     in_main_thread = threading.current_thread() is threading.main_thread()
-    ours = [number for number, default in DEFAULTS.items() if in_main_thread and signal.getsignal(number) is default]
-    process, begin = os.getpid(), time.monotonic()
+    ours = [
+        number
+        for number, default in DEFAULTS.items()
+        if in_main_thread and signal.getsignal(number) in (default, signal.SIG_DFL)
+    ]
+    process, begin, report_dropped = os.getpid(), time.monotonic(), sys.unraisablehook
 
     def interrupt(number: int, frame: Any) -> None:
         if os.getpid() != process:
@@ -50,22 +97,37 @@ def sigterm_as_interrupt() -> Iterator[None]:
         elif is_first_of_burst(begin):
             raise KeyboardInterrupt
 
+    def interrupt_again(dropped: Any) -> None:
+        if issubclass(dropped.exc_type, KeyboardInterrupt):
+            threading.Timer(MOMENT, _interrupt_main_thread).start()  # here it would be dropped, too
+        else:
+            report_dropped(dropped)
+
     for number in ours:
         signal.signal(number, interrupt)
+    if ours:
+        sys.unraisablehook = interrupt_again
     try:
         yield
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # Python 3.11 wraps those of `__set_name__`
+            raise error.__cause__ from None
+        raise
     finally:
+        if ours:
+            sys.unraisablehook = report_dropped
         for number in ours:
             signal.signal(number, DEFAULTS[number])
 
 
 @contextmanager
 def delay_interrupts() -> Iterator[Callable[[], bool]]:
-    """Delay Ctrl-C and SIGTERM until the end of a step, so that a whole state is saved; a second one is not delayed.
+    """Delay Ctrl-C, SIGTERM and SIGHUP until the end of a step, so that a whole state is saved; not a second one.
 
-    Signals within a second count as one. Yields a function that tells whether a signal came. A signal that the block
-    has not answered with an exception, such as one after its last step, is sent again on exit. A process forked inside
-    the block handles SIGTERM as if forked outside; the first Ctrl-C does not end it, since the step may need it.
+    Signals within a second count as one; those that are ignored, as SIGHUP under nohup, stay so. Yields a function that
+    tells whether a signal came. A signal that the block has not answered with an exception, such as one after its last
+    step, is sent again on exit. A process forked inside the block handles SIGTERM as if forked outside; the first
+    Ctrl-C or SIGHUP does not end it: the step may need it.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -82,7 +144,8 @@ def delay_interrupts() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt
 
     handlers = {number: signal.getsignal(number) for number in DEFAULTS}
-    ours = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
+    others = (None, signal.SIG_IGN)  # None: not Python's
+    ours = {number: handler for number, handler in handlers.items() if handler not in others}
     _active.append((note, handlers[signal.SIGTERM]))
     try:
         for number in ours:
@@ -93,12 +156,11 @@ def delay_interrupts() -> Iterator[Callable[[], bool]]:
             signal.signal(number, handler)
         _active.pop()
     if seen is not None:
-        _burst.begin = -math.inf  # sent again, it is the first one
-        signal.raise_signal(seen)
+        send_again(seen)
 
 
 # A signal that reaches a child between fork() and Python's own work after it would be lost: Python's handler in C
-# sets a flag, and that work clears all flags, since they may be the parent's. So the thread that forks blocks both
+# sets a flag, and that work clears all flags, since they may be the parent's. So the thread that forks blocks these
 # signals around the fork. Children that do not go on in Python (subprocess, spawn) never run these hooks.
 
 _active: list[tuple[Any, Any]] = []  # of each `delay_interrupts`: its handler, and the one of SIGTERM before it

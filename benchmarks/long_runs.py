@@ -4,8 +4,11 @@
     python benchmarks/long_runs.py --tells 100000 --steps 2000       # minutes
 
 Each part runs in ten blocks. The first warms up; the others are compared: the memory of the last with that of the
-second, the handles of all, and the time of the slower half of the run with that of the faster. Exits with 1 if memory
-grows by more than 4 MiB, or if the number of handles or threads does.
+second, the handles and threads of all, and the time. Since a busy machine is slower at one moment than at another, the
+long run takes turns with a short one of the same kind, which begins again with the same seed in every block: work that
+is the same in every block, at nearly the same moments. A block's time is the processor time of the long run divided by
+that of the short one. Exits with 1 if memory grows by more than 4 MiB, if the number of handles or threads changes, or
+if the last blocks take more than 1.25 times as long as the first ones.
 """
 
 import argparse
@@ -23,7 +26,10 @@ from torch import nn
 from asng import ASNG, Categorical, Integer, Real, nas
 
 BLOCKS = 10
+TURNS = 50  # in a block, of the long run and the short one
+SHORT = 4  # the long run makes as many calls for each one of the short run
 MAX_GROWTH = 4096  # KiB of resident memory
+MAX_SLOWER = 1.25  # the time of the last four blocks by that of the first four
 SPACE = {
     **{f"op{number}": Categorical(["a", "b", "c", "d"]) for number in range(20)},
     **{f"n{number}": Integer(1, 64) for number in range(5)},
@@ -74,22 +80,30 @@ def make_step() -> Callable[[], object]:
     return lambda: oneshot.step(batch, batch)
 
 
+def seconds_of(once: Callable[[], object], count: int) -> float:
+    """The processor time of some calls."""
+    begin = time.process_time()
+    for _ in range(count):
+        once()
+    return time.process_time() - begin
+
+
 def measure(name: str, make: Callable[[], Callable[[], object]], total: int) -> bool:
-    """Run in blocks and print what each took, in process time; returns whether memory and handles stayed constant."""
-    print(f"{name}: {total:,} in {BLOCKS} blocks\n   microseconds   resident KiB   files   threads")
-    once, rows = make(), []
+    """Run in blocks and print what each took; returns whether memory, handles and time stayed constant."""
+    calls = max(1, total // BLOCKS // TURNS)
+    print(f"{name}: {calls * TURNS * BLOCKS:,} in {BLOCKS} blocks")
+    print("   microseconds   of the short run   ratio   resident KiB   files   threads")
+    long_run, rows = make(), []
     for _ in range(BLOCKS):
-        begin = time.process_time()
-        for _ in range(max(1, total // BLOCKS)):
-            once()
-        seconds = time.process_time() - begin
-        rows.append((1e6 * seconds / max(1, total // BLOCKS), resident_kib(), *handles()))
-        print("   {:12.1f}   {:12,}   {:5}   {:7}".format(*rows[-1]), flush=True)
-    times = sorted(row[0] for row in rows[1:])
-    growth = rows[-1][1] - rows[1][1]
-    is_constant = growth <= MAX_GROWTH and len({row[2:] for row in rows[1:]}) == 1
-    first, last = (statistics.median(row[0] for row in part) for part in (rows[1:5], rows[-4:]))
-    print(f"   memory {growth:+,} KiB; time at the end {last / first:.2f} of that at the begin, median {times[4]:.1f}")
+        short_run, few = make(), max(1, calls // SHORT)
+        times = [(seconds_of(long_run, calls) / calls, seconds_of(short_run, few) / few) for _ in range(TURNS)]
+        one, other = (1e6 * statistics.mean(each) for each in zip(*times, strict=True))
+        rows.append((one, other, statistics.median(a / b for a, b in times), resident_kib(), *handles()))
+        print("   {:12.1f}   {:16.1f}   {:5.3f}   {:12,}   {:5}   {:7}".format(*rows[-1]), flush=True)
+    growth = rows[-1][3] - rows[1][3]
+    first, last = (statistics.median(row[2] for row in part) for part in (rows[1:5], rows[-4:]))
+    is_constant = growth <= MAX_GROWTH and len({row[4:] for row in rows[1:]}) == 1 and last <= MAX_SLOWER * first
+    print(f"   memory {growth:+,} KiB; the last four blocks took {last / first:.3f} of the time of the first four")
     print(f"   {'constant' if is_constant else 'GROWS'}", flush=True)
     return is_constant
 

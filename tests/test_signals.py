@@ -1,24 +1,84 @@
-"""SIGTERM is treated as Ctrl-C where a block asks for it, and only there."""
+"""SIGTERM and SIGHUP are treated as Ctrl-C where a block asks for it, and only there."""
 
 import os
 import signal
+import sys
 import threading
+import time
+import weakref
 from contextlib import suppress
 
 import pytest
 
 from asng import Integer, _signals, minimize
-from asng._signals import sigterm_as_interrupt
+from asng._signals import DEFAULTS, hold_signals, sigterm_as_interrupt
+from tests.helpers.tasks import LONG
 
 
-def test_sigterm_interrupts_and_its_handler_goes_with_the_block():
+@pytest.mark.parametrize("number", DEFAULTS)
+def test_each_signal_interrupts_and_its_handler_goes_with_the_block(number):
     with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
-        signal.raise_signal(signal.SIGTERM)
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        signal.raise_signal(number)
+    assert signal.getsignal(number) is DEFAULTS[number]
 
 
-@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_ctrl_c_that_killed_the_process_before_interrupts():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # as the console script does
+    try:
+        with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        assert signal.signal(signal.SIGINT, signal.default_int_handler) is signal.default_int_handler
+
+
+class InterruptedWhenFreed:
+    def __del__(self):
+        signal.raise_signal(signal.SIGINT)
+
+
+def interrupt_in_a_finalizer():
+    InterruptedWhenFreed()
+
+
+def interrupt_in_a_callback():
+    """As in the callback of a weak reference by which Python cleans up after each import."""
+    thing = threading.Event()
+    reference = weakref.ref(thing, lambda _: signal.raise_signal(signal.SIGINT))
+    del thing
+    assert reference() is None
+
+
+@pytest.mark.parametrize("interrupt", [interrupt_in_a_finalizer, interrupt_in_a_callback])
+def test_an_interrupt_that_python_drops_comes_again(interrupt):
+    hook, begin = sys.unraisablehook, time.monotonic()
+    with suppress(KeyboardInterrupt), sigterm_as_interrupt():
+        interrupt()
+        time.sleep(LONG)
+    assert time.monotonic() - begin < LONG
+    assert sys.unraisablehook is hook
+
+
+def test_other_exceptions_that_python_drops_are_reported_as_before(monkeypatch):
+    reported = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda dropped: reported.append(dropped.exc_type))
+    thing = threading.Event()
+    reference = weakref.ref(thing, lambda _: 1 / 0)
+    with sigterm_as_interrupt():
+        del thing
+    assert (reference(), reported) == (None, [ZeroDivisionError])
+
+
+def test_an_interrupt_inside_the_making_of_a_class_is_one():
+    class Attribute:
+        def __set_name__(self, owner, name):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt), sigterm_as_interrupt():
+        type("Made", (), {"attribute": Attribute()})
+
+
+@pytest.mark.parametrize("second", DEFAULTS)
+@pytest.mark.parametrize("first", DEFAULTS)
 def test_signals_in_a_row_interrupt_once_so_that_clean_up_ends(first, second):
     ended = []
     with suppress(KeyboardInterrupt), sigterm_as_interrupt():
@@ -70,6 +130,37 @@ def test_other_threads_leave_the_handlers_alone():
     assert seen == [signal.SIG_DFL]
 
 
+def send_to_this_thread(number):
+    signal.raise_signal(number)
+
+
+def send_to_another_thread(number):
+    """As a terminal may; Python calls its handler in the main thread, whatever that thread blocks."""
+    thread = threading.Thread(target=unblock_and_raise, args=(number,))
+    thread.start()
+    thread.join()
+
+
+def unblock_and_raise(number):
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
+    signal.raise_signal(number)
+
+
+@pytest.mark.parametrize("send", [send_to_this_thread, send_to_another_thread])
+@pytest.mark.parametrize("number", DEFAULTS)
+def test_held_signals_come_at_the_end_of_the_block_and_once(number, send):
+    ended = []
+    with suppress(KeyboardInterrupt), sigterm_as_interrupt():
+        with hold_signals():
+            send(number)
+            send(number)
+            ended.append("block")
+        ended.append("what follows")
+    assert ended == ["block"]
+    assert signal.getsignal(number) is DEFAULTS[number]
+    assert number not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
+
+
 def test_a_forked_child_is_interrupted_by_ctrl_c_as_usual():
     with sigterm_as_interrupt():
         child = os.fork()
@@ -81,6 +172,16 @@ def test_a_forked_child_is_interrupted_by_ctrl_c_as_usual():
             os._exit(code)
         _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 1
+
+
+@pytest.mark.parametrize("number", DEFAULTS)
+def test_an_ignored_signal_stays_ignored(number):
+    before = signal.signal(number, signal.SIG_IGN)  # as SIGHUP under nohup
+    try:
+        with sigterm_as_interrupt():
+            signal.raise_signal(number)
+    finally:
+        signal.signal(number, before)
 
 
 def test_a_forked_child_dies_of_sigterm_as_usual():

@@ -88,7 +88,7 @@ def _module_of(command: str) -> tuple[Any, str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM."""
+    """Run a command. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C, SIGTERM or SIGHUP."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     command = arguments[0] if arguments[:1] and arguments[0] in OF_RUNS else " ".join(arguments[:2])
     for stream in (sys.stdout, sys.stderr):
@@ -161,4 +161,4 @@ Begin with:
 --help behind each says more. --version prints the version, and --print-completion
 bash, zsh or fish a script for the shell: source <(asng --print-completion bash)
 
-Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C or SIGTERM."""
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C, SIGTERM or SIGHUP."""

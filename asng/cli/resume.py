@@ -14,7 +14,7 @@ from asng.cli.runs import is_finished
 from asng.cli.terminal import OutputFlags, outcome_of, print_lines
 from asng.report._command import to_flags
 from asng.report._read import read_run
-from asng.runs import ARCHITECTURE, ENVIRONMENT, LOCK, read_config, seed_folders, settings_from_config
+from asng.runs import ARCHITECTURE, CONFIG, ENVIRONMENT, LOCK, read_config, seed_folders, settings_from_config
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def resume_one(command: ResumeCommand) -> None:
     resumable = [known for known in commands() if known not in OF_RUNS and not known.endswith(" evaluate")]
     if name not in resumable:
         near = did_you_mean(name, resumable)
-        raise ValueError(f"its config.json says {name!r}, which is no command that makes runs{near}")
+        raise ValueError(f"{command.run / CONFIG} says {name!r}, which is no command that makes runs{near}")
     words = words_of(command, name, config)
     print_lines(f"Continuing {name} in {command.run}")
     function_of(name)(words)
@@ -88,7 +88,7 @@ def words_of(command: ResumeCommand, name: str, config: Mapping[str, Any]) -> li
     for flag in flags.values():
         value = started.get(flag.name)
         if value is not None and (fault := mismatch(value, str if flag.kind is Path else flag.kind)):
-            raise ValueError(f"{ENVIRONMENT} of the run is damaged ({flag.name} {fault}); delete that file")
+            raise ValueError(f"{path} is damaged ({flag.name} {fault}); delete that file")
     of = type(parts["settings"]) if parts else get_type_hints(kind)["settings"]
     settings = settings_from_config(of, {"workers": getattr(of, "workers", None), **started, **config}, command.run)
     now = {"data": command.data, "device": command.device, "architecture": command.run / ARCHITECTURE}

@@ -1,7 +1,6 @@
 """Tasks in worker processes: outcomes as they finish; Ctrl-C ends all workers at once."""
 
 import os
-import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -9,6 +8,8 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from typing import TypeVar
+
+from asng._signals import hold_signals
 
 Argument = TypeVar("Argument")
 Returned = TypeVar("Returned")
@@ -50,17 +51,16 @@ def run_parallel(
 
 @contextmanager
 def _starting_workers() -> Iterator[None]:
-    """Processes started inside the context get the environment of workers, and leave Ctrl-C to the parent."""
+    """Processes started inside the context get the environment of workers, and leave signals to the parent."""
     environment = dict(os.environ)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited; here it waits
     os.environ.update(ENVIRONMENT)
     try:
-        yield
+        with hold_signals():  # blocked ones are inherited
+            yield
     finally:
         for name in ENVIRONMENT.keys() - environment.keys():
             del os.environ[name]
         os.environ.update(environment)
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _end_with_parent() -> None:

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from asng import __version__, cli
+from asng._signals import DEFAULTS
 from asng.cli.terminal import progress_bar
 from asng.experiments import toy
 from asng.runs import Run
@@ -92,11 +93,34 @@ def test_a_package_that_is_missing_is_one_line_with_the_cure(words, missing, tmp
     assert re.fullmatch(rf"asng: .*{missing}.*; the commands need pip install 'asng\[experiments\]'\n", done.stderr)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", DEFAULTS)
 def test_a_signal_anywhere_is_exit_code_130_without_a_traceback(monkeypatch, number):
     monkeypatch.setattr(cli, "import_module", lambda name: os.kill(os.getpid(), number))
     done = run("toy", "sweep")
     assert (done.code, done.out, done.err) == (130, "", "")
+
+
+INTERRUPT_AN_IMPORT = """
+import signal, sys
+
+def interrupt(frame, event, argument):
+    if event == "call" and frame.f_code.co_name == "cb" and {after!r} in sys.modules:  # cleans up after an import
+        sys.setprofile(None)
+        signal.raise_signal(signal.SIGINT)
+
+sys.setprofile(interrupt)
+from _asng_command import main
+main()
+"""
+
+
+@pytest.mark.parametrize(("after", "code"), [("numpy.version", -signal.SIGINT), ("rich", 130)])
+def test_ctrl_c_where_python_drops_exceptions_of_imports_ends_the_command(after, code, tmp_path):
+    program = INTERRUPT_AN_IMPORT.format(after=after)
+    command = [sys.executable, "-c", program, "toy", "sweep", "--out", str(tmp_path / "run")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", "")
+    assert list(tmp_path.iterdir()) == []
 
 
 # Bars
@@ -216,7 +240,9 @@ def test_a_folder_in_use_is_refused(words, tmp_path):
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "numbers", [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGTERM, signal.SIGINT, signal.SIGTERM)], ids=str
+    "numbers",
+    [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGHUP,), (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)],
+    ids=str,
 )
 def test_a_signal_keeps_what_is_finished_and_the_same_command_continues(tmp_path, numbers):
     whole, parted = tmp_path / "whole", tmp_path / "parted"

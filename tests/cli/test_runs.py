@@ -207,7 +207,7 @@ def test_what_cannot_be_resumed_is_refused_in_one_line_with_a_cure(folder):
         assert refusal("resume", "busy") == "busy is running already; asng runs busy shows how far it is"
     (folder / "other").mkdir()
     (folder / "other" / "config.json").write_text('{"experiment": "toy", "kind": "swep"}')
-    error = "its config.json says 'toy swep', which is no command that makes runs; did you mean toy sweep?"
+    error = "other/config.json says 'toy swep', which is no command that makes runs; did you mean toy sweep?"
     assert refusal("resume", "other") == error
     assert refusal("resume") == (
         "asng resume needs RUN: folder of a search, a retraining, a tuning or a sweep, or of those of several seeds"
@@ -220,6 +220,6 @@ def test_a_damaged_environment_is_refused_in_one_line(folder, flags):
     settings = make_config("stripes", "search", Stripes.small_search)
     (folder / "run" / "config.json").write_text(json.dumps(settings))
     (folder / "run" / "environment.jsonl").write_text(f'{{"flags": {flags}}}\n')
-    assert "device" in (error := refusal("resume", "run")) or "data" in error
+    assert "device" in (error := refusal("resume", "run")) or "run/environment.jsonl is damaged (data" in error
     (folder / "run" / "environment.jsonl").write_text("{\n")
     assert "environment.jsonl is damaged (line 1: " in refusal("resume", "run")

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM wait for the end of a step, reach what was started meanwhile, and are never lost."""
+"""Ctrl-C, SIGTERM and SIGHUP wait for the end of a step, reach what was started meanwhile, and are never lost."""
 
 import contextlib
 import multiprocessing
@@ -126,8 +126,19 @@ def test_a_signal_without_an_answer_is_sent_again_on_exit(number):
         signal.signal(number, handler)
 
 
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_an_ignored_signal_stays_ignored(number):
+    handler = signal.signal(number, signal.SIG_IGN)  # as SIGHUP under nohup
+    try:
+        with delay_interrupts() as interrupted:
+            signal.raise_signal(number)
+            assert not interrupted()
+    finally:
+        signal.signal(number, handler)
+
+
 def test_a_handler_that_is_not_of_python_stays(monkeypatch):
-    got = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: None}  # None: what a library set by itself
+    got = {signal.SIGINT: signal.default_int_handler}  # None for the others: what a library set by itself
     touched = []
     monkeypatch.setattr(signal, "getsignal", got.get)
     monkeypatch.setattr(signal, "signal", lambda number, handler: touched.append(number))

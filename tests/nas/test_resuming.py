@@ -43,11 +43,12 @@ def test_ctrl_c_finishes_the_step_saves_and_the_same_call_goes_on(tmp_path, whol
     assert same(small_search(path, own_generator=own_generator), whole[own_generator])
 
 
-def test_the_end_of_a_batch_job_saves_as_ctrl_c_does(tmp_path, whole):
+@pytest.mark.parametrize("number", list(_signals.DEFAULTS)[1:])
+def test_the_end_of_a_batch_job_and_a_closed_terminal_save_as_ctrl_c_does(tmp_path, whole, number):
     path = tmp_path / "checkpoint.pt"
     with pytest.raises(KeyboardInterrupt, match="the same call continues from there"):
-        small_search(path, loss_fn=interrupt_at(43, signal.SIGTERM))
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        small_search(path, loss_fn=interrupt_at(43, number))
+    assert signal.getsignal(number) is signal.SIG_DFL
     assert same(small_search(path), whole[False])
 
 
