@@ -44,9 +44,11 @@ def run_resume(arguments: Sequence[str]) -> None:
     command = parse_command(ResumeCommand, "resume", arguments)
     seeds = seed_folders(command.run)
     unfinished = [run for run in seeds if not is_finished(read_run(run))]
+    if seeds and not unfinished:
+        raise ValueError(f"all {len(seeds)} runs in {command.run} are finished; asng report {command.run} shows them")
     with outcome_of(command) as outcome:
         parts = []
-        for run in unfinished or seeds[-1:] or [command.run]:
+        for run in unfinished or [command.run]:
             outcome.clear()
             resume_one(replace(command, run=run))
             parts.append(dict(outcome))

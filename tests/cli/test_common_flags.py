@@ -315,7 +315,7 @@ def test_a_folder_of_seeds_is_reported_and_continued_as_a_whole(folder):
     assert run("report", "some").code == 0
     page = (folder / "some" / "report.html").read_text()
     assert all(name in page for name in ("seed0", "seed1", "mean ± standard deviation"))
-    assert refusal("resume", "some").startswith("some/seed1 is finished; ")
+    assert refusal("resume", "some") == "all 2 runs in some are finished; asng report some shows them"
     whole = summary_of(folder / "some" / "seed1")["values"]
     (folder / "some" / "seed1" / "summary.json").unlink()  # as if it was interrupted at the end
     done = run("resume", "some")

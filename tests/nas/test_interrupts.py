@@ -126,7 +126,7 @@ def test_a_signal_without_an_answer_is_sent_again_on_exit(number):
         signal.signal(number, handler)
 
 
-@pytest.mark.parametrize("number", STOP_SIGNALS)
+@pytest.mark.parametrize("number", DEFAULTS)
 def test_an_ignored_signal_stays_ignored(number):
     handler = signal.signal(number, signal.SIG_IGN)  # as SIGHUP under nohup
     try:
