@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -26,6 +27,7 @@ ALPHA, NOISY_ALPHA = 1.1, 1.5  # of ASNG: steps of choices are longer where no n
 ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ranked with the next one
 NOISY_ELITES, NOISY_ELITE_AGE = 2, 5  # the same where losses are noisy
 MAX_RESTART_SIZE = 1000  # the population of restarts: doubled without end, it would only draw
+MAX_LISTED = 10_000  # values of a space that is evaluated as a whole, if evaluations allow
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
@@ -84,6 +86,7 @@ class SavedState(TypedDict):
     queue: list[list[float]]
     judged: list[tuple[list[float], float | None, tuple[int, float | None]]]
     counters: tuple[int, int, int]
+    is_listing: bool
     before: tuple[int, int, int]
 
 
@@ -134,15 +137,17 @@ class BlackBox:
         self._stale = self._barren = self._settled = 0
         self._started_before = self._told_before = 0  # evaluations started and ended at the last tell
         self._first = 0  # evaluations before the last restart
+        self._is_listing = False  # whether the queue holds all values that are left
         self.is_whole = True  # False in the middle of a change
 
     def _make_optimizer(self, start: int) -> Optimizer:
-        seed: Seed = self._seed
-        if start:
-            seed = np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
+        seed = self._seed_of(start) if start else self._seed
         size = min(self.population_size * 2**start, max(self.population_size, MAX_RESTART_SIZE))
         alpha = NOISY_ALPHA if self._noisy else ALPHA
         return black_box_optimizer(self._variables, population_size=size, alpha=alpha, initial=self._initial, seed=seed)
+
+    def _seed_of(self, start: int) -> np.random.SeedSequence:
+        return np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
 
     @property
     def optimizer(self) -> Optimizer:
@@ -162,6 +167,8 @@ class BlackBox:
     @property
     def exhausted(self) -> str:
         """Why nothing is left to evaluate, or an empty text."""
+        if self._is_listing:
+            return "" if self._queue else "nothing new"
         patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / self.optimizer.population_size)
         if self._stale >= MAX_STALE or len(self._losses) >= self._n_values:
             return "nothing new"
@@ -225,15 +232,15 @@ class BlackBox:
         self._origins.append(Origin(x, key, start))
 
     def _judge(self, x: Array, loss: float, violation: Violation, key: Hashable = None) -> None:
+        if self._is_listing:  # not drawn from the distribution
+            return
         self._judged.append(Judged(x, loss, violation, key))
         if len(self._judged) >= self.optimizer.population_size:
             self._tell()
             self._count()
-            # Where not even the first populations after a restart were new, those of another one would not be, either.
-            is_left = len(self._losses) < self._n_values and len(self.history) > self._first
-            is_over = self.exhausted in ("converged", "nothing new")
-            if is_over and is_left and len(self.optimizers) <= self._restarts:
-                self._restart()
+            is_left = len(self._losses) < self._n_values
+            if self.exhausted and is_left and len(self.optimizers) <= self._restarts:
+                self._start_over()
 
     def _tell(self) -> None:
         """Tell losses, and for infeasible candidates numbers above them in the order of their violations."""
@@ -287,11 +294,26 @@ class BlackBox:
         distance = np.linalg.norm(family.whiten(narrowest, optimizer.theta - narrowest))
         return bool(distance <= CONCENTRATED * family.root_dimension)
 
-    def _restart(self) -> None:
-        self.optimizers.append(self._make_optimizer(len(self.optimizers)))
-        self._queue.clear()
-        self._first = len(self.history)
-        self._stale = self._barren = self._settled = 0
+    def _start_over(self) -> None:
+        """Restart, or queue what is left of a small space: all of it at the end, as no other restart would be new."""
+        is_small = self._n_values <= MAX_LISTED and not self.optimizer._has_custom_family
+        is_last = len(self.history) == self._first or self.exhausted == "infeasible"
+        if is_small and (is_last or self._n_values - len(self._losses) <= 2 * self.optimizer.population_size):
+            self._is_listing = True
+            self._queue = deque(self._unknown_values())
+        elif not is_last:
+            self.optimizers.append(self._make_optimizer(len(self.optimizers)))
+            self._queue.clear()
+            self._first = len(self.history)
+            self._stale = self._barren = self._settled = 0
+
+    def _unknown_values(self) -> list[Candidate]:
+        """Candidates of all values that were not evaluated, in random order."""
+        marginals: Any = self._space.marginals
+        positions = product(*(range(len(variable.values() or ())) for variable in self._space.variables))
+        unknown = np.array([position for position in positions if position not in self._losses], dtype=float)
+        np.random.default_rng(self._seed_of(len(self.optimizers))).shuffle(unknown)
+        return list(map(self._candidate, unknown + [marginal.low for marginal in marginals]))
 
     def finish(self) -> None:
         """Tell the rest of a population, at the end."""
@@ -347,6 +369,7 @@ class BlackBox:
                 [each.x.tolist(), _to_json(each.loss), list(map(_to_json, each.violation))] for each in self._judged
             ],
             "counters": [self._stale, self._barren, self._settled],
+            "is_listing": self._is_listing,
             "before": [self._started_before - len(self.jobs), self._told_before, self._first],
         }
 
@@ -369,9 +392,10 @@ class BlackBox:
             key = self._key(candidate) if violation == FEASIBLE else None
             self._judged.append(Judged(candidate.x, _from_json(loss), violation, key))
         self._stale, self._barren, self._settled = state["counters"]
+        self._is_listing = state["is_listing"]
         self._started_before, self._told_before, self._first = state["before"]
 
-    def _candidate(self, x: list[float]) -> Candidate:
+    def _candidate(self, x: Sequence[float] | Array) -> Candidate:
         draw = np.array(x, dtype=float)
         return Candidate(self._space.decode(draw[None])[0], draw)
 

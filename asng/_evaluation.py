@@ -43,8 +43,11 @@ def failure(error: BaseException) -> Outcome:
     if isinstance(error, KeyboardInterrupt):
         raise error
     clear_frames(error.__traceback__)  # which may hold much memory
-    text = (str(error).splitlines() or [""])[0]
     name = type(error).__name__
+    try:
+        text = (str(error).splitlines() or [""])[0]
+    except Exception:  # of the user's own
+        text = ""
     return Outcome(math.inf, f"{name}: {text}"[:MAX_TEXT] if text else name, error)
 
 

@@ -1,5 +1,6 @@
 """Black-box minimization: a loop around ask and tell, with the defaults of black boxes."""
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +19,10 @@ from asng._progress import Progress, no_progress, progress_bar
 from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
 
-FORMAT = "asng minimize 1"
+FORMAT = "asng minimize 2"
 MAX_FAILED_POPULATIONS = 5  # in a row
 MAX_SHOWN = 6  # values in a text
+NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses
 FIRST_REPORT, REPORT_INTERVAL = 1.0, 0.2  # seconds: quick minimizations show no progress bar
 
 
@@ -103,7 +105,7 @@ def minimize(
     """Minimize a black box over a space. Ctrl-C and SIGTERM end it early with the result so far.
 
     An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN, -infinity or no number is one
-    evaluation with the worst loss; a warning says why, once for equal reasons.
+    evaluation with the worst loss; a warning says why, once for reasons that differ in numbers alone.
 
     Args:
         f: Called with a dict of values; returns a number, lower is better.
@@ -127,8 +129,9 @@ def minimize(
             continues from it, also with more evaluations.
         target: Ends the minimization at a loss that is not above it.
         timeout: Seconds that an evaluation by an executor may take, with the start of its process.
-        restarts: How often to start over, with twice the population (10,000 at most), once converged or without
-            anything new; by default as often as evaluations allow, and never where losses are noisy.
+        restarts: How often to start over, with twice the population (1,000 at most), once converged or without
+            anything new; by default as often as evaluations allow, and never where losses are noisy. In a space of
+            up to 10,000 values the last restart evaluates those that are left, in random order.
         progress: Show a progress bar, if stderr is a terminal.
 
     Returns:
@@ -203,8 +206,9 @@ def _evaluate(
         is_over = False
         for job, outcome in evaluator.wait():
             evaluation = run.record(job, outcome)
-            if evaluation.error and evaluation.error not in warned:
-                warned.add(evaluation.error)
+            reason = NUMBER.sub("", evaluation.error)
+            if reason and reason not in warned:
+                warned.add(reason)
                 shown = f"evaluation {len(run.history)} of {_shorten(evaluation.values)}"
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)

@@ -90,6 +90,14 @@ def test_restarts_continue_where_they_were(tmp_path):
             assert inner(results[-1].optimizer) == inner(whole.optimizer)
 
 
+def test_the_rest_of_a_small_space_continues_where_it_was(tmp_path):
+    space, parity = {"n": Integer(0, 60)}, lambda values: values["n"] * 31 % 61
+    f = Interrupted(10, 40, 50, 55, 60, f=parity)
+    results = [minimize(f, space, evaluations=100, checkpoint=tmp_path / "state.json", seed=0) for _ in range(6)]
+    assert results[-1].history == minimize(parity, space, evaluations=100, seed=0).history
+    assert [result.stopped for result in results] == ["interrupted"] * 5 + ["nothing new"]
+
+
 def test_reasons_to_stop_survive_in_the_file(tmp_path):
     def never(values):
         raise AssertionError("evaluated")
@@ -234,6 +242,7 @@ def forge(path, change):
         lambda state: state["history"][0].__setitem__(1, 7),
         lambda state: state["history"][0].__setitem__(2, "low"),
         lambda state: state.update(counters=["a", 0, 0]),
+        lambda state: state.update(is_listing=1),
         lambda state: state.update(optimizers=[{}]),
         lambda state: state.update(queue=[[0.0]]),
     ],
