@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, NamedTuple, TypedDict
@@ -82,7 +82,7 @@ class SavedState(TypedDict):
 
     entropy: tuple[Any, list[int]]
     optimizers: list[dict[str, Any]]
-    history: list[tuple[list[float], int, float | None, str]]
+    history: list[tuple[list[float], int, float | None, str, list[str] | None]]
     queue: list[list[float]]
     judged: list[tuple[list[float], float | None, tuple[int, float | None]]]
     counters: tuple[int, int, int]
@@ -125,6 +125,7 @@ class BlackBox:
         listed = [variable.values() for variable in space.values()]
         self._n_values = math.inf if noisy else math.prod(math.inf if v is None else len(v) for v in listed)
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
+        self._active: dict[Hashable, frozenset[str]] = {}  # of values of which not all had an effect
         self._best: int | None = None
         self.failures_in_row = 0
         self.last_cause: BaseException | None = None  # what the last evaluation raised
@@ -212,17 +213,21 @@ class BlackBox:
         """Take the outcome of a job in; a whole population is told."""
         self.is_whole = False
         others = self.jobs.pop(job)
+        if unknown := set(outcome.active or ()) - self._variables.keys():
+            outcome = Outcome(math.inf, f"it returned {min(unknown)!r}, which is not in the space, as active")
         evaluation = Evaluation(job.candidate.values, outcome.loss, outcome.error)
         self.last_cause = outcome.cause
-        self._remember(evaluation, job.candidate.x, job.start)
+        self._remember(evaluation, job.candidate.x, job.start, outcome.active)
         if job.start == len(self.optimizers) - 1:
             for candidate in (job.candidate, *others):
                 self._judge(candidate.x, outcome.loss, FEASIBLE, job.key)
         self.is_whole = True
         return evaluation
 
-    def _remember(self, evaluation: Evaluation, x: Array, start: int) -> None:
+    def _remember(self, evaluation: Evaluation, x: Array, start: int, active: Collection[str] | None) -> None:
         key = self._key(Candidate(evaluation.values, x))
+        if active is not None and len(active) < len(self._variables):
+            self._active[key] = frozenset(active)
         total, count = self._losses.get(key, (0.0, 0))
         self._losses[key] = total + evaluation.loss, count + 1
         self.failures_in_row = 0 if math.isfinite(evaluation.loss) else self.failures_in_row + 1
@@ -250,7 +255,8 @@ class BlackBox:
             each.loss if each.violation == FEASIBLE else WORST_LOSS * (1 + steps.index(each.violation))
             for each in judged
         ]
-        self.optimizer.tell([Candidate({}, each.x) for each in judged], losses)
+        active = [self._active.get(each.key, self._variables.keys()) for each in judged] if self._active else None
+        self.optimizer.tell([Candidate({}, each.x) for each in judged], losses, active=active)
 
     def _recent_best(self) -> list[Judged]:
         """The best that the optimizer drew of late, by mean loss, so that they are not lost again.
@@ -363,7 +369,10 @@ class BlackBox:
         return {
             "entropy": [self._entropy, list(self._spawn_key)],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "history": [[origin.x.tolist(), origin.start, _to_json(e.loss), e.error] for e, origin in rows],
+            "history": [
+                [origin.x.tolist(), origin.start, _to_json(e.loss), e.error, self._active_names(origin.key)]
+                for e, origin in rows
+            ],
             "queue": [candidate.x.tolist() for candidate in (*flying, *self._queue)],
             "judged": [
                 [each.x.tolist(), _to_json(each.loss), list(map(_to_json, each.violation))] for each in self._judged
@@ -381,11 +390,13 @@ class BlackBox:
         self.optimizers += [self._make_optimizer(start) for start in range(1, len(state["optimizers"]))]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        for x, start, loss, error in state["history"]:
+        for x, start, loss, error, active in state["history"]:
             if not 0 <= start < len(self.optimizers):
                 raise ValueError(f"an evaluation of start {start}, of which there are {len(self.optimizers)}")
             candidate = self._candidate(x)
-            self._remember(Evaluation(candidate.values, _from_json(loss), error), candidate.x, start)
+            if active is not None and not self._variables.keys() >= set(active):
+                raise ValueError(f"{active} are not all in the space")
+            self._remember(Evaluation(candidate.values, _from_json(loss), error), candidate.x, start, active)
         self._queue.extend(map(self._candidate, state["queue"]))
         for x, loss, (first, second) in state["judged"]:
             candidate, violation = self._candidate(x), (first, _from_json(second))
@@ -394,6 +405,9 @@ class BlackBox:
         self._stale, self._barren, self._settled = state["counters"]
         self._is_listing = state["is_listing"]
         self._started_before, self._told_before, self._first = state["before"]
+
+    def _active_names(self, key: Hashable) -> list[str] | None:
+        return sorted(self._active[key]) if key in self._active else None
 
     def _candidate(self, x: Sequence[float] | Array) -> Candidate:
         draw = np.array(x, dtype=float)

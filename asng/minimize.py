@@ -108,7 +108,8 @@ def minimize(
     evaluation with the worst loss; a warning says why, once for reasons that differ in numbers alone.
 
     Args:
-        f: Called with a dict of values; returns a number, lower is better.
+        f: Called with a dict of values; returns a number, lower is better. Where not all values had an effect, it may
+            return (number, names of those that had): what the others were is then not learned from.
         space: Names and variables.
         evaluations: The most calls of f, at least 2.
         population_size: Candidates compared at a time; by default 4 + floor(3 ln n) for n variables with more than one
@@ -144,7 +145,7 @@ def minimize(
     >>> import asng
     >>> space = {"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}
     >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=100, seed=0)
-    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=12, stopped='nothing new')
+    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=18, stopped='nothing new')
     """
     check_int(evaluations, "evaluations", min=2)
     _check_callables(f, executor, limits, callback)

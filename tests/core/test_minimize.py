@@ -201,6 +201,47 @@ def test_a_real_at_its_bound_is_evaluated_once():
     assert sum(values["x"] == 0 for values in f.seen) == 1
 
 
+# Values without effect
+
+
+def test_values_without_effect_are_not_learned_from():
+    space: dict[str, Any] = {"a": Categorical(range(4)), "b": Categorical(range(4)), "c": Categorical(range(4))}
+
+    def told(values):
+        names = {"a", "b"} if values["a"] == 1 else ["a"]
+        return abs(values["a"] - 1) + (values["a"] == 1 and values["b"] != 2), names
+
+    for more in ({}, {"x": Real(0, 1)}):  # of which choices alone are told
+        result = minimize(told, space | more, evaluations=200, noisy=True, seed=0)
+        probabilities = result.optimizer.distribution()
+        assert probabilities["c"].tolist() == [0.25] * 4
+        assert probabilities["a"][1] > 0.5
+        assert probabilities["b"][2] > 0.5
+
+
+def test_names_of_all_values_mean_as_much_as_none():
+    space = {name: Categorical(range(5)) for name in "abcdefgh"}
+    plain = minimize(lambda values: sum(values.values()), space, evaluations=60, seed=3)
+    told = minimize(lambda values: (sum(values.values()), tuple(values)), space, evaluations=60, seed=3)
+    assert told.history == plain.history
+    assert inner(told.optimizer) == inner(plain.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("behind", "message"),
+    [
+        ({"m"}, "it returned 'm', which is not in the space, as active"),
+        ({"n": 1}, r"a number and a set of names, got \{'n': 1\} behind the number"),
+        ("n", "a number and a set of names, got 'n' behind the number"),
+        ([3], r"a number and a set of names, got \[3\] behind the number"),
+    ],
+)
+def test_wrong_names_cost_one_evaluation_and_rank_last(behind, message):
+    with pytest.warns(UserWarning, match=message):
+        result = minimize(lambda v: (9, behind) if v["n"] > 2 else -v["n"], LINE, evaluations=50, seed=0)
+    assert result.values == {"n": 2}
+
+
 # Stopping
 
 
