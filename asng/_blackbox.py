@@ -2,8 +2,9 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any, NamedTuple, TypedDict
 
 import numpy as np
@@ -25,6 +26,7 @@ ALPHA, NOISY_ALPHA = 1.1, 1.5  # of ASNG: steps of choices are longer where no n
 ELITES, ELITE_AGE = 1, 20  # how many of the best of the last populations are ranked with the next one
 NOISY_ELITES, NOISY_ELITE_AGE = 2, 5  # the same where losses are noisy
 MAX_RESTART_SIZE = 1000  # the population of restarts: doubled without end, it would only draw
+MAX_LISTED = 10_000  # values of a space that is evaluated as a whole, if evaluations allow
 MAX_STALE = 10  # populations in a row that bring nothing new
 MAX_INFEASIBLE = 1000  # populations in a row without an evaluation, some of them infeasible
 CONCENTRATED = 0.2  # of the most concentrated distribution, the distance that counts as having reached it
@@ -71,10 +73,11 @@ class SavedState(TypedDict):
 
     entropy: tuple[Any, list[int]]
     optimizers: list[dict[str, Any]]
-    history: list[tuple[list[float], int, float | None, str]]
+    history: list[tuple[list[float], int, float | None, str, list[str] | None]]
     queue: list[list[float]]
     judged: list[tuple[list[float], float | None, tuple[int, float | None]]]
     counters: tuple[int, int, int]
+    is_listing: bool
     before: tuple[int, int, int]
 
 
@@ -112,6 +115,7 @@ class BlackBox:
         listed = [variable.values() for variable in space.values()]
         self._n_values = math.inf if noisy else math.prod(math.inf if v is None else len(v) for v in listed)
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
+        self._active: dict[Hashable, frozenset[str]] = {}  # of values of which not all had an effect
         self._best: int | None = None
         self.failures_in_row = 0
         self.last_cause: BaseException | None = None  # what the last evaluation raised
@@ -124,15 +128,17 @@ class BlackBox:
         self._stale = self._barren = self._settled = 0
         self._started_before = self._told_before = 0  # evaluations started and ended at the last tell
         self._first = 0  # evaluations before the last restart
+        self._is_listing = False  # whether the queue holds all values that are left
         self.is_whole = True  # False in the middle of a change
 
     def _make_optimizer(self, start: int) -> Optimizer:
-        seed: Seed = self._seed
-        if start:
-            seed = np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
+        seed = self._seed_of(start) if start else self._seed
         size = min(self.population_size * 2**start, max(self.population_size, MAX_RESTART_SIZE))
         alpha = NOISY_ALPHA if self._noisy else ALPHA
         return black_box_optimizer(self._variables, population_size=size, alpha=alpha, initial=self._initial, seed=seed)
+
+    def _seed_of(self, start: int) -> np.random.SeedSequence:
+        return np.random.SeedSequence(self._entropy, spawn_key=(*self._spawn_key, start))
 
     @property
     def optimizer(self) -> Optimizer:
@@ -152,6 +158,8 @@ class BlackBox:
     @property
     def exhausted(self) -> str:
         """Why nothing is left to evaluate, or an empty text."""
+        if self._is_listing:
+            return "" if self._queue else "nothing new"
         patience = MAX_STALE + math.ceil(SETTLED_EVALUATIONS * len(self._variables) / self.optimizer.population_size)
         if self._stale >= MAX_STALE or len(self._losses) >= self._n_values:
             return "nothing new"
@@ -195,15 +203,19 @@ class BlackBox:
         """Take the outcome of a job in; a whole population is told."""
         self.is_whole = False
         others = self.jobs.pop(job)
+        if unknown := set(outcome.active or ()) - self._variables.keys():
+            outcome = Outcome(math.inf, f"it returned {min(unknown)!r}, which is not in the space, as active")
         self.last_cause = outcome.cause
-        evaluation = self._remember(job, outcome.loss, outcome.error)
+        evaluation = self._remember(job, outcome.loss, outcome.error, outcome.active)
         if job.start == len(self.optimizers) - 1:
             for candidate in (job.candidate, *others):
                 self._judge(candidate.x, outcome.loss, FEASIBLE, job.key)
         self.is_whole = True
         return evaluation
 
-    def _remember(self, job: Job, loss: float, error: str) -> Evaluation:
+    def _remember(self, job: Job, loss: float, error: str, active: Collection[str] | None) -> Evaluation:
+        if active is not None and len(active) < len(self._variables):
+            self._active[job.key] = frozenset(active)
         total, count = self._losses.get(job.key, (0.0, 0))
         self._losses[job.key] = total + loss, count + 1
         self.failures_in_row = 0 if math.isfinite(loss) else self.failures_in_row + 1
@@ -215,18 +227,15 @@ class BlackBox:
         return evaluation
 
     def _judge(self, x: Array, loss: float, violation: Violation, key: Hashable = None) -> None:
+        if self._is_listing:  # not drawn from the distribution
+            return
         self._judged.append(Judged(x, loss, violation, key))
         if len(self._judged) >= self.optimizer.population_size:
             self._tell()
             self._count()
-            # Where not even the first populations after a restart were new, those of another one would not be, either.
-            is_left = len(self._losses) < self._n_values and len(self.history) > self._first
-            is_over = self.exhausted in ("converged", "nothing new")
-            if is_over and is_left and len(self.optimizers) <= self._restarts:
-                self.optimizers.append(self._make_optimizer(len(self.optimizers)))
-                self._queue.clear()
-                self._first = len(self.history)
-                self._stale = self._barren = self._settled = 0
+            is_left = len(self._losses) < self._n_values
+            if self.exhausted and is_left and len(self.optimizers) <= self._restarts:
+                self._start_over()
 
     def _tell(self) -> None:
         """Tell losses, and for infeasible candidates numbers above them in the order of their violations."""
@@ -236,7 +245,8 @@ class BlackBox:
             each.loss if each.violation == FEASIBLE else WORST_LOSS * (1 + steps.index(each.violation))
             for each in judged
         ]
-        self.optimizer.tell([Candidate({}, each.x) for each in judged], losses)
+        active = [self._active.get(each.key, self._variables.keys()) for each in judged] if self._active else None
+        self.optimizer.tell([Candidate({}, each.x) for each in judged], losses, active=active)
 
     def _recent_best(self) -> list[Judged]:
         """The best that the optimizer drew of late, by mean loss, so that they are not lost again.
@@ -279,6 +289,27 @@ class BlackBox:
         narrowest = family.project(family.statistics(family.mode(optimizer.theta)))
         distance = np.linalg.norm(family.whiten(narrowest, optimizer.theta - narrowest))
         return bool(distance <= CONCENTRATED * family.root_dimension)
+
+    def _start_over(self) -> None:
+        """Restart, or queue what is left of a small space: all of it at the end, as no other restart would be new."""
+        is_small = self._n_values <= MAX_LISTED and not self.optimizer._has_custom_family
+        is_last = len(self.history) == self._first or self.exhausted == "infeasible"
+        if is_small and (is_last or self._n_values - len(self._losses) <= 2 * self.optimizer.population_size):
+            self._is_listing = True
+            self._queue = deque(self._unknown_values())
+        elif not is_last:
+            self.optimizers.append(self._make_optimizer(len(self.optimizers)))
+            self._queue.clear()
+            self._first = len(self.history)
+            self._stale = self._barren = self._settled = 0
+
+    def _unknown_values(self) -> list[Candidate]:
+        """Candidates of all values that were not evaluated, in random order."""
+        marginals: Any = self._space.marginals
+        positions = product(*(range(len(variable.values() or ())) for variable in self._space.variables))
+        unknown = np.array([position for position in positions if position not in self._losses], dtype=float)
+        np.random.default_rng(self._seed_of(len(self.optimizers))).shuffle(unknown)
+        return list(map(self._candidate, unknown + [marginal.low for marginal in marginals]))
 
     def finish(self) -> None:
         """Tell the rest of a population, at the end."""
@@ -328,12 +359,16 @@ class BlackBox:
         return {
             "entropy": [self._entropy, list(self._spawn_key)],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "history": [[job.candidate.x.tolist(), job.start, _to_json(e.loss), e.error] for e, job in rows],
+            "history": [
+                [job.candidate.x.tolist(), job.start, _to_json(e.loss), e.error, self._active_names(job.key)]
+                for e, job in rows
+            ],
             "queue": [candidate.x.tolist() for candidate in (*flying, *self._queue)],
             "judged": [
                 [each.x.tolist(), _to_json(each.loss), list(map(_to_json, each.violation))] for each in self._judged
             ],
             "counters": [self._stale, self._barren, self._settled],
+            "is_listing": self._is_listing,
             "before": [self._started_before - len(self.jobs), self._told_before, self._first],
         }
 
@@ -345,20 +380,26 @@ class BlackBox:
         self.optimizers += [self._make_optimizer(start) for start in range(1, len(state["optimizers"]))]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
-        for x, start, loss, error in state["history"]:
+        for x, start, loss, error, active in state["history"]:
             if not 0 <= start < len(self.optimizers):
                 raise ValueError(f"an evaluation of start {start}, of which there are {len(self.optimizers)}")
             candidate = self._candidate(x)
-            self._remember(Job(candidate, self._key(candidate), start), _from_json(loss), error)
+            if active is not None and not self._variables.keys() >= set(active):
+                raise ValueError(f"{active} are not all in the space")
+            self._remember(Job(candidate, self._key(candidate), start), _from_json(loss), error, active)
         self._queue.extend(map(self._candidate, state["queue"]))
         for x, loss, (first, second) in state["judged"]:
             candidate, violation = self._candidate(x), (first, _from_json(second))
             key = self._key(candidate) if violation == FEASIBLE else None
             self._judged.append(Judged(candidate.x, _from_json(loss), violation, key))
         self._stale, self._barren, self._settled = state["counters"]
+        self._is_listing = state["is_listing"]
         self._started_before, self._told_before, self._first = state["before"]
 
-    def _candidate(self, x: list[float]) -> Candidate:
+    def _active_names(self, key: Hashable) -> list[str] | None:
+        return sorted(self._active[key]) if key in self._active else None
+
+    def _candidate(self, x: Sequence[float] | Array) -> Candidate:
         draw = np.array(x, dtype=float)
         return Candidate(self._space.decode(draw[None])[0], draw)
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Set
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, CancelledError, Executor, Future, wait
 from dataclasses import dataclass
 from traceback import clear_frames
@@ -18,24 +18,37 @@ MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evalua
 
 
 class Outcome(NamedTuple):
-    """The loss of an evaluation, infinity where it failed; why it failed, or an empty text; what it raised."""
+    """The loss of an evaluation, infinity where it failed; why it failed, or an empty text; what it raised.
+
+    `active` are the names of the variables that had an effect, or None for all.
+    """
 
     loss: float
     error: str = ""
     cause: BaseException | None = None
+    active: frozenset[str] | None = None
 
 
 def to_outcome(returned: Any) -> Outcome:
-    """Check what a black box returned; infinity is a loss, the worst.
+    """Check what a black box returned, a loss or (loss, active); infinity is a loss, the worst.
 
-    >>> to_outcome(2), to_outcome(math.nan).error, to_outcome(None).error
-    (Outcome(loss=2.0, error='', cause=None), 'it returned nan', 'it must return a number, got None')
+    >>> to_outcome(2).loss, to_outcome(math.nan).error, to_outcome(None).error
+    (2.0, 'it returned nan', 'it must return a number, got None')
     """
+    active = None
     try:
+        if isinstance(returned, tuple) and len(returned) == 2:
+            returned, active = returned[0], _to_names(returned[1])
         loss = as_float(returned, "it must return a number")
     except ValueError as error:
         return Outcome(math.inf, str(error)[:MAX_TEXT])
-    return Outcome(loss) if loss > -math.inf else Outcome(math.inf, f"it returned {loss}")
+    return Outcome(loss, active=active) if loss > -math.inf else Outcome(math.inf, f"it returned {loss}")
+
+
+def _to_names(active: Any) -> frozenset[str]:
+    if not isinstance(active, (Set, list, tuple)) or not all(isinstance(name, str) for name in active):
+        raise ValueError(f"it must return a number, or a number and a set of names, got {active!r} behind the number")
+    return frozenset(active)
 
 
 def failure(error: BaseException) -> Outcome:
@@ -43,8 +56,11 @@ def failure(error: BaseException) -> Outcome:
     if isinstance(error, KeyboardInterrupt):
         raise error
     clear_frames(error.__traceback__)  # which may hold much memory
-    text = (str(error).splitlines() or [""])[0]
     name = type(error).__name__
+    try:
+        text = (str(error).splitlines() or [""])[0]
+    except Exception:  # of the user's own
+        text = ""
     return Outcome(math.inf, f"{name}: {text}"[:MAX_TEXT] if text else name, error)
 
 

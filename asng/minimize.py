@@ -1,6 +1,7 @@
 """Black-box minimization: a loop around ask and tell, with the defaults of black boxes."""
 
 import math
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -19,9 +20,10 @@ from asng._progress import Progress, no_progress, progress_bar
 from asng._signals import sigterm_as_interrupt
 from asng.space import Variable
 
-FORMAT = "asng minimize 1"
+FORMAT = "asng minimize 2"
 MAX_FAILED_POPULATIONS = 5  # in a row
 MAX_SHOWN = 6  # values in a text
+NUMBER = re.compile(r"0x[0-9a-f]+|-?[0-9][-+.0-9e]*")  # errors of one reason differ in sizes, losses, addresses
 FIRST_REPORT, REPORT_INTERVAL = 1.0, 0.2  # seconds: quick minimizations show no progress bar
 
 
@@ -104,10 +106,11 @@ def minimize(
     """Minimize a black box over a space. Ctrl-C and SIGTERM end it early with the result so far.
 
     An evaluation that raises, dies, takes longer than `timeout`, or returns None, NaN, -infinity or no number is one
-    evaluation with the worst loss; a warning says why, once for equal reasons.
+    evaluation with the worst loss; a warning says why, once for reasons that differ in numbers alone.
 
     Args:
-        f: Called with a dict of values; returns a number, lower is better.
+        f: Called with a dict of values; returns a number, lower is better. Where not all values had an effect, it may
+            return (number, names of those that had): what the others were is then not learned from.
         space: Names and variables.
         evaluations: The most calls of f, at least 2.
         population_size: Candidates compared at a time; by default 4 + floor(3 ln n) for n variables with more than one
@@ -128,8 +131,9 @@ def minimize(
             continues from it, also with more evaluations.
         target: Ends the minimization at a loss that is not above it.
         timeout: Seconds that an evaluation by an executor may take, with the start of its process.
-        restarts: How often to start over, with twice the population (10,000 at most), once converged or without
-            anything new; by default as often as evaluations allow, and never where losses are noisy.
+        restarts: How often to start over, with twice the population (1,000 at most), once converged or without
+            anything new; by default as often as evaluations allow, and never where losses are noisy. In a space of
+            up to 10,000 values the last restart evaluates those that are left, in random order.
         progress: Show a progress bar, if stderr is a terminal.
 
     Returns:
@@ -142,7 +146,7 @@ def minimize(
     >>> import asng
     >>> space = {"op": asng.Categorical(["add", "mul"]), "n": asng.Integer(1, 9)}
     >>> asng.minimize(lambda v: abs(v["n"] - 7) + (v["op"] == "add"), space, evaluations=100, seed=0)
-    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=12, stopped='nothing new')
+    Result(values={'op': 'mul', 'n': 7}, loss=0, evaluations=18, stopped='nothing new')
     """
     check_int(evaluations, "evaluations", min=2)
     _check_callables(f, executor, limits, callback)
@@ -195,8 +199,9 @@ def _evaluate(
         is_over = False
         for job, outcome in evaluator.wait():
             evaluation = run.record(job, outcome)
-            if evaluation.error and evaluation.error not in warned:
-                warned.add(evaluation.error)
+            reason = NUMBER.sub("", evaluation.error)
+            if reason and reason not in warned:
+                warned.add(reason)
                 shown = f"evaluation {len(run.history)} of {_shorten(evaluation.values)}"
                 warnings.warn(f"{shown} failed and ranks last: {evaluation.error}", stacklevel=3)
             returned = None if callback is None else callback(evaluation)

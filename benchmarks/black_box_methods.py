@@ -13,9 +13,25 @@ from black_box_problems import Loss, Problem, Values
 import asng
 
 
+class Read(dict[str, Any]):
+    """Values that remember which of them were read, so that asng is told those that have an effect."""
+
+    def __init__(self, values: Values) -> None:
+        super().__init__(values)
+        self.names: set[str] = set()
+
+    def __getitem__(self, name: str) -> Any:
+        self.names.add(name)
+        return super().__getitem__(name)
+
+
 def by_asng(f: Loss, problem: Problem, evaluations: int, seed: int) -> Values:
+    def told(values: Values) -> tuple[float, set[str]]:
+        read = Read(values)
+        return f(read), read.names
+
     noisy = problem.noise > 0
-    result = asng.minimize(f, problem.space, evaluations=evaluations, noisy=noisy, seed=seed, progress=False)
+    result = asng.minimize(told, problem.space, evaluations=evaluations, noisy=noisy, seed=seed, progress=False)
     return result.mode if noisy else result.values
 
 

@@ -58,7 +58,7 @@ class ASNGSampler(BaseSampler):
 
     Args:
         population_size: Trials compared at a time; by default 4 + floor(3 ln n) for n parameters.
-        independent_sampler: Samples parameters that no finished trial has; by default a RandomSampler.
+        independent_sampler: Samples parameters that no finished trial has; by default they are drawn uniformly.
         seed: Of all draws; None for a random one. Processes on one storage may have the same.
 
     Raises:
@@ -82,7 +82,7 @@ class ASNGSampler(BaseSampler):
             )
         if seed is not None:
             check_int(seed, "seed", min=0)
-        self._independent_sampler = independent_sampler or RandomSampler(seed=seed)
+        self._independent_sampler = independent_sampler
         self._entropy: Any = np.random.SeedSequence(seed).entropy
         self._lock = threading.Lock()  # `n_jobs` threads share the sampler
         self._study_name: str | None = None
@@ -106,13 +106,16 @@ class ASNGSampler(BaseSampler):
     # What Optuna calls.
 
     def reseed_rng(self) -> None:
-        self._independent_sampler.reseed_rng()  # the draws of a trial depend on its number
+        if self._independent_sampler is not None:  # its own draws depend on the number of the trial
+            self._independent_sampler.reseed_rng()
 
     def before_trial(self, study: Any, trial: Any) -> None:
-        self._independent_sampler.before_trial(study, trial)
+        if self._independent_sampler is not None:
+            self._independent_sampler.before_trial(study, trial)
 
     def after_trial(self, study: Any, trial: Any, state: Any, values: Any) -> None:
-        self._independent_sampler.after_trial(study, trial, state, values)
+        if self._independent_sampler is not None:
+            self._independent_sampler.after_trial(study, trial, state, values)
 
     def infer_relative_search_space(self, study: Any, trial: Any) -> dict[str, Any]:
         with self._lock:
@@ -134,7 +137,11 @@ class ASNGSampler(BaseSampler):
 
     def sample_independent(self, study: Any, trial: Any, param_name: str, param_distribution: Any) -> Any:
         _check_single_objective(study)
-        return self._independent_sampler.sample_independent(study, trial, param_name, param_distribution)
+        sampler = self._independent_sampler
+        if sampler is None:  # one that continues exactly, and differs in other processes with the same seed
+            words = [self._entropy, trial.number, *param_name.encode()]
+            sampler = RandomSampler(seed=int(np.random.SeedSequence(words).generate_state(1)[0]))
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     # How it learns.
 

@@ -201,6 +201,47 @@ def test_a_real_at_its_bound_is_evaluated_once():
     assert sum(values["x"] == 0 for values in f.seen) == 1
 
 
+# Values without effect
+
+
+def test_values_without_effect_are_not_learned_from():
+    space: dict[str, Any] = {"a": Categorical(range(4)), "b": Categorical(range(4)), "c": Categorical(range(4))}
+
+    def told(values):
+        names = {"a", "b"} if values["a"] == 1 else ["a"]
+        return abs(values["a"] - 1) + (values["a"] == 1 and values["b"] != 2), names
+
+    for more in ({}, {"x": Real(0, 1)}):  # of which choices alone are told
+        result = minimize(told, space | more, evaluations=200, noisy=True, seed=0)
+        probabilities = result.optimizer.distribution()
+        assert probabilities["c"].tolist() == [0.25] * 4
+        assert probabilities["a"][1] > 0.5
+        assert probabilities["b"][2] > 0.5
+
+
+def test_names_of_all_values_mean_as_much_as_none():
+    space = {name: Categorical(range(5)) for name in "abcdefgh"}
+    plain = minimize(lambda values: sum(values.values()), space, evaluations=60, seed=3)
+    told = minimize(lambda values: (sum(values.values()), tuple(values)), space, evaluations=60, seed=3)
+    assert told.history == plain.history
+    assert inner(told.optimizer) == inner(plain.optimizer)
+
+
+@pytest.mark.parametrize(
+    ("behind", "message"),
+    [
+        ({"m"}, "it returned 'm', which is not in the space, as active"),
+        ({"n": 1}, r"a number and a set of names, got \{'n': 1\} behind the number"),
+        ("n", "a number and a set of names, got 'n' behind the number"),
+        ([3], r"a number and a set of names, got \[3\] behind the number"),
+    ],
+)
+def test_wrong_names_cost_one_evaluation_and_rank_last(behind, message):
+    with pytest.warns(UserWarning, match=message):
+        result = minimize(lambda v: (9, behind) if v["n"] > 2 else -v["n"], LINE, evaluations=50, seed=0)
+    assert result.values == {"n": 2}
+
+
 # Stopping
 
 
@@ -273,11 +314,29 @@ def test_minimize_starts_over_for_as_long_as_there_are_evaluations():
     assert result.loss < 1e-6
 
 
-def test_a_small_space_is_evaluated_as_a_whole():
-    space = {name: Categorical([0, 1, 2]) for name in "abcd"}
+@pytest.mark.parametrize(
+    ("space", "initial"),
+    [
+        ({name: Categorical([0, 1, 2]) for name in "abcd"}, None),
+        ({"a": Integer(-40, 40)}, None),
+        ({"a": Integer(-40, 40)}, {"a": (3, 0.5)}),
+        ({"a": Integer(1, 9), "b": Categorical([0, 1, 2]), "c": Integer(3, 5)}, None),
+    ],
+    ids=["choices", "integers", "prior", "mixed"],
+)
+def test_a_small_space_is_evaluated_as_a_whole(space, initial):
     for seed in range(5):
-        result = minimize(lambda values: sum(values.values()), space, evaluations=5000, seed=seed)
-        assert (result.stopped, result.evaluations, result.loss) == ("nothing new", 3**4, 0)
+        losses = iter(np.random.default_rng(seed).permutation(81))
+        result = minimize(
+            lambda values, losses=losses: next(losses), space, evaluations=5000, initial=initial, seed=seed
+        )
+        assert (result.stopped, result.evaluations, result.loss) == ("nothing new", 81, 0)
+
+
+def test_a_small_space_is_searched_as_a_whole_for_what_meets_the_limits():
+    space, feasible = {name: Categorical(range(100)) for name in "ab"}, {"a": 0, "b": 99}
+    result = minimize(lambda values: 1, space, evaluations=50, limits=[lambda v: int(v != feasible)], seed=0)
+    assert (result.values, result.evaluations) == (feasible, 1)
 
 
 def test_without_restarts_ten_populations_of_known_values_are_the_end():
@@ -507,18 +566,36 @@ def test_a_failed_evaluation_keeps_none_of_its_memory():
     assert len(alive) == 5
 
 
-def test_equal_failures_warn_once():
+class Untold(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_an_exception_without_a_text_costs_one_evaluation():
+    def fail(values):
+        if values["n"] == 4:
+            raise Untold
+        return sphere(values)
+
+    with pytest.warns(UserWarning, match="failed and ranks last: Untold$"):
+        assert minimize(fail, LINE, evaluations=50, seed=0).values["n"] in (3, 5)
+
+
+def test_failures_that_differ_in_numbers_alone_warn_once():
     def fail(values):
         if values["n"] % 2:
-            raise ValueError("odd" if values["n"] > -4 else f"{values['n']} is far")
-        return -values["n"]
+            raise ValueError(f"{values['n']} is far, by {1.5e-5 / values['n']}" if values["n"] < -4 else "odd")
+        return -values["n"] if values["n"] > -4 else object()
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         result = minimize(fail, LINE, evaluations=50, seed=0)
     warned = [str(warning.message).partition("last: ")[2] for warning in caught]
-    assert sorted(warned) == sorted({evaluation.error for evaluation in result.history if evaluation.error})
-    assert len([evaluation for evaluation in result.history if "odd" in evaluation.error]) > 1
+    errors = [evaluation.error for evaluation in result.history]
+    assert len(warned) == 3
+    for word in ("odd", "far", "object at"):
+        assert sum(word in text for text in warned) == 1
+        assert sum(word in text for text in errors) > 1
 
 
 def test_a_function_that_ceases_to_work_ends_with_the_result():

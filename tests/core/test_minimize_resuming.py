@@ -23,6 +23,11 @@ def loss(values):
     return values["n"] + values["x"] ** 2 + abs(values["lr"] - 0.01) + (values["op"] != "b")
 
 
+def conditional_loss(values):
+    """Where op is "a", n has no effect; where it is "b", layer has none."""
+    return loss(values) + (values["op"] == "c"), values.keys() - {{"a": "n", "b": "layer", "c": "none"}[values["op"]]}
+
+
 class Crash(Exception):
     pass
 
@@ -55,10 +60,11 @@ SETTINGS: dict[str, Any] = {"evaluations": 90, "seed": 1}
     ],
     ids=["plain", "noisy", "limits", "initial", "sequence", "population"],
 )
-def test_interrupted_and_continued_equals_uninterrupted(tmp_path, changes):
+@pytest.mark.parametrize("given", [loss, conditional_loss])
+def test_interrupted_and_continued_equals_uninterrupted(tmp_path, changes, given):
     settings = {**SETTINGS, **changes}
-    whole = minimize(loss, CHOICES, **settings)
-    f, path = Interrupted(3, 20, 21, 50), tmp_path / "state.json"
+    whole = minimize(given, CHOICES, **settings)
+    f, path = Interrupted(3, 20, 21, 50, f=given), tmp_path / "state.json"
     stops = [minimize(f, CHOICES, checkpoint=path, **settings).stopped for _ in range(5)]
     assert stops == ["interrupted"] * 4 + ["evaluations"]
     continued = minimize(f, CHOICES, checkpoint=path, **settings)
@@ -88,6 +94,14 @@ def test_restarts_continue_where_they_were(tmp_path):
             whole = minimize(bowl, space, seed=seed, **settings)
             assert results[-1].history == whole.history
             assert inner(results[-1].optimizer) == inner(whole.optimizer)
+
+
+def test_the_rest_of_a_small_space_continues_where_it_was(tmp_path):
+    space, parity = {"n": Integer(0, 60)}, lambda values: values["n"] * 31 % 61
+    f = Interrupted(10, 40, 50, 55, 60, f=parity)
+    results = [minimize(f, space, evaluations=100, checkpoint=tmp_path / "state.json", seed=0) for _ in range(6)]
+    assert results[-1].history == minimize(parity, space, evaluations=100, seed=0).history
+    assert [result.stopped for result in results] == ["interrupted"] * 5 + ["nothing new"]
 
 
 def test_reasons_to_stop_survive_in_the_file(tmp_path):
@@ -233,7 +247,10 @@ def forge(path, change):
         lambda state: state["history"][0].__setitem__(0, [1e300]),
         lambda state: state["history"][0].__setitem__(1, 7),
         lambda state: state["history"][0].__setitem__(2, "low"),
+        lambda state: state["history"][0].__setitem__(4, ["m"]),
+        lambda state: state["history"][0].__setitem__(4, [3]),
         lambda state: state.update(counters=["a", 0, 0]),
+        lambda state: state.update(is_listing=1),
         lambda state: state.update(optimizers=[{}]),
         lambda state: state.update(queue=[[0.0]]),
     ],
