@@ -25,7 +25,8 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.name == "packaging" and not any("packaging" in argument for argument in config.args):
         return True  # it installs packages; make test-packaging
     layer = config.getoption("--layer")
-    return True if layer and collection_path.suffix == ".py" and is_above(layer, collection_path) else None
+    path = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    return True if layer and path.suffix == ".py" and path.is_file() and is_above(layer, path) else None
 
 
 @pytest.fixture(scope="session", autouse=True)

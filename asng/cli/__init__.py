@@ -146,7 +146,7 @@ def print_overview(arguments: Sequence[str]) -> None:
     if arguments[depth:] and arguments[depth] not in ("-h", "--help"):
         known = dict.fromkeys(name.split()[depth] for name in listed)
         where = arguments[0] if depth else "asng"
-        near = did_you_mean(arguments[depth], known)
+        near = did_you_mean(arguments[depth], [*known, "--help", "--version", "--print-completion"])
         raise ValueError(f"no command {' '.join(arguments[: depth + 1])!r}; {where} has {', '.join(known)}{near}")
     usage = f"asng {arguments[0]} VERB [flags]" if depth else "asng EXPERIMENT VERB [flags], or asng VERB RUN [flags]"
     print(f"usage: {usage}\n")

@@ -9,7 +9,7 @@ from asng.report._command import repeat_commands
 from asng.report._read import RunData, front_of, is_number
 
 HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown", "tree", "limits"}
-HIDDEN |= {"front", "seconds", "flags"}
+HIDDEN |= {"front", "seconds", "flags", "random_count"}
 NOT_FINAL = {"seed", "epoch", "step", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
 FIRST = ("test", "valid", "score", "train", "parameters", "certainty", "probability", "seconds")  # beginnings of names
 LAST = ("largest_probability", "delta", "calibration_batches", "images_per_second", "feasible")
@@ -36,14 +36,14 @@ def overview_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
     for label, members in groups.items():
         for run in members:
             rows.append(
-                [run.title, format_number(run.config.get("seed")), *_cells(finals[id(run)], names), _state(run)]
+                [run.title, _state(run), format_number(run.config.get("seed")), *_cells(finals[id(run)], names)]
             )
         if len(members) > 1:
             means = [_mean(name, [finals[id(run)].get(name) for run in members]) for name in names]
             title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
-            rows.append([element("b", title), "", *means, f"{len(members)} runs"])
-    head = ["run", "seed", *map(_to_words, names), "state"]
-    tiles = _tiles(names, rows[-1][2:-1]) if len(groups) == 1 else None
+            rows.append([element("b", title), f"{len(members)} runs", "", *means])
+    head = ["run", "state", "seed", *map(_to_words, names)]
+    tiles = _tiles(names, rows[-1][3:]) if len(groups) == 1 else None
     return section("Overview", tiles, table(head, rows[:MAX_ROWS], "Runs and their last numbers"))
 
 

@@ -76,7 +76,7 @@ for name in names:
     for module in public:
         importlib.import_module(module)
 """
-OLDEST = ["", "plot", "optuna", "dask", "experiments", "export"]
+OLDEST = ["", "plot", "optuna", "dask", "experiments", "export", "tensorboard"]
 
 
 def program_for(extra: str) -> str:
