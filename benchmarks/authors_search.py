@@ -13,46 +13,42 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng import ASNG
-from asng.experiments.cifar10.space import NODES, SPACE, code_of, reduction_indices
+from asng.experiments.cifar10.space import NODES, OPERATIONS, SPACE, code_of, reduction_indices
 
 
 class Separable(nn.Sequential):
-    def __init__(self, channels: int, kernel: int, stride: int) -> None:
+    def __init__(self, channels: int, kernel: int, stride: int, affine: bool = False) -> None:
         layers: list[nn.Module] = []
         for step in (stride, 1):
             depthwise = nn.Conv2d(channels, channels, kernel, step, kernel // 2, groups=channels, bias=False)
             pointwise = nn.Conv2d(channels, channels, 1, bias=False)
-            layers += [nn.ReLU(), depthwise, pointwise, nn.BatchNorm2d(channels, affine=False)]
+            layers += [nn.ReLU(), depthwise, pointwise, nn.BatchNorm2d(channels, affine=affine)]
         super().__init__(*layers)
 
 
 class Reduce(nn.Module):
     """Half of the channels from even pixels, half from odd ones."""
 
-    def __init__(self, inputs: int, outputs: int) -> None:
+    def __init__(self, inputs: int, outputs: int, affine: bool = False) -> None:
         super().__init__()
         self.even, self.odd = (nn.Conv2d(inputs, outputs // 2, 1, 2, bias=False) for _ in range(2))
-        self.norm = nn.BatchNorm2d(outputs, affine=False)
+        self.norm = nn.BatchNorm2d(outputs, affine=affine)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.relu(x)
         return self.norm(torch.cat([self.even(x), self.odd(x[:, :, 1:, 1:])], 1))
 
 
-def entry(inputs: int, outputs: int) -> nn.Module:
-    return nn.Sequential(nn.ReLU(), nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs, affine=False))
+def entry(inputs: int, outputs: int, affine: bool = False) -> nn.Module:
+    return nn.Sequential(nn.ReLU(), nn.Conv2d(inputs, outputs, 1, bias=False), nn.BatchNorm2d(outputs, affine=affine))
 
 
-def operations(channels: int, stride: int) -> nn.ModuleList:
-    return nn.ModuleList(
-        [
-            nn.Identity() if stride == 1 else Reduce(channels, channels),
-            nn.AvgPool2d(3, stride, 1),
-            nn.MaxPool2d(3, stride, 1),
-            Separable(channels, 3, stride),
-            Separable(channels, 5, stride),
-        ]
-    )
+def operation(index: int, channels: int, stride: int, affine: bool = False) -> nn.Module:
+    if index == 0:
+        return nn.Identity() if stride == 1 else Reduce(channels, channels, affine)
+    if index < 3:
+        return (nn.AvgPool2d, nn.MaxPool2d)[index - 1](3, stride, 1)
+    return Separable(channels, (3, 5)[index - 3], stride, affine)
 
 
 class Cell(nn.Module):
@@ -61,7 +57,12 @@ class Cell(nn.Module):
         self.first = Reduce(before, channels) if reduced else entry(before, channels)
         self.second = entry(previous, channels)
         self.paths = nn.ModuleList(
-            nn.ModuleList(operations(channels, 2 if reduces and source < 2 else 1) for source in range(2 + node))
+            nn.ModuleList(
+                nn.ModuleList(
+                    operation(index, channels, 2 if reduces and source < 2 else 1) for index in range(len(OPERATIONS))
+                )
+                for source in range(2 + node)
+            )
             for node in range(NODES)
         )
         self.join = nn.Parameter(torch.empty(channels, NODES * channels, 1, 1))

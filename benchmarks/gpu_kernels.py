@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from gpu_measure import describe_gpu
 from torch import Tensor, nn
 
 from asng import fused
@@ -193,7 +194,7 @@ def main() -> None:
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/gpu_kernels.py needs a CUDA device")
     bandwidth = copy_bandwidth()
-    machine = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    machine = describe_gpu()
     print(f"{machine}, copy: {bandwidth / 1e12:.2f} TB/s")
     rows: list[dict[str, Any]] = []
     settings.out.mkdir(parents=True, exist_ok=True)

@@ -8,12 +8,16 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.profiler import ProfilerActivity, profile
+
+from asng.nas._capture.switch import installed_versions
 
 COLUMNS = {  # head: key and format
     "ms a step": ("step_ms", ",.1f"),
@@ -24,6 +28,7 @@ COLUMNS = {  # head: key and format
     "GPU busy, ms": ("busy_ms", ",.1f"),
     "busy share": ("busy_share", ".0%"),
     "reserved, GB": ("reserved_gb", ",.1f"),
+    "peak, GB": ("peak_gb", ",.1f"),
 }
 WARMUP, PROFILED = 3, 3  # steps
 
@@ -47,8 +52,10 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
         raise SystemExit(f"benchmarks/{name}.py needs a CUDA device")
     chosen = [row for row in rows(settings.quick) if settings.only in row.name]
     width = 2 + max(len(row.name) for row in chosen)
+    machine = describe_gpu()
+    print(", ".join(f"{name} {version}" for name, version in machine.items()))
     print(" " * width + "".join(f"{head:>14}" for head in COLUMNS))
-    result: dict[str, Any] = {"quick": settings.quick, **describe_gpu(), "rows": []}
+    result: dict[str, Any] = {"quick": settings.quick, **machine, "rows": []}
     settings.out.mkdir(parents=True, exist_ok=True)
     for row in chosen:
         # In a process of its own: once torch's profiler has run in one, all that comes later is slower.
@@ -61,7 +68,10 @@ def run_benchmark(description: str | None, name: str, rows: Callable[[bool], Ite
 
 
 def measure(row: Row) -> dict[str, float]:
-    """Milliseconds of steps, seconds of the first one, kernels and how long they run, gigabytes."""
+    """Milliseconds of steps, seconds of the first one, kernels and how long they run, gigabytes in the end and at most.
+
+    What a capture needs only for a while is a part of the peak, and not of what is reserved in the end.
+    """
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
     step, seconds = row.prepare(), []
     for _ in range(WARMUP + row.steps):
@@ -71,6 +81,7 @@ def measure(row: Row) -> dict[str, float]:
         torch.cuda.synchronize()
         seconds.append(time.perf_counter() - start)
     times = seconds[WARMUP:]
+    memory = {"reserved_gb": torch.cuda.memory_reserved() / 1e9, "peak_gb": torch.cuda.max_memory_reserved() / 1e9}
     profile_steps(step, 1)  # the profiler takes long at first
     kernels = profile_steps(step, PROFILED)
     step_ms = 1e3 * statistics.median(times)
@@ -82,7 +93,7 @@ def measure(row: Row) -> dict[str, float]:
         "kernels": len(kernels) / PROFILED,
         "busy_ms": sum(end - start for start, end in kernels) / 1e3 / PROFILED,
         "busy_share": min(1.0, covered(kernels) / 1e3 / PROFILED / step_ms),
-        "reserved_gb": torch.cuda.memory_reserved() / 1e9,
+        **memory,
     }
 
 
@@ -109,4 +120,15 @@ def covered(intervals: Iterable[tuple[float, float]]) -> float:
 
 
 def describe_gpu() -> dict[str, Any]:
-    return {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "cuda": torch.version.cuda}
+    return {"gpu": torch.cuda.get_device_name(), **find_versions()}
+
+
+def find_versions() -> dict[str, Any]:
+    """The versions that times depend on, of what is installed; that of the driver is the newest CUDA that it has."""
+    found: dict[str, Any] = {"torch": torch.__version__, "cuda": torch.version.cuda}
+    for package in ("triton", "cuda-bindings"):
+        with suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    if driver := installed_versions().driver:
+        found["driver"] = f"{driver // 1000}.{driver % 1000 // 10}"
+    return found

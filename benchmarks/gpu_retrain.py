@@ -1,14 +1,14 @@
-"""A training step of the paper's retraining on a GPU: plain and captured, with torch's kernels and fused ones.
+"""A training step of the paper's retraining on a GPU: the authors' procedure, plain and captured, in one run.
 
     python benchmarks/gpu_retrain.py --out runs/gpu_retrain           some minutes on an H200
     python benchmarks/gpu_retrain.py --out runs/gpu_retrain --quick   a smoke run; its numbers mean little
 
 How it is measured. Networks of 20 cells with as many channels as 4.0e6 parameters allow, auxiliary head, drop path,
 mini-batches of 80 random images, SGD with momentum and clipping. The architectures are what the search of seed 0 found
-(results/cifar10/seed0) and a random one. A step is timed until the GPU has finished: the median. The first step
-captures, and compiles fused kernels that were not compiled before. Kernels are those of torch's profiler, on three more
-steps; "GPU busy" is the sum of their times, "busy share" the time in which at least one of them runs, of that of steps
-without the profiler.
+(results/cifar10/seed0) and a random one. The authors' procedure is that of authors_retrain.py, NCHW. A step is timed
+until the GPU has finished: the median. The first step captures, and compiles fused kernels that were not compiled
+before. Kernels are those of torch's profiler, on three more steps; "GPU busy" is the sum of their times, "busy share"
+the time in which at least one of them runs, of that of steps without the profiler.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import authors_retrain
 import torch
 import torch.nn.functional as F
 from gpu_measure import Row, run_benchmark
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from asng import nas
 from asng.experiments._train_step import TrainStep
 from asng.experiments.cifar10.network import Net, set_drop_path, use_fused_kernels
-from asng.experiments.cifar10.space import SPACE, channels_for, random_values
+from asng.experiments.cifar10.space import SPACE, channels_for, code_of, random_values
 
 FOUND = Path(__file__).parents[1] / "results" / "cifar10" / "seed0" / "architecture.json"
 NCHW, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
@@ -70,12 +71,20 @@ def train_step(
     return partial(step if capture else step._step, (images, torch.randint(10, (size,), device="cuda")))
 
 
+def authors_step(values: dict[str, Any], cells: int, size: int) -> Callable[[], Any]:
+    torch.manual_seed(0)
+    model = authors_retrain.Net(channels_for(values, cells), cells, code_of(values)).to("cuda")
+    images, labels = torch.randn(size, 3, 32, 32, device="cuda"), torch.randint(10, (size,), device="cuda")
+    return partial(authors_retrain.Training(model, 0.1).step, images, labels)
+
+
 def rows(quick: bool) -> Iterator[Row]:
     cells, size, steps = (3, 8, 3) if quick else (20, 80, 40)
     for name, values in {"found": nas.from_json(FOUND.read_text(), SPACE), "random": random_values(0)}.items():
+        label, setting = f"{name}, {channels_for(values, cells)} channels", (values, cells, size)
+        yield Row(f"{label}, authors' procedure, float32 (TF32)", partial(authors_step, *setting), steps)
         for way, settings in WAYS.items():
-            label = f"{name}, {channels_for(values, cells)} channels, {way}"
-            yield Row(label, partial(train_step, values, cells, size, **settings), steps)
+            yield Row(f"{label}, {way}", partial(train_step, *setting, **settings), steps)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@ python benchmarks/gpu_tables.py [results/gpu]
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -12,38 +13,56 @@ from asng._untrusted import read_json
 
 CURE = "take it from the repository again"
 ROOT = Path(__file__).parents[1]
-HEADS = ("ms per step", "first step", "kernels", "busy, ms", "busy share", "memory reserved")
+Rows = Sequence[Mapping[str, Any]]
+COLUMNS: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "ms per step": lambda row: f"{row['step_ms']:.1f} ({row['fastest_ms']:.1f} to {row['slowest_ms']:.1f})",
+    "first step": lambda row: f"{row['first_step_s']:.1f} s",
+    "kernels": lambda row: f"{row['kernels']:,.0f}",
+    "busy, ms": lambda row: f"{row['busy_ms']:.1f}",
+    "busy share": lambda row: f"{row['busy_share']:.0%}",
+    "memory reserved": lambda row: f"{row['reserved_gb']:.1f} GB",
+    "peak memory": lambda row: f"{row['peak_gb']:.1f} GB",
+    "losses": lambda row: f"{row['losses']}",
+    "largest difference": lambda row: f"{row['largest']:.1e}",
+    "of the first step": lambda row: f"{row['first']:.1e}",
+}
 
 
-def table_of(rows: Sequence[Mapping[str, Any]], first: str = "row") -> str:
-    """In Markdown: the median with the fastest and the slowest step; without the busy share where no row has it."""
-    heads = [head for head in HEADS if head != "busy share" or any("busy_share" in row for row in rows)]
-    lines = [f"| {first} | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
+def table_of(rows: Rows, first: str = "row") -> str:
+    """In Markdown: the columns of which the rows have the numbers; ms are the median, the fastest and the slowest."""
+    cells: list[dict[str, str]] = []
     for row in rows:
-        cells = {
-            "ms per step": f"{row['step_ms']:.1f} ({row['fastest_ms']:.1f} to {row['slowest_ms']:.1f})",
-            "first step": f"{row['first_step_s']:.1f} s",
-            "kernels": f"{row['kernels']:,.0f}",
-            "busy, ms": f"{row['busy_ms']:.1f}",
-            "busy share": f"{row['busy_share']:.0%}" if "busy_share" in row else "",
-            "memory reserved": f"{row['reserved_gb']:.1f} GB",
-        }
-        lines.append(f"| {row['name']} | " + " | ".join(cells[head] for head in heads) + " |")
+        cells.append({})
+        for head, cell in COLUMNS.items():
+            with suppress(KeyError):
+                cells[-1][head] = cell(row)
+    heads = [head for head in COLUMNS if any(head in row for row in cells)]
+    lines = [f"| {first} | " + " | ".join(heads) + " |", "|---" * (1 + len(heads)) + "|"]
+    for row, found in zip(rows, cells, strict=True):
+        lines.append(f"| {row['name']} | " + " | ".join(found.get(head, "") for head in heads) + " |")
     return "\n".join(lines)
 
 
-def read_tables(folder: Path) -> dict[str, list[dict[str, Any]]]:
-    """The rows of each benchmark, by the name of its file."""
+def machine_of(result: Mapping[str, Any]) -> str:
+    """The GPU and the versions of a run; files of older runs lack some."""
+    named = {"PyTorch": "torch", "CUDA": "cuda", "Triton": "triton", "cuda-bindings": "cuda-bindings"}
+    versions = [f"{name} {result[key]}" for name, key in named.items() if key in result]
+    driver = [f"driver for CUDA {result['driver']}"] if "driver" in result else []
+    return ", ".join([result["gpu"], *versions, *driver])
+
+
+def read_results(folder: Path) -> dict[str, dict[str, Any]]:
+    """The GPU, versions and rows of each benchmark, by the name of its file."""
     paths = sorted(folder.glob("*.json"))
     if not paths:
         raise SystemExit(f"there are no results of benchmarks (gpu_search.json, ...) in {folder}")
-    return {path.stem: read_json(path, CURE, dict[str, Any])["rows"] for path in paths}
+    return {path.stem: read_json(path, CURE, dict[str, Any]) for path in paths}
 
 
 def main() -> None:
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT / "results" / "gpu"
-    for name, rows in read_tables(folder).items():
-        print(f"{name}:\n\n{table_of(rows)}\n")
+    for name, result in read_results(folder).items():
+        print(f"{name}: {machine_of(result)}\n\n{table_of(result['rows'])}\n")
 
 
 if __name__ == "__main__":

@@ -1,27 +1,67 @@
 """The tables of the benchmarks on a GPU are those that the kept files give."""
 
+from importlib import metadata
 from pathlib import Path
 
 import gpu_tables as bench
 import pytest
+import torch
+from gpu_agreement import PRECISIONS, first_losses
+from gpu_measure import find_versions
 
 ROOT = Path(__file__).parents[1]
-TABLES = bench.read_tables(ROOT / "results" / "gpu")
+RESULTS = bench.read_results(ROOT / "results" / "gpu")
+PAGE = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_the_page_has_the_rows_of_the_file(name):
-    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
-    missing = [row for row in bench.table_of(TABLES[name]).splitlines()[2:] if row not in page]
+@pytest.mark.parametrize("name", RESULTS)
+def test_the_page_has_the_rows_and_the_versions_of_the_file(name):
+    missing = [row for row in bench.table_of(RESULTS[name]["rows"]).splitlines()[2:] if row not in PAGE]
     assert not missing, missing
+    assert bench.machine_of(RESULTS[name]) in " ".join(PAGE.split())
 
 
-def test_the_busy_share_is_shown_where_it_was_measured():
-    old, new = TABLES["gpu_search"], TABLES["gpu_widths"]
-    assert "busy share" not in bench.table_of(old)
-    assert "busy share" in bench.table_of(new)
+def test_a_table_has_the_columns_that_were_measured():
+    old = {"name": "old", "kernels": 1234.4, "busy_ms": 1.23}
+    new = old | {"name": "new", "busy_share": 0.456, "peak_gb": 2.34}
+    assert bench.table_of([old]).splitlines() == [
+        "| row | kernels | busy, ms |",
+        "|---|---|---|",
+        "| old | 1,234 | 1.2 |",
+    ]
+    assert bench.table_of([old, new], "search").splitlines() == [
+        "| search | kernels | busy, ms | busy share | peak memory |",
+        "|---|---|---|---|---|",
+        "| old | 1,234 | 1.2 |  |  |",
+        "| new | 1,234 | 1.2 | 46% | 2.3 GB |",
+    ]
+
+
+def test_the_versions_that_a_run_depends_on_are_named():
+    old = {"gpu": "NVIDIA H200", "torch": "2.11.0+cu130", "cuda": "13.0"}
+    assert bench.machine_of(old) == "NVIDIA H200, PyTorch 2.11.0+cu130, CUDA 13.0"
+    new = old | {"triton": "3.6.0", "cuda-bindings": "13.0.3", "driver": "13.0"}
+    assert bench.machine_of(new).endswith("CUDA 13.0, Triton 3.6.0, cuda-bindings 13.0.3, driver for CUDA 13.0")
+
+
+def test_versions_are_those_that_are_installed():
+    found = find_versions()
+    assert found["torch"] == torch.__version__
+    for package in ("triton", "cuda-bindings"):
+        installed = {d.version for d in metadata.distributions(name=package)}
+        assert {found[package]} == installed if package in found else not installed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_agreement_compares_steps_that_differ_by_rounding_alone(precision):
+    plain, again, moved = (first_losses((4, 3, 4), 2, precision, moved=m, device="cpu") for m in (False, False, True))
+    assert plain.shape == (2, 4)
+    assert torch.equal(plain, again)
+    assert not torch.equal(plain, moved)
+    torch.testing.assert_close(plain, moved, atol=1e-9 if precision == "float64" else 0.3, rtol=0)
 
 
 def test_a_folder_without_results_is_named(tmp_path):
     with pytest.raises(SystemExit, match="there are no results of benchmarks"):
-        bench.read_tables(tmp_path)
+        bench.read_results(tmp_path)

@@ -1,7 +1,8 @@
 """Triton kernels of depthwise convolutions after a ReLU, channels last, of 3x3 or 5x5 taps.
 
-Two pixels side by side share what they load. Inputs and results have STRIDE elements for each pixel, a multiple of 8:
-channels beyond C are zeros, so that loads of 16 bytes are aligned. Weights come tap by tap, as rows of STRIDE elements.
+A thread computes blocks of ROWS x COLUMNS pixels, which share what they load. Inputs and results have STRIDE elements
+for each pixel, a multiple of 8: channels beyond C are zeros, so that loads are aligned. Weights come tap by tap, as
+rows of STRIDE elements.
 """
 
 import triton
@@ -60,6 +61,44 @@ def _factor(taps, tap, c, STRIDE: tl.constexpr):
 
 
 @triton.jit
+def _locate(p, height: tl.constexpr, width: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    """The images, and first rows and columns of blocks p of maps."""
+    ACROSS: tl.constexpr = (width + COLUMNS - 1) // COLUMNS
+    DOWN: tl.constexpr = (height + ROWS - 1) // ROWS
+    return p // (ACROSS * DOWN), p // ACROSS % DOWN * ROWS, p % ACROSS * COLUMNS
+
+
+@triton.jit
+def _mask(here, h, w, c, H: tl.constexpr, W: tl.constexpr, STRIDE: tl.constexpr):
+    """Which pixels and channels there are."""
+    return (here & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None] & (c < STRIDE)[None, :]
+
+
+@triton.jit
+def _add(sums, index: tl.constexpr, value):
+    """The sums, with a value added to one of them."""
+    return sums[:index] + (sums[index] + value,) + sums[index + 1 :]  # noqa: RUF005 (Triton has no stars)
+
+
+@triton.jit
+def _add_tap(
+    sums, index: tl.constexpr, value, taps, ky: tl.constexpr, kx: tl.constexpr, c, K: tl.constexpr, STRIDE: tl.constexpr
+):
+    """The sums, with a value times the weights of a tap added to one of them, if there is such a tap."""
+    if (ky >= 0) & (ky < K) & (kx >= 0) & (kx < K):
+        sums = _add(sums, index, value * _factor(taps, ky * K + kx, c, STRIDE))
+    return sums
+
+
+@triton.jit
+def _add_product(sums, value, outer, ky: tl.constexpr, kx: tl.constexpr, K: tl.constexpr):
+    """The sums of all taps, with a product added to one of them, if there is such a tap."""
+    if (ky >= 0) & (ky < K) & (kx >= 0) & (kx < K):
+        sums = _add(sums, ky * K + kx, value * outer)
+    return sums
+
+
+@triton.jit
 def depthwise_forward(
     x,
     taps,
@@ -73,58 +112,34 @@ def depthwise_forward(
     OW: tl.constexpr,
     K: tl.constexpr,
     STEP: tl.constexpr,
-    PIXELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
     RELU: tl.constexpr,
 ):
-    """ReLU and depthwise convolution: two pixels side by side for each of PIXELS, which share what they load."""
+    """ReLU and depthwise convolution."""
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    PAIRS: tl.constexpr = (OW + 1) // 2
-    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    row, column = p // PAIRS, p % PAIRS * 2
-    top, left = row % OH * STEP - K // 2, column * STEP - K // 2
-    here = row < images * OH
-    source = x + ((row // OH * H + top) * W + left)[:, None] * STRIDE + c[None, :]
-    sums0 = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    sums1 = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    for ky in range(K):
-        for kx in tl.static_range(K + STEP):
-            h, w = top + ky, left + kx
-            mask = (here & (h >= 0) & (h < H) & (w >= 0) & (w < W))[:, None] & (c < STRIDE)[None, :]
-            value = _load_rectified(source + (ky * W + kx) * STRIDE, mask, RELU)
-            if kx < K:
-                sums0 += value * _factor(taps, ky * K + kx, c, STRIDE)
-            if kx >= STEP:
-                sums1 += value * _factor(taps, ky * K + kx - STEP, c, STRIDE)
-    target = d + (row * OW + column)[:, None] * STRIDE + c[None, :]
-    mask = here[:, None] & (c < STRIDE)[None, :]
-    tl.store(target, sums0.to(d.dtype.element_ty), mask)
-    tl.store(target + STRIDE, sums1.to(d.dtype.element_ty), mask & (column + 1 < OW)[:, None])
-
-
-@triton.jit
-def _input_gradient(
-    gradient, x, dx, mean, scale, shift, n, h, w, c, here, STRIDE, DX_STRIDE, H: tl.constexpr, W: tl.constexpr, NORM
-):
-    """Writes the gradient of some pixels, through ReLU; returns what they add to the sums for the batch norm before."""
-    here = here & (h < H) & (w < W)
-    mask = here[:, None] & (c < STRIDE)[None, :]
-    pixel = ((n * H + h) * W + w)[:, None]
-    value = tl.load(x + pixel * STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
-    before = value
-    if NORM:
-        before = value * scale[None, :] + shift[None, :]
-    rounded = tl.where(mask & (before > 0), gradient, 0.0).to(dx.dtype.element_ty)
-    tl.store(dx + pixel * DX_STRIDE + c[None, :], rounded, here[:, None] & (c < DX_STRIDE)[None, :])
-    rounded = rounded.to(tl.float32)
-    return rounded, rounded * (value - mean[None, :])
-
-
-@triton.jit
-def _add_tap(sums, outer, taps, ky: tl.constexpr, kx: tl.constexpr, c, K: tl.constexpr, STRIDE: tl.constexpr):
-    if (ky >= 0) & (ky < K) & (kx >= 0) & (kx < K):
-        sums += outer * _factor(taps, ky * K + kx, c, STRIDE)
-    return sums
+    n, i, j = _locate(tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS), OH, OW, ROWS, COLUMNS)
+    here = n < images
+    top, left = i * STEP - K // 2, j * STEP - K // 2
+    source = x + ((n * H + top) * W + left)[:, None] * STRIDE + c[None, :]
+    sums = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (ROWS * COLUMNS)
+    for y in tl.static_range(STEP * (ROWS - 1) + K):
+        for z in tl.static_range(STEP * (COLUMNS - 1) + K):
+            mask = _mask(here, top + y, left + z, c, H, W, STRIDE)
+            value = _load_rectified(source + (y * W + z) * STRIDE, mask, RELU)
+            for row in tl.static_range(ROWS):
+                for column in tl.static_range(COLUMNS):
+                    sums = _add_tap(
+                        sums, row * COLUMNS + column, value, taps, y - row * STEP, z - column * STEP, c, K, STRIDE
+                    )
+    target = d + ((n * OH + i) * OW + j)[:, None] * STRIDE + c[None, :]
+    for row in tl.static_range(ROWS):
+        for column in tl.static_range(COLUMNS):
+            mask = _mask(here, i + row, j + column, c, OH, OW, STRIDE)
+            result = sums[row * COLUMNS + column].to(d.dtype.element_ty)
+            tl.store(target + (row * OW + column) * STRIDE, result, mask)
 
 
 @triton.jit
@@ -147,16 +162,35 @@ def depthwise_input_gradient(
     OW: tl.constexpr,
     K: tl.constexpr,
     STEP: tl.constexpr,
-    PIXELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
     NORM: tl.constexpr,
     AFFINE: tl.constexpr,
 ):
     """Through depthwise convolution and ReLU; with NORM also the sums for the batch norm before.
 
-    Each of PIXELS stands for STEP x 2 pixels of the input; what they share of the output's gradient is loaded once.
+    ROWS and COLUMNS are those of the input, multiples of STEP.
     """
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
+    n, i, j = _locate(tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS), H, W, ROWS, COLUMNS)
+    here = n < images
+    top, left = i // STEP, j // STEP  # of the output
+    MIDDLE: tl.constexpr = K // 2
+    FIRST: tl.constexpr = -((K - 1 - MIDDLE) // STEP)
+    gradients = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (ROWS * COLUMNS)
+    source = dd + ((n * OH + top) * OW + left)[:, None] * STRIDE + c[None, :]
+    for y in tl.static_range(FIRST, (ROWS - 1 + MIDDLE) // STEP + 1):
+        for z in tl.static_range(FIRST, (COLUMNS - 1 + MIDDLE) // STEP + 1):
+            mask = _mask(here, top + y, left + z, c, OH, OW, STRIDE)
+            outer = tl.load(source + (y * OW + z) * STRIDE, mask, other=0.0).to(tl.float32)
+            for row in tl.static_range(ROWS):
+                for column in tl.static_range(COLUMNS):
+                    gradients = _add_tap(
+                        *(gradients, row * COLUMNS + column, outer, taps),
+                        *(row + MIDDLE - y * STEP, column + MIDDLE - z * STEP, c, K, STRIDE),
+                    )
     mean = tl.zeros([CHANNELS], tl.float32)
     scale = tl.zeros([CHANNELS], tl.float32)
     shift = tl.zeros([CHANNELS], tl.float32)
@@ -167,54 +201,26 @@ def depthwise_input_gradient(
             scale *= tl.load(weight + c, c < C, other=0.0).to(tl.float32)
             shift = tl.load(bias + c, c < C, other=0.0).to(tl.float32)
         shift -= mean * scale
-    COLUMNS: tl.constexpr = (W + 1) // 2
-    ROWS: tl.constexpr = (H + STEP - 1) // STEP
-    p = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
-    i, j, n = (p // COLUMNS) % ROWS, p % COLUMNS, p // (COLUMNS * ROWS)
-    here = n < images
-    g00 = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    g01, g10, g11 = g00, g00, g00
-    MIDDLE: tl.constexpr = K // 2
-    for a in tl.static_range(-(MIDDLE // STEP), (STEP - 1 + MIDDLE) // STEP + 1):
-        for b in tl.static_range(-(MIDDLE // STEP), (1 + MIDDLE) // STEP + 1):
-            oh, ow = i + a, j * (2 // STEP) + b
-            inside = here & (oh >= 0) & (oh < OH) & (ow >= 0) & (ow < OW)
-            source = dd + ((n * OH + oh) * OW + ow)[:, None] * STRIDE + c[None, :]
-            outer = tl.load(source, inside[:, None] & (c < STRIDE)[None, :], other=0.0).to(tl.float32)
-            g00 = _add_tap(g00, outer, taps, MIDDLE - a * STEP, MIDDLE - b * STEP, c, K, STRIDE)
-            g01 = _add_tap(g01, outer, taps, MIDDLE - a * STEP, MIDDLE - b * STEP + 1, c, K, STRIDE)
-            if STEP == 2:
-                g10 = _add_tap(g10, outer, taps, MIDDLE - a * STEP + 1, MIDDLE - b * STEP, c, K, STRIDE)
-                g11 = _add_tap(g11, outer, taps, MIDDLE - a * STEP + 1, MIDDLE - b * STEP + 1, c, K, STRIDE)
-    h, w = i * STEP, j * 2
-    total, products = _input_gradient(g00, x, dx, mean, scale, shift, n, h, w, c, here, STRIDE, DX_STRIDE, H, W, NORM)
-    t, q = _input_gradient(g01, x, dx, mean, scale, shift, n, h, w + 1, c, here, STRIDE, DX_STRIDE, H, W, NORM)
-    total, products = total + t, products + q
-    if STEP == 2:
-        t, q = _input_gradient(g10, x, dx, mean, scale, shift, n, h + 1, w, c, here, STRIDE, DX_STRIDE, H, W, NORM)
-        total, products = total + t, products + q
-        t, q = _input_gradient(g11, x, dx, mean, scale, shift, n, h + 1, w + 1, c, here, STRIDE, DX_STRIDE, H, W, NORM)
-        total, products = total + t, products + q
+    total = tl.zeros([BLOCKS, CHANNELS], tl.float32)
+    products = tl.zeros([BLOCKS, CHANNELS], tl.float32)
+    pixel = ((n * H + i) * W + j)[:, None]
+    for row in tl.static_range(ROWS):
+        for column in tl.static_range(COLUMNS):
+            mask = _mask(here, i + row, j + column, c, H, W, STRIDE)
+            target = pixel + row * W + column
+            value = tl.load(x + target * STRIDE + c[None, :], mask, other=0.0).to(tl.float32)
+            before = value
+            if NORM:
+                before = value * scale[None, :] + shift[None, :]
+            rounded = tl.where(mask & (before > 0), gradients[row * COLUMNS + column], 0.0).to(dx.dtype.element_ty)
+            tl.store(dx + target * DX_STRIDE + c[None, :], rounded, mask & (c < DX_STRIDE)[None, :])
+            rounded = rounded.to(tl.float32)
+            total += rounded
+            products += rounded * (value - mean[None, :])
     if NORM:
         target = sums + tl.program_id(0) * 2 * C + c
         tl.store(target, tl.sum(total, 0), c < C)
         tl.store(target + C, tl.sum(products, 0) * tl.load(saved + C + c, c < C, other=0.0), c < C)
-
-
-@triton.jit
-def _add_to(sums0, sums1, sums2, sums3, sums4, product, index: tl.constexpr):
-    """Add to one of the sums."""
-    if index == 0:
-        sums0 += product
-    elif index == 1:
-        sums1 += product
-    elif index == 2:
-        sums2 += product
-    elif index == 3:
-        sums3 += product
-    else:
-        sums4 += product
-    return sums0, sums1, sums2, sums3, sums4
 
 
 @triton.jit
@@ -223,6 +229,7 @@ def depthwise_weight_gradient(
     x,
     partial,
     images,
+    tiles,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
     H: tl.constexpr,
@@ -231,39 +238,34 @@ def depthwise_weight_gradient(
     OW: tl.constexpr,
     K: tl.constexpr,
     STEP: tl.constexpr,
-    TILES: tl.constexpr,
-    PIXELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    BLOCKS: tl.constexpr,
     CHANNELS: tl.constexpr,
     RELU: tl.constexpr,
 ):
-    """Of a row of 3 or 5 taps, by pairs of pixels of the output; the sums stay with the threads to the end."""
+    """Of all taps, by blocks of pixels of the output; the sums stay with the threads to the end."""
     c = tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS)
-    ky = tl.program_id(2)
-    sums0 = tl.zeros([PIXELS, CHANNELS], tl.float32)
-    sums1, sums2, sums3, sums4 = sums0, sums0, sums0, sums0
-    PAIRS: tl.constexpr = (OW + 1) // 2
-    for tile in range(TILES):
-        p = (tl.program_id(0) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)
-        row, column = p // PAIRS, p % PAIRS * 2
-        h, left = row % OH * STEP + ky - K // 2, column * STEP - K // 2
-        mask = ((row < images * OH) & (h >= 0) & (h < H))[:, None] & (c < STRIDE)[None, :]
-        gradients = dd + (row * OW + column)[:, None] * STRIDE + c[None, :]
-        outer0 = tl.load(gradients, mask, other=0.0).to(tl.float32)
-        outer1 = tl.load(gradients + STRIDE, mask & (column + 1 < OW)[:, None], other=0.0).to(tl.float32)
-        source = x + ((row // OH * H + h) * W + left)[:, None] * STRIDE + c[None, :]
-        for kx in tl.static_range(K + STEP):
-            inside = mask & ((left + kx >= 0) & (left + kx < W))[:, None]
-            value = _load_rectified(source + kx * STRIDE, inside, RELU)
-            if kx < K:
-                sums0, sums1, sums2, sums3, sums4 = _add_to(sums0, sums1, sums2, sums3, sums4, value * outer0, kx)
-            if kx >= STEP:
-                sums0, sums1, sums2, sums3, sums4 = _add_to(
-                    sums0, sums1, sums2, sums3, sums4, value * outer1, kx - STEP
-                )
-    target = partial + (tl.program_id(0) * C + c) * (K * K) + ky * K
-    tl.store(target, tl.sum(sums0, 0), c < C)
-    tl.store(target + 1, tl.sum(sums1, 0), c < C)
-    tl.store(target + 2, tl.sum(sums2, 0), c < C)
-    if K == 5:
-        tl.store(target + 3, tl.sum(sums3, 0), c < C)
-        tl.store(target + 4, tl.sum(sums4, 0), c < C)
+    sums = (tl.zeros([BLOCKS, CHANNELS], tl.float32),) * (K * K)
+    for tile in range(tiles):
+        p = (tl.program_id(0) * tiles + tile) * BLOCKS + tl.arange(0, BLOCKS)
+        n, i, j = _locate(p, OH, OW, ROWS, COLUMNS)
+        here = n < images
+        outers = ()
+        source = dd + ((n * OH + i) * OW + j)[:, None] * STRIDE + c[None, :]
+        for row in tl.static_range(ROWS):
+            for column in tl.static_range(COLUMNS):
+                mask = _mask(here, i + row, j + column, c, OH, OW, STRIDE)
+                outers += (tl.load(source + (row * OW + column) * STRIDE, mask, other=0.0).to(tl.float32),)
+        top, left = i * STEP - K // 2, j * STEP - K // 2
+        source = x + ((n * H + top) * W + left)[:, None] * STRIDE + c[None, :]
+        for y in tl.static_range(STEP * (ROWS - 1) + K):
+            for z in tl.static_range(STEP * (COLUMNS - 1) + K):
+                mask = _mask(here, top + y, left + z, c, H, W, STRIDE)
+                value = _load_rectified(source + (y * W + z) * STRIDE, mask, RELU)
+                for row in tl.static_range(ROWS):
+                    for column in tl.static_range(COLUMNS):
+                        outer = outers[row * COLUMNS + column]
+                        sums = _add_product(sums, value, outer, y - row * STEP, z - column * STEP, K)
+    for tap in tl.static_range(K * K):
+        tl.store(partial + (tl.program_id(0) * C + c) * (K * K) + tap, tl.sum(sums[tap], 0), c < C)

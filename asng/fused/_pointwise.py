@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from asng.fused._dispatch import DTYPES, compute_dtype, is_supported
@@ -30,19 +31,25 @@ class PointwiseConv2d(nn.Sequential):
 
     def forward(self, x: Tensor) -> Tensor:
         layers: Any = list(self)
-        dtype = compute_dtype(x)
-        if not (is_pointwise(layers) and _fits(x, layers[0], layers[1], dtype)):
+        if not is_pointwise(layers) or layers[0]._forward_hooks or layers[0]._forward_pre_hooks:
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
-        from asng.fused._pointwise_function import PointwiseFunction
+        return conv_norm(x, layers[0].weight, layers[1])
 
-        conv, norm = layers
-        if norm.num_batches_tracked is not None and norm.track_running_stats:
-            norm.num_batches_tracked.add_(1)
-        tensors = (conv.weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
-        save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *tensors))
-        return PointwiseFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
-            x, *tensors, norm.momentum, norm.eps, dtype, save
-        )
+
+def conv_norm(x: Tensor, weight: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    """A 1x1 convolution and a batch norm, by the kernels if these can."""
+    dtype = compute_dtype(x)
+    if not _fits(x, weight, norm, dtype):
+        return norm(F.conv2d(x, weight))  # type: ignore[no-any-return]
+    from asng.fused._pointwise_function import PointwiseFunction
+
+    if norm.num_batches_tracked is not None and norm.track_running_stats:
+        norm.num_batches_tracked.add_(1)
+    tensors = (weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *tensors))
+    return PointwiseFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
+        x, *tensors, norm.momentum, norm.eps, dtype, save
+    )
 
 
 def is_pointwise(layers: Any) -> bool:
@@ -57,13 +64,13 @@ def is_pointwise(layers: Any) -> bool:
     )
 
 
-def _fits(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d, dtype: torch.dtype) -> bool:
-    weight = conv.weight
+def _fits(x: Tensor, weight: Tensor, norm: nn.BatchNorm2d, dtype: torch.dtype) -> bool:
     return (
         is_supported(x)
-        and x.shape[1] == conv.in_channels
+        and x.shape[1] == weight.shape[1]
+        and weight.shape[0] <= MAX_CHANNELS
         and uses_batch_statistics(norm)
-        and not any(layer._forward_hooks or layer._forward_pre_hooks for layer in (conv, norm))
+        and not (norm._forward_hooks or norm._forward_pre_hooks)
         and dtype in DTYPES
         and (torch.is_autocast_enabled(x.device.type) or weight.dtype == dtype)
         and (weight.is_contiguous() or weight.is_contiguous(memory_format=torch.channels_last))

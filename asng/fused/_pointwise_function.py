@@ -8,16 +8,18 @@ from torch.autograd.function import once_differentiable
 
 from asng.fused import _norm_kernels, _pointwise_kernels
 from asng.fused._dispatch import device_of, power_of_two, to_channels_last
-from asng.fused._norm import Split
+from asng.fused._norm import MAX_CHANNELS, Split
 
-MAX_MOMENTS = 2048  # channels times chunks that every program adds up; more are merged by a kernel before
+MAX_MOMENTS = 4096  # channels times chunks that every program adds up; more are merged by a kernel before
+MAX_SUMS = 2048  # likewise, of gradients, of which every program adds up all channels
 MAX_MERGES = 64  # chunks that become one in it
 ALIGN = 8  # elements of a channels' row in between, so that 16 bytes are loaded at once
-ELEMENTS = 16  # of a thread that multiplies matrices
-MAX_TILE = 16384  # bytes of a program that does
-MIN_PROGRAMS = 128
-WEIGHT_PROGRAMS = 132  # that sum up gradients of weights: each writes a matrix
 MAX_BLOCK = 64  # channels that are multiplied at once
+MAX_PIXELS = 128  # of a tile
+MIN_PROGRAMS = 120
+GRADIENT_PIXELS = 64
+WEIGHT_PROGRAMS = 264  # that sum up gradients of weights: each writes a matrix
+WARPS = 4
 
 
 class Sizes(NamedTuple):
@@ -30,13 +32,10 @@ class Sizes(NamedTuple):
     row: int
 
     @property
-    def block_channels(self) -> int:
-        """Of a program that has all; matrices are multiplied from 16 on."""
-        return max(power_of_two(self.channels), 16)
-
-    @property
-    def block_inputs(self) -> int:
-        return min(max(power_of_two(self.inputs), 16), MAX_BLOCK)
+    def blocks(self) -> tuple[int, int]:
+        """Channels and inputs that are multiplied at once; matrices from 16 on."""
+        channels, inputs = (min(max(power_of_two(number), 16), MAX_BLOCK) for number in (self.channels, self.inputs))
+        return channels, inputs
 
 
 class Norm(NamedTuple):
@@ -64,7 +63,8 @@ class Moments(NamedTuple):
     def merge(self, *, moments: bool) -> "Moments":
         """The same in fewer chunks, where all programs of the next kernel would have much to add up."""
         chunks, _, channels = self.partial.shape
-        if chunks * channels <= MAX_MOMENTS or chunks == 1:
+        is_few = chunks * min(channels, MAX_CHANNELS) <= MAX_MOMENTS if moments else chunks * channels <= MAX_SUMS
+        if is_few or chunks == 1:
             return self
         merges = min(power_of_two(chunks), MAX_MERGES)
         merged = self.partial.new_empty(-(-chunks // merges), 2, channels)
@@ -75,13 +75,6 @@ class Moments(NamedTuple):
         else:
             _pointwise_kernels.merge_sums[grid](self.partial, merged, chunks, *sizes, num_warps=warps)
         return Moments(merged, self.rows, self.chunk * merges).merge(moments=moments)
-
-
-def choose_tile(pixels: int, channels: int, elements: int, max_tile: int) -> tuple[int, int]:
-    """Pixels of a program with some channels, a power of two from 16 on, and its warps."""
-    block = power_of_two(max(pixels // MIN_PROGRAMS, 16) + 1) // 2
-    block = max(16, min(block, max_tile // channels))
-    return block, max(1, min(block * channels // (32 * elements), 8))
 
 
 def _precision() -> str:
@@ -131,14 +124,13 @@ class PointwiseFunction(torch.autograd.Function):
 def multiply(d: Tensor, pointwise: Tensor, size: Sizes, dtype: torch.dtype) -> tuple[Tensor, Moments]:
     """A 1x1 convolution: its results, one pixel a row, and their moments."""
     z = torch.empty(size.pixels, size.row, dtype=dtype, device=d.device)
-    outputs = min(size.block_channels, MAX_BLOCK)
-    block, warps = choose_tile(size.pixels, outputs, ELEMENTS, MAX_TILE // z.element_size())
+    outputs, inputs = size.blocks
+    groups = -(-size.channels // outputs)
+    block = min(max(power_of_two(size.pixels * groups // MIN_PROGRAMS + 1) // 2, 16), MAX_PIXELS)
     programs = -(-size.pixels // block)
     partial = torch.empty(programs, 2, size.channels, device=d.device)
-    _pointwise_kernels.pointwise_forward[programs, -(-size.channels // outputs)](
-        *(d, pointwise, z, partial, *size, block, size.block_inputs, outputs),
-        PRECISION=_precision(),
-        num_warps=max(warps, 4),
+    _pointwise_kernels.pointwise_forward[programs, groups](
+        *(d, pointwise, z, partial, *size, block, inputs, outputs), PRECISION=_precision(), num_warps=WARPS
     )
     return z, Moments(partial, size.pixels, block).merge(moments=True)
 
@@ -186,19 +178,19 @@ def multiply_backward(
     size: Sizes,
 ) -> tuple[Tensor | None, Tensor | None, Tensor]:
     """Write the gradient of the input; those of the batch norm, and of the weights for each program."""
-    block, warps = choose_tile(size.pixels, size.block_channels, ELEMENTS, MAX_TILE // z.element_size())
-    groups = -(-size.inputs // size.block_inputs)
-    tiles = -(-size.pixels // (block * -(-WEIGHT_PROGRAMS // groups)))
-    programs = -(-size.pixels // (block * tiles))
+    channels, inputs = size.blocks
+    groups = -(-size.inputs // inputs)
+    tiles = -(-size.pixels // (GRADIENT_PIXELS * -(-WEIGHT_PROGRAMS // groups)))
+    programs = -(-size.pixels // (GRADIENT_PIXELS * tiles))
     partial = torch.empty(programs, size.channels * size.inputs, device=z.device)
     dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
     chunks = len(sums.partial)
     _pointwise_kernels.pointwise_backward[programs, groups](
-        *(dy, z, saved, sums.partial, weight, d, pointwise, dd, dweight, dbias, partial, chunks, *size),
-        *(dy_row, tiles, block, size.block_channels, size.block_inputs, power_of_two(chunks)),
+        *(dy, z, saved, sums.partial, weight, d, pointwise, dd, dweight, dbias, partial, chunks, size.pixels, tiles),
+        *(*size[1:], dy_row, GRADIENT_PIXELS, channels, inputs, power_of_two(chunks)),
         AFFINE=weight is not None,
         PRECISION=_precision(),
-        num_warps=max(warps, 4),
+        num_warps=WARPS,
     )
     return dweight, dbias, partial
 

@@ -86,12 +86,12 @@ def pointwise_backward(
     partial,
     chunks,
     pixels,
+    tiles,
     IN: tl.constexpr,
     IN_STRIDE: tl.constexpr,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
     DY_STRIDE: tl.constexpr,
-    TILES: tl.constexpr,
     PIXELS: tl.constexpr,
     CHANNELS: tl.constexpr,
     INPUTS: tl.constexpr,
@@ -99,40 +99,59 @@ def pointwise_backward(
     AFFINE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Through batch norm and 1x1 convolution: gradients of its inputs, and of its weights for each program."""
-    o = tl.arange(0, CHANNELS)
+    """Through batch norm and 1x1 convolution: gradients of its inputs, and of its weights for each program.
+
+    Channels of the output come in blocks of CHANNELS, inputs in blocks of INPUTS, one for each program.
+    """
     c = tl.program_id(1) * INPUTS + tl.arange(0, INPUTS)
-    total, product = combine_sums(sums, chunks, o, C, CHUNKS)
-    mean = tl.load(saved + o, o < C, other=0.0)
-    rstd = tl.load(saved + C + o, o < C, other=0.0)
-    scale = rstd
-    if AFFINE:
-        scale = rstd * tl.load(weight + o, o < C, other=0.0).to(tl.float32)
-        if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
-            tl.store(dweight + o, product, o < C)
-            tl.store(dbias + o, total, o < C)
-    slope = rstd * product / pixels
-    offset = total / pixels - mean * slope
+    scales, slopes, offsets, gradients = (), (), (), ()
+    for first in tl.static_range(0, C, CHANNELS):
+        o = first + tl.arange(0, CHANNELS)
+        total, product = combine_sums(sums, chunks, o, C, CHUNKS)
+        mean = tl.load(saved + o, o < C, other=0.0)
+        rstd = tl.load(saved + C + o, o < C, other=0.0)
+        scale = rstd
+        if AFFINE:
+            scale = rstd * tl.load(weight + o, o < C, other=0.0).to(tl.float32)
+            if (tl.program_id(0) == 0) & (tl.program_id(1) == 0):
+                tl.store(dweight + o, product, o < C)
+                tl.store(dbias + o, total, o < C)
+        slope = rstd * product / pixels
+        scales += (scale,)
+        slopes += (slope,)
+        offsets += (total / pixels - mean * slope,)
+        gradients += (tl.zeros([CHANNELS, INPUTS], tl.float32),)
     dtype = z.dtype.element_ty
-    weights_mask = (o < C)[:, None] & (c < IN)[None, :]
-    weights_offsets = o[:, None] * IN + c[None, :]
-    factors = tl.load(pointwise + weights_offsets, weights_mask, other=0.0).to(dtype)
-    gradients = tl.zeros([CHANNELS, INPUTS], tl.float32)
-    for tile in range(TILES):
-        p = (tl.program_id(0) * TILES + tile) * PIXELS + tl.arange(0, PIXELS)
-        mask = (p < pixels)[:, None] & (o < DY_STRIDE)[None, :]
-        gradient = tl.load(dy + p[:, None] * DY_STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
-        mask = (p < pixels)[:, None] & (o < STRIDE)[None, :]
-        value = tl.load(z + p[:, None] * STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
-        dz = scale[None, :] * (gradient - offset[None, :] - value * slope[None, :])
-        dz_rounded = tl.where(mask, dz, 0.0).to(dtype)
-        mask = (p < pixels)[:, None] & (c < IN_STRIDE)[None, :]
-        offsets = p[:, None] * IN_STRIDE + c[None, :]
-        inner = tl.dot(dz_rounded, factors, input_precision=PRECISION)
-        tl.store(dd + offsets, inner.to(dd.dtype.element_ty), mask)
-        value = tl.load(d + offsets, mask, other=0.0).to(dtype)
-        gradients = tl.dot(tl.trans(dz_rounded), value, gradients, input_precision=PRECISION)
-    tl.store(partial + tl.program_id(0) * C * IN + weights_offsets, gradients, weights_mask)
+    for tile in range(tiles):
+        p = (tl.program_id(0) * tiles + tile) * PIXELS + tl.arange(0, PIXELS)
+        input_mask = (p < pixels)[:, None] & (c < IN_STRIDE)[None, :]
+        input_offsets = p[:, None] * IN_STRIDE + c[None, :]
+        inputs = tl.load(d + input_offsets, input_mask, other=0.0).to(dtype)
+        inner = tl.zeros([PIXELS, INPUTS], tl.float32)
+        for first in tl.static_range(0, C, CHANNELS):
+            o = first + tl.arange(0, CHANNELS)
+            mask = (p < pixels)[:, None] & (o < DY_STRIDE)[None, :]
+            gradient = tl.load(dy + p[:, None] * DY_STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
+            mask = (p < pixels)[:, None] & (o < STRIDE)[None, :]
+            value = tl.load(z + p[:, None] * STRIDE + o[None, :], mask, other=0.0).to(tl.float32)
+            dz = gradient - offsets[first // CHANNELS][None, :] - value * slopes[first // CHANNELS][None, :]
+            dz = tl.where(mask, scales[first // CHANNELS][None, :] * dz, 0.0).to(dtype)
+            mask = (o < C)[:, None] & (c < IN)[None, :]
+            factors = tl.load(pointwise + o[:, None] * IN + c[None, :], mask, other=0.0).to(dtype)
+            inner = tl.dot(dz, factors, inner, input_precision=PRECISION)
+            gradients = _add_product(gradients, first // CHANNELS, dz, inputs, PRECISION)
+        tl.store(dd + input_offsets, inner.to(dd.dtype.element_ty), input_mask)
+    for first in tl.static_range(0, C, CHANNELS):
+        o = first + tl.arange(0, CHANNELS)
+        target = partial + tl.program_id(0) * C * IN + o[:, None] * IN + c[None, :]
+        tl.store(target, gradients[first // CHANNELS], (o < C)[:, None] & (c < IN)[None, :])
+
+
+@triton.jit
+def _add_product(sums, index: tl.constexpr, left, right, PRECISION: tl.constexpr):
+    """The sums, with the product of a transposed matrix and another added to one of them."""
+    added = tl.dot(tl.trans(left), right, sums[index], input_precision=PRECISION)
+    return sums[:index] + (added,) + sums[index + 1 :]  # noqa: RUF005 (Triton has no stars)
 
 
 @triton.jit

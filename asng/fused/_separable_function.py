@@ -9,13 +9,13 @@ from torch.autograd.function import once_differentiable
 from asng.fused import _depthwise_kernels
 from asng.fused import _pointwise_function as _pointwise
 from asng.fused._dispatch import device_of, power_of_two, to_channels_last
-from asng.fused._pointwise_function import ALIGN, Moments, Norm, align, choose_tile
+from asng.fused._pointwise_function import ALIGN, Moments, Norm, align
 
 DEPTHWISE_CHANNELS = 16  # of a program
-DEPTHWISE_ELEMENTS = 8  # of a thread
-DEPTHWISE_TILE = 1024
-TAP_TILE = 512  # elements of a program that sums up gradients of depthwise weights, tile by tile
-TAP_PROGRAMS = 528
+ROWS, COLUMNS = 4, 2  # of a block of pixels, which a thread computes
+ELEMENTS = {3: 4, 5: 2}  # channels of a thread, by the size of the kernel
+WEIGHT_ELEMENTS = 2
+TAP_PROGRAMS = {3: 2112, 5: 1056}  # that sum up gradients of depthwise weights, tile by tile
 
 
 class Settings(NamedTuple):
@@ -75,11 +75,22 @@ class Saved(NamedTuple):
     bias: Tensor | None
 
 
-def _depthwise_tile(pixels: int, channels: int) -> tuple[int, int, int]:
-    """Pixels and channels of a program of a depthwise convolution, and its warps."""
-    channels = min(max(power_of_two(channels), ALIGN), DEPTHWISE_CHANNELS)
-    block, warps = choose_tile(pixels, channels, DEPTHWISE_ELEMENTS, DEPTHWISE_TILE)
-    return block, channels, warps
+class Tile(NamedTuple):
+    """What a program of a depthwise convolution computes: some channels of blocks of rows and columns."""
+
+    rows: int
+    columns: int
+    blocks: int
+    channels: int
+
+    @classmethod
+    def of(cls, channels: int, elements: int, warps: int = 1) -> "Tile":
+        channels = min(max(power_of_two(channels), ALIGN), DEPTHWISE_CHANNELS)
+        return cls(ROWS, COLUMNS, 32 * warps * elements // channels, channels)
+
+    def count(self, images: int, height: int, width: int) -> int:
+        """Of maps."""
+        return -(-images * -(-height // self.rows) * -(-width // self.columns) // self.blocks)
 
 
 class SeparableFunction(torch.autograd.Function):
@@ -153,10 +164,10 @@ def _prepare(
 def _convolve(x: Tensor, taps: Tensor, half: Half, dtype: torch.dtype, is_rectified: bool) -> Tensor:
     """ReLU and the depthwise convolution."""
     d = torch.empty(half.pixels, half.row, dtype=dtype, device=x.device)
-    pairs = half.images * half.out_height * -(-half.out_width // 2)
-    block, channels, warps = _depthwise_tile(pairs, half.channels)
-    _depthwise_kernels.depthwise_forward[-(-pairs // block), -(-half.channels // channels)](
-        *(x, taps, d, *half[1:], *half.settings[:2], block, channels), RELU=not is_rectified, num_warps=warps
+    tile = Tile.of(half.channels, ELEMENTS[half.settings.kernel], warps=4)
+    programs = tile.count(half.images, half.out_height, half.out_width)
+    _depthwise_kernels.depthwise_forward[programs, -(-half.channels // tile.channels)](
+        *(x, taps, d, *half[1:], *half.settings[:2], *tile), RELU=not is_rectified, num_warps=4
     )
     return d
 
@@ -178,31 +189,29 @@ def _input_gradient(
 ) -> Moments:
     """Writes the gradient of a depthwise convolution's input; returns sums for the batch norm before."""
     norm = (None, None, None) if before is None else (before.moments, before.weight, before.bias)
-    blocks = half.images * -(-half.height // half.settings.stride) * -(-half.width // 2)  # of pixels
-    block, channels, warps = _depthwise_tile(blocks, half.channels)
-    programs = -(-blocks // block)
+    tile = Tile.of(half.channels, ELEMENTS[half.settings.kernel])
+    programs = tile.count(half.images, half.height, half.width)
     sums = torch.empty(programs, 2, half.channels, device=x.device)
-    _depthwise_kernels.depthwise_input_gradient[programs, -(-half.channels // channels)](
+    _depthwise_kernels.depthwise_input_gradient[programs, -(-half.channels // tile.channels)](
         *(dd, x, *norm, taps, dx, sums, half.images, half.channels, half.row, dx_row),
-        *(*half[4:], *half.settings[:2], block, channels),
+        *(*half[4:], *half.settings[:2], *tile),
         NORM=before is not None,
         AFFINE=norm[1] is not None,
-        num_warps=warps,
+        num_warps=1,
     )
     return Moments(sums, half.images * half.height * half.width, 0)
 
 
 def _weight_gradient(dd: Tensor, x: Tensor, half: Half, *, is_rectified: bool) -> Tensor:
     """The gradients of a depthwise convolution's weights for each program."""
-    pairs, kernel = half.images * half.out_height * -(-half.out_width // 2), half.settings.kernel
-    channels = min(max(power_of_two(half.channels), ALIGN), DEPTHWISE_CHANNELS)
-    groups, block = -(-half.channels // channels), TAP_TILE // channels
-    tiles = -(-pairs // (block * -(-TAP_PROGRAMS // (groups * kernel))))
-    programs = -(-pairs // (block * tiles))
+    tile, kernel = Tile.of(half.channels, WEIGHT_ELEMENTS), half.settings.kernel
+    groups, count = -(-half.channels // tile.channels), tile.count(half.images, half.out_height, half.out_width)
+    tiles = -(-count * groups // TAP_PROGRAMS[kernel])
+    programs = -(-count // tiles)
     partial = torch.empty(programs, half.channels * kernel**2, device=x.device)
-    _depthwise_kernels.depthwise_weight_gradient[programs, groups, kernel](
-        *(dd, x, partial, *half[1:], *half.settings[:2], tiles, block, channels),
+    _depthwise_kernels.depthwise_weight_gradient[programs, groups](
+        *(dd, x, partial, half.images, tiles, *half[2:], *half.settings[:2], *tile),
         RELU=not is_rectified,
-        num_warps=max(1, TAP_TILE // (32 * DEPTHWISE_ELEMENTS)),
+        num_warps=1,
     )
     return partial

@@ -5,7 +5,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from asng.fused._norm import BatchNorm2d
-from asng.fused._pointwise import PointwiseConv2d
+from asng.fused._pointwise import PointwiseConv2d, is_pointwise
 from asng.fused._pool import AvgPool2d, MaxPool2d
 from asng.fused._separable import SeparableConv2d, is_separable
 
@@ -15,16 +15,17 @@ FUSED: dict[Any, Any] = {
     nn.AvgPool2d: AvgPool2d,
     nn.MaxPool2d: MaxPool2d,
     nn.BatchNorm2d: BatchNorm2d,
-    nn.Sequential: SeparableConv2d,
 }
-PLAIN = {PointwiseConv2d: nn.Sequential, **{ours: torchs for torchs, ours in FUSED.items()}}
+SEQUENCES: dict[Any, Any] = {SeparableConv2d: is_separable, PointwiseConv2d: is_pointwise}
+PLAIN = {ours: torchs for torchs, ours in FUSED.items()} | dict.fromkeys(SEQUENCES, nn.Sequential)
 
 
 def fuse(model: Model) -> Model:
-    """Make torch's layers in a model fused ones, in place: pools, batch norms and sequences of separable convolutions.
+    """Make torch's layers in a model fused ones, in place: pools, batch norms, separable and 1x1 convolutions.
 
-    Parameters, buffers, hooks and the state dict stay as they are; only classes change. Subclasses of torch's layers
-    are left alone, and so are 1x1 convolutions outside of separable ones: give those as `PointwiseConv2d`.
+    Parameters, buffers, hooks and the state dict stay as they are; only classes change. Convolutions are those in a
+    `torch.nn.Sequential` with nothing else, as `SeparableConv2d` and `PointwiseConv2d` describe. Subclasses of torch's
+    layers are left alone.
 
     Args:
         model: any module; itself, too, becomes a fused layer if it is one of torch's.
@@ -41,8 +42,10 @@ def fuse(model: Model) -> Model:
     """
     _check_model(model)
     for module in model.modules():
-        if type(module) in FUSED and (type(module) is not nn.Sequential or is_separable(list(module))):
-            module.__class__ = FUSED[type(module)]
+        if type(module) is nn.Sequential:
+            layers = list(module)
+            module.__class__ = next((ours for ours, takes in SEQUENCES.items() if takes(layers)), nn.Sequential)
+        module.__class__ = FUSED.get(type(module), type(module))
     return model
 
 

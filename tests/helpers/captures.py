@@ -53,6 +53,28 @@ class Body(Searchable):
         return nn.Sequential(*self.blocks[: self.depth.value])
 
 
+class Counted(nn.Module):
+    """A model that counts its passes on the device: those that judge, and those that train."""
+
+    passes: torch.Tensor
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+        self.register_buffer("passes", torch.zeros(2, dtype=torch.int64))
+
+    def forward(self, x):
+        kind = torch.full((1,), int(torch.is_grad_enabled()), device=x.device)
+        self.passes.scatter_add_(0, kind, torch.ones_like(kind))  # atomic, as passes may run side by side
+        return self.model(x)
+
+
+def cross_entropy_and_accuracy(model, batch):
+    scores = model(batch[0])
+    accuracy = (scores.argmax(1) == batch[1]).double().mean()
+    return nn.functional.cross_entropy(scores, batch[1]), {"accuracy": accuracy}
+
+
 def oneshot(model, *, loss_fn=cross_entropy, seed=3, population_size=2, weight_optimizer=None, **settings):
     weight_optimizer = weight_optimizer or torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
     arch_optimizer = ASNG(space_of(model), population_size=population_size, seed=seed)

@@ -25,9 +25,10 @@ from asng.nas import Limit, OneOf, Width, parameters, select
 from asng.nas import oneshot as oneshot_module
 from asng.nas._capture import trace
 from asng.nas._capture import update as _update
+from asng.nas._capture.iteration import in_turn
 from asng.nas._capture.switch import BranchingGraph, unavailable_reason
 from asng.nas._capture.update import WeightUpdate
-from tests.helpers.captures import Choosy, oneshot, with_gradient
+from tests.helpers.captures import Choosy, Counted, cross_entropy_and_accuracy, oneshot, with_gradient
 from tests.helpers.searches import Net, batches, cross_entropy, pairs
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -232,25 +233,55 @@ def test_kernels_reach_gradients_beyond_32_bits():
 
 
 @pytest.mark.parametrize("cases", [64, 4], ids=["flat", "nested"])
-def test_passes_without_a_feasible_candidate_do_nothing(cases, monkeypatch):
+@pytest.mark.parametrize("side_by_side", [True, False], ids=["side by side", "in turn"])
+def test_passes_without_a_feasible_candidate_do_nothing(cases, side_by_side, monkeypatch):
+    if not side_by_side:
+        monkeypatch.setattr(BranchingGraph, "fork", lambda self, branches: in_turn(branches))
     monkeypatch.setattr(trace, "MAX_CASES", cases)
     monkeypatch.setattr(oneshot_module, "MAX_DRAWS", 0)  # so that there are too few for the weights, too
     torch.manual_seed(0)
-    model = Choosy().double().cuda()
-    settings: Any = {"limits": [Limit(parameters, 220)], "population_size": 3}
+    model = Counted(Choosy()).double().cuda()
+    settings: Any = {"limits": [Limit(parameters, 220)], "population_size": 3, "loss_fn": cross_entropy_and_accuracy}
     plain, captured = oneshot(model, **settings), oneshot(copy.deepcopy(model), capture=True, **settings)
-    numbers = set()
+    numbers = []
     for train, valid in gpu_pairs(30, torch.double):
         expected, got = plain.step(train, valid), captured.step(train, valid)
         assert [loss is None for loss in got.valid_losses] == [loss is None for loss in expected.valid_losses]
         torch.testing.assert_close(judged_losses(got), judged_losses(expected), rtol=1e-6, atol=0)
         torch.testing.assert_close(got.train_losses, expected.train_losses, rtol=1e-6, atol=0)
-        numbers.add((len(got.train_losses), len(judged_losses(got))))
-    assert {trained for trained, _ in numbers} == {judged for _, judged in numbers} == {0, 1, 2, 3}
+        torch.testing.assert_close(got.train_metrics, expected.train_metrics)
+        torch.testing.assert_close(got.valid_metrics, expected.valid_metrics)
+        numbers.append((len(judged_losses(got)), len(got.train_losses)))
+        assert captured.model.passes.tolist() == [sum(half) for half in zip(*numbers, strict=True)]
+    judged, trained = zip(*numbers, strict=True)
+    assert set(judged) == set(trained) == {0, 1, 2, 3}
     captured.state_dict()
     assert captured.capture_cost["capture_gb"] > 0
     assert with_gradient(captured.model) == with_gradient(plain.model)
     torch.testing.assert_close([*captured.model.parameters()], [*plain.model.parameters()], rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(captured.arch_optimizer.distribution(), plain.arch_optimizer.distribution())
+    if not side_by_side:  # where two updates of a statistic at once may be one
+        torch.testing.assert_close(captured.model.state_dict(), plain.model.state_dict(), rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_passes_without_a_candidate_leave_the_random_numbers_of_others(n):
+    torch.manual_seed(0)
+    model = nn.Sequential(OneOf("op", [nn.Dropout(0.5), nn.Identity()]), nn.Linear(4, 3)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    search = oneshot(model, weight_optimizer=optimizer, limits=[Limit(parameters, 1000)], capture=True)
+    batch = on_gpu(batches(1)[0])
+    search.step(batch, batch)  # which captures
+    captured: Any = search._captured._iteration
+
+    def losses(trained, judged):
+        torch.manual_seed(1)
+        steps = [captured.step([{"op": 0}] * trained, batch, [{"op": 0}] * judged, batch) for _ in range(2)]
+        return [[[numbers.loss for numbers in half] for half in step] for step in steps]
+
+    whole = losses(2, 2)
+    assert len({loss for step in whole for half in step for loss in half}) == 8
+    assert losses(1, n) == [[train[:1], valid[:n]] for train, valid in whole]
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=["unlimited", "limited"])

@@ -254,16 +254,20 @@ def test_several_processes_are_against_a_capture():
     assert _capture.find_obstacle(model, [on_a_gpu()], None) == "there are several processes"
 
 
-RECENT = Versions(torch="2.11.0+cu130", hip=None, bindings="13.0.1", driver=13000)
+RECENT = Versions(torch="2.11.0+cu130", cuda="13.0", hip=None, bindings="13.0.1", driver=13000)
 
 
 @pytest.mark.parametrize(
     ("versions", "reason"),
     [
         (RECENT, None),
-        (RECENT._replace(torch="3.0.0a0+git1234", bindings="14.1", driver=14020), None),
+        (RECENT._replace(torch="3.0.0a0+git1234", cuda="14.2", bindings="14.1", driver=14020), None),
         (RECENT._replace(torch="2.10.2+cu130"), "torch 2.10.2+cu130 is older than 2.11"),
-        (RECENT._replace(hip="7.1.0", bindings=None, driver=0), "ROCm 7.1.0 has no conditional graph nodes"),
+        (
+            RECENT._replace(torch="2.11.0+cu128", cuda="12.8"),
+            "torch 2.11.0+cu128 is made for CUDA 12.8, and 13.0 is needed",
+        ),
+        (RECENT._replace(cuda=None, hip="7.1.0", bindings=None, driver=0), "ROCm 7.1.0 has no conditional graph nodes"),
         (RECENT._replace(bindings=None, driver=0), "cuda-bindings is missing; pip install 'asng[gpu]'"),
         (RECENT._replace(bindings="12.9.4"), "cuda-bindings 12.9.4 is older than 13.0; pip install 'asng[gpu]'"),
         (
@@ -271,7 +275,7 @@ RECENT = Versions(torch="2.11.0+cu130", hip=None, bindings="13.0.1", driver=1300
             "the driver supports CUDA 12.9, and 13.0 is needed; install a newer one",
         ),
     ],
-    ids=["oldest", "newer", "torch", "rocm", "no bindings", "bindings", "driver"],
+    ids=["oldest", "newer", "torch", "cuda", "rocm", "no bindings", "bindings", "driver"],
 )
 def test_what_is_missing_or_too_old_is_named_with_its_version(versions, reason):
     assert outdated_reason(versions) == reason
@@ -279,18 +283,19 @@ def test_what_is_missing_or_too_old_is_named_with_its_version(versions, reason):
 
 def test_the_versions_of_this_machine_are_read():
     versions = installed_versions()
-    assert (versions.torch, versions.hip) == (torch.__version__, torch.version.hip)
+    assert versions[:3] == (torch.__version__, torch.version.cuda, torch.version.hip)
     try:
         assert versions.bindings == metadata.version("cuda-bindings")
         assert versions.driver >= 0
     except metadata.PackageNotFoundError:
-        assert versions[2:] == (None, 0)
+        assert versions[3:] == (None, 0)
 
 
 def test_minimum_versions_are_in_the_documentation_and_in_the_extra():
     page, project = ((ROOT / name).read_text() for name in ("docs/speed.md", "pyproject.toml"))
     said = " ".join(page.split())
-    assert f"torch {'.'.join(map(str, MIN_TORCH))} or later, a driver for CUDA {MIN_CUDA}.0 or later" in said
+    assert f"torch {'.'.join(map(str, MIN_TORCH))} or later made for CUDA {MIN_CUDA}.0 or later" in said
+    assert f"a driver for CUDA {MIN_CUDA}.0 or later" in said
     assert f"cuda-bindings {MIN_CUDA}.0 or later" in said
     assert f'"cuda-bindings>={MIN_CUDA}.0"' in project
 

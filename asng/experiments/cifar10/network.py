@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from asng import fused, nas
 from asng.experiments.cifar10 import space
+from asng.fused._pointwise import conv_norm
 from asng.nas._capture import trace as _trace
 
 STREAMS = 8  # on which paths of a cell run side by side
@@ -102,7 +103,7 @@ FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum,
 
 
 def use_fused_kernels(model: Model) -> Model:
-    """Let the pools, batch norms, separable convolutions and sums of a network run fused kernels, where they can."""
+    """Let the pools, batch norms, convolutions and sums of a network run fused kernels, where they can."""
     for module in model.modules():
         module.__class__ = FUSED.get(type(module), type(module))
     return fused.fuse(model)
@@ -218,6 +219,13 @@ def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors), 1) if len(tensors) > 1 else tensors[0]
 
 
+def join_ends(x: Tensor, weight: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    """A 1x1 convolution, normalized."""
+    if isinstance(norm, fused.BatchNorm2d):
+        return conv_norm(x, weight, norm)
+    return norm(F.conv2d(x, weight))  # type: ignore[no-any-return]
+
+
 class Cell(nn.Module):
     """The cell of one architecture: two rectified inputs, (n, in, h, w), to (n, C, h', w').
 
@@ -227,7 +235,7 @@ class Cell(nn.Module):
     entries: nn.ModuleList
     operations: nn.ModuleList
     join: nn.Conv2d
-    norm: nn.Module
+    norm: nn.BatchNorm2d
     paths: list[list[tuple[int, int]]]
     inputs: list[int]
     ends: list[int]
@@ -236,7 +244,7 @@ class Cell(nn.Module):
     drop_path: Tensor
 
     def __init__(
-        self, entries: nn.ModuleList, nodes: Modules, ends: Sequence[int], join: nn.Conv2d, norm: nn.Module
+        self, entries: nn.ModuleList, nodes: Modules, ends: Sequence[int], join: nn.Conv2d, norm: nn.BatchNorm2d
     ) -> None:
         super().__init__()
         modules = list(dict.fromkeys(module for pair in nodes for _, module in pair))
@@ -250,8 +258,7 @@ class Cell(nn.Module):
     def forward(self, before: Tensor | None, previous: Tensor | None) -> Tensor:
         nodes = [[(source, self.operations[index]) for source, index in pair] for pair in self.paths]
         states = run_nodes(self.entries, (before, previous), nodes, self._drop_path(), self.sum)
-        result: Tensor = self.norm(self.join(self.concat([states[2 + end] for end in self.ends])))
-        return result
+        return join_ends(self.concat([states[2 + end] for end in self.ends]), self.join.weight, self.norm)
 
     def _drop_path(self) -> float | Tensor:
         """In training the probability; on a GPU as a tensor, so that a CUDA graph reads it at every replay."""
@@ -337,8 +344,7 @@ class SharedCell(nas.Searchable):
         ends = space.loose_ends(paths)
         columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
         weight = concatenate([columns[end] for end in ends])
-        result: Tensor = self.norm(F.conv2d(self.concat([states[2 + end] for end in ends]), weight))
-        return result
+        return join_ends(self.concat([states[2 + end] for end in ends]), weight, self.norm)
 
     def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
         """The same in a captured step: a switch for each path, and columns of ends that are not loose times 0."""
@@ -349,8 +355,7 @@ class SharedCell(nas.Searchable):
         channels = self.join.out_channels
         loose = self.choices.loose().repeat_interleave(channels, output_size=space.NODES * channels)
         weight = self.join.weight * loose.view(1, -1, 1, 1)
-        result: Tensor = self.norm(F.conv2d(self.concat(states[2:]), weight))
-        return result
+        return join_ends(self.concat(states[2:]), weight, self.norm)
 
     def _path(self, node: int, index: int, *states: Tensor) -> Tensor:
         source, name = self.choices.path(node, index)

@@ -163,6 +163,8 @@ def _explain(error: Exception, supernet: Supernet) -> str:
     where = "the loss or the judge"
     if modules:
         where = f"{supernet.paths[modules[-1]] or 'the model'} ({type(modules[-1]).__name__})"
+    if "in-place" in reason:  # torch does not let the inputs of a case be overwritten
+        reason = f"{reason.rstrip('.')}; leave out inplace=True"
     return f"{reason} (in {where})"
 
 

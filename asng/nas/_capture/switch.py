@@ -37,6 +37,7 @@ class Versions(NamedTuple):
     """What graphs that branch depend on, as this machine has it."""
 
     torch: str
+    cuda: str | None  # that torch is made for; None: another one
     hip: str | None  # of ROCm; None: torch is made for CUDA
     bindings: str | None  # of cuda-bindings; None: not installed
     driver: int  # the newest CUDA that it supports: 13000 is 13.0
@@ -48,7 +49,7 @@ def installed_versions() -> Versions:
         driver = int(check(import_module("cuda.bindings.runtime").cudaDriverGetVersion()))
     except ImportError:
         bindings, driver = None, 0
-    return Versions(str(torch.__version__), torch.version.hip, bindings, driver)
+    return Versions(str(torch.__version__), torch.version.cuda, torch.version.hip, bindings, driver)
 
 
 def outdated_reason(versions: Versions) -> str | None:
@@ -57,6 +58,8 @@ def outdated_reason(versions: Versions) -> str | None:
         return f"ROCm {versions.hip} has no conditional graph nodes"
     if tuple(map(int, versions.torch.split(".")[:2])) < MIN_TORCH:
         return f"torch {versions.torch} is older than {'.'.join(map(str, MIN_TORCH))}"
+    if versions.cuda is None or int(versions.cuda.split(".")[0]) < MIN_CUDA:
+        return f"torch {versions.torch} is made for CUDA {versions.cuda}, and {MIN_CUDA}.0 is needed"
     if versions.bindings is None:
         return "cuda-bindings is missing; pip install 'asng[gpu]'"
     if int(versions.bindings.split(".")[0]) < MIN_CUDA:

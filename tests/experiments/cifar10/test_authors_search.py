@@ -1,7 +1,8 @@
-"""The authors' procedure in plain PyTorch, the baseline of benchmarks/gpu_search.py, computes what asng computes."""
+"""The authors' procedures in plain PyTorch, baselines of benchmarks/gpu_*.py, compute what asng computes."""
 
-# mypy: disable-error-code="index, union-attr, operator"
+# mypy: disable-error-code="index, union-attr, operator, arg-type"
 
+import authors_retrain
 import pytest
 import torch
 from authors_search import Net as AuthorsNet
@@ -74,3 +75,53 @@ def test_a_search_moves_weights_and_distribution():
     assert len(losses[0]) == len(losses[1]) == 2
     assert not torch.equal(search.model.classifier.weight, weight)
     assert any(p.max() != p.min() for p in search.arch_optimizer.distribution().values())
+
+
+# Training from scratch -----------------------------------------------------------------------------
+
+
+def static_pair(values, channels=4, cells=4):
+    """Both static networks of an architecture, with the same weights."""
+    torch.manual_seed(0)
+    ours = nas.extract(Net(channels, cells, affine=True, auxiliary=True), values).double()
+    theirs = authors_retrain.Net(channels, cells, code_of(values)).double()
+    modules = [(getattr(ours, name), getattr(theirs, name)) for name in ("stem", "auxiliary", "classifier")]
+    for our_cell, cell in zip(ours.cells, theirs.cells, strict=True):
+        modules += list(zip(our_cell.entries, (cell.first, cell.second), strict=True))
+        modules += [(our_cell.join, cell.join), (our_cell.norm, cell.norm)]
+        for pairs in zip(our_cell.paths, cell.paths, strict=True):
+            modules += [(our_cell.operations[index], module) for (_, index), module in zip(*pairs, strict=True)]
+    with torch.no_grad():
+        for our_module, module in modules:
+            for ours_, theirs_ in zip(layers_of(our_module), layers_of(module), strict=True):
+                theirs_.copy_(ours_)
+    theirs.classifier.load_state_dict(ours.classifier.state_dict())
+    theirs.auxiliary[-1].load_state_dict(ours.auxiliary[-1].state_dict())
+    return ours, theirs
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_both_static_networks_give_the_same_scores_gradients_and_parameters(seed):
+    ours, theirs = static_pair(random_values(seed))
+    images = torch.randn(4, 3, 32, 32, dtype=torch.double)
+    scores, expected = ours(images), theirs(images)
+    torch.testing.assert_close(scores, expected)
+    gradients = [
+        torch.autograd.grad(result[0].square().sum() + result[1].sum(), net.stem.parameters())
+        for result, net in ((scores, ours), (expected, theirs))
+    ]
+    torch.testing.assert_close(*gradients)
+    assert len({sum(p.numel() for p in net.parameters()) for net in (ours, theirs)}) == 1
+
+
+def test_a_training_moves_weights_and_drops_paths():
+    torch.manual_seed(0)
+    model = authors_retrain.Net(4, 4, code_of(random_values(0)))
+    images, labels = torch.randn(4, 3, 32, 32), torch.randint(10, (4,))
+    assert torch.equal(model(images)[0], model(images)[0])
+    assert not torch.equal(model(images, 0.5)[0], model(images, 0.5)[0])
+    training = authors_retrain.Training(model, 0.1)
+    weights = [parameter.clone() for parameter in model.parameters()]
+    first, *_, last = [training.step(images, labels) for _ in range(12)]
+    assert last < first
+    assert not any(torch.equal(*pair) for pair in zip(weights, model.parameters(), strict=True))
