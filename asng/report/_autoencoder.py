@@ -55,7 +55,11 @@ def draw_autoencoder(values: Mapping[str, Any], title: str) -> Html:
         viewBox=f"0 0 {width} {height}",
         role="img",
     )
-    caption = element("figcaption", element("strong", "Autoencoder"), f" — {len(layers)} layers; dashed: skips")
+    caption = element(
+        "figcaption",
+        element("strong", "Autoencoder"),
+        f" — {len(layers)} layer{'s' * (len(layers) > 1)}; dashed: skips",
+    )
     region = element("div", svg, class_="scroll", tabindex="0", role="region", aria_label=f"autoencoder of {title}")
     return element("figure", caption, region, class_="graph", style=f"--w:{width}px")
 
