@@ -37,19 +37,18 @@ class Space:
             bounds.append((low, low + len(values) - 1, len(table) - low))
             table.extend(values)
         self._table = np.fromiter(table, dtype=object, count=len(table))  # leaves arrays and tensors as they are
-        one = np.array(bounds, dtype=float).T[:, None]
-        two = one.repeat(2, axis=1)  # NumPy takes longer to broadcast a small array than to compute with it
-        (self._low, self._high, self._start), (self._low_of_two, self._high_of_two, self._start_of_two) = one, two
+        self._bounds = np.array(bounds, dtype=float).T[
+            :, None
+        ]  # lowest, highest, and where in the table its row begins
         self._choices_only = all(isinstance(marginal, Choices) for marginal in self.marginals)
 
     def decode(self, x: Array) -> list[dict[str, Any]]:
         """Raw draws (n, variables) to n dicts of plain values, in the order of the space."""
-        two = len(x) == 2
-        index = x
-        if not self._choices_only:
-            low, high = (self._low_of_two, self._high_of_two) if two else (self._low, self._high)
-            index = np.rint(np.minimum(np.maximum(x, low), high))  # half to even
-        places = (index + (self._start_of_two if two else self._start)).astype(np.intp)
+        bounds = self._bounds
+        if bounds.shape[1] != len(x):  # NumPy takes longer to broadcast a small array than to compute with it
+            bounds = self._bounds = bounds[:, :1].repeat(len(x), axis=1)
+        index = x if self._choices_only else np.rint(np.minimum(np.maximum(x, bounds[0]), bounds[1]))  # half to even
+        places = (index + bounds[2]).astype(np.intp)
         rows = self._table[places].tolist()
         for column in self._others:
             decode = self.variables[column].decode

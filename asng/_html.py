@@ -74,8 +74,8 @@ def script_json(data: Any, name: str) -> Html:
 def format_number(value: Any) -> str:
     """A number with four significant digits, integers whole; any other value as text.
 
-    >>> [format_number(x) for x in (39000, 0.123456, 12345.678, 1e-7, True, None, [1, 2])]
-    ['39,000', '0.1235', '12,346', '1e-07', 'yes', 'none', '1, 2']
+    >>> [format_number(x) for x in (39000, 0.123456, 12345.678, 1e-7, True, None, [1, 2], {"mean_cost": 0.5})]
+    ['39,000', '0.1235', '12,346', '1e-07', 'yes', 'none', '1, 2', 'mean cost 0.5']
     """
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
@@ -83,8 +83,17 @@ def format_number(value: Any) -> str:
         return clean(f"{value:,}") if abs(value) < 10**15 else clean(value)
     if isinstance(value, float):
         return f"{value:,.0f}" if math.isfinite(value) and 1000 <= abs(value) < 1e15 else f"{value:.4g}"
+    if isinstance(value, dict):
+        pairs = [(str(name).replace("_", " "), each) for name, each in list(value.items())[:50]]
+        value = [
+            f"{name} {clean(each) if isinstance(each, (dict, list)) else format_number(each)}" for name, each in pairs
+        ]
+    if value == []:
+        return "none"
     if isinstance(value, list):
-        return clean(", ".join(clean(each) if isinstance(each, list) else format_number(each) for each in value[:50]))
+        return clean(
+            ", ".join(clean(each) if isinstance(each, (dict, list)) else format_number(each) for each in value[:50])
+        )
     return clean(value)
 
 

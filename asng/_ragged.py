@@ -28,7 +28,7 @@ class Ragged:
         self.owner = np.repeat(np.arange(len(lengths)), lengths)  # per entry, its row
         self.last = (ends - 1)[self.owner]  # per entry, the last entry of its row
         self.position = (np.arange(ends[-1]) - self.starts[self.owner]).astype(float)  # per entry, where in its row
-        self._position_of_two = np.tile(self.position, (2, 1))  # broadcasting would cost more than comparing
+        self._tiled = self.position  # as often as there were rows last: broadcasting would cost more than comparing
         self._equal_lengths = bool((lengths == lengths[0]).all() and lengths[0] <= MAX_DENSE_LENGTH)
         self._ones = np.ones((lengths[0], lengths[0]) if self._equal_lengths else (1, 1))
         self._column = self._ones[:, 0].copy()
@@ -84,8 +84,11 @@ class Ragged:
         >>> Ragged(np.array([2, 3])).one_hot(np.array([1.0, 0.0]))
         array([0., 1., 1., 0., 0.])
         """
-        position = self._position_of_two if positions.ndim == 2 and len(positions) == 2 else self.position
-        hits: NDArray[np.bool_] = positions.take(self.owner, -1) == position
+        places = positions.take(self.owner, -1)
+        position = self._tiled
+        if position.shape != places.shape:
+            position = self._tiled = np.broadcast_to(self.position, places.shape).copy()
+        hits: NDArray[np.bool_] = places == position
         if np.count_nonzero(hits) != positions.size:
             raise ValueError(f"no such position in rows of lengths {self.lengths}: {positions}")
         return hits.astype(float)

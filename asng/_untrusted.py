@@ -148,10 +148,14 @@ def _name(shape: Any) -> str:
     return shape.__name__ if isinstance(shape, type) else str(shape).replace("typing.", "")
 
 
-def shorten(value: Any, write: Callable[[Any], str] = repr, length: int = 80, end: str = "...") -> str:
-    """A value on one line of at most `length` characters, whatever it is."""
+def _in_one_line(value: Any) -> str:
+    return " ".join(repr(value).split())
+
+
+def shorten(value: Any, write: Callable[[Any], str] = _in_one_line, length: int = 80, end: str = "...") -> str:
+    """A value as text of at most `length` characters, whatever it is; on one line unless `write` writes others."""
     try:
-        text = " ".join(write(value).split())
+        text = write(value)
     except (RecursionError, ValueError):  # an integer of too many digits
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) <= length else text[: length - len(end)] + end

@@ -360,15 +360,15 @@ class NormalFamily(Family):
     def sample(self, theta: Array, n: int, generator: np.random.Generator) -> Array:
         mean, var = self._mean_and_var(theta)
         std = np.sqrt(var)
-        if theta.ndim == 1 and n == 2 and self._mirrored:  # fast path for the default
-            offset = std * generator.standard_normal(self.variables)
-            return np.array((mean + offset, mean - offset))
         rows = (n + 1) // 2 if self._mirrored else n
         offset = std[..., None, :] * generator.standard_normal((*theta.shape[:-1], rows, self.variables))
-        if self._mirrored:
-            offset = offset.repeat(2, -2)[..., :n, :]
-            np.negative(offset[..., 1::2, :], out=offset[..., 1::2, :])
-        return mean[..., None, :] + offset
+        mean = mean[..., None, :]
+        if not self._mirrored:
+            return mean + offset
+        pairs = np.empty((*theta.shape[:-1], 2 * rows, self.variables))
+        np.add(mean, offset, out=pairs[..., ::2, :])
+        np.subtract(mean, offset, out=pairs[..., 1::2, :])
+        return pairs[..., :n, :]
 
     def statistics(self, x: Array) -> Array:
         if not np.vdot(x, x) <= self._max_squares:  # NaN is not, either

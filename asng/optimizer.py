@@ -55,10 +55,6 @@ def rank_utilities(losses: Losses) -> Array:
         n = 0
     if n < 2:
         raise ValueError(f"a ranking needs at least two losses, got {losses!r}")
-    if n == 2:  # nothing to sort
-        first, second = finite[..., :1], finite[..., 1:]
-        lead = (first < second).astype(float) - (first > second)
-        return np.concatenate((lead, -lead), -1)
     return share_by_rank(_slot_sums(n), finite)
 
 

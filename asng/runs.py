@@ -196,10 +196,10 @@ def seed_folders(folder: Path) -> list[Path]:
 
 
 def nearest_path(path: Path) -> str:
-    """The end of a message about a path that is not there: one beside it with nearly the same name, if there is one."""
+    """The end of a message about a path that is not there: one of a similar name beside it, or in runs."""
     with suppress(OSError):
-        names = [each.name for each in path.parent.iterdir()]
-        return did_you_mean(path.name, names, lambda name: str(path.with_name(name)))
+        near = [*(Path("runs").glob("*") if path.parent == Path() else ()), *path.parent.iterdir()]
+        return did_you_mean(path.name, paths := {each.name: each for each in near}, lambda name: str(paths[name]))
     return nearest_path(path.parent) if path.parent != path else ""
 
 

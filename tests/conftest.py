@@ -8,8 +8,11 @@ from hypothesis import settings
 
 from tests.helpers.layers import is_above
 
-# Shells start what runs in the background deaf to Ctrl-C, and all that it starts; the tests press it.
+# Shells start what runs in the background deaf to Ctrl-C, nohup to a closed terminal, and all that it starts; the tests
+# send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):  # not on Windows
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 pytest.register_assert_rewrite("tests.helpers.family_checks")
 
@@ -25,7 +28,8 @@ def pytest_ignore_collect(collection_path, config):
     if collection_path.name == "packaging" and not any("packaging" in argument for argument in config.args):
         return True  # it installs packages; make test-packaging
     layer = config.getoption("--layer")
-    return True if layer and collection_path.suffix == ".py" and is_above(layer, collection_path) else None
+    path = collection_path / "conftest.py" if collection_path.is_dir() else collection_path
+    return True if layer and path.suffix == ".py" and path.is_file() and is_above(layer, path) else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -88,7 +88,7 @@ def _module_of(command: str) -> tuple[Any, str, Any]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run a command. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C, SIGTERM or SIGHUP."""
+    """Run a command. Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted, as by Ctrl-C."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     command = arguments[0] if arguments[:1] and arguments[0] in OF_RUNS else " ".join(arguments[:2])
     for stream in (sys.stdout, sys.stderr):
@@ -145,7 +145,7 @@ def print_overview(arguments: Sequence[str]) -> None:
     if arguments[depth:] and arguments[depth] not in ("-h", "--help"):
         known = dict.fromkeys(name.split()[depth] for name in listed)
         where = arguments[0] if depth else "asng"
-        near = did_you_mean(arguments[depth], known)
+        near = did_you_mean(arguments[depth], [*known, "--help", "--version", "--print-completion"])
         raise ValueError(f"no command {' '.join(arguments[: depth + 1])!r}; {where} has {', '.join(known)}{near}")
     usage = f"asng {arguments[0]} VERB [flags]" if depth else "asng EXPERIMENT VERB [flags], or asng VERB RUN [flags]"
     print(f"usage: {usage}\n")
@@ -161,4 +161,4 @@ Begin with:
 --help behind each says more. --version prints the version, and --print-completion
 bash, zsh or fish a script for the shell: source <(asng --print-completion bash)
 
-Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted by Ctrl-C, SIGTERM or SIGHUP."""
+Exit codes: 0 done, 1 failed, 2 wrong input, 130 interrupted, as by Ctrl-C."""

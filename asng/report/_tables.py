@@ -9,7 +9,7 @@ from asng.report._command import repeat_commands
 from asng.report._read import FrontData, RunData, dicts_in, is_number
 
 HIDDEN = {"values", "distribution", "last", "chain", "rows", "points", "ranges", "accuracy", "shown", "tree", "limits"}
-HIDDEN |= {"front", "seconds", "flags"}
+HIDDEN |= {"front", "seconds", "flags", "random_count"}
 NOT_FINAL = {"seed", "epoch", "step", "steps", "checkpoint", "seconds", "not_finite", "capture_seconds", "capture_gb"}
 FIRST = ("test", "valid", "score", "train", "parameters", "certainty", "probability", "seconds")  # beginnings of names
 LAST = ("largest_probability", "delta", "calibration_batches", "images_per_second", "feasible")
@@ -35,13 +35,13 @@ def overview_section(groups: Mapping[str, Sequence[RunData]]) -> Html:
     for label, members in groups.items():
         for run in members:
             numbers = _cells(_final_numbers(run), names)
-            rows.append([run.title, format_number(run.config.get("seed")), *numbers, _state(run)])
+            rows.append([run.title, _state(run), format_number(run.config.get("seed")), *numbers])
         if len(members) > 1:
             means = [_mean(name, [_final_numbers(run).get(name) for run in members]) for name in names]
             title = f"mean ± standard deviation{f' of {label}' if len(groups) > 1 else ''}"
-            rows.append([element("b", title), "", *means, f"{len(members)} runs"])
-    head = ["run", "seed", *map(_to_words, names), "state"]
-    tiles = _tiles(names, rows[-1][2:-1]) if len(groups) == 1 else None
+            rows.append([element("b", title), f"{len(members)} runs", "", *means])
+    head = ["run", "state", "seed", *map(_to_words, names)]
+    tiles = _tiles(names, rows[-1][3:]) if len(groups) == 1 else None
     return section("Overview", tiles, table(head, rows[:MAX_ROWS], "Runs and their last numbers"))
 
 

@@ -334,6 +334,7 @@ def test_a_wrong_path_is_one_line_with_the_nearest_right_one(folder):
     for words in (["resume", "runs/digit"], ["report", "runs/digit"], ["stripes", "evaluate", "runs/digit"]):
         assert refusal(*words) == "there is no folder runs/digit; did you mean runs/digits?"
     assert refusal("resume", "rums/digits") == "there is no folder rums/digits; did you mean runs?"
+    assert refusal("report", "digits") == "there is no folder digits; did you mean runs/digits?"
     (folder / "network.json").write_text("{}")
     error = refusal("stripes", "retrain", "--architecture", "netwrok.json")
     assert error.endswith("; did you mean network.json?")

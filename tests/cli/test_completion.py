@@ -65,6 +65,14 @@ def test_bash_completes_commands_verbs_flags_and_choices(complete):
 def test_bash_leaves_paths_to_itself(complete):
     for words in (["digits", "search", "--out", ""], ["resume", "ru"], ["report", "runs/a", "ru"]):
         assert complete("asng", *words) == []
+    assert complete("asng", "report", "") == []  # a run; its flags come with their first letter
+    assert complete("asng", "report", "-") == ["--help", "--quiet", "--json", "--out", "--watch"]
+
+
+def test_bash_completes_further_values_of_a_flag(complete):
+    assert complete("asng", "export", "runs/a", "--format", "json", "o") == ["onnx"]
+    assert complete("asng", "export", "runs/a", "--format", "json", "--o") == ["--out"]
+    assert complete("asng", "export", "runs/a", "--format", "json", "--out", "") == []
 
 
 def test_every_flag_of_every_command_is_completed(complete):
@@ -91,9 +99,14 @@ def test_fish_completes_choices(script):
         ("asng cifar10 search --method ", "uniform"),
         ("asng dig", "digits"),
         ("asng toy ", "sweep"),
+        ("asng export runs/a --format json ", "onnx"),
+        ("asng report --he", "--help"),
+        ("asng --v", "--version"),
+        ("asng --print-completion ", "zsh"),
     ):
         program = f"source {script('fish')}; complete -C '{line}'"
         done = subprocess.run(["fish", "-c", program], capture_output=True, text=True, check=True)
+        assert done.stderr == ""
         assert expected in [found.split("\t")[0] for found in done.stdout.splitlines()]
 
 

@@ -68,6 +68,11 @@ def test_an_experiment_alone_lists_its_verbs():
         ),
         (["digits", "--seeds", "3"], "no command 'digits --seeds'; digits has search, tune"),
         (["toy", "--quick"], "no command 'toy --quick'; toy has sweep"),
+        (
+            ["--versoin"],
+            "no command '--versoin'; asng has cifar10, digits, inpainting, toy, runs, resume, report, export; "
+            "did you mean --version?",
+        ),
     ],
 )
 def test_a_command_that_is_none_is_wrong_input_and_the_others_are_named(words, message):

@@ -3,6 +3,7 @@
 import math
 import warnings
 import weakref
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -314,6 +315,10 @@ def test_minimize_starts_over_for_as_long_as_there_are_evaluations():
     assert result.loss < 1e-6
 
 
+def draw_loss(losses, values):
+    return next(losses)
+
+
 @pytest.mark.parametrize(
     ("space", "initial"),
     [
@@ -327,9 +332,7 @@ def test_minimize_starts_over_for_as_long_as_there_are_evaluations():
 def test_a_small_space_is_evaluated_as_a_whole(space, initial):
     for seed in range(5):
         losses = iter(np.random.default_rng(seed).permutation(81))
-        result = minimize(
-            lambda values, losses=losses: next(losses), space, evaluations=5000, initial=initial, seed=seed
-        )
+        result = minimize(partial(draw_loss, losses), space, evaluations=5000, initial=initial, seed=seed)
         assert (result.stopped, result.evaluations, result.loss) == ("nothing new", 81, 0)
 
 

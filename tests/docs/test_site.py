@@ -115,7 +115,7 @@ def show(browser):
     assert faults == []
 
 
-@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", PAGES, ids=[path.stem for path in PAGES])
 def test_a_page_asks_no_other_host_and_fits_a_phone(path, show):
     page = show(path, viewport={"width": 390, "height": 800})
     page.wait_for_timeout(300)  # for what scripts ask for after the page is loaded

@@ -46,7 +46,11 @@ def imports_of(path: Path) -> frozenset[str]:
 
 
 def files_of(name: str) -> list[Path]:
-    """The file of a module of this project."""
-    place = ROOT.joinpath(*name.split("."))
-    files = [place.with_suffix(".py"), place / "__init__.py"]
+    """The file of a module of this project; benchmarks are imported by their names alone.
+
+    >>> [str(file.relative_to(ROOT)) for file in files_of("cifar10_searches")]
+    ['benchmarks/cifar10_searches.py']
+    """
+    places = [top.joinpath(*name.split(".")) for top in (ROOT, ROOT / "benchmarks")]
+    files = [file for place in places for file in (place.with_suffix(".py"), place / "__init__.py")]
     return [file for file in files if file.is_file()]

@@ -41,6 +41,13 @@ if __name__ == "__main__":
         result = asng.minimize(lambda v: v["n"], space, evaluations=20, executor=executor, seed=0)
         assert result.values["n"] <= 1, result
 """,
+    "tensorboard": """
+from asng.integrations.tensorboard import TensorBoard
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+TensorBoard("log")({"epoch": 1, "valid_loss": 0.5})
+events = EventAccumulator("log").Reload()
+assert events.Tags()["scalars"], events.Tags()
+""",
     "experiments": """
 import subprocess, sys
 from pathlib import Path
@@ -76,7 +83,7 @@ for name in names:
     for module in public:
         importlib.import_module(module)
 """
-OLDEST = ["", "plot", "optuna", "dask", "experiments", "export"]
+OLDEST = ["", "plot", "optuna", "dask", "experiments", "export", "tensorboard"]
 
 
 def program_for(extra: str) -> str:

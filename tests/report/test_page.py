@@ -265,7 +265,7 @@ def test_a_folder_of_several_seeds_is_several_runs(tmp_path):
         lines.append({"seed": seed, "kind": "found", "accuracy": accuracy, "parameters": 10})
     (run / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = write(tmp_path, run)
-    assert "run seed 3 3 0.5 10 0.5 finished run seed 4 4 0.75 10 0.5 finished" in page.text("Overview")
+    assert "run seed 3 finished 3 0.5 10 0.5 run seed 4 finished 4 0.75 10 0.5" in page.text("Overview")
     assert "0.625 ± 0.1768" in page.text("Overview")
     assert "op op3" in page.text("Architecture")
     assert "asng digits search --seed 3 --lr 0.1 --seeds 2" in page.text("Settings")
