@@ -51,7 +51,7 @@ class Evaluation(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Job:
+class Trial:
     """A candidate to evaluate, the key of its values, and the index of the optimizer that drew it."""
 
     candidate: Candidate
@@ -109,9 +109,9 @@ class BlackBox:
             self.population_size = check_int(population_size, "population_size", min=2, max=MAX_CANDIDATES)
         self.optimizers = [self._make_optimizer(0)]  # also checks the seed
         sequence = self._seed if isinstance(self._seed, np.random.SeedSequence) else np.random.SeedSequence(self._seed)
-        self._entropy, self._spawn_key = _plain(sequence.entropy), tuple(sequence.spawn_key)
+        self._entropy, self._spawn_key = _entropy_to_json(sequence.entropy), tuple(sequence.spawn_key)
         self.history: list[Evaluation] = []
-        self._ended: list[Job] = []  # one for each evaluation
+        self._ended: list[Trial] = []  # one for each evaluation
         listed = [variable.values() for variable in space.values()]
         self._n_values = math.inf if noisy else math.prod(math.inf if v is None else len(v) for v in listed)
         self._losses: dict[Hashable, tuple[float, int]] = {}  # the sum of those of equal values, and their number
@@ -120,7 +120,7 @@ class BlackBox:
         self.failures_in_row = 0
         self.last_cause: BaseException | None = None  # what the last evaluation raised
         self._queue: deque[Candidate] = deque()
-        self.jobs: dict[Job, list[Candidate]] = {}  # in flight, with candidates of the same values
+        self.trials: dict[Trial, list[Candidate]] = {}  # in flight, with candidates of the same values
         self._judged: list[Judged] = []
         self._elites, self._elite_age = (NOISY_ELITES, NOISY_ELITE_AGE) if noisy else (ELITES, ELITE_AGE)
         if isinstance(self.optimizer, CovarianceASNG):
@@ -169,19 +169,19 @@ class BlackBox:
 
     # From ask to tell.
 
-    def next_job(self) -> Job | None:
+    def next_trial(self) -> Trial | None:
         """A candidate to evaluate, of one new population at most; None where all of it is known or in flight."""
         self.is_whole = False
         if not self._queue:
             self._queue.extend(self.optimizer.ask())
-        job = None
-        while self._queue and job is None:
-            job = self._take(self._queue.popleft())
+        trial = None
+        while self._queue and trial is None:
+            trial = self._take(self._queue.popleft())
         self.is_whole = True
-        return job
+        return trial
 
-    def _take(self, candidate: Candidate) -> Job | None:
-        """Judge a candidate without an evaluation, or make it a job."""
+    def _take(self, candidate: Candidate) -> Trial | None:
+        """Judge a candidate without an evaluation, or make it a trial."""
         violation = self._violation(candidate.values)
         if violation != FEASIBLE:
             self._judge(candidate.x, math.inf, violation)
@@ -191,39 +191,39 @@ class BlackBox:
             if key in self._losses:
                 self._judge(candidate.x, self._mean_loss(key), FEASIBLE, key)
                 return None
-            for job, others in self.jobs.items():
-                if job.key == key:
+            for trial, others in self.trials.items():
+                if trial.key == key:
                     others.append(candidate)
                     return None
-        job = Job(candidate, key, len(self.optimizers) - 1)
-        self.jobs[job] = []
-        return job
+        trial = Trial(candidate, key, len(self.optimizers) - 1)
+        self.trials[trial] = []
+        return trial
 
-    def record(self, job: Job, outcome: Outcome) -> Evaluation:
-        """Take the outcome of a job in; a whole population is told."""
+    def record(self, trial: Trial, outcome: Outcome) -> Evaluation:
+        """Take the outcome of a trial in; a whole population is told."""
         self.is_whole = False
-        others = self.jobs.pop(job)
+        others = self.trials.pop(trial)
         if unknown := set(outcome.active or ()) - self._variables.keys():
             outcome = Outcome(math.inf, f"it returned {min(unknown)!r}, which is not in the space, as active")
         self.last_cause = outcome.cause
-        evaluation = self._remember(job, outcome.loss, outcome.error, outcome.active)
-        if job.start == len(self.optimizers) - 1:
-            for candidate in (job.candidate, *others):
-                self._judge(candidate.x, outcome.loss, FEASIBLE, job.key)
+        evaluation = self._remember(trial, outcome.loss, outcome.error, outcome.active)
+        if trial.start == len(self.optimizers) - 1:
+            for candidate in (trial.candidate, *others):
+                self._judge(candidate.x, outcome.loss, FEASIBLE, trial.key)
         self.is_whole = True
         return evaluation
 
-    def _remember(self, job: Job, loss: float, error: str, active: Collection[str] | None) -> Evaluation:
+    def _remember(self, trial: Trial, loss: float, error: str, active: Collection[str] | None) -> Evaluation:
         if active is not None and len(active) < len(self._variables):
-            self._active[job.key] = frozenset(active)
-        total, count = self._losses.get(job.key, (0.0, 0))
-        self._losses[job.key] = total + loss, count + 1
+            self._active[trial.key] = frozenset(active)
+        total, count = self._losses.get(trial.key, (0.0, 0))
+        self._losses[trial.key] = total + loss, count + 1
         self.failures_in_row = 0 if math.isfinite(loss) else self.failures_in_row + 1
         if math.isfinite(loss) and (self.best is None or loss < self.best.loss):
             self._best = len(self.history)
-        evaluation = Evaluation(job.candidate.values, loss, error)
+        evaluation = Evaluation(trial.candidate.values, loss, error)
         self.history.append(evaluation)
-        self._ended.append(job)
+        self._ended.append(trial)
         return evaluation
 
     def _judge(self, x: Array, loss: float, violation: Violation, key: Hashable = None) -> None:
@@ -257,8 +257,8 @@ class BlackBox:
             return []
         recent = self._ended[-self._elite_age * self.optimizer.population_size :]
         known = {each.key for each in self._judged}
-        own = [job for job in recent if job.start == len(self.optimizers) - 1 and job.key not in known]
-        drawn = {job.key: job.candidate.x for job in own}
+        own = [trial for trial in recent if trial.start == len(self.optimizers) - 1 and trial.key not in known]
+        drawn = {trial.key: trial.candidate.x for trial in own}
         best = sorted(drawn, key=self._mean_loss)[: self._elites]
         return [Judged(drawn[key], self._mean_loss(key), FEASIBLE, key) for key in best]
 
@@ -268,7 +268,7 @@ class BlackBox:
 
     def _count(self) -> None:
         """Count populations in a row without anything new, and those of a distribution that cannot narrow further."""
-        started = len(self.history) + len(self.jobs)
+        started = len(self.history) + len(self.trials)
         if started > self._started_before:
             self._stale = self._barren = 0
         else:
@@ -342,7 +342,7 @@ class BlackBox:
         """What has to be the same where a state is loaded."""
         seed: Any = self._seed
         if isinstance(seed, np.random.SeedSequence):
-            seed = [_plain(seed.entropy), list(seed.spawn_key)]
+            seed = [_entropy_to_json(seed.entropy), list(seed.spawn_key)]
         return {
             "space": self._space.describe(),
             "population_size": self.population_size,
@@ -354,14 +354,14 @@ class BlackBox:
 
     def state_dict(self) -> dict[str, Any]:
         """All that later evaluations depend on, as JSON-safe values; what is in flight will be evaluated again."""
-        flying = [c for job, others in self.jobs.items() for c in (job.candidate, *others)]
+        flying = [c for trial, others in self.trials.items() for c in (trial.candidate, *others)]
         rows = zip(self.history, self._ended, strict=True)
         return {
             "entropy": [self._entropy, list(self._spawn_key)],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "history": [
-                [job.candidate.x.tolist(), job.start, _to_json(e.loss), e.error, self._active_names(job.key)]
-                for e, job in rows
+                [trial.candidate.x.tolist(), trial.start, _to_json(e.loss), e.error, self._active_names(trial.key)]
+                for e, trial in rows
             ],
             "queue": [candidate.x.tolist() for candidate in (*flying, *self._queue)],
             "judged": [
@@ -369,7 +369,7 @@ class BlackBox:
             ],
             "counters": [self._stale, self._barren, self._settled],
             "is_listing": self._is_listing,
-            "before": [self._started_before - len(self.jobs), self._told_before, self._first],
+            "before": [self._started_before - len(self.trials), self._told_before, self._first],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -386,7 +386,7 @@ class BlackBox:
             candidate = self._candidate(x)
             if active is not None and not self._variables.keys() >= set(active):
                 raise ValueError(f"{active} are not all in the space")
-            self._remember(Job(candidate, self._key(candidate), start), _from_json(loss), error, active)
+            self._remember(Trial(candidate, self._key(candidate), start), _from_json(loss), error, active)
         self._queue.extend(map(self._candidate, state["queue"]))
         for x, loss, (first, second) in state["judged"]:
             candidate, violation = self._candidate(x), (first, _from_json(second))
@@ -417,7 +417,7 @@ def _to_violation(returned: Any, name: str) -> float:
     return as_float(returned, f"limit {name} must return a number")
 
 
-def _plain(entropy: Any) -> Any:
+def _entropy_to_json(entropy: Any) -> Any:
     """The entropy of a SeedSequence, an integer or several, as JSON holds it."""
     return entropy if entropy is None or isinstance(entropy, int) else [int(each) for each in entropy]
 

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 from asng._checks import as_float
 
 Values = dict[str, Any]
-Job = TypeVar("Job", bound=Hashable)
+Trial = TypeVar("Trial", bound=Hashable)
 MAX_TEXT = 200  # characters of an error
 MIN_POLL, MAX_POLL = 0.01, 3600.0  # seconds between two looks at running evaluations
 
@@ -64,27 +64,27 @@ def failure(error: BaseException) -> Outcome:
     return Outcome(math.inf, f"{name}: {text}"[:MAX_TEXT] if text else name, error)
 
 
-class Evaluator(Generic[Job]):
+class Evaluator(Generic[Trial]):
     """One evaluation after the other, in this process.
 
-    It takes jobs while `has_room`; `wait` returns those that are done, at least one. Both may raise ExecutorLost.
+    It takes trials while `has_room`; `wait` returns those that are done, at least one. Both may raise ExecutorLost.
     """
 
     def __init__(self, f: Callable[[Values], Any]) -> None:
         self._f = f
-        self._done: list[tuple[Job, Outcome]] = []
+        self._done: list[tuple[Trial, Outcome]] = []
 
     def has_room(self) -> bool:
         return not self._done
 
-    def submit(self, job: Job, values: Values) -> None:
+    def submit(self, trial: Trial, values: Values) -> None:
         try:
             outcome = to_outcome(self._f(values))
         except (Exception, SystemExit) as error:
             outcome = failure(error)
-        self._done.append((job, outcome))
+        self._done.append((trial, outcome))
 
-    def wait(self) -> list[tuple[Job, Outcome]]:
+    def wait(self) -> list[tuple[Trial, Outcome]]:
         done, self._done = self._done, []
         return done
 
@@ -96,16 +96,16 @@ class ExecutorLost(Exception):
 
 
 @dataclass(eq=False)
-class Flight(Generic[Job]):
+class Flight(Generic[Trial]):
     """An evaluation that an executor was given."""
 
-    job: Job
+    trial: Trial
     values: Values
     submitted: float
     started: float | None = None  # when it was first seen running; some executors never say
 
 
-class InExecutor(Evaluator[Job]):
+class InExecutor(Evaluator[Trial]):
     """As many evaluations at a time as there are workers, or as `slots` says where the executor does not.
 
     A dead worker breaks a pool of processes and everything in flight with it. The pool is made again, and the
@@ -120,8 +120,8 @@ class InExecutor(Evaluator[Job]):
         super().__init__(f)
         self._executor, self._timeout = executor, timeout
         self._slots = workers if isinstance(workers, int) and workers > 0 else slots
-        self._flights: dict[Future[Any], Flight[Job]] = {}
-        self._suspects: deque[Flight[Job]] = deque()  # one of them broke the executor
+        self._flights: dict[Future[Any], Flight[Trial]] = {}
+        self._suspects: deque[Flight[Trial]] = deque()  # one of them broke the executor
         self._hung: list[Future[Any]] = []  # given up, but each still occupies a worker
         self._isolating = False
         self._last_sign = time.monotonic()  # of life: when an evaluation ended
@@ -138,10 +138,10 @@ class InExecutor(Evaluator[Job]):
             raise self._lost
         return self._lost is None and len(self._flights) + len(self._hung) < self._slots
 
-    def submit(self, job: Job, values: Values) -> None:
-        self._start(Flight(job, values, 0.0))
+    def submit(self, trial: Trial, values: Values) -> None:
+        self._start(Flight(trial, values, 0.0))
 
-    def wait(self) -> list[tuple[Job, Outcome]]:
+    def wait(self) -> list[tuple[Trial, Outcome]]:
         while True:
             if self._suspects and not self._flights and self._lost is None:
                 self._isolating = True
@@ -162,7 +162,7 @@ class InExecutor(Evaluator[Job]):
         if self._replaced:
             self._executor.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, flight: Flight[Job]) -> None:
+    def _start(self, flight: Flight[Trial]) -> None:
         try:
             future = self._executor.submit(self._f, flight.values)
         except BrokenExecutor as error:  # a worker died between two evaluations
@@ -173,12 +173,12 @@ class InExecutor(Evaluator[Job]):
         except RuntimeError as error:  # it was shut down
             raise ExecutorLost(str(error)) from error
         except Exception as error:  # some executors serialize at once
-            self._done.append((flight.job, failure(error)))
+            self._done.append((flight.trial, failure(error)))
             return
         flight.submitted, flight.started = time.monotonic(), None
         self._flights[future] = flight
 
-    def _collect(self) -> list[tuple[Job, Outcome]]:
+    def _collect(self) -> list[tuple[Trial, Outcome]]:
         """The outcomes of evaluations that ended; those that went down with a broken executor become suspects."""
         done, broken = [], None
         for future in [future for future in self._flights if future.done()]:
@@ -190,18 +190,18 @@ class InExecutor(Evaluator[Job]):
                 outcome = to_outcome(future.result()) if error is None else failure(error)
             except CancelledError as error:
                 outcome = failure(error)
-            done.append((self._flights.pop(future).job, outcome))
+            done.append((self._flights.pop(future).trial, outcome))
         if broken is not None:
             lost = list(self._flights.values())
             self._flights.clear()
             if self._isolating:
-                done += [(flight.job, failure(broken)) for flight in lost]
+                done += [(flight.trial, failure(broken)) for flight in lost]
             else:
                 self._suspects.extend(lost)
             self._replace_executor(broken)
         return done
 
-    def _time_out(self) -> list[tuple[Job, Outcome]]:
+    def _time_out(self) -> list[tuple[Trial, Outcome]]:
         """The outcomes of evaluations that have run for too long."""
         now = time.monotonic()
         for future, flight in self._flights.items():
@@ -211,7 +211,7 @@ class InExecutor(Evaluator[Job]):
         late = [future for future in past if self._flights[future].started is not None] or past[:1]  # or the oldest
         outcome = Outcome(math.inf, f"no result within {self._timeout:g} seconds")
         self._hung += [future for future in late if not future.cancel()]
-        done = [(self._flights.pop(future).job, outcome) for future in late]
+        done = [(self._flights.pop(future).trial, outcome) for future in late]
         if done and _kill_workers(self._executor):  # or the hanging worker would stay occupied
             rest = list(self._flights.values())
             self._flights.clear()
@@ -221,7 +221,7 @@ class InExecutor(Evaluator[Job]):
                 self._start(flight)
         return done
 
-    def _deadline(self, flight: Flight[Job]) -> float:
+    def _deadline(self, flight: Flight[Trial]) -> float:
         begin = max(flight.submitted, self._last_sign) if flight.started is None else flight.started
         return begin + self._timeout
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from asng._asktell import Optimizer, Seed
-from asng._blackbox import BlackBox, Evaluation, Job, Limits
+from asng._blackbox import BlackBox, Evaluation, Limits, Trial
 from asng._checks import check_bool, check_float, check_int
 from asng._evaluation import Evaluator, ExecutorLost, InExecutor
 from asng._progress import Progress, no_progress, progress_bar
@@ -152,7 +152,7 @@ def minimize(
     _check_callables(f, executor, limits, callback)
     run = BlackBox(space, population_size, initial, seed, noisy, limits, restarts)
     target = -math.inf if target is None else check_float(target, "target", gt=-math.inf)
-    evaluator: Evaluator[Job] = Evaluator(f)
+    evaluator: Evaluator[Trial] = Evaluator(f)
     if executor is not None:
         timeout = math.inf if timeout is None else check_float(timeout, "timeout")
         evaluator = InExecutor(f, executor, slots=run.population_size, timeout=timeout)
@@ -176,7 +176,7 @@ def minimize(
 
 def _evaluate(
     run: BlackBox,
-    evaluator: Evaluator[Job],
+    evaluator: Evaluator[Trial],
     evaluations: int,
     target: float,
     callback: Callable[[Evaluation], Any] | None,
@@ -188,17 +188,17 @@ def _evaluate(
     while True:
         if run.best is not None and run.best.loss <= target:
             return "target"
-        while not run.exhausted and len(run.history) + len(run.jobs) < evaluations and evaluator.has_room():
-            job = run.next_job()
-            if job is not None:
-                evaluator.submit(job, dict(job.candidate.values))
-            elif run.jobs:  # wait for what is in flight before drawing more
+        while not run.exhausted and len(run.history) + len(run.trials) < evaluations and evaluator.has_room():
+            trial = run.next_trial()
+            if trial is not None:
+                evaluator.submit(trial, dict(trial.candidate.values))
+            elif run.trials:  # wait for what is in flight before drawing more
                 break
-        if not run.jobs:
+        if not run.trials:
             return run.exhausted or "evaluations"
         is_over = False
-        for job, outcome in evaluator.wait():
-            evaluation = run.record(job, outcome)
+        for trial, outcome in evaluator.wait():
+            evaluation = run.record(trial, outcome)
             reason = NUMBER.sub("", evaluation.error)
             if reason and reason not in warned:
                 warned.add(reason)

@@ -150,10 +150,10 @@ def test_noisy_losses_are_ranked_again_by_the_mean_of_equal_values():
     box = BlackBox(space, population_size=8, initial=None, seed=0, noisy=True, limits=(), restarts=None)
     draws = dict.fromkeys(range(4), 0)
     for _ in range(16):  # two populations
-        job = box.next_job()
-        assert job is not None
-        n = job.candidate.values["n"]
-        box.record(job, Outcome([0.0, 3.0, 4.0, 5.0][n] + 10.0 * (n == 0 < draws[n])))  # 0 is lucky once
+        trial = box.next_trial()
+        assert trial is not None
+        n = trial.candidate.values["n"]
+        box.record(trial, Outcome([0.0, 3.0, 4.0, 5.0][n] + 10.0 * (n == 0 < draws[n])))  # 0 is lucky once
         draws[n] += 1
     assert min(draws.values()) > 0
     assert draws[0] > 2
