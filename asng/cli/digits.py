@@ -10,12 +10,12 @@ from rich.table import Table
 
 from asng.cli.flags import parse_command
 from asng.cli.terminal import (
-    Outcome,
+    Output,
     RunFlags,
     SeedFlags,
     console,
     make_table,
-    outcome_of,
+    output_of,
     print_lines,
     progress_bar,
     run_seeds,
@@ -52,7 +52,7 @@ def run_search(arguments: Sequence[str]) -> None:
     seeds = seeds_of(flags.seeds, flags.settings.seed)
     out = flags.out or Path("runs/digits-seeds" if len(seeds) > 1 else "runs/digits")
 
-    def run_one(settings: digits.DigitsSettings, outcome: Outcome) -> None:
+    def run_one(settings: digits.DigitsSettings, output: Output) -> None:
         folder = out / f"seed{settings.seed}" if len(seeds) > 1 else out
         started, callback = {"tensorboard": flags.tensorboard}, tensorboard(folder) if flags.tensorboard else None
         with progress_bar("digits", folder) as progress:
@@ -63,16 +63,16 @@ def run_search(arguments: Sequence[str]) -> None:
         print_lines(f"Found with seed {row['seed']}, {chosen}, probability {row['probability']:.2g}: {found}")
         console.print(digits_table(summary))
         figures = {f"accuracy_{kind}": row[kind]["accuracy"] for kind in digits.KINDS}
-        outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary, "figures": figures}
-        outcome.line = f"Architecture: {folder / ARCHITECTURE}"
+        output |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary, "figures": figures}
+        output.line = f"Architecture: {folder / ARCHITECTURE}"
 
-    with outcome_of(flags) as outcome:
-        run_seeds(flags, run_one, partial(estimate_digits, flags.settings), outcome)
+    with output_of(flags) as output:
+        run_seeds(flags, run_one, partial(estimate_digits, flags.settings), output)
         if len(seeds) > 1 and not flags.dry_run:
             records = [record for seed in seeds for record in digits.read_results(out / f"seed{seed}")]
             summary = digits.summarize(flags.settings, records)
             console.print(digits_table(summary))
-            outcome.update(summary)
+            output.update(summary)
 
 
 def digits_table(summary: dict[str, Any]) -> Table:
@@ -117,7 +117,7 @@ def run_tune(arguments: Sequence[str]) -> None:
     flags = parse_command(TuneCommand, "digits tune", arguments)
     folder = flags.out or Path("runs/digits-tune")
 
-    def run_one(settings: digits_tuning.TuneSettings, outcome: Outcome) -> None:
+    def run_one(settings: digits_tuning.TuneSettings, output: Output) -> None:
         with progress_bar("digits tune", folder) as progress:
             summary = digits_tuning.run(settings, folder, progress)
         epochs = f"{summary['epochs']} of {summary['trials'] * settings.epochs} epochs"
@@ -129,8 +129,8 @@ def run_tune(arguments: Sequence[str]) -> None:
             lines.append([name, *hyper, f"{row['loss']:.3f}", f"{100 * row['accuracy']:.2f} %"])
         head = ["", "lr", "weight decay", "augmentation", "loss in the search", "test accuracy"]
         console.print(make_table("Trained from scratch, with its hyper-parameters", head, lines, ""))
-        outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
-        outcome.line = f"Architecture: {folder / ARCHITECTURE}"
+        output |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
+        output.line = f"Architecture: {folder / ARCHITECTURE}"
 
-    with outcome_of(flags) as outcome:
-        run_seeds(flags, run_one, partial(estimate_tuning, flags.settings), outcome)
+    with output_of(flags) as output:
+        run_seeds(flags, run_one, partial(estimate_tuning, flags.settings), output)

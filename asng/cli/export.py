@@ -9,7 +9,7 @@ from typing import Literal
 from asng import nas
 from asng.cli import EXPERIMENTS, Images
 from asng.cli.flags import parse_command
-from asng.cli.terminal import OutputFlags, outcome_of, print_lines, progress_bar
+from asng.cli.terminal import OutputFlags, output_of, print_lines, progress_bar
 from asng.experiments._export import Exportable, load_digits_run, load_image_run
 from asng.runs import read_config
 
@@ -45,7 +45,7 @@ def run_export(arguments: Sequence[str]) -> None:
     """`asng export`."""
     command = parse_command(ExportCommand, "export", arguments)
     folder = command.out or command.run / "export"
-    with outcome_of(command) as outcome:
+    with output_of(command) as output:
         found = load_run(command.run, command.data)
         print_lines(f"Weights: {found.weights}")
         files = nas.export(
@@ -57,8 +57,8 @@ def run_export(arguments: Sequence[str]) -> None:
             description=f"{found.inputs} Weights: {found.weights}.",
         )
         print_lines(*(f"{name:<12} {path} ({path.stat().st_size:,} bytes)" for name, path in files.items()))
-        outcome |= {"weights": found.weights, "inputs": found.inputs, "files": files}
-        outcome.line = f"Exported: {folder}"
+        output |= {"weights": found.weights, "inputs": found.inputs, "files": files}
+        output.line = f"Exported: {folder}"
 
 
 def load_run(folder: Path, data: Path | None) -> Exportable:

@@ -9,10 +9,10 @@ from typing import Any
 
 from asng.cli.flags import parse_command
 from asng.cli.terminal import (
-    Outcome,
+    Output,
     OutputFlags,
     SeedFlags,
-    outcome_of,
+    output_of,
     print_lines,
     progress_bar,
     run_seeds,
@@ -86,7 +86,7 @@ def run_search(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT search`."""
     flags = parse_verb(task, "search", arguments, small=task.small_search)
 
-    def run_one(settings: Any, outcome: Outcome) -> None:
+    def run_one(settings: Any, output: Output) -> None:
         default = Path("runs") / f"{_prefix(task, flags)}-{task.label(settings)}-seed{settings.seed}"
         folder = seed_folder(flags, default, settings.seed)
         with progress_bar(f"{task.name} search", folder) as progress:
@@ -94,14 +94,14 @@ def run_search(task: type[Task], arguments: Sequence[str]) -> None:
         if not summary["feasible"]:
             print_lines("No architecture met the limit; this is the nearest one.")
         print_lines(*loaded.describe_found(summary, folder))
-        _fill(outcome, folder, summary)
+        _fill(output, folder, summary)
         command = next_command(task.name, "retrain", folder, flags.where, small=flags.small)
-        outcome.line = f"Train it from scratch: {command}"
+        output.line = f"Train it from scratch: {command}"
 
-    with outcome_of(flags) as outcome:
+    with output_of(flags) as output:
         loaded = _load(task, flags)
         estimate = partial(estimate_search, loaded, flags.settings, capture=flags.capture)
-        run_seeds(flags, run_one, estimate, outcome)
+        run_seeds(flags, run_one, estimate, output)
 
 
 def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
@@ -115,7 +115,7 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
     flags = replace(flags, settings=replace(flags.settings, **inherited))
     differing = "".join(f"-{value}" for name, value in inherited.items() if config.get(name, value) != value)
 
-    def run_one(settings: Any, outcome: Outcome) -> None:
+    def run_one(settings: Any, output: Output) -> None:
         of_file = f"{_prefix(task, flags)}-{Path(flags.architecture or '').stem}"
         default = Path("runs", of_file) if flags.run is None else flags.run / (flags.architecture or "retrain")
         folder = seed_folder(flags, Path(f"{default}{differing}-seed{settings.seed}"), settings.seed)
@@ -123,28 +123,28 @@ def run_retrain(task: type[Task], arguments: Sequence[str]) -> None:
         with progress_bar(f"{task.name} retrain", folder) as progress:
             summary = retrain(loaded, settings, own, folder, progress, **_options(flags, folder))
         print_lines(*loaded.describe_trained(summary, folder))
-        _fill(outcome, folder, summary)
-        outcome.line = f"Test it: {next_command(task.name, 'evaluate', folder, flags.where)}"
+        _fill(output, folder, summary)
+        output.line = f"Test it: {next_command(task.name, 'evaluate', folder, flags.where)}"
 
     values = _choose_values(task, flags, searched)  # what is wrong with it is said before data is loaded
-    with outcome_of(flags) as outcome:
+    with output_of(flags) as output:
         loaded = _load(task, flags)
-        run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), outcome)
+        run_seeds(flags, run_one, partial(estimate_training, loaded, flags.settings, values), output)
 
 
 def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT evaluate`."""
     flags = parse_verb(task, "evaluate", arguments)
     config = read_config(flags.run, task.name, needs=CHECKPOINT)  # before anything slow
-    with outcome_of(flags) as outcome:
+    with output_of(flags) as output:
         with progress_bar(task.loading) as progress:
             loaded = task.load_for_test(flags.where, config, flags.settings, progress)
         print_lines(*loaded.describe_data())
         with progress_bar(f"testing on {len(loaded.test):,} {task.noun}") as progress:
             report = evaluate(loaded, flags.run, config, progress, flags.settings)
-        *lines, outcome.line = loaded.describe_test(report, flags.run)
+        *lines, output.line = loaded.describe_test(report, flags.run)
         print_lines(*lines)
-        outcome |= {"folder": flags.run, **report}
+        output |= {"folder": flags.run, **report}
 
 
 def _options(flags: Any, folder: Path) -> dict[str, Any]:
@@ -155,12 +155,12 @@ def _options(flags: Any, folder: Path) -> dict[str, Any]:
     return {"flags": given, "callback": tensorboard(folder) if flags.tensorboard else None}
 
 
-def _fill(outcome: Outcome, folder: Path, summary: Mapping[str, Any]) -> None:
-    """The outcome of a run: its folder, its summary, and the figures that seeds are compared by."""
+def _fill(output: Output, folder: Path, summary: Mapping[str, Any]) -> None:
+    """The output of a run: its folder, its summary, and the figures that seeds are compared by."""
     figures = {name: number for name, number in summary["last"].items() if name.startswith(("test_", "valid_"))}
     figures |= {"parameters": summary["parameters"]} if "parameters" in summary else {}
-    outcome |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
-    outcome["figures"] = figures or {"train_loss": summary["last"].get("train_loss")}
+    output |= {"folder": folder, "architecture": folder / ARCHITECTURE, **summary}
+    output["figures"] = figures or {"train_loss": summary["last"].get("train_loss")}
 
 
 def _load(task: type[Task], flags: Any) -> Task:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from asng import report
 from asng.cli.flags import parse_command
-from asng.cli.terminal import OutputFlags, outcome_of, print_lines
+from asng.cli.terminal import OutputFlags, output_of, print_lines
 
 INTERVAL = 10  # seconds between two pages of --watch
 PAGE = "report.html"
@@ -38,11 +38,11 @@ def run_report(arguments: Sequence[str]) -> None:
     """`asng report`."""
     command = parse_command(ReportCommand, "report", arguments)
     page = command.out or (command.runs[0] / PAGE if len(command.runs) == 1 else Path(PAGE))
-    with outcome_of(command) as outcome:
-        outcome["report"] = report.write(command.runs, page, reload_every=INTERVAL if command.watch else None)
-        outcome.line = f"Report: {page}"
+    with output_of(command) as output:
+        output["report"] = report.write(command.runs, page, reload_every=INTERVAL if command.watch else None)
+        output.line = f"Report: {page}"
         if command.watch:
-            print_lines(outcome.line, f"It is written every {INTERVAL} seconds; Ctrl-C ends this.")
+            print_lines(output.line, f"It is written every {INTERVAL} seconds; Ctrl-C ends this.")
             try:
                 while True:
                     time.sleep(INTERVAL)

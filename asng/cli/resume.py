@@ -11,7 +11,7 @@ from asng._untrusted import mismatch, read_json_lines
 from asng.cli import OF_RUNS, commands, function_of, parts_of_command
 from asng.cli.flags import flags_of, parse_command
 from asng.cli.runs import is_finished
-from asng.cli.terminal import OutputFlags, outcome_of, print_lines
+from asng.cli.terminal import OutputFlags, output_of, print_lines
 from asng.report._command import to_flags
 from asng.report._read import read_run
 from asng.runs import ARCHITECTURE, CONFIG, ENVIRONMENT, LOCK, read_config, seed_folders, settings_from_config
@@ -46,22 +46,22 @@ def run_resume(arguments: Sequence[str]) -> None:
     unfinished = [run for run in seeds if not is_finished(read_run(run))]
     if seeds and not unfinished:
         raise ValueError(f"all {len(seeds)} runs in {command.run} are finished; asng report {command.run} shows them")
-    with outcome_of(command) as outcome:
+    with output_of(command) as output:
         parts = []
         for run in unfinished or [command.run]:
-            outcome.clear()
+            output.clear()
             resume_one(replace(command, run=run))
-            parts.append(dict(outcome))
+            parts.append(dict(output))
             if seeds:
-                print_lines(outcome.line)
+                print_lines(output.line)
         if seeds:
-            outcome.clear()
-            outcome["runs"] = parts
-            outcome.line = f"Continued {len(unfinished)} of {len(seeds)} runs; asng report {command.run} shows all"
+            output.clear()
+            output["runs"] = parts
+            output.line = f"Continued {len(unfinished)} of {len(seeds)} runs; asng report {command.run} shows all"
 
 
 def resume_one(command: ResumeCommand) -> None:
-    """Continue the run of one folder, whose command fills the outcome of this one."""
+    """Continue the run of one folder, whose command fills the output of this one."""
     config = read_config(command.run)
     name = f"{config.get('experiment')} {config.get('kind')}"
     if is_locked(command.run / LOCK):

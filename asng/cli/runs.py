@@ -13,7 +13,7 @@ from rich.filesize import decimal
 from asng._files import is_locked
 from asng._html import format_duration
 from asng.cli.flags import parse_command
-from asng.cli.terminal import OutputFlags, outcome_of, print_lines
+from asng.cli.terminal import OutputFlags, output_of, print_lines
 from asng.report._read import RunData, dicts_in, is_number, read_run
 from asng.runs import (
     ARCHITECTURE,
@@ -59,12 +59,12 @@ def run_runs(arguments: Sequence[str]) -> None:
     if not flags.folder.is_dir():
         cure = nearest_path(flags.folder) or "; a first run makes one: asng digits search"
         raise ValueError(f"there is no folder {flags.folder}{cure}")
-    with outcome_of(flags) as outcome:
+    with output_of(flags) as output:
         found = [run for folder in find_runs(flags.folder) if (run := describe_run(folder)) is not None]
-        outcome["runs"] = found
+        output["runs"] = found
         if not flags.quiet:
             print_lines(*(line for run in found for line in format_run(run)))
-            outcome.line = f"{len(found)} run{'' if len(found) == 1 else 's'} in {flags.folder}"
+            output.line = f"{len(found)} run{'' if len(found) == 1 else 's'} in {flags.folder}"
     if flags.quiet and not flags.json:
         print_lines(*(run["folder"] for run in found))
 

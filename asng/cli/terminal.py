@@ -53,35 +53,35 @@ class SeedFlags(RunFlags):
     """How many runs, with seeds from --seed on, or the seeds themselves, at least two; prints mean and spread."""
 
 
-class Outcome(dict[str, Any]):
+class Output(dict[str, Any]):
     """What a command prints as JSON, and its last line."""
 
     line = ""
 
 
-_running: list[Outcome] = []  # that of the command
+_running: list[Output] = []  # that of the command
 
 
 @contextmanager
-def outcome_of(flags: OutputFlags) -> Iterator[Outcome]:
+def output_of(flags: OutputFlags) -> Iterator[Output]:
     """Print what a command finds as its flags ask for it: all, the last line, or JSON.
 
-    A command that another one runs fills the outcome of that one, and prints as it does.
+    A command that another one runs fills the output of that one, and prints as it does.
     """
     if _running:
         yield _running[0]
         return
-    outcome, stdout = Outcome(), sys.stdout
-    _running.append(outcome)
+    output, stdout = Output(), sys.stdout
+    _running.append(output)
     try:
         with redirect_stdout(io.StringIO() if flags.quiet else sys.stderr if flags.json else stdout):
-            yield outcome
+            yield output
     finally:
         _running.clear()
     if flags.json:
-        print(json.dumps(outcome, default=str, allow_nan=False))
-    elif outcome.line:
-        print_lines(outcome.line)
+        print(json.dumps(output, default=str, allow_nan=False))
+    elif output.line:
+        print_lines(output.line)
 
 
 def seeds_of(given: Sequence[int], first: int) -> list[int]:
@@ -96,40 +96,40 @@ def seeds_of(given: Sequence[int], first: int) -> list[int]:
 
 
 def run_seeds(
-    flags: Any, run_one: Callable[[Any, Outcome], None], estimate: Callable[[], Mapping[str, Any]], outcome: Outcome
+    flags: Any, run_one: Callable[[Any, Output], None], estimate: Callable[[], Mapping[str, Any]], output: Output
 ) -> None:
     """Run the settings of each seed, one after another, and print mean and spread of the figures at the end.
 
-    `run_one` gets settings and an outcome to fill; `figures` in it are compared. Under --dry-run nothing is run, and
+    `run_one` gets settings and an output to fill; `figures` in it are compared. Under --dry-run nothing is run, and
     the estimate of a run is printed.
     """
     seeds = seeds_of(getattr(flags, "seeds", ()), flags.settings.seed)
     if flags.dry_run:
         numbers = estimate()
-        outcome |= {**numbers, "runs": len(seeds), "dry_run": True}
-        *lines, outcome.line = describe_estimate(numbers, len(seeds))
+        output |= {**numbers, "runs": len(seeds), "dry_run": True}
+        *lines, output.line = describe_estimate(numbers, len(seeds))
         print_lines(*lines)
         return
     if len(seeds) == 1:
-        run_one(replace(flags.settings, seed=seeds[0]), outcome)
+        run_one(replace(flags.settings, seed=seeds[0]), output)
         return
     if flags.out is not None and (Path(flags.out) / CONFIG).exists():
         raise ValueError(f"{flags.out} holds a run of its own; give the folders of several seeds another one (--out)")
-    outcomes = []
+    outputs = []
     for seed in seeds:
-        outcomes.append(Outcome(seed=seed))
+        outputs.append(Output(seed=seed))
         print_lines(f"Seed {seed}:")
-        run_one(replace(flags.settings, seed=seed), outcomes[-1])
-        print_lines(outcomes[-1].line)
-    figures = {name: [each["figures"].get(name) for each in outcomes] for name in outcomes[0]["figures"]}
+        run_one(replace(flags.settings, seed=seed), outputs[-1])
+        print_lines(outputs[-1].line)
+    figures = {name: [each["figures"].get(name) for each in outputs] for name in outputs[0]["figures"]}
     spread = {
         name: {"mean": fmean(numbers), "std": stdev(numbers), "min": min(numbers), "max": max(numbers)}
         for name, numbers in figures.items()
         if None not in numbers
     }
-    outcome |= {"runs": outcomes, "figures": spread}
+    output |= {"runs": outputs, "figures": spread}
     shown = [f"{name.replace('_', ' ')} {each['mean']:.4g} ± {each['std']:.2g}" for name, each in spread.items()]
-    outcome.line = f"Mean and standard deviation of {len(seeds)} seeds: {', '.join(shown)}"
+    output.line = f"Mean and standard deviation of {len(seeds)} seeds: {', '.join(shown)}"
 
 
 def seed_folder(flags: Any, default: Path, seed: int) -> Path:

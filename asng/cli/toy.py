@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from asng.cli.flags import parse_command
-from asng.cli.terminal import Outcome, RunFlags, console, make_table, outcome_of, progress_bar, run_seeds
+from asng.cli.terminal import Output, RunFlags, console, make_table, output_of, progress_bar, run_seeds
 from asng.experiments import toy
 
 
@@ -36,20 +36,20 @@ def run_sweep(arguments: Sequence[str]) -> None:
     flags = parse_command(SweepCommand, "toy sweep", arguments, presets={"quick": toy.QUICK})
     folder = flags.out or Path("runs/toy-quick" if flags.quick else "runs/toy")
 
-    def run_one(settings: toy.ToySettings, outcome: Outcome) -> None:
+    def run_one(settings: toy.ToySettings, output: Output) -> None:
         with progress_bar("toy problem", folder) as progress:
             summary = toy.run(settings, folder, progress)
         console.print(toy_table(summary))
-        outcome |= {"folder": folder, **summary}
-        outcome.line = f"Picture: {folder / 'toy.png'}"
+        output |= {"folder": folder, **summary}
+        output.line = f"Picture: {folder / 'toy.png'}"
 
     def estimate() -> dict[str, Any]:
         from asng.experiments.estimates import estimate_sweep  # here, since it imports torch
 
         return estimate_sweep(flags.settings)
 
-    with outcome_of(flags) as outcome:
-        run_seeds(flags, run_one, estimate, outcome)
+    with output_of(flags) as output:
+        run_seeds(flags, run_one, estimate, output)
 
 
 def toy_table(summary: dict[str, Any]) -> Table:
