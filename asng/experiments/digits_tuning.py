@@ -59,7 +59,7 @@ class TuneSettings:
         check_settings(self, trials=2)
 
 
-class Trial(TypedDict):
+class TrialRecord(TypedDict):
     """A search in results.jsonl."""
 
     kind: Literal["trial", "untuned"]
@@ -69,7 +69,7 @@ class Trial(TypedDict):
     values: dict[str, Any]
 
 
-class Training(TypedDict):
+class TrainingRecord(TypedDict):
     """A training from scratch in results.jsonl."""
 
     kind: Literal["train tuned", "train untuned"]
@@ -200,7 +200,9 @@ def read_records(folder: Path, settings: TuneSettings) -> list[dict[str, Any]]:
         return "" if is_whole else f"a trial of {len(record['losses'])} epochs and {', '.join(record['hyper'])}"
 
     kinds = ["trial"] * settings.trials + ["untuned", "train tuned", "train untuned"]
-    return digits.check_records(folder, kinds, {"trial": Trial, "untuned": Trial}, Training, find_fault)
+    return digits.check_records(
+        folder, kinds, {"trial": TrialRecord, "untuned": TrialRecord}, TrainingRecord, find_fault
+    )
 
 
 def summarize(records: list[dict[str, Any]], tuned: dict[str, Any], settings: TuneSettings) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from asng._html import clean, format_number, is_normal, round_number
 from asng.report._read import FrontData, RunData, dicts_in, is_number
-from asng.report._tree import spread_of, tree_of, walk
+from asng.report._tree import flatten, spread_of, tree_of
 
 HALVES = ("train", "valid", "test")  # beginnings of names: a panel has all three
 NOT_DRAWN = {"seed", "epoch", "step", "steps", "checkpoint", "seconds", "capture_seconds", "capture_gb"}
@@ -101,8 +101,8 @@ def thin(numbers: Sequence[float], max_points: int) -> list[int]:
     buckets = max(1, (max_points - 2) // 2)
     kept = {0, count - 1}
     for bucket in range(buckets):
-        stretch = range(bucket * count // buckets, (bucket + 1) * count // buckets)
-        kept |= {min(stretch, key=numbers.__getitem__), max(stretch, key=numbers.__getitem__)}
+        span = range(bucket * count // buckets, (bucket + 1) * count // buckets)
+        kept |= {min(span, key=numbers.__getitem__), max(span, key=numbers.__getitem__)}
     return sorted(kept)
 
 
@@ -207,7 +207,7 @@ def entropy(probabilities: Mapping[str, float]) -> float:
 
 def probability_panels(run: RunData) -> list[Panel]:
     """A panel for each decision: the probabilities of its choices over time, or a mean with its deviation."""
-    log_names = {node.name for node in walk(tree_of(run)) if node.is_log}
+    log_names = {node.name for node in flatten(tree_of(run)) if node.is_log}
     moments = [
         (step, second, now) for step, second, now in zip(run.steps, run.seconds, run.distributions, strict=True) if now
     ]

@@ -25,7 +25,7 @@ class Node(NamedTuple):
 def tree_of(run: RunData) -> list[Node]:
     """The tree of a run's decisions; all decisions that are not in it follow at its end."""
     nodes = _parse(run.summary.get("tree"), 0, [MAX_NODES])
-    shown = {node.name for node in walk(nodes)}
+    shown = {node.name for node in flatten(nodes)}
     return _filter(nodes, run) + _group({name: name for name in run.values if name not in shown}, 0)
 
 
@@ -35,9 +35,9 @@ def _filter(nodes: list[Node], run: RunData) -> list[Node]:
     return [node._replace(inside={label: _filter(part, run) for label, part in node.inside.items()}) for node in known]
 
 
-def walk(nodes: list[Node]) -> list[Node]:
+def flatten(nodes: list[Node]) -> list[Node]:
     """All nodes of a tree."""
-    return [each for node in nodes for each in (node, *(n for part in node.inside.values() for n in walk(part)))]
+    return [each for node in nodes for each in (node, *(n for part in node.inside.values() for n in flatten(part)))]
 
 
 def _parse(data: Any, depth: int, left: list[int]) -> list[Node]:
@@ -154,15 +154,15 @@ def _track(node: Node, parameters: Mapping[str, float], value: Any) -> Html:
     if node.range is None or not (mean > 0 if node.is_log else True):
         return words
 
-    def place(number: float) -> float:
+    def percent(number: float) -> float:
         low, high, at = (math.log(each) if node.is_log else each for each in (*node.range, number))  # type: ignore[misc]
         return 100 * min(max((at - low) / (high - low), 0.0), 1.0)
 
     band = (mean / spread, mean * spread) if node.is_log else (mean - spread, mean + spread)
-    left, right = map(place, band)
+    left, right = map(percent, band)
     marks = [element("span", class_="band", style=f"left:{left:.1f}%;width:{right - left:.1f}%")]
     if is_number(value) and (value > 0 or not node.is_log):
-        marks.append(element("span", class_="mark", style=f"left:{place(value):.1f}%"))
+        marks.append(element("span", class_="mark", style=f"left:{percent(value):.1f}%"))
     ends = [element("span", format_number(end), class_="soft") for end in node.range]
     track = element(
         "span", ends[0], element("span", *marks, class_="line"), ends[1], class_="track", aria_hidden="true"

@@ -251,7 +251,7 @@ class Cell(nn.Module):
         return join_ends(self.concat([states[2 + end] for end in self.ends]), self.join.weight, self.norm)
 
 
-class Choices(nn.Module):
+class CellDecisions(nn.Module):
     """The decisions of one kind of cell, which all cells of the kind hold in common."""
 
     def __init__(self, kind: str) -> None:
@@ -284,7 +284,15 @@ class SharedCell(nas.Searchable):
     """
 
     def __init__(
-        self, choices: Choices, before: int, previous: int, channels: int, *, reduced: bool, reduces: bool, affine: bool
+        self,
+        choices: CellDecisions,
+        before: int,
+        previous: int,
+        channels: int,
+        *,
+        reduced: bool,
+        reduces: bool,
+        affine: bool,
     ) -> None:
         super().__init__()
         self.choices = choices
@@ -375,7 +383,7 @@ class Net(nn.Module):
         before, previous = 3 * channels, 3 * channels
         self.stem = nn.Sequential(nn.Conv2d(3, previous, 3, padding=1, bias=False), norm(previous, affine=True))
         self.cells = nn.ModuleList()
-        choices = [Choices(kind) for kind in space.CELL_KINDS]
+        choices = [CellDecisions(kind) for kind in space.CELL_KINDS]
         self.reduction_indices = space.reduction_indices(cells)
         for index in range(cells):
             reduces, reduced = index in self.reduction_indices, index - 1 in self.reduction_indices

@@ -150,7 +150,7 @@ class Branch:
 
 
 class _Switch(torch.autograd.Function):
-    """A switch in the autograd graph; its inputs get their gradients through `Source`."""
+    """A switch in the autograd graph; its inputs get their gradients through `SwitchInput`."""
 
     @staticmethod
     def forward(ctx: Any, call: Branch, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -166,7 +166,7 @@ class _Switch(torch.autograd.Function):
         return (None,) * int(ctx.inputs)
 
 
-class Source(torch.autograd.Function):
+class SwitchInput(torch.autograd.Function):
     """A tensor that switches read: they have added to its gradient by the time that autograd comes to it."""
 
     @staticmethod

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from asng.nas._capture import cases as _cases
-from asng.nas._capture.branch import Branch, Scope, Source, Weights, add_all, leaves
+from asng.nas._capture.branch import Branch, Scope, SwitchInput, Weights, add_all, leaves
 from asng.nas._capture.cases import Assignment, Case, Columns, Mode, NumbersFn, Refused, Site, Unswitchable
 from asng.nas._capture.masked import forward_of as forward_masked
 from asng.nas._size import Size
@@ -312,7 +312,7 @@ class Trace:
         sources = self.scope.sources
         if id(tensor) not in sources:
             gradient = torch.zeros_like(tensor)
-            sources[id(tensor)] = tensor, Source.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
+            sources[id(tensor)] = tensor, SwitchInput.apply(gradient, tensor), gradient  # type: ignore[no-untyped-call]
         return sources[id(tensor)][1:]
 
     def addresses_of(self, parameters: Sequence[Tensor]) -> Tensor:
