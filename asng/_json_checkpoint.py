@@ -34,7 +34,7 @@ class JsonCheckpoint:
             found, identity, state = content["format"], content["identity"], content["state"]
             is_intact = content["checksum"] == _checksum(state)
         except Exception as error:  # anything may be in it
-            raise self._damaged("damaged or no checkpoint", error) from None
+            raise self._damage_error("damaged or no checkpoint", error) from None
         if found != self._format:
             raise ValueError(f"{self._path} is of the format {found!r}, not {self._format!r}; use another path")
         if different := _files.differences(identity, self._identity):
@@ -44,9 +44,9 @@ class JsonCheckpoint:
         try:
             restore(state)
         except Exception as error:  # anybody may have written it
-            raise self._damaged("damaged", error) from None
+            raise self._damage_error("damaged", error) from None
 
-    def _damaged(self, fault: str, error: Exception) -> ValueError:
+    def _damage_error(self, fault: str, error: Exception) -> ValueError:
         reason = f"{type(error).__name__}: {error}"[:80]
         return ValueError(f"{self._path} is {fault} ({reason}){_files.offer_previous(self._path)}")
 

@@ -108,7 +108,7 @@ class Variable(ABC):
             ValueError: The variable does not contain the value, or JSON cannot hold it.
         """
         if not self.contains(value):
-            raise _outside(self, value)
+            raise _range_error(self, value)
         return to_plain(value)
 
     def from_json(self, data: Any) -> Any:
@@ -173,7 +173,7 @@ class Variable(ABC):
         else:
             position = _find(values, value)
         if position is None:
-            raise _outside(self, value)
+            raise _range_error(self, value)
         return position
 
 
@@ -243,7 +243,7 @@ class Categorical(Variable):
         written = _write(data)
         fitting = [choice for choice in self.choices if _write(choice) == written]
         if written is None or not fitting:
-            raise _outside(self, data)
+            raise _range_error(self, data)
         if len(fitting) > 1:
             raise ValueError(f"{data!r} may be any of {fitting}, which JSON cannot tell apart")
         return fitting[0]
@@ -313,7 +313,7 @@ class Integer(Variable):
     def log_prob(self, parameters: Any, value: Any) -> float:
         # Of the normal numbers that are clipped and rounded to the value.
         if not self.contains(value):
-            raise _outside(self, value)
+            raise _range_error(self, value)
         normal = NormalDist(*_as_normal(parameters))
         below = 0.0 if value == self.low else normal.cdf(value - 0.5)
         above = 1.0 if value == self.high else normal.cdf(value + 0.5)
@@ -569,7 +569,7 @@ def _write(choice: Any) -> str | None:
         return None
 
 
-def _outside(variable: Variable, value: Any) -> ValueError:
+def _range_error(variable: Variable, value: Any) -> ValueError:
     return ValueError(f"{value!r} is outside of {variable}")
 
 

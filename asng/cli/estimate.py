@@ -29,9 +29,9 @@ def describe_estimate(estimate: Mapping[str, Any], seeds: int = 1) -> list[str]:
         lines[-1] += " in all weights that are shared"
         lines.append(f"Networks: {smallest} to {largest} parameters, {median} in the median (100 random ones)")
     lines.append(f"Steps: {estimate['steps']:,}, of {estimate['seconds_per_step']:.2g} s")
-    most = "at most " if estimate.get("at_most") else ""
+    bound = "at most " if estimate.get("at_most") else ""
     each = f" for each of {seeds} seeds, {format_duration(seeds * estimate['seconds'])} in all" if seeds > 1 else ""
-    lines.append(f"Time: {most}{format_duration(estimate['seconds'])}{each}")
+    lines.append(f"Time: {bound}{format_duration(estimate['seconds'])}{each}")
     if "fastest_step" in estimate:
         factors = (estimate[name] / estimate["seconds_per_step"] for name in ("fastest_step", "slowest_step"))
         low, high = (format_duration(seeds * estimate["seconds"] * factor) for factor in factors)

@@ -86,8 +86,14 @@ class SearchJob(_ImageJob):
         self._search_settings = settings
         self.model = task.build_supernet(settings)
         size, max_params, smallest = task.size_of(settings), settings.max_params, task.smallest_values(self.model)
-        if max_params is not None and smallest is not None and max_params < (least := size(self.model, smallest)):
-            raise ValueError(f"the smallest architecture has {least:,} parameters, more than max_params={max_params:,}")
+        if (
+            max_params is not None
+            and smallest is not None
+            and max_params < (smallest_size := size(self.model, smallest))
+        ):
+            raise ValueError(
+                f"the smallest architecture has {smallest_size:,} parameters, more than max_params={max_params:,}"
+            )
         streams = np.random.SeedSequence(settings.seed).spawn(2)
         self.arch_optimizer = settings.build_optimizer(nas.space_of(self.model), streams[0])
         self._eval_seed = streams[1]

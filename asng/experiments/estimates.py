@@ -53,7 +53,7 @@ def _estimate_job(job: SearchJob | TrainJob, settings: JobSettings) -> Estimate:
             float(number)  # waits for the device
 
     seconds = time_calls(step)
-    return {"steps": steps, **seconds.scaled(steps), **_sizes(job, job.device)}
+    return {"steps": steps, **seconds.estimate(steps), **_sizes(job, job.device)}
 
 
 def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
@@ -77,7 +77,7 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
     # The random ones are trained on half of the images; the result, a handcrafted one and two random ones on all.
     training = settings.training_epochs * half * (settings.num_random + 4 * 2)
     estimate = {**describe_space(nas.space_of(oneshot.model)), **count_parameters(oneshot.model)}
-    times = {"steps": steps, **step.scaled((searching + training) / step.mean)}
+    times = {"steps": steps, **step.estimate((searching + training) / step.mean)}
     return {**estimate, **times, **_sizes(job, job.device)}
 
 
@@ -86,7 +86,7 @@ def estimate_tuning(settings: digits_tuning.TuneSettings) -> Estimate:
     shared = {name: getattr(settings, name) for name in ("batch", "seed", "epochs", "training_epochs")}
     one = estimate_digits(digits.DigitsSettings(**shared, warmup=0.0))
     steps = (settings.trials + 1) * one["steps"]
-    times = Timing(one["seconds_per_step"], one["fastest_step"], one["slowest_step"]).scaled(steps)
+    times = Timing(one["seconds_per_step"], one["fastest_step"], one["slowest_step"]).estimate(steps)
     return {**one, "steps": steps, **times, "disk_bytes": None, "at_most": True}
 
 
@@ -134,8 +134,8 @@ class Timing(NamedTuple):
     fastest: float
     slowest: float
 
-    def scaled(self, steps: float) -> Estimate:
-        """The times of an estimate, of so many steps."""
+    def estimate(self, steps: float) -> Estimate:
+        """The times that a number of steps takes, for an estimate."""
         per_step = {"seconds_per_step": self.mean, "fastest_step": self.fastest, "slowest_step": self.slowest}
         return {**per_step, "seconds": steps * self.mean, "load": _load(), "threads": torch.get_num_threads()}
 

@@ -249,7 +249,7 @@ def _point(setting: Setting, step: float, reached: list[int | None]) -> dict[str
 
 
 def _spans(line: list[dict[str, Any]], successes: int) -> list[tuple[float, float]]:
-    """The step sizes with so many successes, as ranges of neighbors on the grid: (largest, smallest)."""
+    """The step sizes with at least `successes` successes, as ranges of neighbors on the grid: (largest, smallest)."""
     ordered = sorted(line, key=lambda point: -point["step"])
     spans = [(held, list(near)) for held, near in groupby(ordered, lambda point: point["successes"] >= successes)]
     return [(near[0]["step"], near[-1]["step"]) for held, near in spans if held]

@@ -179,8 +179,8 @@ class _Launch:
 
     def to_large(self, row: int, slots: Tensor, activation: Tensor | None = None, *, relu: bool = False) -> None:
         n, _, height, width = self._shape
-        of_place = n * -(-height // 2) * -(-width // 2)
-        programs = max(-(-self._pixels // PIXELS), 4 * -(-of_place // PIXELS))
+        of_phase = n * -(-height // 2) * -(-width // 2)
+        programs = max(-(-self._pixels // PIXELS), 4 * -(-of_phase // PIXELS))
         grid = programs, -(-self.chain.in_channels // CHANNELS)
         self._launch(kernels().to_large, grid, row, slots, activation, relu, self._other_precision)
 

@@ -117,19 +117,19 @@ def to_large(
 ):  # fmt: skip
     """Large side = transposed weight * small side.
 
-    With a stride of 2 a pixel sees every other row and column of the kernel, by its place in a 2x2 block. A program has
-    pixels of one place alone.
+    With a stride of 2 a pixel sees every other row and column of the kernel, by its phase in a 2x2 block. A program has
+    pixels of one phase alone.
     """
     if tl.load(geometry + (HAS_GRADIENT if BACKWARD else ACTIVE)) == 0:
         return
     height, width = tl.load(geometry + LARGE_HEIGHT), tl.load(geometry + LARGE_WIDTH)
     outputs, inputs = tl.load(geometry + LARGE_CHANNELS), tl.load(geometry + SMALL_CHANNELS)
     kernel, stride = tl.load(geometry + KERNEL), tl.load(geometry + STRIDE)
-    rows_of_place, columns_of_place = tl.cdiv(height, stride), tl.cdiv(width, stride)
-    pixels = images * rows_of_place * columns_of_place
+    rows_of_phase, columns_of_phase = tl.cdiv(height, stride), tl.cdiv(width, stride)
+    pixels = images * rows_of_phase * columns_of_phase
     programs = tl.cdiv(pixels, PIXELS)
-    place = tl.program_id(0) // programs
-    if (place >= stride * stride) or (tl.program_id(1) * OUTPUTS >= outputs):
+    phase = tl.program_id(0) // programs
+    if (phase >= stride * stride) or (tl.program_id(1) * OUTPUTS >= outputs):
         return
     small_height, small_width = tl.load(geometry + SMALL_HEIGHT), tl.load(geometry + SMALL_WIDTH)
     weight, weight_channels = _weight(geometry, weights, slots, 0, ALIGNED)
@@ -139,12 +139,12 @@ def to_large(
 
     pixel = tl.program_id(0) % programs * PIXELS + tl.arange(0, PIXELS)
     output = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    image, within = pixel // (rows_of_place * columns_of_place), pixel % (rows_of_place * columns_of_place)
-    y = within // columns_of_place * stride + place // stride
-    x = within % columns_of_place * stride + place % stride
+    image, within = pixel // (rows_of_phase * columns_of_phase), pixel % (rows_of_phase * columns_of_phase)
+    y = within // columns_of_phase * stride + phase // stride
+    x = within % columns_of_phase * stride + phase % stride
     is_pixel, is_output = (pixel < pixels) & (y < height) & (x < width), output < outputs
     padding = kernel // 2
-    first_row, first_column = (place // stride + padding) % stride, (place % stride + padding) % stride
+    first_row, first_column = (phase // stride + padding) % stride, (phase % stride + padding) % stride
     row_taps = tl.cdiv(tl.maximum(kernel - first_row, 0), stride)
     column_taps = tl.cdiv(tl.maximum(kernel - first_column, 0), stride)
     accumulated = tl.zeros((PIXELS, OUTPUTS), tl.float32)

@@ -286,17 +286,17 @@ def _holds_tensor(value: Any) -> bool:
     return isinstance(value, Tensor)
 
 
-def _plain(value: Any) -> Any:
+def _to_ints(value: Any) -> Any:
     """A value with sizes that are ints again."""
     if isinstance(value, Dim):
         return int(value)
     if type(value) in (list, tuple):
-        return type(value)(map(_plain, value))
+        return type(value)(map(_to_ints, value))
     if isinstance(value, torch.Size):
         return torch.Size(map(int, value))
     if isinstance(value, slice):
-        return slice(*map(_plain, (value.start, value.stop, value.step)))
-    return {key: _plain(item) for key, item in value.items()} if type(value) is dict else value
+        return slice(*map(_to_ints, (value.start, value.stop, value.step)))
+    return {key: _to_ints(item) for key, item in value.items()} if type(value) is dict else value
 
 
 class Recording(TorchFunctionMode):
@@ -329,7 +329,7 @@ class Recording(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        result = func(*_plain(args), **_plain(kwargs))
+        result = func(*_to_ints(args), **_to_ints(kwargs))
         body = self._bodies[-1]
         return result if body is None else body.record_function(func, args, kwargs, result)
 
@@ -339,7 +339,7 @@ class Recording(TorchFunctionMode):
         if module in self._layers or is_sequence(module, args, kwargs):
             self._bodies.append(None)
             try:
-                result = forward(*_plain(args), **_plain(kwargs))
+                result = forward(*_to_ints(args), **_to_ints(kwargs))
             finally:
                 self._bodies.pop()
         else:

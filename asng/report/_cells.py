@@ -66,21 +66,21 @@ class _Cell(CellPicture):
         size = round(width * PIXELS), round(height * PIXELS)
         return graph(name, describe_paths(self.paths), note, run, size, [*self._lines, *self._boxes])
 
-    def draw_box(self, place: Box, look: str, name: str | None = None, tip: str = "", style: str | None = None) -> None:
-        x, top, width, height = place
+    def draw_box(self, box: Box, look: str, name: str | None = None, tip: str = "", style: str | None = None) -> None:
+        x, top, width, height = box
         title, rounding = element("title", tip) if tip else None, _px(self.radius) if look == "node" else "5"
         where = {"x": _px(x - width / 2), "y": _px(top), "width": _px(width), "height": _px(height), "rx": rounding}
         self._boxes.append(element("rect", title, **where, class_=look, style=style))
 
     def draw_operation(self, x: float, top: float, operation: str, likely: float | None, name: str, tip: str) -> None:
-        place, middle, look = (x, top, self.widths[1], self.box), top + self.box / 2, f"op {operation}"
+        box, middle, look = (x, top, self.widths[1], self.box), top + self.box / 2, f"op {operation}"
         if likely is None:
-            self.draw_box(place, look, tip=tip)
+            self.draw_box(box, look, tip=tip)
             self.draw_text(x, middle, NAMES[operation], "name")
             return
-        self.draw_box(place, "end")  # so that lines do not shine through
+        self.draw_box(box, "end")  # so that lines do not shine through
         fill = f"fill-opacity:{0.15 + 0.85 * likely:.2f}"
-        self.draw_box(place, look, tip=f"{tip}, probability {likely:.3f}", style=fill)
+        self.draw_box(box, look, tip=f"{tip}, probability {likely:.3f}", style=fill)
         self.draw_text(x, middle - 0.07, NAMES[operation], "name")
         self.draw_text(x, middle + 0.09, f"{likely:.2f}", "small")
 

@@ -100,7 +100,7 @@ def test_a_flag_that_looks_like_a_preset_but_is_a_value_is_none():
         (["--epoch", "3"], "asng do it has no flag --epoch; did you mean --epochs?"),
         (["--xyz"], "asng do it has no flag --xyz; asng do it --help lists all"),
         (["--method", "fats"], "--method: 'fats' is none of fast, slow; did you mean fast?"),
-        (["--epochs", "3.5"], "--epochs: takes a whole number, got '3.5'; asng do it --help explains all flags"),
+        (["--epochs", "3.5"], "--epochs: takes an integer, got '3.5'; asng do it --help explains all flags"),
         (["--lr", "x"], "--lr: takes a number, got 'x'; asng do it --help explains all flags"),
         (["a", "b"], "asng do it has no argument 'b'; asng do it --help lists all"),
         (["--lr", ""], "an argument is empty, behind '--lr'; give its value"),
@@ -239,7 +239,7 @@ def test_a_dry_run_says_how_far_its_steps_differ_and_that_the_machine_is_busy(mo
     monkeypatch.setattr("asng.experiments.estimates.time.perf_counter", lambda: next(numbers))
     timing = time_calls(lambda: None)
     assert timing == (3.0, 1.0, 6.0)
-    estimate = {"steps": 10, **timing.scaled(10), "memory_bytes": None, "disk_bytes": None}
+    estimate = {"steps": 10, **timing.estimate(10), "memory_bytes": None, "disk_bytes": None}
     assert describe_estimate(estimate)[1:3] == [
         "Time: 30 s; 10 s to 1 min by the fastest and the slowest of these steps",
         "Load: 3.0 processes per core, without which times are shorter; OMP_NUM_THREADS=1 keeps torch's 2 threads from "

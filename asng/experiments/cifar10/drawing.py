@@ -110,8 +110,8 @@ class DrawnCell(CellPicture):
             axes.text(middle, -0.4, "stride 2 on its two inputs", size=7, color=GRAY, ha="center", va="center")
         self.draw_parts()
 
-    def draw_box(self, place: Box, look: str, name: str | None = None, **more: Any) -> None:
-        x, top, width, height = place
+    def draw_box(self, box: Box, look: str, name: str | None = None, **more: Any) -> None:
+        x, top, width, height = box
         style = {"boxstyle": "round,pad=0,rounding_size=0.05", "lw": 0.8, "zorder": 3, **BOX_LOOKS[look], **more}
         self.axes.add_patch(FancyBboxPatch((x - width / 2, -top - height), width, height, gid=name, **style))
 

@@ -48,7 +48,7 @@ class CellPicture(ABC):
         self.tops = self._tops()
 
     @abstractmethod
-    def draw_box(self, place: Box, look: str, name: str | None = None) -> None:
+    def draw_box(self, box: Box, look: str, name: str | None = None) -> None:
         """Draw a box; `look`: "end", "end unused", "sum" or "node", which is round."""
 
     @abstractmethod

@@ -140,10 +140,10 @@ SMALL = InpaintingSearchSettings(
 SMALL_RETRAIN = InpaintingRetrainSettings(iterations=1500, checkpoint_every=250, num_train_images=4000)
 
 
-def evenly_spaced(n: int, max: int) -> Tensor:
+def spread_indices(n: int, max: int) -> Tensor:
     """At most `max` of the numbers below n, evenly spaced: the order of CelebA is not random.
 
-    >>> evenly_spaced(10, 4), evenly_spaced(3, 4)
+    >>> spread_indices(10, 4), spread_indices(3, 4)
     (tensor([0, 2, 5, 7]), tensor([0, 1, 2]))
     """
     chosen = min(n, max)
@@ -196,7 +196,7 @@ class Inpainting(Task):
         return task
 
     def train_indices(self, settings: InpaintingSearchSettings | InpaintingRetrainSettings) -> Tensor:
-        return evenly_spaced(len(self.train), settings.num_train_images or len(self.train))
+        return spread_indices(len(self.train), settings.num_train_images or len(self.train))
 
     def transform(self, settings: InpaintingSearchSettings | InpaintingRetrainSettings) -> Transform:
         return partial(mask_batches, settings.mask or DEFAULT_MASK)
@@ -286,5 +286,5 @@ class Inpainting(Task):
 
 def masked_faces(faces: ImageSet, mask: Mask, max: int | None = None) -> tuple[ImageSet, Tensor]:
     """At most `max` faces, from all over their order, and their masks, which are the same for all runs."""
-    chosen = evenly_spaced(len(faces), max or len(faces))
+    chosen = spread_indices(len(faces), max or len(faces))
     return faces.subset(chosen), fixed_masks(mask, len(faces), faces.size, MASK_SEED)[chosen]

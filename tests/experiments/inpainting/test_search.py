@@ -19,7 +19,7 @@ from asng.experiments.inpainting import measures
 from asng.experiments.inpainting.data import fixed_masks, mask_batches
 from asng.experiments.inpainting.encoding import describe_chain, search_space, smallest_values
 from asng.experiments.inpainting.network import Net
-from asng.experiments.inpainting.task import MASK_SEED, Inpainting, InpaintingSearchSettings, evenly_spaced
+from asng.experiments.inpainting.task import MASK_SEED, Inpainting, InpaintingSearchSettings, spread_indices
 from asng.nas._loop import Epoch
 from asng.nas.architecture import from_json
 from asng.runs import METRICS
@@ -211,7 +211,7 @@ def test_no_faces_at_all_are_an_error(images):
 
 
 def test_where_there_are_fewer_faces_than_asked_for_all_are_used():
-    assert evenly_spaced(12, 13).tolist() == list(range(12))
+    assert spread_indices(12, 13).tolist() == list(range(12))
 
 
 def test_fewer_faces_are_used_from_all_over_their_order(faces):
