@@ -12,7 +12,7 @@ INSTALL := $(PIP) --constraint constraints.txt
 .PHONY: demo quick test test-all test-integrations test-kernels test-browser test-packaging release-check docs format hooks fuzz crash bench results lock audit clean
 
 demo: .venv/installed  ## a whole search on handwritten digits: search, training from scratch, test
-	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: anew; interrupted: it goes on
+	@[ ! -e $(lastword $(DEMO)) ] || rm -f $(DEMO)  # finished: from the start; interrupted: it goes on
 	$(BIN)/asng digits search --out runs/demo
 
 quick: .venv/installed  ## the tests that are neither slow nor long: less than a minute

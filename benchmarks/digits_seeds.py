@@ -241,7 +241,7 @@ def show(folder: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of asng digits search")
-    parser.add_argument("--seeds", type=int, default=0, help="run the searches of RUN/why for so many (default: 0)")
+    parser.add_argument("--seeds", type=int, default=0, help="number of seeds of the searches of RUN/why (default: 0)")
     parser.add_argument("--warmup", type=float, nargs="+", help="shares of these searches (default: 0 and that of RUN)")
     given = parser.parse_args()
     try:

@@ -128,7 +128,7 @@ def check_judge(judge: Any) -> None:
 
 
 def check_arguments(function: Any, name: str, *arguments: str) -> None:
-    """Raise ValueError for a function that does not take so many arguments, which have these names."""
+    """Raise ValueError for a function that cannot be called with arguments of these names."""
     is_loss = type(function).__module__ == "torch.nn.modules.loss"
     if is_loss or getattr(function, "__module__", None) == "torch.nn.functional":
         call = f"{type(function).__name__}()" if is_loss else function.__name__

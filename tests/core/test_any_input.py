@@ -149,7 +149,7 @@ def check_usable(optimizer):
 
 
 def attack(method, space, settings, seed, calls):
-    """How many of so many hostile calls were accepted; each leaves the optimizer usable or unchanged."""
+    """How many of `calls` hostile calls were accepted; each leaves the optimizer usable or unchanged."""
     hostile, accepted = Hostile(seed), 0
     optimizer, other = method(space, seed=seed, **settings), method(space, seed=seed + 1, **settings)
     for _ in range(calls):

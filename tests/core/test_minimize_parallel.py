@@ -1,4 +1,4 @@
-"""minimize with an executor: all workers busy, no evaluation lost or counted twice, whoever dies or hangs."""
+"""minimize with an executor: all workers busy, no evaluation lost or counted twice when workers die or hang."""
 
 import multiprocessing
 import os

@@ -179,7 +179,7 @@ def test_random_search_never_moves_and_takes_the_best_that_it_judges():
     found = search.result()
     assert (found["values"], found["probability"]) == ({"shift": 0.0}, None)
     assert found["distribution"] == {"shift": [0.25] * 4}
-    assert search.result() == found  # drawn anew from the same seed
+    assert search.result() == found  # drawn again from the same seed
 
 
 def test_random_search_shows_how_far_its_choice_is():

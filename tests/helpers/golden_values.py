@@ -168,7 +168,7 @@ def toy_numbers(summary: Values, reached: Mapping[Any, list[int | None]]) -> Val
 
 
 def first_steps(job: Any, portable: int) -> Values:
-    """The losses of the first 20 iterations of a job, so many of them portable, and where they lead."""
+    """The losses of the first 20 iterations of a job, `portable` of them portable, and where they lead."""
     records = [job.step(number) for number in range(20)]
     losses = {name: [float(record[f"{name}_loss"]) for record in records] for name in ("train", "valid")}
     optimizer = job.arch_optimizer

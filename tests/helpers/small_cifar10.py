@@ -21,7 +21,7 @@ def md5(content: bytes) -> str:
 
 
 def random_files(images: int) -> dict[str, bytes]:
-    """The files of a release with so many random images each."""
+    """The files of a release, each with random images."""
     random = np.random.default_rng(0)
     files = {}
     for name in data.RELEASE.files:

@@ -39,7 +39,7 @@ class Bounded(NormalFamily):
 
 
 class Stubborn:
-    """Like a tensor that requires a gradient: RuntimeError for whoever takes it for numbers or compares it."""
+    """Like a tensor that requires a gradient: RuntimeError where it is converted to numbers or compared."""
 
     def _refuse(self, *args, **settings):
         raise RuntimeError("this is no NumPy")

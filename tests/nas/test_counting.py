@@ -144,7 +144,7 @@ def draw(model: nn.Module, number: int, seed: int = 0) -> list[dict[str, Any]]:
 
 
 def recount(costs: Costs, values: dict[str, Any]) -> int:
-    """Anew, by the same costs."""
+    """Measured again, with the same costs."""
     costs.known.clear()
     return int(costs.measure(values)[0])
 

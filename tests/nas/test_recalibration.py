@@ -1,4 +1,4 @@
-"""Statistics of batch norms estimated anew: averaged over the batches, with nothing else changed."""
+"""Statistics of batch norms re-estimated: averaged over the batches, with nothing else changed."""
 
 import copy
 from collections import UserDict

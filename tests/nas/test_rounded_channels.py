@@ -1,4 +1,4 @@
-"""On a GPU, which plans each shape of a convolution anew, numbers of channels are rounded up; results stay the same."""
+"""On a GPU, where cuDNN autotunes each new shape, numbers of channels are rounded up; results stay the same."""
 
 import copy
 
