@@ -42,7 +42,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from libraries import LIBRARIES, SPACES, Space, WithAsng, WithCmaes, categorical_space, installed, loss
+from libraries import LIBRARIES, SPACES, Space, WithAsng, WithCmaes, categorical_space, find_installed, loss
 
 clock = time.process_time
 
@@ -276,7 +276,7 @@ def main() -> None:
     settings = parser.parse_args()
     warnings.simplefilter("ignore")  # the other libraries' own, for instance a division by zero at lambda 2
     wanted = settings.only or [library.package for library in LIBRARIES]
-    libraries, versions, missing = installed(["asng", *wanted])
+    libraries, versions, missing = find_installed(["asng", *wanted])
     for name in missing:
         print(f"{name} is not installed and left out; to compare with it: pip install '.[bench]'", file=sys.stderr)
     share, repeats = (0.01, 1) if settings.quick else (1.0, 5)

@@ -75,7 +75,7 @@ def run(problem_name: str, method: str, seed: int, evaluations: int, data: Path)
     return {**row, "seconds": seconds, "steps": steps}
 
 
-def installed(methods: list[str]) -> tuple[list[str], dict[str, str]]:
+def find_installed(methods: list[str]) -> tuple[list[str], dict[str, str]]:
     """The methods whose packages are there, and the versions of these."""
     versions = {"asng": asng.__version__}
     for package in {METHODS[method][0] for method in methods} - {"asng"}:
@@ -106,7 +106,7 @@ def main() -> None:
     folder = options.draw or options.out
     if not options.draw:
         problems = options.problems or [name for name in PROBLEMS if options.data or not name.startswith("nasbench201")]
-        methods, versions = installed(options.methods)
+        methods, versions = find_installed(options.methods)
         folder.mkdir(parents=True, exist_ok=True)
         done = {(row["problem"], row["method"], row["seed"]) for row in read_rows(folder)}
         for problem in problems:

@@ -26,12 +26,14 @@ class Read(dict[str, Any]):
 
 
 def by_asng(f: Loss, problem: Problem, evaluations: int, seed: int) -> Values:
-    def told(values: Values) -> tuple[float, set[str]]:
+    def loss_and_active(values: Values) -> tuple[float, set[str]]:
         read = Read(values)
         return f(read), read.names
 
     noisy = problem.noise > 0
-    result = asng.minimize(told, problem.space, evaluations=evaluations, noisy=noisy, seed=seed, progress=False)
+    result = asng.minimize(
+        loss_and_active, problem.space, evaluations=evaluations, noisy=noisy, seed=seed, progress=False
+    )
     return result.mode if noisy else result.values
 
 

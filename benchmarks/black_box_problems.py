@@ -55,7 +55,7 @@ def conditional() -> Problem:
     return Problem(space, loss)
 
 
-def nested() -> Problem:
+def nested_choices() -> Problem:
     """A choice that decides which choice counts, which decides which four variables count: 6 of 40."""
     space: dict[str, Any] = {"a": asng.Categorical(range(3))}
     for a in range(3):
@@ -164,7 +164,7 @@ PROBLEMS: dict[str, tuple[Maker, int]] = {  # and evaluations
     "leadingones": (_always(leading_ones, 20), 300),
     "leadingones noisy": (_always(leading_ones, 20, noise=1.0), 300),
     "conditional": (_always(conditional), 200),
-    "nested": (_always(nested), 200),
+    "nested": (_always(nested_choices), 200),
     "mixed sphere": (_always(mixed_sphere), 300),
     "mixed sphere noisy": (_always(mixed_sphere, noise=1.0), 300),
     "rosenbrock": (_always(rosenbrock, 5), 300),

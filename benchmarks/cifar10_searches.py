@@ -36,7 +36,7 @@ class Search(NamedTuple):
     tests: dict[int, float]
     values: dict[str, Any]
 
-    def differing(self, epoch: int) -> int:
+    def count_differences(self, epoch: int) -> int:
         """How many choices of the most likely architecture differ from those at the end."""
         pairs = zip(self.records[epoch - 1]["architecture"], self.records[-1]["architecture"], strict=True)
         return sum(now != then for now, then in pairs)
@@ -66,7 +66,7 @@ def table_of(searches: Sequence[Search], epochs: Sequence[int] = EPOCHS) -> str:
                 f"{100 * record['valid_accuracy']:.1f} %",
                 "-" if test is None else f"{100 - 100 * test:.1f} %",
                 f"{record['largest_probability']:.3f}",
-                search.differing(epoch),
+                search.count_differences(epoch),
             ]
             rows.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(rows)

@@ -54,7 +54,7 @@ def robustness(folder: Path) -> dict[str, list[Command]]:
     }
 
 
-def retraining(folder: Path, epochs: int = 100) -> dict[str, list[Command]]:
+def list_retrainings(folder: Path, epochs: int = 100) -> dict[str, list[Command]]:
     """What three searches found, five random architectures, what uniform sampling finds."""
 
     def train(name: str, *flags: str) -> Command:
@@ -74,12 +74,12 @@ def retraining(folder: Path, epochs: int = 100) -> dict[str, list[Command]]:
 
 def table1(folder: Path) -> dict[str, list[Command]]:
     """The paper's training of what the first search found."""
-    return {"found0": retraining(folder, epochs=600)["found0"]}
+    return {"found0": list_retrainings(folder, epochs=600)["found0"]}
 
 
 PARTS: dict[str, Callable[[Path], dict[str, list[Command]]]] = {
     "robustness": robustness,
-    "retraining": retraining,
+    "retraining": list_retrainings,
     "table1": table1,
 }
 

@@ -92,7 +92,7 @@ def measure(row: Row) -> dict[str, float]:
         "first_step_s": seconds[0],
         "kernels": len(kernels) / PROFILED,
         "busy_ms": sum(end - start for start, end in kernels) / 1e3 / PROFILED,
-        "busy_share": min(1.0, covered(kernels) / 1e3 / PROFILED / step_ms),
+        "busy_share": min(1.0, union_length(kernels) / 1e3 / PROFILED / step_ms),
         **memory,
     }
 
@@ -110,7 +110,7 @@ def profile_steps(step: Callable[[], Any], n: int) -> list[tuple[float, float]]:
     return [(event.time_range.start, event.time_range.end) for event in events]
 
 
-def covered(intervals: Iterable[tuple[float, float]]) -> float:
+def union_length(intervals: Iterable[tuple[float, float]]) -> float:
     """The length of the union of intervals: during which at least one kernel runs."""
     total, until = 0.0, -math.inf
     for start, end in sorted(intervals):

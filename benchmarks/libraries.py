@@ -159,7 +159,7 @@ def _with_choice(space: Space) -> Space:
     return {k: v for k, v in space.items() if not isinstance(v, asng.Categorical) or len(v.choices) > 1}
 
 
-def installed(wanted: list[str]) -> tuple[list[Any], dict[str, str], list[str]]:
+def find_installed(wanted: list[str]) -> tuple[list[Any], dict[str, str], list[str]]:
     """The wanted libraries that can be imported, their versions, and the names of those that cannot."""
     found, versions, missing = [], {"asng": asng.__version__}, []
     for library in LIBRARIES:

@@ -35,10 +35,10 @@ def show_tables(rows: Sequence[dict[str, Any]], at: list[int]) -> str:
     shown = [at.index(n) for n in SHOWN if n in at] or [len(at) - 1]
     numbers = [f"{at[i]:,}" for i in shown]
     test = curves(rows)
-    means = [[label, *(shown_mean(t[:, i]) for i in shown)] for label, t in test.items()]
+    means = [[label, *(format_mean(t[:, i]) for i in shown)] for label, t in test.items()]
     pairs = [(a, b) for a in COMPARED for b in COMPARED if "ASNG" in a and "ASNG" not in b and {a, b} <= {*test}]
     differences = [
-        [f"{a} less {b}", *(shown_difference(test[a][:, i], test[b][:, i]) for i in shown)] for a, b in pairs
+        [f"{a} less {b}", *(format_difference(test[a][:, i], test[b][:, i]) for i in shown)] for a, b in pairs
     ]
     parts = [
         f"Mean test regret with its standard error, by evaluations:\n\n{markdown(['method', *numbers], means)}",
@@ -55,7 +55,7 @@ def show_last(rows: Sequence[dict[str, Any]]) -> str:
         low, median, high = np.percentile(numbers[:, -1], [25, 50, 75])
         regret = valid[label][:, -1]
         different = np.mean([row["distinct"][-1] for row in rows if row["method"] == label.removesuffix(MODE)])
-        cells = [f"{median:.2f}", f"{low:.2f} to {high:.2f}", shown_mean(regret, 3), f"{(regret == 0).mean():.0%}"]
+        cells = [f"{median:.2f}", f"{low:.2f} to {high:.2f}", format_mean(regret, 3), f"{(regret == 0).mean():.0%}"]
         lines.append([label, *cells, f"{different:,.0f}", str(len(numbers))])
     head = [
         "method",
@@ -69,11 +69,11 @@ def show_last(rows: Sequence[dict[str, Any]]) -> str:
     return markdown(head, lines)
 
 
-def shown_mean(numbers: Array, digits: int = 2) -> str:
+def format_mean(numbers: Array, digits: int = 2) -> str:
     return f"{numbers.mean():.{digits}f} ± {standard_error(numbers):.{digits}f}"
 
 
-def shown_difference(ours: Array, theirs: Array) -> str:
+def format_difference(ours: Array, theirs: Array) -> str:
     """Bold where it is more than two standard errors."""
     difference, error = ours.mean() - theirs.mean(), np.hypot(standard_error(ours), standard_error(theirs))
     text = f"{difference:+.2f} ± {error:.2f}"

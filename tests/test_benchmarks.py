@@ -156,6 +156,6 @@ def test_shorter_runs_are_compared_at_as_many_evaluations(tmp_path):
     ids=["none", "one after another", "side by side", "inside each other"],
 )
 def test_kernels_side_by_side_count_once_for_the_busy_share(kernels, microseconds):
-    from gpu_measure import covered
+    from gpu_measure import union_length
 
-    assert covered(kernels) == microseconds
+    assert union_length(kernels) == microseconds

@@ -31,8 +31,8 @@ def test_an_epoch_that_was_not_tested_has_a_dash(searches):
 
 
 def test_choices_are_compared_with_those_at_the_end(searches):
-    assert searches[0].differing(100) == 0
-    assert searches[0].differing(10) == 6
+    assert searches[0].count_differences(100) == 0
+    assert searches[0].count_differences(10) == 6
 
 
 def test_the_figure_is_drawn(searches, tmp_path):

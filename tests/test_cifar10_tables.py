@@ -36,7 +36,7 @@ def test_robustness_has_three_step_sizes_three_populations_and_three_constant_st
 
 
 def test_retraining_has_found_random_and_uniformly_sampled_architectures(tmp_path):
-    rows = bench.retraining(tmp_path)
+    rows = bench.list_retrainings(tmp_path)
     assert [name.rstrip("0123456789") for name in rows] == ["found"] * 3 + ["random"] * 5 + ["uniform"] * 2
     search, train = rows["uniform1"]
     assert search[search.index("--out") + 1] == train[1]  # trains what its own search chose

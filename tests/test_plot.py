@@ -39,20 +39,20 @@ def loss_fn(model, x):
     return model(x).square().mean(), {"largest": x.max()}
 
 
-def found(history=()):
+def make_result(history=()):
     """A search that has not begun."""
     model = Net()
     sgd = torch.optim.SGD(model.parameters(), lr=0.1)
     return nas.result(nas.OneShot(model, ASNG(nas.space_of(model), initial=INITIAL, seed=0), sgd, loss_fn), history)
 
 
-def searched(**settings):
+def run_search(**settings):
     """A search of two epochs."""
     batches = [torch.ones(3, 2)] * 2
     return nas.search(Net(), batches, batches, loss_fn, epochs=2, progress=False, **settings)
 
 
-def drawn(axes):
+def points_of(axes):
     """The points of each line of a panel, by label."""
     return {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
 
@@ -66,60 +66,62 @@ def panels(figure):
 
 
 def test_a_history_has_a_panel_for_each_loss_metric_and_certainty():
-    result = searched()
+    result = run_search()
     axes = panels(plot.history(result))
     assert list(axes) == ["loss", "largest", "largest probability"]
     for half in ("train", "valid"):
-        assert drawn(axes["loss"])[half] == [[r["epoch"], r[f"{half}_loss"]] for r in result.history]
-        assert drawn(axes["largest"])[half] == [[1, 1.0], [2, 1.0]]
-    assert list(drawn(axes["largest probability"]).values()) == [
+        assert points_of(axes["loss"])[half] == [[r["epoch"], r[f"{half}_loss"]] for r in result.history]
+        assert points_of(axes["largest"])[half] == [[1, 1.0], [2, 1.0]]
+    assert list(points_of(axes["largest probability"]).values()) == [
         [[r["epoch"], r["largest_probability"]] for r in result.history]
     ]
 
 
 def test_a_history_shows_a_judges_score_and_the_feasible_share():
-    result = searched(judge=lambda model, x: model(x).abs().mean(), limits=[nas.Limit(nas.parameters, 100)])
+    result = run_search(judge=lambda model, x: model(x).abs().mean(), limits=[nas.Limit(nas.parameters, 100)])
     axes = panels(plot.history(result))
-    assert drawn(axes["score"])["score"] == [[r["epoch"], r["score"]] for r in result.history]
-    assert drawn(axes["feasible"])["feasible"] == [[1, 1.0], [2, 1.0]]
-    assert list(drawn(axes["loss"])) == ["train"]
+    assert points_of(axes["score"])["score"] == [[r["epoch"], r["score"]] for r in result.history]
+    assert points_of(axes["feasible"])["feasible"] == [[1, 1.0], [2, 1.0]]
+    assert list(points_of(axes["loss"])) == ["train"]
 
 
 def test_an_epoch_without_a_number_is_a_gap():
-    (axes,) = plot.history(found([{"train_loss": 3.0}, {}, {"train_loss": 1.0}])).axes
-    (first, gap, last) = drawn(axes)["train"]
+    (axes,) = plot.history(make_result([{"train_loss": 3.0}, {}, {"train_loss": 1.0}])).axes
+    (first, gap, last) = points_of(axes)["train"]
     assert [first, last] == [[1, 3.0], [3, 1.0]]
     assert math.isnan(gap[1])
 
 
 def test_a_result_without_a_history_says_how_to_have_one():
     with pytest.raises(ValueError, match=r"history is empty; .* nas\.result\(oneshot, history\)"):
-        plot.history(found())
+        plot.history(make_result())
 
 
 def test_probabilities_are_drawn_over_the_epochs():
-    result = searched()
+    result = run_search()
     axes = panels(plot.probabilities(result))
     assert list(axes) == list(result.values)
     for choice in ("tanh", "none"):
-        assert drawn(axes["op0"])[choice] == [[r["epoch"], r["distribution"]["op0"][choice]] for r in result.history]
-    (mean,) = drawn(axes["width"]).values()
+        assert points_of(axes["op0"])[choice] == [
+            [r["epoch"], r["distribution"]["op0"][choice]] for r in result.history
+        ]
+    (mean,) = points_of(axes["width"]).values()
     assert mean == [[r["epoch"], r["distribution"]["width"]["mean"]] for r in result.history]
     last = result.arch_optimizer.distribution()
     assert mean[-1][1] == last["width"].mean
-    assert drawn(axes["op0"])["tanh"][-1][1] == last["op0"][0]
+    assert points_of(axes["op0"])["tanh"][-1][1] == last["op0"][0]
 
 
 def test_a_history_without_distributions_is_refused():
     with pytest.raises(ValueError, match="the history has no distributions; pass what"):
-        plot.probabilities(found([{"train_loss": 3.0}]))
+        plot.probabilities(make_result([{"train_loss": 3.0}]))
 
 
 # The distribution -----------------------------------------------------------------------------------
 
 
 def test_choices_are_bars_with_the_chosen_one_in_color():
-    axes = panels(plot.distribution(found()))["op0"]
+    axes = panels(plot.distribution(make_result()))["op0"]
     assert [bar.get_width() for bar in axes.patches] == pytest.approx([0.7, 0.3])
     assert [label.get_text() for label in axes.get_yticklabels()] == ["tanh", "none"]
     chosen, other = (bar.get_facecolor() for bar in axes.patches)
@@ -127,7 +129,7 @@ def test_choices_are_bars_with_the_chosen_one_in_color():
 
 
 def test_numbers_are_a_mean_and_a_spread_within_their_bounds():
-    axes = panels(plot.distribution(found()))
+    axes = panels(plot.distribution(make_result()))
     spread, mean = (line.get_xdata() for line in axes["width"].lines)
     assert (list(spread), list(mean)) == ([1, 7.0], [3.0])  # from -1, which is clipped
     spread, mean = (line.get_xdata() for line in axes["rate"].lines)
@@ -136,7 +138,7 @@ def test_numbers_are_a_mean_and_a_spread_within_their_bounds():
 
 
 def test_a_decision_without_effect_is_gray():
-    result = found()
+    result = make_result()
     assert result.inactive == ("op1",)
     axes = panels(plot.distribution(result))
     assert len({bar.get_facecolor() for bar in axes["op1"].patches}) == 1
@@ -185,10 +187,10 @@ def test_the_front_of_one_cost_is_a_line_of_steps():
 
 def test_a_result_in_the_place_of_a_front_is_refused_with_the_cure():
     with pytest.raises(ValueError, match=r"got a SearchResult; pass nas\.front\(result, .* by plot\.history"):
-        plot.front(found())
+        plot.front(make_result())
 
 
-@pytest.mark.parametrize("draw", [lambda: plot.front(small_front()), lambda: plot.distribution(found())])
+@pytest.mark.parametrize("draw", [lambda: plot.front(small_front()), lambda: plot.distribution(make_result())])
 def test_without_matplotlib_there_is_a_cure(monkeypatch, draw):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(ImportError, match=r"figures need matplotlib .*: pip install 'asng\[plot\]'"):
@@ -199,7 +201,7 @@ def test_figures_leave_pyplot_alone():
     from matplotlib import pyplot
 
     before = pyplot.get_fignums()
-    plot.distribution(found())
+    plot.distribution(make_result())
     assert pyplot.get_fignums() == before
 
 

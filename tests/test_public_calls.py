@@ -6,7 +6,7 @@ from functools import partial
 import pytest
 
 from tests.fuzz.calls import ODD, call_with, calls
-from tests.fuzz.mutations import refused
+from tests.fuzz.mutations import is_refused
 
 TAKES_LONG = {"minimize", "OneShot", "OneShot.load_state_dict", "rerank", "history", "probabilities", "distribution"}
 
@@ -25,4 +25,4 @@ def test_an_argument_that_belongs_elsewhere_is_taken_or_a_value_error(name, tmp_
         for value in ODD[:: 5 if name in TAKES_LONG else 1]:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                refused(partial(call_with, name, argument, value, tmp_path))
+                is_refused(partial(call_with, name, argument, value, tmp_path))

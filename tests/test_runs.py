@@ -18,7 +18,7 @@ from asng.runs import CHECKPOINT, METRICS, Metrics, Run, make_config, read_confi
 CONFIG = {"experiment": "toy", "rates": (0.05, 0.0005), "seed": 1}
 
 
-def kept_in(folder, *appended):
+def append_to(folder, *appended):
     """Open a run, append records, and return all that it holds."""
     with Run(folder, CONFIG) as run:
         for record in appended:
@@ -31,24 +31,24 @@ def test_a_run_opened_again_holds_what_was_appended(tmp_path):
         assert run.results() == []
         run.append({"a": 1})
         run.append({"b": [None, 2.5]})
-    assert kept_in(tmp_path / "some" / "folder") == [{"a": 1}, {"b": [None, 2.5]}]
+    assert append_to(tmp_path / "some" / "folder") == [{"a": 1}, {"b": [None, 2.5]}]
 
 
 @pytest.mark.parametrize("torn", ["{", '{"b": 2}', '{"b": "\\u00e4'])
 def test_a_torn_last_line_is_dropped_and_the_next_one_stands_alone(tmp_path, torn):
-    kept_in(tmp_path, {"a": 1})
+    append_to(tmp_path, {"a": 1})
     with open(tmp_path / "results.jsonl", "a") as file:
         file.write(torn)
-    assert kept_in(tmp_path) == [{"a": 1}]
-    assert kept_in(tmp_path, {"c": 3}) == [{"a": 1}, {"c": 3}]
+    assert append_to(tmp_path) == [{"a": 1}]
+    assert append_to(tmp_path, {"c": 3}) == [{"a": 1}, {"c": 3}]
     assert (tmp_path / "results.jsonl").read_text() == '{"a": 1}\n{"c": 3}\n'
 
 
 def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_file(tmp_path):
-    kept_in(tmp_path)
+    append_to(tmp_path)
     (tmp_path / "results.jsonl").write_text('{"a": 1}\n{"b\n{"c": 3}\n')
     with pytest.raises(ValueError, match=r"results\.jsonl is damaged"):
-        kept_in(tmp_path)
+        append_to(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -61,11 +61,11 @@ def test_a_damaged_line_in_the_middle_is_an_error_that_names_the_file(tmp_path):
     ],
 )
 def test_another_configuration_is_refused_with_what_differs_and_the_cure(tmp_path, other, message):
-    kept_in(tmp_path, {"a": 1})
+    append_to(tmp_path, {"a": 1})
     with pytest.raises(ValueError, match=message) as refused:
         Run(tmp_path, other)
     assert "use another folder (--out), or delete this one" in str(refused.value)
-    assert kept_in(tmp_path) == [{"a": 1}]
+    assert append_to(tmp_path) == [{"a": 1}]
 
 
 def test_a_run_of_another_version_is_refused_with_both_versions(tmp_path):
@@ -97,12 +97,12 @@ def test_a_folder_in_use_is_refused_by_who_uses_it_and_the_cure(tmp_path):
         assert str(refused.value).endswith("; wait until it ends, or use another folder (--out)")
         assert read_config(tmp_path)["seed"] == 1  # reading goes on
         run.append({"a": 1})
-    assert kept_in(tmp_path) == [{"a": 1}]
+    assert append_to(tmp_path) == [{"a": 1}]
     assert sorted(os.listdir(tmp_path)) == ["config.json", "environment.jsonl", "results.jsonl"]
 
 
 def test_a_refused_configuration_leaves_no_lock(tmp_path):
-    kept_in(tmp_path)
+    append_to(tmp_path)
     with pytest.raises(ValueError, match="seed: 1 there, 2 here"):
         Run(tmp_path, {**CONFIG, "seed": 2})
     assert sorted(os.listdir(tmp_path)) == ["config.json", "environment.jsonl"]
@@ -123,7 +123,7 @@ def test_a_folder_that_others_use_after_its_removal_is_theirs(tmp_path):
             with pytest.raises(ValueError, match="run is in use by process"):
                 first.append({"a": 1})
             second.append({"b": 2})
-    assert kept_in(tmp_path / "run") == [{"b": 2}]
+    assert append_to(tmp_path / "run") == [{"b": 2}]
 
 
 def test_a_folder_that_was_replaced_by_another_run_is_left_alone(tmp_path):
@@ -138,7 +138,7 @@ def test_a_folder_that_was_replaced_by_another_run_is_left_alone(tmp_path):
 
 def test_lines_are_never_written_through_a_link(tmp_path):
     (tmp_path / "precious").write_text("no line end")
-    kept_in(tmp_path / "run")
+    append_to(tmp_path / "run")
     (tmp_path / "run" / "results.jsonl").symlink_to("../precious")
     with pytest.raises(ValueError, match=r"results\.jsonl is a link; put the file itself there, or use another folder"):
         Run(tmp_path / "run", CONFIG)
@@ -178,7 +178,7 @@ def test_records_as_they_should_be_are_not_written_again(tmp_path):
 
 @pytest.mark.parametrize("name", ["config.json", "results.jsonl", ".asng-lock"])
 def test_a_pipe_in_the_folder_is_refused_without_waiting(tmp_path, name):
-    kept_in(tmp_path, {"a": 1})
+    append_to(tmp_path, {"a": 1})
     (tmp_path / name).unlink(missing_ok=True)
     os.mkfifo(tmp_path / name)
     with pytest.raises((ValueError, OSError), match=name):
@@ -186,7 +186,7 @@ def test_a_pipe_in_the_folder_is_refused_without_waiting(tmp_path, name):
 
 
 def test_a_folder_says_which_run_it_is(tmp_path):
-    kept_in(tmp_path / "run")
+    append_to(tmp_path / "run")
     assert read_config(tmp_path / "run")["experiment"] == "toy"
     with pytest.raises(ValueError, match=r"is no run: it has no config\.json"):
         read_config(tmp_path)
@@ -282,25 +282,25 @@ def test_every_start_adds_a_line_of_versions_machine_and_command(tmp_path, monke
 
 
 def test_another_environment_is_no_other_run_and_nothing_is_overwritten(tmp_path, monkeypatch):
-    kept_in(tmp_path, {"a": 1})
+    append_to(tmp_path, {"a": 1})
     before = (tmp_path / "environment.jsonl").read_bytes()
     monkeypatch.setattr("numpy.__version__", "99")
-    assert kept_in(tmp_path, {"b": 2}) == [{"a": 1}, {"b": 2}]
+    assert append_to(tmp_path, {"b": 2}) == [{"a": 1}, {"b": 2}]
     assert (tmp_path / "environment.jsonl").read_bytes().startswith(before)
     assert [each["numpy"] for each in environment_of(tmp_path)] == [environment_of(tmp_path)[0]["numpy"], "99"]
 
 
 def test_a_torn_line_of_the_environment_is_dropped(tmp_path):
-    kept_in(tmp_path)
+    append_to(tmp_path)
     with open(tmp_path / "environment.jsonl", "a") as file:
         file.write('{"started')
-    kept_in(tmp_path)
+    append_to(tmp_path)
     assert len(environment_of(tmp_path)) == 2
 
 
 def test_the_environment_is_never_written_through_a_link_or_to_a_pipe(tmp_path):
     for folder in ("link", "pipe"):
-        kept_in(tmp_path / folder)
+        append_to(tmp_path / folder)
         (tmp_path / folder / "environment.jsonl").unlink()
     (tmp_path / "link" / "environment.jsonl").symlink_to("../precious")
     os.mkfifo(tmp_path / "pipe" / "environment.jsonl")

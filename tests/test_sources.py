@@ -31,12 +31,12 @@ def dangers(source: str) -> list[str]:
         elif isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] in MODULES:
             names = [str(node.module)]
         elif isinstance(node, ast.Call):
-            names = _called(node, reads_archives="import tarfile" in source or "import zipfile" in source)
+            names = _call_dangers(node, reads_archives="import tarfile" in source or "import zipfile" in source)
         found += [f"line {getattr(node, 'lineno', 0)}: {name}" for name in names]
     return found
 
 
-def _called(node: ast.Call, reads_archives: bool) -> list[str]:
+def _call_dangers(node: ast.Call, reads_archives: bool) -> list[str]:
     """The dangers of a call."""
     name = ast.unparse(node.func)
     forbidden = {"extractall", "load_module"} | ({"extract"} if reads_archives else set())

@@ -46,7 +46,7 @@ def press_ctrl_c(monkeypatch):
     return press
 
 
-def listed(where="."):
+def list_runs(where="."):
     return {each["folder"]: each for each in json.loads(run("runs", where, "--json").out)["runs"]}
 
 
@@ -60,14 +60,14 @@ def test_a_finished_an_interrupted_and_a_running_run_are_told_apart(folder, pres
     assert run("stripes", "search", *LONGER, "--out", "b").code == 130
     with Run("c", make_config("toy", "sweep", toy.QUICK)) as running:
         running.append({"setting": ["ASNG", 0.05, 0.0, 1.5], "iterations": []})
-        found = listed()
+        found = list_runs()
     assert {name: each["state"] for name, each in found.items()} == {
         "a": "finished",
         "a/retrain-seed0": "finished",
         "b": "interrupted",
         "c": "running",
     }
-    assert listed()["c"]["state"] == "interrupted"
+    assert list_runs()["c"]["state"] == "interrupted"
     assert {name: each["run"] for name, each in found.items()} == {
         "a": "stripes search",
         "a/retrain-seed0": "stripes retrain",
@@ -183,7 +183,7 @@ def test_digits_are_resumed_from_their_folder(words, folder, press_ctrl_c):
     assert run("resume", "parted", "--quiet").out == "Architecture: parted/architecture.json\n"
     one, other = ((folder / name / "architecture.json").read_text() for name in ("whole", "parted"))
     assert one == other
-    assert listed()["parted"]["state"] == "finished"
+    assert list_runs()["parted"]["state"] == "finished"
 
 
 def test_the_data_and_the_device_are_those_of_the_start_unless_others_are_given(folder, press_ctrl_c, monkeypatch):

@@ -43,7 +43,7 @@ def run(optimizer, steps, loss):
     return optimizer
 
 
-def tilted(values):
+def tilted_ellipsoid(values):
     """An ellipsoid with axes of lengths 1 to 30, none of them along a variable."""
     x = np.array(list(values.values()))
     n = len(x)
@@ -113,7 +113,7 @@ def test_equal_losses_share_the_mean_of_their_weights():
 
 
 def test_draws_have_the_mean_and_covariance_of_the_state():
-    optimizer = run(CovarianceASNG(reals(4), population_size=8, seed=0), 40, tilted)
+    optimizer = run(CovarianceASNG(reals(4), population_size=8, seed=0), 40, tilted_ellipsoid)
     x = np.array([candidate.x for candidate in optimizer.ask(40_000)])
     expected = optimizer._state.covariance
     correlation = np.corrcoef(x.T)
@@ -126,8 +126,8 @@ def test_draws_have_the_mean_and_covariance_of_the_state():
 def test_axes_between_the_variables_are_learned():
     """Where independent numbers need many times as many evaluations."""
     for seed in range(3):
-        found = minimize(tilted, reals(5), evaluations=800, seed=seed, progress=False).loss
-        plain = run(ASNG(reals(5), population_size=8, max_beta=1 / 6, delta_init=0.5, seed=seed), 100, tilted)
+        found = minimize(tilted_ellipsoid, reals(5), evaluations=800, seed=seed, progress=False).loss
+        plain = run(ASNG(reals(5), population_size=8, max_beta=1 / 6, delta_init=0.5, seed=seed), 100, tilted_ellipsoid)
         assert found < 0.05 * plain.best.loss
 
 

@@ -208,12 +208,12 @@ def test_a_real_at_its_bound_is_evaluated_once():
 def test_values_without_effect_are_not_learned_from():
     space: dict[str, Any] = {"a": Categorical(range(4)), "b": Categorical(range(4)), "c": Categorical(range(4))}
 
-    def told(values):
+    def loss_and_active(values):
         names = {"a", "b"} if values["a"] == 1 else ["a"]
         return abs(values["a"] - 1) + (values["a"] == 1 and values["b"] != 2), names
 
     for more in ({}, {"x": Real(0, 1)}):  # of which choices alone are told
-        result = minimize(told, space | more, evaluations=200, noisy=True, seed=0)
+        result = minimize(loss_and_active, space | more, evaluations=200, noisy=True, seed=0)
         probabilities = result.optimizer.distribution()
         assert probabilities["c"].tolist() == [0.25] * 4
         assert probabilities["a"][1] > 0.5
@@ -354,12 +354,12 @@ def test_minimize_ends_with_the_last_restart():
 
 
 def test_interrupt_returns_the_result_so_far():
-    def interrupted(values):
+    def interrupt(values):
         if len(f.seen) == 8:
             raise KeyboardInterrupt
         return sphere(values)
 
-    f = Recorder(interrupted)
+    f = Recorder(interrupt)
     try:
         result = minimize(f, WIDE, evaluations=100, population_size=2, seed=0)
     except KeyboardInterrupt:  # would end the whole test run
@@ -369,11 +369,11 @@ def test_interrupt_returns_the_result_so_far():
 
 
 def test_interrupt_before_any_result_is_passed_on():
-    def interrupted(values):
+    def interrupt(values):
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        minimize(interrupted, LINE, evaluations=100)
+        minimize(interrupt, LINE, evaluations=100)
 
 
 # Limits

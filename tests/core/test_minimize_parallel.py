@@ -40,13 +40,13 @@ def values_of(result):
 def test_threads_evaluate_as_often_as_asked():
     lock, seen = threading.Lock(), []
 
-    def recorded(values):
+    def record(values):
         with lock:
             seen.append(tuple(values.items()))
         return loss(values)
 
     with ThreadPoolExecutor(3) as executor:
-        result = minimize(recorded, WIDE, evaluations=301, executor=executor, seed=0)
+        result = minimize(record, WIDE, evaluations=301, executor=executor, seed=0)
     assert sorted(seen) == sorted(values_of(result))
     assert len(set(seen)) == 301
     assert result.loss == min(evaluation.loss for evaluation in result.history) < 1
@@ -115,13 +115,13 @@ def test_all_workers_are_busy_beyond_the_population():
 def test_equal_values_in_flight_are_evaluated_once():
     lock, seen = threading.Lock(), []
 
-    def recorded(values):
+    def record(values):
         with lock:
             seen.append(values["c"])
         return float(values["c"])
 
     with ThreadPoolExecutor(4) as executor:
-        result = minimize(recorded, {"c": Categorical(range(3))}, evaluations=100, executor=executor, seed=0)
+        result = minimize(record, {"c": Categorical(range(3))}, evaluations=100, executor=executor, seed=0)
     assert sorted(seen) == sorted(set(seen))
     assert result.stopped == "nothing new"
 

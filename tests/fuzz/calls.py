@@ -15,7 +15,7 @@ from torch import nn
 
 import asng
 from asng import fused, nas, plot, report
-from tests.fuzz.mutations import OBJECTS, SCALARS, SPACE, refused
+from tests.fuzz.mutations import OBJECTS, SCALARS, SPACE, is_refused
 
 VALUES: dict[str, Any] = {"width": 2, "op": "relu", "depth": 1}
 BATCHES = [torch.ones(4, 2)] * 2
@@ -246,4 +246,4 @@ def fuzz_calls(rng: Random, folder: Path) -> bool:
     """A public function with an argument of any kind: refused, or taken."""
     name = rng.choice(list(calls()))
     argument = rng.choice(list(calls()[name][1]))
-    return not refused(lambda: call_with(name, argument, rng.choice(ODD), folder))
+    return not is_refused(lambda: call_with(name, argument, rng.choice(ODD), folder))

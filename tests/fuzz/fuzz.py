@@ -31,7 +31,7 @@ import asng
 from asng import _state, nas
 from asng.nas import _checkpoints
 from tests.fuzz.calls import fuzz_calls
-from tests.fuzz.mutations import SCALARS, SPACE, mutate_bytes, mutate_json, odd_value, refused
+from tests.fuzz.mutations import SCALARS, SPACE, is_refused, mutate_bytes, mutate_json, odd_value
 from tests.fuzz.run_files import fuzz_face_caches, fuzz_json_files, fuzz_reports, fuzz_results
 
 Target = Callable[[Random, Path], bool]
@@ -63,13 +63,13 @@ def fuzz_variables(rng: Random, folder: Path) -> bool:
         made["v"] = rng.choice(kinds)()
         made["optimizer"] = asng.ASNG({"v": made["v"], **SPACE}, seed=0)
 
-    if refused(make):
+    if is_refused(make):
         return False
     check_alive(made["optimizer"])
     value = made["optimizer"].ask(1)[0].values["v"]
     assert made["v"].contains(value)
-    if not refused(lambda: made.update(text=nas.to_json({"v": value}))):
-        refused(lambda: nas.from_json(made["text"], {"v": made["v"]}))
+    if not is_refused(lambda: made.update(text=nas.to_json({"v": value}))):
+        is_refused(lambda: nas.from_json(made["text"], {"v": made["v"]}))
     return True
 
 
@@ -100,7 +100,7 @@ def fuzz_tell(rng: Random, folder: Path) -> bool:
             case _ if isinstance(candidates, list) and candidates and hasattr(candidates[index], "x"):
                 candidates[index] = dataclasses.replace(candidates[index], x=odd_value(rng))
     before = optimizer.state_dict()
-    if refused(lambda: optimizer.tell(candidates, losses, active=active)):
+    if is_refused(lambda: optimizer.tell(candidates, losses, active=active)):
         assert optimizer.state_dict() == before, "a refusal changed the state"
         return False
     check_alive(optimizer)
@@ -119,7 +119,7 @@ def fuzz_states(rng: Random, folder: Path) -> bool:
     if rng.random() < 0.1 and isinstance(state, dict) and state:
         state[rng.choice(list(state))] = odd_value(rng)
     before = optimizer.state_dict()
-    if refused(lambda: optimizer.load_state_dict(state)):
+    if is_refused(lambda: optimizer.load_state_dict(state)):
         assert optimizer.state_dict() == before, "a refusal changed the state"
         return False
     check_alive(optimizer)
@@ -148,7 +148,7 @@ def fuzz_minimize_checkpoints(rng: Random, folder: Path) -> bool:
                 optimizer["checksum"] = _state.checksum(optimizer)
         content["checksum"] = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
         path.write_text(json.dumps(content))
-    return not refused(lambda: go(16))
+    return not is_refused(lambda: go(16))
 
 
 def make_search(path: Path, epochs: int) -> nas.SearchResult:
@@ -171,7 +171,7 @@ def fuzz_checkpoints(rng: Random, folder: Path) -> bool:
     else:
         state = mutate_state(_checkpoints.load(path), rng)
         _checkpoints.save(path, state)
-    return not refused(lambda: make_search(path, 2))
+    return not is_refused(lambda: make_search(path, 2))
 
 
 def mutate_state(state: dict[str, Any], rng: Random) -> dict[str, Any]:

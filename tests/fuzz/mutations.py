@@ -42,7 +42,7 @@ OBJECTS: tuple[Any, ...] = (
 )
 
 
-def refused(function: Callable[[], object]) -> bool:
+def is_refused(function: Callable[[], object]) -> bool:
     """Whether a call is refused by a ValueError; any other error is a failure."""
     try:
         function()

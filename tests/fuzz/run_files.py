@@ -14,7 +14,7 @@ from asng import nas, report
 from asng.experiments import digits, digits_tuning, toy
 from asng.experiments.inpainting.faces import read_faces
 from asng.runs import METRICS, Run, make_config, read_config, settings_from_config
-from tests.fuzz.mutations import SPACE, mutate_bytes, mutate_json, refused
+from tests.fuzz.mutations import SPACE, is_refused, mutate_bytes, mutate_json
 from tests.helpers.report_pages import Page, values_of
 from tests.helpers.small_faces import texture
 
@@ -53,7 +53,7 @@ def fuzz_json_files(rng: Random, folder: Path) -> bool:
     if name == "architecture.json":
         text = mutate_bytes(nas.to_json(values).encode(), rng)
         read: dict[str, Any] = {}
-        if refused(lambda: read.update(nas.from_json(text.decode(errors="surrogateescape"), SPACE))):
+        if is_refused(lambda: read.update(nas.from_json(text.decode(errors="surrogateescape"), SPACE))):
             return False
         assert all(SPACE[variable].contains(value) for variable, value in read.items())
         return True
@@ -66,7 +66,7 @@ def fuzz_json_files(rng: Random, folder: Path) -> bool:
             run.restore(records)
             assert run.results() == records
 
-    return not refused(open_run)
+    return not is_refused(open_run)
 
 
 SWEEP = toy.ToySettings(runs=2, iterations=10, lrs=(0.05,), powers=(0.0,), alphas=(1.5,), workers=1)
@@ -79,7 +79,7 @@ def _swept() -> list[dict[str, Any]]:
     return [{"setting": list(setting), "iterations": [3, None]} for setting in toy.settings_of(SWEEP)]
 
 
-def _found() -> list[dict[str, Any]]:
+def _search_records() -> list[dict[str, Any]]:
     both = {"seed": 0, "values": ARCHITECTURE, "seconds": 1.0}
     trained = {**both, "valid_accuracy": None, "accuracy": 0.9, "parameters": 10}
     kinds = ("found", "handcrafted", "random", "random_first", "random_best")
@@ -88,7 +88,7 @@ def _found() -> list[dict[str, Any]]:
     return [search, *records]
 
 
-def _tuned() -> list[dict[str, Any]]:
+def _tune_records() -> list[dict[str, Any]]:
     hyper = {name: variable.decode(0.0) for name, variable in digits_tuning.SPACE.items()}
     trial = {"hyper": hyper, "losses": [0.5, 0.4], "loss": 0.4, "values": ARCHITECTURE}
     records: list[dict[str, Any]] = [{**trial, "kind": kind} for kind in ("trial", "trial", "untuned")]
@@ -104,20 +104,20 @@ def _read_sweep(run: Run) -> None:
 
 def _read_digits(run: Run) -> None:
     records = digits.read_records(run.folder, DIGITS)
-    if len(records) == len(_found()):
+    if len(records) == len(_search_records()):
         json.dumps(digits.summarize(DIGITS, records), allow_nan=False)
 
 
 def _read_tuning(run: Run) -> None:
     records = digits_tuning.read_records(run.folder, TUNE)
-    if len(records) == len(_tuned()):
+    if len(records) == len(_tune_records()):
         json.dumps(digits_tuning.summarize(records, records[0], TUNE), allow_nan=False)
 
 
 RESULTS: dict[str, tuple[Any, Callable[[], list[dict[str, Any]]], Callable[[Run], None]]] = {
     "toy sweep": (SWEEP, _swept, _read_sweep),
-    "digits search": (DIGITS, _found, _read_digits),
-    "digits tune": (TUNE, _tuned, _read_tuning),
+    "digits search": (DIGITS, _search_records, _read_digits),
+    "digits tune": (TUNE, _tune_records, _read_tuning),
 }
 
 
@@ -136,7 +136,7 @@ def fuzz_results(rng: Random, folder: Path) -> bool:
         run.restore(records())
         read(run)
     mutate_file(folder / "results.jsonl", rng)
-    return not refused(open_run)
+    return not is_refused(open_run)
 
 
 def fuzz_reports(rng: Random, folder: Path) -> bool:
@@ -146,7 +146,7 @@ def fuzz_reports(rng: Random, folder: Path) -> bool:
     for path in rng.sample(sorted(folder.glob("run*/*")), rng.randint(1, 3)):
         mutate_file(path, rng)
     page = folder / "report.html"
-    if refused(lambda: report.write(sorted(folder.glob("run*")), page)):
+    if is_refused(lambda: report.write(sorted(folder.glob("run*")), page)):
         assert not page.exists()
         return False
     read = Page(page)
@@ -180,7 +180,7 @@ def _write_run(folder: Path, rng: Random) -> None:
         lines = {"results": RESULTS[experiment][1]()}
         summary = toy.summarize(SWEEP, {toy.Setting(*r["setting"]): r["iterations"] for r in _swept()})
         if name == "digits":
-            summary = digits.summarize(DIGITS, _found())
+            summary = digits.summarize(DIGITS, _search_records())
         (folder / "summary.json").write_text(json.dumps(summary))
     for file, of_file in lines.items():
         (folder / f"{file}.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in of_file))

@@ -16,17 +16,17 @@ def is_above(layer: str, path: Path) -> bool:
     >>> is_above("core", ROOT / "asng" / "space.py"), is_above("core", ROOT / "asng" / "nas" / "search.py")
     (False, True)
     """
-    return not ABOVE[layer].isdisjoint(loaded_by(path, set()))
+    return not ABOVE[layer].isdisjoint(modules_loaded_by(path, set()))
 
 
-def loaded_by(path: Path, seen: set[Path]) -> Iterator[str]:
+def modules_loaded_by(path: Path, seen: set[Path]) -> Iterator[str]:
     """The names of all modules that a file loads as it is imported, itself or through files of this project."""
     seen.add(path)
     for name in imports_of(path):
         yield name
         for found in files_of(name):
             if found not in seen:
-                yield from loaded_by(found, seen)
+                yield from modules_loaded_by(found, seen)
 
 
 @cache

@@ -412,11 +412,11 @@ def wrap_together(rank, folder):
         return model
 
     def inside(wrap):
-        def wrapped(model):
+        def wrap_second(model):
             model[1] = wrap(model[1])
             return model
 
-        return wrapped
+        return wrap_second
 
     kinds = {
         "plain": lambda model: model,

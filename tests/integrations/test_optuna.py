@@ -142,7 +142,7 @@ def test_threads_share_a_sampler():
     assert len(study.sampler._seen) + 4 >= 116
 
 
-def failing(trial):
+def failing_loss(trial):
     loss = mixed(trial)
     if trial.number % 3 == 2:
         return 1 / 0
@@ -150,7 +150,7 @@ def failing(trial):
 
 
 def test_failed_trials_are_ignored():
-    study = optimize(failing, 60)
+    study = optimize(failing_loss, 60)
     assert sum(trial.state == optuna.trial.TrialState.FAIL for trial in study.trials) == 20
     without = optuna.create_study()
     without.add_trials([trial for trial in study.trials if trial.state == optuna.trial.TrialState.COMPLETE])
@@ -200,19 +200,19 @@ def test_trials_rank_completed_then_pruned_then_infeasible(first, request):
 
 
 def test_constraints_lead_into_the_feasible_region():
-    def constrained(trial):
+    def constrained_loss(trial):
         x, y = trial.suggest_float("x", 0, 1), trial.suggest_float("y", 0, 1)
         trial.set_constraint("sum", 1.4 - x - y)
         return x
 
-    study = optimize(constrained, 150)
+    study = optimize(constrained_loss, 150)
     feasible = [trial for trial in study.trials[-40:] if trial.constraints["sum"] <= 0]
     assert len(feasible) > 10
     assert study.best_trial.constraints["sum"] <= 0
 
 
 def test_pruned_studies_run():
-    def pruned(trial):
+    def pruned_loss(trial):
         loss = mixed(trial)
         for step in range(3):
             trial.report(loss, step)
@@ -220,7 +220,7 @@ def test_pruned_studies_run():
                 raise optuna.TrialPruned
         return loss
 
-    study = optimize(pruned, 60, pruner=optuna.pruners.MedianPruner(n_startup_trials=3))
+    study = optimize(pruned_loss, 60, pruner=optuna.pruners.MedianPruner(n_startup_trials=3))
     states = [trial.state.name for trial in study.trials]
     assert set(states) == {"COMPLETE", "PRUNED"}
 

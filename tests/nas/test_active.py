@@ -16,7 +16,7 @@ from asng.space import Categorical, Integer
 from tests.helpers.decisions import ONE, Counted
 
 
-def nested() -> nn.Module:
+def make_nested() -> nn.Module:
     """A choice between a depth, whose blocks have choices, and a width; one name stands in two places."""
     inner = [nn.Sequential(OneOf(f"op{n}", [nn.ReLU(), nn.Tanh()]), Value("shared", Integer(0, 3))) for n in range(3)]
     wide = nn.Sequential(nas.Linear(3, Width("w", 4, 8)), nas.Linear(Width("w", 4, 8), 3))
@@ -37,7 +37,7 @@ def nested() -> nn.Module:
     ],
 )
 def test_only_what_runs_is_active(branch, depth, active):
-    model = nested()
+    model = make_nested()
     values = {"branch": branch, "depth": depth, "op0": 0, "op1": 0, "op2": 0, "shared": 0, "w": 4, "from": 1}
     assert space_of(model).keys() == values.keys()
     assert Supernet(model).active(values) == active | {"branch", "from"}
@@ -64,7 +64,7 @@ def test_a_module_in_the_place_of_the_list_is_refused(kind):
 
 
 def test_asking_what_is_active_selects_nothing():
-    model = nested()
+    model = make_nested()
     values = {"branch": "deep", "depth": 2, "op0": 0, "op1": 0, "op2": 0, "shared": 0, "w": 4, "from": 1}
     supernet = Supernet(model)
     supernet.active(values)
@@ -170,7 +170,7 @@ def test_a_number_that_other_code_may_read_tells_networks_apart():
 
 def test_inactive_decisions_do_not_tell_networks_apart():
     values = {"branch": "wide", "depth": 2, "op0": 0, "op1": 0, "op2": 0, "shared": 0, "w": 4, "from": 1}
-    supernet = Supernet(nested())
+    supernet = Supernet(make_nested())
     assert supernet.network_key(values) == supernet.network_key({**values, "depth": 1, "op0": 1, "shared": 2})
     for change in ({"w": 5}, {"from": 0}, {"branch": "both"}):
         assert supernet.network_key(values) != supernet.network_key({**values, **change})

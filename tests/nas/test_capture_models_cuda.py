@@ -309,12 +309,12 @@ def test_judges_are_captured_with_their_metrics(make, judge, device):
 
 
 def test_a_judge_that_reads_the_values_of_its_candidate_runs_as_usual(device):
-    def penalized(model, batch):
+    def penalized_loss(model, batch):
         return error_of(model, batch) + 0.01 * nas.selected(model)["depth"]
 
     data = move(pairs(3, torch.double), device)
     reason = "decision .* is read in Python outside of a choice"
-    assert_runs_as_usual(Choosy().to(device), data, reason, judge=penalized)
+    assert_runs_as_usual(Choosy().to(device), data, reason, judge=penalized_loss)
 
 
 def named_error(model, batch):
@@ -406,7 +406,7 @@ def test_a_search_with_a_callback_that_stops_it_is_captured(device):
 
 @pytest.mark.parametrize("interval", ["epoch", "step"])
 def test_a_search_follows_a_schedule_and_more_epochs_are_captured(interval, device, tmp_path):
-    def found(capture):
+    def search_twice(capture):
         for epochs in (2, 4):  # the second continues the first
             torch.manual_seed(0)
             model = Choosy().double().to(device)
@@ -423,7 +423,7 @@ def test_a_search_follows_a_schedule_and_more_epochs_are_captured(interval, devi
             last = nas.search(model, train, valid, error_of, epochs=epochs, judge=share_of_errors, **settings)
         return last
 
-    assert_same_search(found(capture=True), found(capture=False))
+    assert_same_search(search_twice(capture=True), search_twice(capture=False))
 
 
 def test_mixed_precision_of_attention_is_captured(device):

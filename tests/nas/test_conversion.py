@@ -293,7 +293,7 @@ class Scaled(nn.Linear):
         return 2 * super().forward(input)
 
 
-def hooked() -> nn.Linear:
+def make_hooked() -> nn.Linear:
     layer = nn.Linear(4, 8)
     layer.register_forward_hook(lambda *_: None)
     return layer
@@ -314,7 +314,10 @@ def hooked() -> nn.Linear:
             lambda: nas.Linear.from_torch(Scaled(4, 8)),
             r"Scaled has a forward method of its own, .*: class ElasticScaled\(nas\.ElasticLayer, Scaled\)",
         ),
-        (lambda: nas.Linear.from_torch(hooked()), "has a forward hook, which nas.Linear would not have; remove it"),
+        (
+            lambda: nas.Linear.from_torch(make_hooked()),
+            "has a forward hook, which nas.Linear would not have; remove it",
+        ),
         (lambda: nas.MultiheadAttention.from_torch(nn.MultiheadAttention(8, 2, kdim=4)), "not kdim=4 and vdim=8"),
         (
             lambda: nas.Linear.from_torch(parametrizations.weight_norm(nn.Linear(4, 8))),

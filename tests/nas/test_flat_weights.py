@@ -24,7 +24,7 @@ def bytes_held(module):
     return sum(storages.values())
 
 
-def saved(thing):
+def to_bytes(thing):
     file = io.BytesIO()
     torch.save(thing, file)
     return file.getvalue()
@@ -101,9 +101,9 @@ def test_weights_that_are_written_between_steps_are_taken_over(amp_dtype):
 
 def test_a_checkpoint_of_views_holds_each_number_once():
     model = Choosy()
-    before = saved(model.state_dict())
+    before = to_bytes(model.state_dict())
     opened = iteration(oneshot(model), batches(1)[0])
-    after = saved(model.state_dict())
+    after = to_bytes(model.state_dict())
     assert len(after) < len(before) + 4 * len(opened.update.groups[0].values)
     torch.testing.assert_close(torch.load(io.BytesIO(after), weights_only=True), model.state_dict(), rtol=0, atol=0)
 
@@ -112,11 +112,11 @@ def test_copies_and_extracted_networks_have_memory_of_their_own():
     model = Choosy()
     values = {"op": 0, "inner": 0, "depth": 1, "source": 0, "last": 0}
     size, of_network = bytes_held(copy.deepcopy(model)), bytes_held(nas.extract(model, values))
-    before = len(saved(nas.extract(model, values)))
+    before = len(to_bytes(nas.extract(model, values)))
     iteration(oneshot(model), batches(1)[0])
     assert bytes_held(copy.deepcopy(model)) == size
     assert bytes_held(nas.extract(model, values)) == of_network < size
-    assert len(saved(nas.extract(model, values))) == before
+    assert len(to_bytes(nas.extract(model, values))) == before
 
 
 def test_a_module_that_changes_views_is_named():

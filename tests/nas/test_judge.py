@@ -240,7 +240,7 @@ def test_a_captured_judge_that_calls_eval_leaves_the_training_passes_as_they_are
     assert search.capture_cost
 
 
-def penalized(model, batch):
+def penalized_loss(model, batch):
     return cross_entropy(model, batch) + 0.1 * selected(model)["depth"]
 
 
@@ -248,9 +248,9 @@ def penalized(model, batch):
 @pytest.mark.usefixtures("graphless")
 def test_a_soft_penalty_on_selected_values_runs_as_usual_with_the_reason():
     torch.manual_seed(0)
-    plain = oneshot(Choosy(), judge=penalized)
+    plain = oneshot(Choosy(), judge=penalized_loss)
     torch.manual_seed(0)
-    captured = oneshot(Choosy(), judge=penalized, capture=True)
+    captured = oneshot(Choosy(), judge=penalized_loss, capture=True)
     first, second = pairs(2)
     with pytest.warns(UserWarning, match="runs as usual: decision 'op' .* is read in Python outside of a choice"):
         assert captured.step(*first) == plain.step(*first)

@@ -157,7 +157,7 @@ def test_a_model_in_bfloat16_runs_masked():
     assert iteration(oneshot(mlp().bfloat16()), (x.bfloat16(), y))._masked
 
 
-def normed(norm):
+def norm_net(norm):
     width = Width("w", 1, 99)
     return nn.Sequential(nas.Linear(4, width), norm(width), nn.Tanh(), nas.Linear(width, 3))
 
@@ -173,11 +173,11 @@ def normed(norm):
     ids=["one group", "no momentum", "no weight", "rms"],
 )
 def test_norms_run_masked(norm):
-    assert_same_steps(normed(norm), dtype=torch.double, same=False)
+    assert_same_steps(norm_net(norm), dtype=torch.double, same=False)
 
 
 def test_a_batch_norm_without_weights_runs_masked_in_mixed_precision():
-    model = normed(lambda width: nas.BatchNorm1d(width, affine=False))
+    model = norm_net(lambda width: nas.BatchNorm1d(width, affine=False))
     assert iteration(oneshot(model), pairs(1, torch.float)[0][0], amp_dtype=torch.bfloat16)._masked
 
 

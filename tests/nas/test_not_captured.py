@@ -338,7 +338,7 @@ class Noise(nn.Module):
         return x + torch.empty_like(x).normal_(generator=self.generator)
 
 
-def weighted(model, batch):
+def weighted_loss(model, batch):
     return cross_entropy(model, batch) * (1 + nas.selected(model)["op"])
 
 
@@ -360,7 +360,7 @@ def as_array(model, batch):
         (Scales, cross_entropy, tuple, r"usual: 'op' \(1\) has more than 64 cases$"),
         (Large, cross_entropy, tuple, r"usual: CUDA out of memory\. .* 9 GiB \(in 1\.options\.0 \(Large\)\)$"),
         (Noise, cross_entropy, tuple, r"normal_ draws from a generator of its own.* \(in 1\.options\.0 \(Noise\)\)$"),
-        (nn.Tanh, weighted, tuple, r"usual: decision 'op' \(1\) is read in Python outside of a choice$"),
+        (nn.Tanh, weighted_loss, tuple, r"usual: decision 'op' \(1\) is read in Python outside of a choice$"),
         (nn.Tanh, as_array, lambda b: (b[0], b[1].numpy()), "a batch holds ndarray, and only tensors, numbers"),
     ],
     ids=["key", "in place", "value", "memory", "generator", "loss", "numpy"],

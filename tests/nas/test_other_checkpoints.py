@@ -110,20 +110,23 @@ def test_another_weight_optimizer_or_schedule_is_refused_by_name(tmp_path):
 def test_a_nested_schedule_is_refused_by_what_differs_inside(tmp_path):
     path = tmp_path / "checkpoint.pt"
 
-    def nested(lr, factor):
+    def make_sequential(lr, factor):
         return SequentialLR(lr, [StepLR(lr, 1, gamma=0.5), LambdaLR(lr, factor)], milestones=[1])
 
     def halve(epoch):
         return 0.5**epoch
 
-    with_weights(path, lambda p: torch.optim.SGD(p, 0.1), lambda w: nested(w, halve))
-    assert len(with_weights(path, lambda p: torch.optim.SGD(p, 0.1), lambda w: nested(w, halve)).history) == 2
+    with_weights(path, lambda p: torch.optim.SGD(p, 0.1), lambda w: make_sequential(w, halve))
+    assert len(with_weights(path, lambda p: torch.optim.SGD(p, 0.1), lambda w: make_sequential(w, halve)).history) == 2
     for reason, schedule in (
         (
             "_schedulers.0.gamma: 0.5 there, 0.1 here",
             lambda w: SequentialLR(w, [StepLR(w, 1), LambdaLR(w, halve)], milestones=[1]),
         ),
-        ("_schedulers.1.lr_lambdas: ['halve'] there, ['<lambda>'] here", lambda w: nested(w, lambda epoch: 0.1)),
+        (
+            "_schedulers.1.lr_lambdas: ['halve'] there, ['<lambda>'] here",
+            lambda w: make_sequential(w, lambda epoch: 0.1),
+        ),
         ("_milestones: [1] there, [2]", lambda w: SequentialLR(w, [StepLR(w, 1, 0.5), LambdaLR(w, halve)], [2])),
     ):
         with pytest.raises(ValueError, match=re.escape(reason)):

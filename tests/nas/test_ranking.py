@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("same_numbers")
 VALUES = {"first": 0, "depth": 2}
 
 
-def trained(**settings):
+def train_briefly(**settings):
     """A short search on a model with dropout and batch norm."""
     search = make_oneshot(Net(norm=True), **settings)
     for pair in pairs(20):
@@ -51,7 +51,7 @@ def trained(**settings):
 
 
 def test_a_score_with_recalibration_is_that_of_the_extracted_network():
-    model = trained().model
+    model = train_briefly().model
     network = extract(model, VALUES)
     recalibrate(network, batches(5))
     network.eval()
@@ -62,7 +62,7 @@ def test_a_score_with_recalibration_is_that_of_the_extracted_network():
 
 
 def test_batches_to_recalibrate_on_are_those_of_the_judge():
-    model = trained().model
+    model = train_briefly().model
 
     def judge(model, batch):
         return cross_entropy(model, batch["pair"])
@@ -77,7 +77,7 @@ def test_batches_to_recalibrate_on_are_those_of_the_judge():
 
 @pytest.mark.parametrize("recalibrate_on", [None, batches(3)])
 def test_a_judge_that_calls_eval_gets_the_same_statistics(recalibrate_on):
-    model = trained().model
+    model = train_briefly().model
 
     def judge(model, batch):
         return cross_entropy(model.eval(), batch)
@@ -87,7 +87,7 @@ def test_a_judge_that_calls_eval_gets_the_same_statistics(recalibrate_on):
 
 
 def test_a_search_or_its_result_is_scored_as_its_model():
-    search = trained()
+    search = train_briefly()
     expected = score(search.model, VALUES, batches(2), cross_entropy)
     assert [score(one, VALUES, batches(2), cross_entropy) for one in (search, result(search))] == [expected] * 2
 
@@ -109,7 +109,7 @@ def test_elastic_norms_are_recalibrated_for_each_width():
 
 
 def test_a_score_without_recalibration_uses_batch_statistics_and_no_dropout():
-    model = trained().model
+    model = train_briefly().model
     twin = copy.deepcopy(model).eval()
     for module in twin.modules():
         module.train(isinstance(module, nn.BatchNorm1d))
@@ -121,7 +121,7 @@ def test_a_score_without_recalibration_uses_batch_statistics_and_no_dropout():
 
 @pytest.mark.parametrize("recalibrate_on", [None, batches(2)])
 def test_scoring_leaves_the_model_and_its_random_numbers_alone(recalibrate_on):
-    model = trained().model
+    model = train_briefly().model
     select(model, {"first": 2, "depth": 1})
     model.head.weight.grad = gradient = torch.ones_like(model.head.weight)
     modes = [module.training for module in model.modules()]
@@ -135,7 +135,7 @@ def test_scoring_leaves_the_model_and_its_random_numbers_alone(recalibrate_on):
 
 
 def test_norms_that_were_frozen_stay_so():
-    model = trained().model
+    model = train_briefly().model
     model.train()
     frozen = model.blocks.blocks[0][1].eval()
     seen = []
@@ -183,7 +183,7 @@ def test_wrong_values_judges_and_batches_are_refused():
 
 
 def test_the_likely_architectures_are_ordered_by_their_scores():
-    search = trained()
+    search = train_briefly()
     ranked = rerank(search, batches(3, 2), cross_entropy, k=5, recalibrate_on=batches(3))
     assert [a.score for a in ranked] == sorted(a.score for a in ranked)
     assert {str(a.values) for a in ranked} == {str(a.values) for a in top(search, 5)}
@@ -192,14 +192,16 @@ def test_the_likely_architectures_are_ordered_by_their_scores():
 
 
 def test_an_architecture_without_a_score_comes_last():
-    ranked = rerank(trained(), batches(1), lambda model, batch: math.nan if selected(model)["depth"] == 1 else 1.0, k=9)
+    ranked = rerank(
+        train_briefly(), batches(1), lambda model, batch: math.nan if selected(model)["depth"] == 1 else 1.0, k=9
+    )
     depths = [a.values["depth"] for a in ranked]
     assert 1 in depths
     assert 1 not in depths[: len(depths) - depths.count(1)]
 
 
 def test_only_feasible_architectures_are_ranked():
-    search = trained(limits=[Limit(lambda model, values: values["depth"], 1, name="depth")])
+    search = train_briefly(limits=[Limit(lambda model, values: values["depth"], 1, name="depth")])
     assert {a.values["depth"] for a in rerank(search, batches(1), cross_entropy, k=9)} == {1}
 
 
@@ -251,7 +253,7 @@ def line_oneshot(**settings):
 
 
 def test_a_small_space_gives_the_whole_front():
-    search = trained()
+    search = train_briefly()
     found = front(search, [parameters], batches(2), cross_entropy, k=50)
     every = [*found.points, *found.others]
     assert len(every) == 9
@@ -312,7 +314,7 @@ def test_scores_that_are_not_finite_are_never_on_a_front():
 
 
 def test_a_front_is_printed_as_a_table():
-    found = front(trained(), [parameters, Flops(batches(1)[0][0])], batches(1), cross_entropy)
+    found = front(train_briefly(), [parameters, Flops(batches(1)[0][0])], batches(1), cross_entropy)
     header, *lines = str(found).splitlines()
     assert header.split() == ["score", "parameters", "Flops", "probability", "values"]
     assert len(lines) == len(found.points)
@@ -373,7 +375,7 @@ def test_architectures_print_rounded_and_without_what_is_not_set():
 
 
 def test_a_front_recalibrates_each_architecture_where_told_to():
-    oneshot, data = trained(), batches(2)
+    oneshot, data = train_briefly(), batches(2)
     found = front(oneshot, [parameters], data, cross_entropy, k=3, recalibrate_on=batches(3))
     scored = [*found.points, *found.others]
     for recalibrate_on, is_equal in ((batches(3), True), (None, False)):

@@ -40,7 +40,7 @@ class Encoder(nn.Module):
         return self.head(x)
 
 
-def searched(depth=3):
+def searchable_encoder(depth=3):
     model = Encoder(depth)
     model.layers = Repeat("depth", model.layers)  # type: ignore[assignment]
     return model
@@ -60,7 +60,7 @@ def test_further_arguments_reach_every_block(depth):
 
 
 def test_one_line_makes_the_depth_of_an_iterating_model_a_decision():
-    model = searched()
+    model = searchable_encoder()
     assert space_of(model) == {"depth": Integer(1, 3)}
     x = torch.randn(2, 4)
     for depth in (1, 2, 3):
@@ -146,4 +146,4 @@ def test_blocks_that_are_no_list_of_modules_are_refused(blocks, message):
 @pytest.mark.slow
 @pytest.mark.usefixtures("same_numbers")
 def test_a_model_that_iterates_its_layers_is_captured():
-    assert_same_steps(searched())
+    assert_same_steps(searchable_encoder())

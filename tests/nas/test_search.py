@@ -87,7 +87,7 @@ def test_probability_is_that_of_choices_and_integers():
     assert total == pytest.approx(0.5)
 
 
-def nested():
+def make_nested():
     """A choice of which one branch holds another choice."""
     inner = OneOf("inner", [nn.Linear(4, 3), nn.Linear(4, 3)])
     model = nn.Sequential(OneOf("outer", {"plain": nn.Linear(4, 3), "nested": inner}))
@@ -109,7 +109,7 @@ def test_the_probability_has_the_same_bits_in_every_process():
 
 
 def test_inactive_decisions_do_not_count_in_the_probability():
-    make_oneshot = nested()
+    make_oneshot = make_nested()
     oneshot = make_oneshot([0.75, 0.25])
     outer, inner = (oneshot.arch_optimizer.distribution()[name] for name in ("outer", "inner"))
     draws = [c.values for c in copy.deepcopy(oneshot.arch_optimizer).ask(20_000)]
@@ -122,7 +122,7 @@ def test_inactive_decisions_do_not_count_in_the_probability():
 
 
 def test_looking_at_the_most_likely_copies_and_changes_nothing(monkeypatch):
-    oneshot = nested()([0.75, 0.25])
+    oneshot = make_nested()([0.75, 0.25])
     select(oneshot.model, {"outer": "nested", "inner": 0})
     before = oneshot.arch_optimizer.state_dict()
     result = nas.result(oneshot)
@@ -133,7 +133,7 @@ def test_looking_at_the_most_likely_copies_and_changes_nothing(monkeypatch):
 
 
 def test_top_lists_each_network_once_most_likely_first():
-    oneshot = nested()([0.75, 0.25])
+    oneshot = make_nested()([0.75, 0.25])
     plain, *others = top(oneshot, 3)
     assert top(oneshot) == [plain]
     assert [one.values for one in others] == [{"outer": "nested", "inner": 1}, {"outer": "nested", "inner": 0}]

@@ -42,7 +42,7 @@ def compute(formula: Any, values: dict[str, float]) -> float:
     return values[formula] if isinstance(formula, str) else formula
 
 
-def computed(formula: Any, values: dict[str, float]) -> float:
+def compute_or_reject(formula: Any, values: dict[str, float]) -> float:
     try:
         return compute(formula, values)
     except ZeroDivisionError:
@@ -54,7 +54,7 @@ def computed(formula: Any, values: dict[str, float]) -> float:
 def test_all_sizes_are_those_that_python_computes(formula):
     assignments = [dict(zip(NAMES, row, strict=True)) for row in product(*NAMES.values())]
     formula = operator.add, formula, "a"  # so that there is a decision in it
-    expected = {int(computed(formula, values)) for values in assignments}
+    expected = {int(compute_or_reject(formula, values)) for values in assignments}
     size = build(formula)
     assert size.all() == sorted(expected)
     assert size.max == max(expected)
@@ -65,7 +65,7 @@ def test_all_sizes_are_those_that_python_computes(formula):
 def test_a_size_is_computed_from_the_selected_values(formula, row):
     values = dict(zip(NAMES, row, strict=True))
     formula = operator.add, formula, "a"
-    expected, size = int(computed(formula, values)), build(formula)
+    expected, size = int(compute_or_reject(formula, values)), build(formula)
     model = nn.ModuleList(size.decisions)
     select(model, {name: values[name] for name in space_of(model)})
     assert size() == expected

@@ -146,7 +146,7 @@ def test_the_sweep_of_the_toy_problem_is_drawn_over_its_step_sizes(tmp_path):
 # Probabilities
 
 
-def moving(probabilities):
+def distribution_records(probabilities):
     return [
         {"epoch": epoch, "distribution": {"op": {"conv": p, "skip": 1 - p}, "width": {"mean": 8.0 + epoch, "std": 2.0}}}
         for epoch, p in enumerate(probabilities, start=1)
@@ -154,7 +154,9 @@ def moving(probabilities):
 
 
 def test_probabilities_are_drawn_over_time_for_each_decision(tmp_path):
-    run = write_run(tmp_path / "run", records=moving([0.5, 0.75, 0.875]), architecture=values_of(op="conv", width=11))
+    run = write_run(
+        tmp_path / "run", records=distribution_records([0.5, 0.75, 0.875]), architecture=values_of(op="conv", width=11)
+    )
     page = write(tmp_path, run)
     assert {name: curve["y"] for name, curve in page.curves("op").items()} == {
         "conv": [0.5, 0.75, 0.875],
@@ -165,13 +167,15 @@ def test_probabilities_are_drawn_over_time_for_each_decision(tmp_path):
 
 
 def test_entropy_falls_from_1_as_a_search_decides(tmp_path):
-    run = write_run(tmp_path / "run", records=moving([0.5, 0.75, 1.0]))
+    run = write_run(tmp_path / "run", records=distribution_records([0.5, 0.75, 1.0]))
     (curve,) = write(tmp_path, run).charts["Entropy"]["curves"]
     assert curve["y"] == pytest.approx([1.0, 0.811278, 0.0], abs=1e-6)
 
 
 def test_the_final_probabilities_stand_beside_the_decisions(tmp_path):
-    run = write_run(tmp_path / "run", records=moving([0.5, 0.75]), architecture=values_of(op="conv", width=11))
+    run = write_run(
+        tmp_path / "run", records=distribution_records([0.5, 0.75]), architecture=values_of(op="conv", width=11)
+    )
     text = write(tmp_path, run).text("Architecture")
     assert "op conv conv 0.750 skip 0.250" in text
     assert "width 11 mean 10, standard deviation 2" in text
