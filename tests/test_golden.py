@@ -1,6 +1,6 @@
 """For the same seeds everything computes the same numbers as before, to the bit where the machine is the same, too.
 
-`python -m tests.golden_files` computes the fixtures in `golden/` again, where numbers are meant to change.
+`python -m tests.helpers.golden_files` computes the fixtures in `golden/` again, where numbers are meant to change.
 """
 
 import json
@@ -8,7 +8,7 @@ import json
 import pytest
 import torch
 
-from tests.golden_files import changes, differences, machine_of, path_of
+from tests.helpers.golden_files import changes, differences, machine_of, path_of
 from tests.helpers.golden_values import QUICK, SLOW, Missing, nas_search_in_parts, pack
 
 CASES = [*QUICK, *(pytest.param(case, marks=pytest.mark.long) for case in SLOW)]

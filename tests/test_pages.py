@@ -11,24 +11,10 @@ import torch
 
 import asng
 from asng import ASNG, fused, nas, report
-from tests.test_examples import run
+from tests.helpers.examples import run
+from tests.helpers.pages import DOCS, RECIPES, blocks_of, run_page
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
-RECIPES = DOCS / "recipes.md"
-
-
-def blocks_of(page: str) -> list[str]:
-    """The Python blocks of a page; blocks that name another library beside `python` are run where it is installed."""
-    return re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-
-
-def run_page(page: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """What is defined after all blocks of a page have run, one after another, in an empty folder."""
-    monkeypatch.chdir(folder)
-    names: dict[str, Any] = {}
-    exec("\n".join(blocks_of(page)), names)
-    return names
+ROOT = DOCS.parent
 
 
 def test_every_page_with_code_has_a_test():

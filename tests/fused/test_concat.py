@@ -6,7 +6,7 @@ import torch
 pytest.importorskip("triton")
 
 from asng import fused
-from tests.fused.helpers import channels_last, dtypes
+from tests.helpers.fused_layers import channels_last, dtypes
 
 
 def outputs_and_gradients(maps):

@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _norm
-from tests.fused.helpers import assert_close, channels_last, dtypes, error, run
+from tests.helpers.fused_layers import assert_close, channels_last, dtypes, error, run
 
 SHAPES = [(2, 16, 8, 8), (1, 57, 7, 5), (3, 1, 5, 7), (1, 40, 1, 3), (5, 70, 9, 7)]
 

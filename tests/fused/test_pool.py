@@ -8,7 +8,7 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _pool
-from tests.fused.helpers import assert_close, channels_last, dtypes, run
+from tests.helpers.fused_layers import assert_close, channels_last, dtypes, run
 
 SHAPES = [(2, 16, 8, 8), (1, 57, 7, 5), (3, 1, 5, 7), (1, 40, 1, 3)]
 

@@ -10,7 +10,7 @@ pytest.importorskip("triton")
 
 from asng import fused
 from asng.fused import _pointwise_function
-from tests.fused.helpers import assert_close, channels_last, error, run
+from tests.helpers.fused_layers import assert_close, channels_last, error, run
 
 
 def layers(channels, kernel, stride, affine=True):

@@ -8,7 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from asng import fused
-from tests.fused.helpers import channels_last, dtypes, error, run
+from tests.helpers.fused_layers import channels_last, dtypes, error, run
 
 
 @dtypes

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 from asng import fused, nas
 from asng.experiments.cifar10.network import Net
-from tests.fused.helpers import assert_close, channels_last, run
+from tests.helpers.fused_layers import assert_close, channels_last, run
 
 
 def separable(channels):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.test_examples import EXAMPLES, fits_after_a_checkpoint, run
+from tests.helpers.examples import EXAMPLES, fits_after_a_checkpoint, run
 
 pytest.importorskip("pytorch_lightning")
 

@@ -9,8 +9,8 @@ optuna = pytest.importorskip("optuna", minversion="5")
 
 from asng import nas  # noqa: E402
 from asng.integrations.optuna import ASNGSampler  # noqa: E402
+from tests.helpers.examples import EXAMPLES, run, what_is_tuned_fits  # noqa: E402
 from tests.helpers.searches import Net, batches, cross_entropy  # noqa: E402
-from tests.test_examples import EXAMPLES, run, what_is_tuned_fits  # noqa: E402
 
 EPOCHS = 3
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from asng import nas
-from tests.test_examples import run
-from tests.test_pages import DOCS, RECIPES, run_page
+from tests.helpers.examples import run
+from tests.helpers.pages import DOCS, RECIPES, run_page
 
 pytestmark = pytest.mark.long
 

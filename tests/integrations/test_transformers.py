@@ -10,7 +10,7 @@ from asng import ASNG, nas
 from asng.nas import Repeat, Width, convert, extract, parameters, select, space_of
 from asng.nas._capture import step as _capture
 from asng.nas._capture.iteration import Iteration
-from tests.test_examples import EXAMPLES, better_than_random, run
+from tests.helpers.examples import EXAMPLES, better_than_random, run
 
 transformers: Any = pytest.importorskip("transformers")
 

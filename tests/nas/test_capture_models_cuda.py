@@ -18,9 +18,8 @@ from asng import Categorical, nas
 from asng.nas import Limit, OneOf, Repeat, Value, Width, parameters
 from asng.nas._capture import trace
 from tests.helpers.captures import Choosy, oneshot
-from tests.helpers.foreign_models import ResNet, VisionTransformer
+from tests.helpers.foreign_models import ResNet, VisionTransformer, search_resnet, search_vit
 from tests.helpers.searches import Net, batches, pairs
-from tests.nas.test_conversion import search_resnet, search_vit
 
 pytestmark = pytest.mark.slow
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -14,53 +14,7 @@ from asng import ASNG, Integer, nas
 from asng.nas import Chain, OneOf, Repeat, Width, convert, extract, parameters, select, space_of
 from tests.helpers.captures import assert_same_steps
 from tests.helpers.elastic_sizes import odd
-from tests.helpers.foreign_models import Attention, BasicBlock, BatchNormAct2d, ResNet, VisionTransformer
-
-
-def search_resnet(path, module):
-    """Depth of the stages, inner widths of the blocks, kind of the activations."""
-    if isinstance(module, BasicBlock):
-        width = Width(f"{path}.width", [2, 4, module.conv1.out_channels])
-        module.conv1 = nas.Conv2d.from_torch(module.conv1, out_channels=width)
-        module.bn1 = nas.BatchNorm2d.from_torch(module.bn1, num_features=width)
-        module.conv2 = nas.Conv2d.from_torch(module.conv2, in_channels=width)
-    if path in ("layer1", "layer2"):
-        return Repeat(path, module)
-    return OneOf("act", {"relu": module, "silu": nn.SiLU()}) if isinstance(module, nn.ReLU) else None
-
-
-class ElasticAttention(nas.ElasticLayer, Attention):
-    """The first heads of an attention whose code reads their number."""
-
-    torch_layer, elastic = Attention, ("num_heads",)
-
-    def active_tensors(self):
-        inner = self.sizes["num_heads"]() * self.head_dim
-        queries_keys_values = {
-            name: getattr(self.qkv, name).unflatten(0, (3, -1))[:, :inner].flatten(0, 1) for name in ("weight", "bias")
-        }
-        return {
-            **{f"qkv.{name}": tensor for name, tensor in queries_keys_values.items()},
-            "proj.weight": self.proj.weight[:, :inner],
-            "proj.bias": self.proj.bias,
-        }
-
-    @classmethod
-    def settings_of(cls, layer):
-        return {"dim": layer.qkv.in_features, "attn_head_dim": layer.head_dim}
-
-
-def search_vit(path, module):
-    """Depth, the heads of each block, and one hidden width for all blocks."""
-    if isinstance(module, Attention):
-        return ElasticAttention.from_torch(module, num_heads=Width(f"{path}.heads", 1, module.num_heads))
-    hidden = Width("hidden", [16, 32, 64])
-    if path.endswith("mlp.fc1"):
-        return nas.Linear(module.in_features, hidden)
-    if path.endswith("mlp.fc2"):
-        return nas.Linear(hidden, module.out_features)
-    return Repeat("depth", module) if path == "blocks" else None
-
+from tests.helpers.foreign_models import BatchNormAct2d, ResNet, VisionTransformer, search_resnet, search_vit
 
 MODELS: dict[str, Any] = {"resnet": (ResNet, search_resnet, 16), "vit": (VisionTransformer, search_vit, 8)}
 

@@ -1,6 +1,6 @@
 """Golden values on the disk: a JSON file for each case, with the machine that computed it, and how they are compared.
 
-    python -m tests.golden_files [CASE ...]     compute cases again, by default all whose data is there
+    python -m tests.helpers.golden_files [CASE ...]     compute cases again, by default all whose data is there
 
 Do so only where numbers are meant to change, and say why in the commit.
 """
@@ -21,7 +21,7 @@ import torch
 
 from tests.helpers.golden_values import QUICK, SLOW, Missing, pack
 
-FOLDER = Path(__file__).parent / "golden"
+FOLDER = Path(__file__).parents[1] / "golden"
 NUMPY_ALONE = {"ask_tell", "toy_short", "toy_quick"}  # cases that torch has no part in
 HEXADECIMAL = re.compile(r"-?0x[01]\.[0-9a-f]+p[+-]\d+|-?inf|nan")
 
