@@ -5,16 +5,16 @@ import math
 import asng
 
 
-def loss(activation, layers, rate):
-    """Stands for a training run; it is best with gelu, 5 layers and a rate of 0.001."""
-    return {"relu": 1.0, "tanh": 2.0, "gelu": 0.0}[activation] + abs(layers - 5) / 3 + abs(math.log10(rate) + 3)
+def loss(activation, layers, lr):
+    """Stands for a training run; it is best with gelu, 5 layers and a learning rate of 0.001."""
+    return {"relu": 1.0, "tanh": 2.0, "gelu": 0.0}[activation] + abs(layers - 5) / 3 + abs(math.log10(lr) + 3)
 
 
 optimizer = asng.ASNG(
     {
         "activation": asng.Categorical(["relu", "tanh", "gelu"]),
         "layers": asng.Integer(1, 12),
-        "rate": asng.Real(1e-5, 1e-1, log=True),
+        "lr": asng.Real(1e-5, 1e-1, log=True),
     },
     population_size=8,
     seed=0,

@@ -27,7 +27,7 @@ def test_the_black_box_runs_and_finds_the_optimum(examples, capsys):
     exec(examples[BLACK_BOX], names)
     found = names["optimizer"].mode()
     assert found["layers"] == 3
-    assert abs(found["rate"] - 0.01) < 0.002
+    assert abs(found["lr"] - 0.01) < 0.002
     assert {found[f"op{number}"] for number in range(8)} == {"conv3"}
     assert "conv3" in capsys.readouterr().out
 

@@ -13,7 +13,7 @@ from tests.helpers.tasks import LONG
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.py"))
 FINDS = {
     "poisson": "best: {'place': 'station', 'papers': 18} with a profit of 27.0",
-    "ask_tell": "most likely: {'activation': 'gelu', 'layers': 5, 'rate': 0.00",
+    "ask_tell": "most likely: {'activation': 'gelu', 'layers': 5, 'lr': 0.00",
 }
 
 
