@@ -136,6 +136,8 @@ def run_evaluate(task: type[Task], arguments: Sequence[str]) -> None:
     """`asng EXPERIMENT evaluate`."""
     flags = parse_verb(task, "evaluate", arguments)
     config = read_config(flags.run, task.name, needs=CHECKPOINT)  # before anything slow
+    of_search = config.get("kind") == "search"
+    settings_from_config(task.search_settings if of_search else task.train_settings, config, flags.run)  # likewise
     with output_of(flags) as output:
         with progress_bar(task.loading) as progress:
             loaded = task.load_for_test(flags.where, config, flags.settings, progress)

@@ -203,6 +203,14 @@ def test_what_is_no_run_is_not_evaluated(experiment, tmp_path, monkeypatch):
     assert refusal(experiment.name, "evaluate", tmp_path).startswith(f"there is no {tmp_path / 'checkpoint.pt'} yet")
 
 
+def test_a_run_of_an_older_version_is_not_evaluated_and_no_data_is_loaded(experiment, tmp_path):
+    config = {"experiment": experiment.name, "kind": "search", "version": "0.0.1", "seed": 0}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "checkpoint.pt").touch()
+    message = refusal(experiment.name, "evaluate", tmp_path, "--data", tmp_path / "nowhere")
+    assert message.startswith(f"the run in {tmp_path} was made by asng 0.0.1, without the setting ")
+
+
 def test_the_checkpoint_of_another_run_is_refused_in_one_line(experiment, tmp_path):
     random = ["retrain", "--architecture", "random", "--small", *experiment.steps, "--out", tmp_path / "retrain"]
     search(experiment, tmp_path / "search")
