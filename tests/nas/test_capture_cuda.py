@@ -468,19 +468,23 @@ def test_states_that_begin_with_other_numbers_than_zero_are_captured(name):
     assert all(math.isfinite(loss) for step in steps for loss in step.train_losses)
 
 
-@pytest.mark.parametrize("amp_dtype", [None, torch.bfloat16])
-def test_widths_of_many_combinations_are_captured_with_masks(amp_dtype):
+# In float64 more than rounding differs; in the others rounding grows from step to step.
+@pytest.mark.parametrize(
+    ("dtype", "amp_dtype", "tolerance"),
+    [(torch.double, None, 1e-8), (torch.float, None, 2e-3), (torch.float, torch.bfloat16, 3e-2)],
+    ids=["float64", "float32", "bfloat16"],
+)
+def test_widths_of_many_combinations_are_captured_with_masks(dtype, amp_dtype, tolerance):
     widths: list[Any] = [Width(f"w{i}", 2, 9) for i in range(3)]
     layers: list[nn.Module] = []
     for before, width in zip([4, *widths], widths, strict=False):
         layers += [nas.Linear(before, width), nas.BatchNorm1d(width), nn.Sigmoid()]
     torch.manual_seed(0)
-    model = nn.Sequential(*layers, nas.LayerNorm(widths[-1]), nas.Linear(widths[-1], 3)).cuda()
+    model = nn.Sequential(*layers, nas.LayerNorm(widths[-1]), nas.Linear(widths[-1], 3)).to("cuda", dtype)
     twin = copy.deepcopy(model)
     plain, captured = oneshot(model, amp_dtype=amp_dtype), oneshot(twin, amp_dtype=amp_dtype, capture=True)
-    for train, valid in gpu_pairs(20):
+    for train, valid in gpu_pairs(20, dtype):
         expected, got = plain.step(train, valid), captured.step(train, valid)
-        tolerance = 2e-3 if amp_dtype is None else 3e-2
         torch.testing.assert_close(
             [*got.train_losses, *got.valid_losses],
             [*expected.train_losses, *expected.valid_losses],
@@ -489,7 +493,7 @@ def test_widths_of_many_combinations_are_captured_with_masks(amp_dtype):
         )
     assert captured.capture_cost["capture_seconds"] > 0
     if amp_dtype is None:
-        torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=1e-2, atol=1e-3)
+        torch.testing.assert_close([*twin.parameters()], [*model.parameters()], rtol=5 * tolerance, atol=tolerance / 2)
         # Candidates run side by side, so of two updates of a statistic at once one may be lost.
         assert twin[1].running_mean.isfinite().all()  # type: ignore[operator]
 
