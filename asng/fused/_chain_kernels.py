@@ -6,7 +6,6 @@ The weight is (a, k, k, b) in memory, the padding k // 2. One row of `geometry` 
 rows that are not active end at once. In memory a pixel has channels of zeros up to the next multiple of a block, so
 that loads are wide and need no masks.
 """
-# mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
 
 import triton
 import triton.language as tl

@@ -46,7 +46,7 @@ class Versions(NamedTuple):
 def installed_versions() -> Versions:
     try:
         bindings = str(import_module("cuda.bindings").__version__)
-        driver = int(check(import_module("cuda.bindings.runtime").cudaDriverGetVersion()))
+        driver = int(check_cuda(import_module("cuda.bindings.runtime").cudaDriverGetVersion()))
     except ImportError:
         bindings, driver = None, 0
     return Versions(str(torch.__version__), torch.version.cuda, torch.version.hip, bindings, driver)
@@ -84,7 +84,7 @@ def unavailable_reason(device: torch.device | None = None) -> str | None:
     return reason
 
 
-def check(result: tuple[Any, ...]) -> Any:
+def check_cuda(result: tuple[Any, ...]) -> Any:
     """Return what a function of cuda.bindings gave; raise RuntimeError if it failed."""
     error, *values = result
     if int(error) != 0:
@@ -97,14 +97,14 @@ def setter_kernel(device: int) -> Any:
     """The kernel `set_switches`, compiled and linked for a device."""
     nvrtc, nvjitlink, driver = (import_module(f"cuda.bindings.{name}") for name in ("nvrtc", "nvjitlink", "driver"))
     major, minor = torch.cuda.get_device_capability(device)
-    program = check(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"set_switches.cu", 0, [], []))
+    program = check_cuda(nvrtc.nvrtcCreateProgram(SOURCE.encode(), b"set_switches.cu", 0, [], []))
     options = [f"--gpu-architecture=sm_{major}{minor}".encode(), b"--relocatable-device-code=true"]
     if int(nvrtc.nvrtcCompileProgram(program, len(options), options)[0]) != 0:
-        log = b" " * check(nvrtc.nvrtcGetProgramLogSize(program))
+        log = b" " * check_cuda(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)
         raise RuntimeError(log.decode(errors="replace").strip())
-    cubin = b" " * check(nvrtc.nvrtcGetCUBINSize(program))
-    check(nvrtc.nvrtcGetCUBIN(program, cubin))
+    cubin = b" " * check_cuda(nvrtc.nvrtcGetCUBINSize(program))
+    check_cuda(nvrtc.nvrtcGetCUBIN(program, cubin))
     link = nvjitlink.create(1, [f"-arch=sm_{major}{minor}"])
     nvjitlink.add_data(link, nvjitlink.InputType.CUBIN, cubin, len(cubin), "set_switches")
     nvjitlink.add_file(link, nvjitlink.InputType.LIBRARY, str(_device_runtime()))
@@ -114,8 +114,8 @@ def setter_kernel(device: int) -> Any:
     nvjitlink.destroy(link)
     with torch.cuda.device(device):
         torch.zeros((), device="cuda")  # makes its context the current one
-        module = check(driver.cuModuleLoadData(bytes(linked)))
-    return check(driver.cuModuleGetFunction(module, b"set_switches"))
+        module = check_cuda(driver.cuModuleLoadData(bytes(linked)))
+    return check_cuda(driver.cuModuleGetFunction(module, b"set_switches"))
 
 
 def _device_runtime() -> Path:
@@ -199,7 +199,7 @@ class BranchingGraph:
     def _abort(self, error: BaseException) -> None:
         """End the capture; raise BrokenCapture where CUDA cannot."""
         runtime = self._runtime
-        status = check(runtime.cudaStreamIsCapturing(self._stream.cuda_stream))
+        status = check_cuda(runtime.cudaStreamIsCapturing(self._stream.cuda_stream))
         if status != runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive:
             _BROKEN.append(self)  # to end it, or to delete it, would end the process
             raise BrokenCapture(
@@ -212,7 +212,7 @@ class BranchingGraph:
         driver = import_module("cuda.bindings.driver")
         arguments = ((self._table.data_ptr(),), (ctypes.c_void_p,))
         stream = torch.cuda.current_stream().cuda_stream
-        check(
+        check_cuda(
             driver.cuLaunchKernel(setter_kernel(self._table.get_device()), 4, 1, 1, 256, 1, 1, 0, stream, arguments, 0)
         )
 
@@ -231,22 +231,22 @@ class BranchingGraph:
         """
         runtime = self._runtime
         outer: Any = torch.cuda.current_stream()
-        status, _, graph, dependencies, edges, count = check(runtime.cudaStreamGetCaptureInfo(outer.cuda_stream))
+        status, _, graph, dependencies, edges, count = check_cuda(runtime.cudaStreamGetCaptureInfo(outer.cuda_stream))
         is_active = status == runtime.cudaStreamCaptureStatus.cudaStreamCaptureStatusActive
         if not is_active:
-            graph, dependencies, edges, count = check(runtime.cudaGraphCreate(0)), None, None, 0
-        handle = check(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0))
+            graph, dependencies, edges, count = check_cuda(runtime.cudaGraphCreate(0)), None, None, 0
+        handle = check_cuda(runtime.cudaGraphConditionalHandleCreate(graph, 0, 0))
         parameters = runtime.cudaGraphNodeParams()
         parameters.type = runtime.cudaGraphNodeType.cudaGraphNodeTypeConditional
         parameters.conditional.handle = handle
         parameters.conditional.type = runtime.cudaGraphConditionalNodeType.cudaGraphCondTypeSwitch
         parameters.conditional.size = len(bodies)
-        node = check(runtime.cudaGraphAddNode(graph, dependencies, edges or None, count, parameters))
+        node = check_cuda(runtime.cudaGraphAddNode(graph, dependencies, edges or None, count, parameters))
         graphs = list(parameters.conditional.phGraph_out)
         if is_active:
             self._switches.append((int(handle), index))
             replace = runtime.cudaStreamUpdateCaptureDependenciesFlags.cudaStreamSetCaptureDependencies
-            check(runtime.cudaStreamUpdateCaptureDependencies(outer.cuda_stream, [node], None, 1, int(replace)))
+            check_cuda(runtime.cudaStreamUpdateCaptureDependencies(outer.cuda_stream, [node], None, 1, int(replace)))
         for body, inner in zip(bodies, graphs, strict=True):
             try:
                 self._capture_body(outer, body, inner)
@@ -254,7 +254,7 @@ class BranchingGraph:
                 if is_active or NO_GENERATOR not in str(error):  # random numbers need a capture of torch's
                     raise
         if not is_active:  # after a failure it stays: what is left of it cannot be destroyed safely
-            check(runtime.cudaGraphDestroy(graph))
+            check_cuda(runtime.cudaGraphDestroy(graph))
 
     def _capture_body(self, outer: Any, body: Callable[[], None], graph: Any) -> None:
         runtime, cuda = self._runtime, _cuda()
@@ -263,12 +263,12 @@ class BranchingGraph:
         side = self._side[outer.cuda_stream]
         relaxed = runtime.cudaStreamCaptureMode.cudaStreamCaptureModeRelaxed
         with cuda.stream(side):
-            check(runtime.cudaStreamBeginCaptureToGraph(side.cuda_stream, graph, None, None, 0, relaxed))
+            check_cuda(runtime.cudaStreamBeginCaptureToGraph(side.cuda_stream, graph, None, None, 0, relaxed))
             try:
                 body()
             finally:
                 ended = runtime.cudaStreamEndCapture(side.cuda_stream)
-            check(ended)
+            check_cuda(ended)
 
     def fork(self, branches: Sequence[Callable[[], None]]) -> None:
         """Capture branches that run side by side, as far as there are streams."""
