@@ -28,12 +28,12 @@ class Images(NamedTuple):
     """An image experiment: where its `Task` is, what is searched, and what a test tells."""
 
     task: str
-    searched: str
-    tested: str
+    goal: str
+    figures: str
 
     def verbs(self) -> dict[str, str]:
-        train, test = "an architecture trained from scratch", f"{self.tested} of a run"
-        return {"search": self.searched, "retrain": train, "evaluate": test}
+        train, test = "an architecture trained from scratch", f"{self.figures} of a run"
+        return {"search": self.goal, "retrain": train, "evaluate": test}
 
 
 CIFAR10, INPAINTING = "asng.experiments.cifar10.task:Cifar10", "asng.experiments.inpainting.task:Inpainting"

@@ -52,7 +52,7 @@ class Experiment(NamedTuple):
     retrain: Any
     small_retrain: Any
     label: str
-    tested: str
+    metric: str
 
 
 EXPERIMENTS = [
@@ -66,7 +66,7 @@ EXPERIMENTS = [
         retrain=cifar10.Cifar10RetrainSettings(),
         small_retrain=cifar10.SMALL_RETRAIN,
         label="",
-        tested="test_accuracy",
+        metric="test_accuracy",
     ),
     Experiment(
         name="inpainting",
@@ -78,7 +78,7 @@ EXPERIMENTS = [
         retrain=inpainting.InpaintingRetrainSettings(mask="center"),
         small_retrain=replace(inpainting.SMALL_RETRAIN, mask="pixel"),
         label="cat-center-",
-        tested="test_psnr",
+        metric="test_psnr",
     ),
 ]
 
@@ -144,7 +144,7 @@ def test_small_changes_defaults_and_flags_still_count(experiment, request_of):
 
 def test_without_tests_nothing_is_tested(experiment, tmp_path):
     search(experiment, tmp_path, "--no-test")
-    assert experiment.tested not in records_of(tmp_path)[0]
+    assert experiment.metric not in records_of(tmp_path)[0]
 
 
 def test_sng_is_searched_with_by_the_same_command(experiment, tmp_path):
