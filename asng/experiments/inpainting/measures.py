@@ -120,7 +120,7 @@ def restore(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Te
     return corrupted, restored
 
 
-def evaluate(
+def score_restoration(
     model: nn.Module, images: Tensor, masks: Tensor, batch: int = 100, progress: Progress = no_progress
 ) -> Scores:
     """How well a model restores images, uint8 (n, 3, height, width), on its device, from behind masks (n, 1, ...)."""

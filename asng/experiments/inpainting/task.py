@@ -241,7 +241,7 @@ class Inpainting(Task):
 
     def measure(self, model: nn.Module, settings: Any = None, progress: Progress = no_progress) -> dict[str, Any]:
         faces, masks = masked_faces(self.test, settings.mask or DEFAULT_MASK, NUM_TEST_FACES)
-        report = measures.evaluate(model, faces.images, masks).report()
+        report = measures.score_restoration(model, faces.images, masks).report()
         return {"test_psnr": report["psnr"], "test_ssim": report["ssim"]}
 
     def summarize(self, settings: Any, values: Values, model: nn.Module | None = None) -> dict[str, Any]:
@@ -252,7 +252,7 @@ class Inpainting(Task):
         self, model: nn.Module, config: Mapping[str, Any], folder: Path, settings: Any, progress: Progress
     ) -> dict[str, Any]:
         faces, masks = masked_faces(self.test, config["mask"] or DEFAULT_MASK)
-        scores = measures.evaluate(model, faces.images, masks, progress=progress)
+        scores = measures.score_restoration(model, faces.images, masks, progress=progress)
         grid, shown = picture(model, faces.images, masks, scores)
         name = f"restored{settings.ending}.png"
         with atomic_write(folder / name) as file:

@@ -10,7 +10,7 @@ from torch import nn
 
 from asng.experiments.inpainting import pictures
 from asng.experiments.inpainting.data import fixed_masks
-from asng.experiments.inpainting.measures import Scores, evaluate
+from asng.experiments.inpainting.measures import Scores, score_restoration
 from asng.experiments.inpainting.pictures import choose_images, picture
 
 
@@ -36,7 +36,7 @@ class Brighter(nn.Module):
 def test_every_image_stands_in_its_place_pixel_by_pixel(tmp_path, size, scale):
     images = torch.randint(256, (9, 3, size, size), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     masks = fixed_masks("center", 9, (size, size), seed=0)
-    scores = evaluate(Brighter(), images, masks)
+    scores = score_restoration(Brighter(), images, masks)
     image, groups = picture(Brighter(), images, masks, scores, each=2)
     assert groups == choose_images(scores.psnr, 2)
     image.save(tmp_path / "grid.png")

@@ -110,7 +110,7 @@ def test_evaluating_leaves_all_numbers_and_a_picture(faces, whole):
     report = evaluate(Inpainting(faces[1], faces[1]), folder, read_config(folder))
     model = new_autoencoder(VALUES, (16, 16))
     model.load_state_dict(checkpoints.load(folder / CHECKPOINT)["job"]["model"])
-    scores = measures.evaluate(model, faces[1].images, fixed_masks("half", 4, (16, 16), MASK_SEED))
+    scores = measures.score_restoration(model, faces[1].images, fixed_masks("half", 4, (16, 16), MASK_SEED))
     assert report["psnr"] == pytest.approx(float(scores.psnr.mean()))
     assert report["ssim"] == pytest.approx(float(scores.ssim.mean()))
     assert summary["last"]["test_psnr"] == pytest.approx(report["psnr"])

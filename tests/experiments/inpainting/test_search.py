@@ -153,7 +153,7 @@ def test_the_most_likely_architecture_is_tested_with_fixed_masks(faces):
     job = make_job(settings_with(mask="half", seed=3), faces)
     record = job.finish_epoch(Epoch())
     model = nas.extract(job.model, job.arch_optimizer.mode())
-    scores = measures.evaluate(model, faces[1].images, fixed_masks("half", 5, (16, 16), MASK_SEED))
+    scores = measures.score_restoration(model, faces[1].images, fixed_masks("half", 5, (16, 16), MASK_SEED))
     assert record["test_psnr"] == pytest.approx(float(scores.psnr.mean()))
     assert record["test_ssim"] == pytest.approx(float(scores.ssim.mean()))
     assert "test_psnr" not in make_job(settings_with(test=False), faces).finish_epoch(Epoch())
