@@ -44,7 +44,7 @@ class StaticBuild:
         may_untie = elastic or user_modules(supernet, "build_static")  # by slices or copies of weights
         self._ties = Ties(supernet.paths if may_untie else {})
         self._views, self._copies = (Build(copies, self._ties.slice, self._original) for copies in (False, True))
-        with supernet.selecting(values), preserve_rng(supernet), torch.no_grad():
+        with supernet.select_temporarily(values), preserve_rng(supernet), torch.no_grad():
             with forbid_changes(supernet, "build_static"):
                 self.network = self._static(supernet.model)
             self._ties.check(self.network.named_modules())
@@ -67,7 +67,7 @@ class StaticBuild:
             memo[id(module)] = type(module).__new__(type(module))
         for module in kept:
             _copy_tensors(module, memo, share_weights)
-        with self.supernet.selecting(self._values):
+        with self.supernet.select_temporarily(self._values):
             memo = self._substitute(memo, set(kept))
         for module in ordinary:
             attributes = memo[id(module)].__dict__

@@ -108,7 +108,7 @@ class Supernet:
                 decision.choose(value)
 
     @contextmanager
-    def selecting(self, values: Values) -> Iterator[None]:
+    def select_temporarily(self, values: Values) -> Iterator[None]:
         """Select values; restore the selection on exit.
 
         Args:
@@ -149,7 +149,7 @@ class Supernet:
         # The first walk shows whether a method of the user's changes the model; each walk would be slow.
         check = nullcontext() if self._walked else forbid_changes(self, "active_modules")
         self._walked = True
-        with self.selecting(values), check:
+        with self.select_temporarily(values), check:
             modules = self.active_modules(self.searchable.__contains__)
             return {module.name for module in modules if isinstance(module, Decision)}
 
@@ -270,7 +270,7 @@ class Supernet:
         True
         """
         read, sizes = set[Any]([self.model]), list[Any]()  # what is read in other ways than as a size, and the sizes
-        with self.selecting(values):
+        with self.select_temporarily(values):
             for module in self.active_modules(self.searchable.__contains__):
                 parts: list[Any] = []
                 if isinstance(module, ElasticLayer):

@@ -219,7 +219,7 @@ def test_selected_values_come_back_after_an_error(net):
     values = draw(net, 8)
     supernet = Supernet(net)
     supernet.select(values)
-    with pytest.raises(KeyError), supernet.selecting(draw(net, 9)):
+    with pytest.raises(KeyError), supernet.select_temporarily(draw(net, 9)):
         raise KeyError
     assert net.scale.value == values["scale"]
 

@@ -68,7 +68,7 @@ def load_cifar10(
     if where.is_file():
         raise ValueError(f"{where} is a file; name the folder of CIFAR-10 instead, or the one above it")
     folder = _folder(where)
-    if len(missing := _missing(folder)) == len(RELEASE.files):
+    if len(missing := _missing_files(folder)) == len(RELEASE.files):
         _download(folder, progress)
     elif missing:
         raise ValueError(f"{folder} lacks {', '.join(missing)}; {_again(folder)}")
@@ -78,7 +78,7 @@ def load_cifar10(
 
 def has_cifar10(given: Path | None) -> bool:
     """Whether any of the files is there, so that nothing would be downloaded."""
-    return len(_missing(_folder(data_folder(given)))) < len(RELEASE.files)
+    return len(_missing_files(_folder(data_folder(given)))) < len(RELEASE.files)
 
 
 def make_noise(device: torch.device | str) -> tuple[ImageSet, ImageSet]:
@@ -97,7 +97,7 @@ def _folder(where: Path) -> Path:
     return where if itself else where / FOLDER
 
 
-def _missing(folder: Path) -> list[str]:
+def _missing_files(folder: Path) -> list[str]:
     return [name for name in RELEASE.files if not (folder / name).exists()]
 
 
@@ -139,7 +139,7 @@ def _download(folder: Path, progress: Progress) -> None:
             try:
                 os.replace(Path(aside, FOLDER), folder)
             except OSError:
-                if _missing(folder):  # otherwise another process was faster, and all is well
+                if _missing_files(folder):  # otherwise another process was faster, and all is well
                     raise
     except (OSError, ValueError, EOFError, tarfile.TarError, zlib.error) as error:
         why = (str(error) or type(error).__name__).splitlines()[0]
@@ -174,7 +174,7 @@ def _unpack(archive: Path, folder: Path) -> None:
             content = members.extractfile(member) if name in RELEASE.files and member.isfile() else None
             if content is not None and member.size == RELEASE.images * RECORD:
                 (folder / name).write_bytes(content.read())
-    if missing := _missing(folder):
+    if missing := _missing_files(folder):
         raise ValueError(f"the archive lacks {', '.join(missing)}")
 
 

@@ -165,7 +165,7 @@ class Iteration:
         """Run the passes of the plain path; returns the gradients by the ids of parameters."""
         parameters = [p for flat in self.update.groups for p in flat.parameters if p.requires_grad]
         model = self._supernet.model
-        with self._supernet.selecting(values), self._autocast():
+        with self._supernet.select_temporarily(values), self._autocast():
             outcome = to_outcome(self._functions["train"](model, self._batches["train"].batch))
             found = torch.autograd.grad(outcome.loss / self._n, parameters, allow_unused=True)
             with torch.no_grad():

@@ -223,7 +223,7 @@ def test_another_process_may_be_faster(tmp_path, contents, monkeypatch):
 @pytest.mark.long
 @pytest.mark.skipif("ASNG_DATA" not in os.environ, reason="needs CIFAR-10 in the folder ASNG_DATA")
 def test_the_official_files_have_the_published_checksums():
-    if data._missing(data._folder(Path(os.environ["ASNG_DATA"]))):
+    if data._missing_files(data._folder(Path(os.environ["ASNG_DATA"]))):
         pytest.skip("CIFAR-10 is not in the folder ASNG_DATA")
     train, test = load_cifar10(None, "cpu")
     assert torch.bincount(train.labels).tolist() == [5000] * 10
