@@ -32,7 +32,8 @@ def run_parallel(
     """
     others = set(active_children())
     workers = max(1, min(workers, len(tasks)))
-    executor = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_with_parent)
+    with _starting_workers():  # its semaphores start the process of Python's that tracks them
+        executor = ProcessPoolExecutor(workers, get_context("spawn"), initializer=_end_with_parent)
     try:
         with _starting_workers():
             futures = {executor.submit(function, task): task for task in tasks}

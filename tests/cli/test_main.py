@@ -361,7 +361,8 @@ def test_digits_ends_in_its_result_beside_the_baselines(tmp_path):
     assert (done.code, done.err) == (0, "")
     summary = json.loads((tmp_path / "summary.json").read_text())
     values = ", ".join(f"{name}={value}" for name, value in summary["rows"][0]["values"].items())
-    assert re.search(rf"^Found with seed 0, probability [\d.e-]+: {re.escape(values)}$", done.out, re.MULTILINE)
+    chosen = r"the best of the 20 likeliest by validation loss \(nas\.rerank\), probability [\d.e-]+"
+    assert re.search(rf"^Found with seed 0, {chosen}: {re.escape(values)}$", done.out, re.MULTILINE)
     kinds = ("found", "random_best", "random_first", "handcrafted")
     assert re.findall(r"(\d+\.\d\d) %", done.out) == [
         f"{100 * summary['accuracy'][kind]['mean']:.2f}" for kind in kinds
