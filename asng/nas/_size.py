@@ -13,21 +13,38 @@ MAX_COMBINATIONS = 10**6
 MAX_SIZE = 2**31 - 1
 
 
-def _operator(symbol: str, *, is_reflected: bool = False) -> Callable[[Any, Any], "Size"]:
-    """The method of an operator; reflected, it has its operands the other way round."""
-    if is_reflected:
-        return lambda self, other: _combine(symbol, other, self)
-    return lambda self, other: _combine(symbol, self, other)
-
-
 class Arithmetic:
     """Sums, differences, products and quotients of decisions, sizes and numbers, which are sizes."""
 
-    __add__ = __radd__ = _operator("+")
-    __sub__, __rsub__ = _operator("-"), _operator("-", is_reflected=True)
-    __mul__ = __rmul__ = _operator("*")
-    __floordiv__, __rfloordiv__ = _operator("//"), _operator("//", is_reflected=True)
-    __truediv__, __rtruediv__ = _operator("/"), _operator("/", is_reflected=True)
+    def __add__(self, other: Any) -> "Size":
+        return _combine("+", self, other)
+
+    def __sub__(self, other: Any) -> "Size":
+        return _combine("-", self, other)
+
+    def __mul__(self, other: Any) -> "Size":
+        return _combine("*", self, other)
+
+    def __floordiv__(self, other: Any) -> "Size":
+        return _combine("//", self, other)
+
+    def __truediv__(self, other: Any) -> "Size":
+        return _combine("/", self, other)
+
+    def __radd__(self, other: Any) -> "Size":
+        return _combine("+", self, other)
+
+    def __rsub__(self, other: Any) -> "Size":
+        return _combine("-", other, self)
+
+    def __rmul__(self, other: Any) -> "Size":
+        return _combine("*", self, other)
+
+    def __rfloordiv__(self, other: Any) -> "Size":
+        return _combine("//", other, self)
+
+    def __rtruediv__(self, other: Any) -> "Size":
+        return _combine("/", other, self)
 
     def __mod__(self, other: Any) -> Any:  # as torch's convolutions compute
         raise ValueError(

@@ -116,6 +116,9 @@ class FactorizedReduce(nn.Module):
     column further.
     """
 
+    conv: nn.Conv2d
+    norm: nn.BatchNorm2d
+
     def __init__(self, inputs: int, outputs: int, affine: bool) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2 * inputs, outputs, 1, groups=2, bias=False)
@@ -228,6 +231,15 @@ class Cell(nn.Module):
     The buffer `drop_path` is the probability to drop a path in training. An input that no node looks at may be None.
     """
 
+    entries: nn.ModuleList
+    operations: nn.ModuleList
+    join: nn.Conv2d
+    norm: nn.Module
+    paths: list[list[tuple[int, int]]]
+    inputs: list[int]
+    ends: list[int]
+    sum: PathSum
+    concat: Concat
     drop_path: Tensor
 
     def __init__(
@@ -253,6 +265,8 @@ class Cell(nn.Module):
 
 class CellDecisions(nn.Module):
     """The decisions of one kind of cell, which all cells of the kind hold in common."""
+
+    slots: nn.ModuleList
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -282,6 +296,13 @@ class SharedCell(nas.Searchable):
     `before` and `previous` are the channels of the inputs; `reduced`: the first is twice as high and
     wide as the second. `reduces`: the paths from both inputs have a stride of 2.
     """
+
+    inputs: tuple[int, int]
+    entries: nn.ModuleList
+    operations: nn.ModuleDict
+    join: nn.Conv2d
+    norm: nn.BatchNorm2d
+    concat: Concat
 
     def __init__(
         self,
@@ -377,6 +398,12 @@ class Net(nn.Module):
     >>> net(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 10])
     """
+
+    stem: nn.Sequential
+    cells: nn.ModuleList
+    reduction_indices: tuple[int, int]
+    auxiliary: nn.Sequential | None
+    classifier: nn.Linear
 
     def __init__(self, channels: int = 16, cells: int = 8, *, affine: bool = False, auxiliary: bool = False) -> None:
         super().__init__()
