@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from asng._ragged import Array
+from asng._ragged import MAX_REPEATED, Array
 from asng.families import Choices, Family
 from asng.space import Variable, check_space, describe
 
@@ -37,16 +37,17 @@ class Space:
             bounds.append((low, low + len(values) - 1, len(table) - low))
             table.extend(values)
         self._table = np.fromiter(table, dtype=object, count=len(table))  # leaves arrays and tensors as they are
-        self._bounds = np.array(bounds, dtype=float).T[
-            :, None
-        ]  # lowest, highest, and where in the table its row begins
+        # Lowest, highest, and where in the table its row begins; as often as there were draws last, if these were few.
+        self._bounds = np.array(bounds, dtype=float).T[:, None]
         self._choices_only = all(isinstance(marginal, Choices) for marginal in self.marginals)
 
     def decode(self, x: Array) -> list[dict[str, Any]]:
         """Raw draws (n, variables) to n dicts of plain values, in the order of the space."""
         bounds = self._bounds
         if bounds.shape[1] != len(x):  # NumPy takes longer to broadcast a small array than to compute with it
-            bounds = self._bounds = bounds[:, :1].repeat(len(x), axis=1)
+            bounds = bounds[:, :1]
+            if x.size <= MAX_REPEATED:
+                bounds = self._bounds = bounds.repeat(len(x), axis=1)
         index = x if self._choices_only else np.rint(np.minimum(np.maximum(x, bounds[0]), bounds[1]))  # half to even
         places = (index + bounds[2]).astype(np.intp)
         rows = self._table[places].tolist()

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
+MAX_REPEATED = 2**14  # numbers of a repeated array that is kept
 MAX_DENSE_LENGTH = 32  # up to this length of all rows, matrix products are quicker than anything else
 
 
@@ -28,7 +29,7 @@ class Ragged:
         self.owner = np.repeat(np.arange(len(lengths)), lengths)  # per entry, its row
         self.last = (ends - 1)[self.owner]  # per entry, the last entry of its row
         self.position = (np.arange(ends[-1]) - self.starts[self.owner]).astype(float)  # per entry, where in its row
-        self._tiled = self.position  # as often as there were rows last: broadcasting would cost more than comparing
+        self._tiled = self.position  # as often as there were rows last: broadcasting few would cost more than comparing
         self._equal_lengths = bool((lengths == lengths[0]).all() and lengths[0] <= MAX_DENSE_LENGTH)
         self._ones = np.ones((lengths[0], lengths[0]) if self._equal_lengths else (1, 1))
         self._column = self._ones[:, 0].copy()
@@ -87,7 +88,9 @@ class Ragged:
         places = positions.take(self.owner, -1)
         position = self._tiled
         if position.shape != places.shape:
-            position = self._tiled = np.broadcast_to(self.position, places.shape).copy()
+            position = self.position
+            if places.size <= MAX_REPEATED:
+                position = self._tiled = np.broadcast_to(position, places.shape).copy()
         hits: NDArray[np.bool_] = places == position
         if np.count_nonzero(hits) != positions.size:
             raise ValueError(f"no such position in rows of lengths {self.lengths}: {positions}")

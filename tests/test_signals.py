@@ -180,6 +180,7 @@ def test_an_ignored_signal_stays_ignored(number):
     try:
         with sigterm_as_interrupt():
             signal.raise_signal(number)
+            assert signal.getsignal(number) is signal.SIG_IGN
     finally:
         signal.signal(number, before)
 

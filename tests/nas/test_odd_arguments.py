@@ -123,8 +123,11 @@ def test_a_loss_or_a_judge_of_other_arguments_is_refused_before_the_first_step(n
 
 
 def test_functions_of_more_arguments_with_defaults_and_of_c_are_taken():
-    step_with(loss_fn=lambda model, batch, scale=1.0: model(batch).mean(), judge=max)
-    step_with(loss_fn=lambda *both: both[0](both[1]).mean(), judge=functools.partial(pow, mod=None))
+    assert isinstance(step_with(judge=max), OneShot)
+    assert isinstance(step_with(judge=functools.partial(pow, mod=None)), OneShot)
+    for loss_fn in (lambda model, batch, scale=1.0: model(batch).mean(), lambda *both: both[0](both[1]).mean()):
+        step = step_with(loss_fn=loss_fn).step(torch.ones(2, 1), torch.ones(2, 1))
+        assert all(map(math.isfinite, step.train_losses))
 
 
 def test_a_callback_of_two_arguments_is_refused():
