@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from asng.fused._dispatch import SideStream
 from asng.nas._preserve import snapshot
 
 
@@ -42,6 +43,7 @@ class TrainStep:
         half = amp_dtype is torch.float16
         self._scaler = torch.amp.GradScaler(self._device.type, init_scale=2.0**16 if half else 1.0)
         self._scale = None if half else 1.0
+        self._clips_in_update = not half and all(group.get("fused") for group in optimizer.param_groups)
         self._captured: tuple[Any, tuple[Tensor, ...], Tensor] | None = None
         if self._device.type == "cuda" and not all(group["fused"] for group in optimizer.param_groups):
             raise ValueError(f"on a GPU {type(optimizer).__name__} must be fused to be captured; give fused=True")
@@ -57,12 +59,28 @@ class TrainStep:
             self._device.type, dtype=self._amp_dtype, enabled=self._amp_dtype is not None, cache_enabled=False
         ):
             loss = self._loss_fn(self.model, batch)
+        if self._clips_in_update:
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._clip_and_update()
+            return loss.detach()
         self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         self._scaler.unscale_(self.optimizer)
         nn.utils.clip_grad_norm_(self._parameters, self._max_grad_norm)
         self._scaler.step(self.optimizer)
         self._scaler.update(self._scale)
         return loss.detach()
+
+    def _clip_and_update(self) -> None:
+        """Clip and update in one pass over the weights: a fused optimizer divides gradients by its `grad_scale`.
+
+        Both attributes are how `torch.amp.GradScaler` speaks to fused optimizers.
+        """
+        optimizer: Any = self.optimizer
+        norm = nn.utils.get_total_norm(p.grad for p in self._parameters if p.grad is not None)
+        optimizer.grad_scale = torch.clamp((norm + 1e-6) / self._max_grad_norm, min=1.0).float()
+        optimizer.found_inf = (~norm.isfinite()).float()
+        optimizer.step()
+        del optimizer.grad_scale, optimizer.found_inf
 
     def _replay(self, batch: tuple[Tensor, ...]) -> Tensor:
         if self._captured is None:
@@ -85,7 +103,7 @@ class TrainStep:
                 self._step(inputs)
         cuda.current_stream().wait_stream(stream)
         graph = cuda.CUDAGraph()
-        with preserve_buffers_and_rng(self.model), cuda.graph(graph):
+        with preserve_buffers_and_rng(self.model), SideStream.allow(), cuda.graph(graph):
             loss = self._step(inputs)
         return graph, inputs, loss
 

@@ -1,15 +1,18 @@
 """Which tensors the kernels take."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from importlib.util import find_spec
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+ALIGN = 8  # elements: 16 bytes in half precision
 MAX_NUMEL = 2**31 - 2**20  # kernels count in 32 bits, blocks that reach beyond the end included
 
 
@@ -24,7 +27,7 @@ def can_launch(x: Tensor) -> bool:
 
 
 def is_supported(x: Tensor) -> bool:
-    """Whether kernels can run on a tensor: (n, c, h, w), channels last, on CUDA (or in Triton's interpreter).
+    """Whether kernels can run on a tensor: (n, c, h, w), channels last as in `row_of`, on CUDA or in the interpreter.
 
     They do not where torch's functions are to be seen: by torch.compile, torch.export and counters of FLOPs.
     """
@@ -35,8 +38,8 @@ def is_supported(x: Tensor) -> bool:
         and _get_current_dispatch_mode() is None
         and x.dim() == 4
         and x.dtype in DTYPES
-        and x.is_contiguous(memory_format=torch.channels_last)
         and 0 < x.numel() < MAX_NUMEL
+        and row_of(x) > 0
     )
 
 
@@ -45,14 +48,97 @@ def compute_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(x.device.type) if torch.is_autocast_enabled(x.device.type) else x.dtype
 
 
-def empty_channels_last(shape: tuple[int, int, int, int], like: Tensor) -> Tensor:
-    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+def align(channels: int) -> int:
+    """The elements of a pixel in memory, of what kernels write: rows begin at multiples of 16 bytes."""
+    return -(-channels // ALIGN) * ALIGN
+
+
+def row_of(x: Tensor) -> int:
+    """The elements of a pixel in memory: its channels, or an aligned row that begins with them; 0 for other layouts.
+
+    What a row has beyond the channels means nothing.
+    """
+    if x.is_contiguous(memory_format=torch.channels_last):
+        return x.shape[1]
+    n, channels, height, width = x.shape
+    row = align(channels)
+    elements = x.untyped_storage().nbytes() // x.element_size() - x.storage_offset()
+    is_row = x.stride() == (height * width * row, 1, width * row, row) and x.storage_offset() % ALIGN == 0
+    return row if is_row and elements >= n * height * width * row else 0
+
+
+def empty_rows(shape: tuple[int, ...], like: Tensor, row: int | None = None) -> Tensor:
+    """An empty (n, c, h, w), channels last, with rows of a length, or else aligned ones."""
+    n, channels, height, width = shape
+    row = align(channels) if row is None else row
+    rows = torch.empty(n, height, width, row, dtype=like.dtype, device=like.device)
+    return rows.permute(0, 3, 1, 2)[:, :channels]
+
+
+def widen(x: Tensor) -> Tensor:
+    """The whole rows, as channels."""
+    n, _, height, width = x.shape
+    row = row_of(x)
+    return x.as_strided((n, row, height, width), (height * width * row, 1, width * row, row))
+
+
+def to_rows(x: Tensor, row: int | None = None) -> Tensor:
+    """The tensor channels last, with rows of a length if one is given; a copy if it is not so."""
+    if row_of(x) and row in (None, row_of(x)):
+        return x
+    copied = empty_rows(tuple(x.shape), x, x.shape[1] if row is None else row)
+    widen(copied)[:, x.shape[1] :].zero_()
+    return copied.copy_(x)
 
 
 def device_of(x: Tensor) -> AbstractContextManager[None]:
     """The device that kernels on a tensor are launched on, for a with statement."""
     device: AbstractContextManager[None] = torch.cuda.device(x.device) if x.is_cuda else nullcontext()
     return device
+
+
+class SideStream:
+    """Runs kernels beside those of the current stream while a CUDA graph is captured, and elsewhere in order.
+
+    Only where `allow` says so: in the bodies of switches it measured slower.
+    """
+
+    _is_allowed: ClassVar[bool] = False  # in all threads: autograd has its own
+    _streams: ClassVar[dict[int, Any]] = {}
+
+    def __init__(self, x: Tensor) -> None:
+        cuda: Any = torch.cuda
+        self._outer: Any = None
+        if self._is_allowed and x.is_cuda and cuda.is_current_stream_capturing():
+            self._outer = cuda.current_stream()
+            key = self._outer.cuda_stream
+            if key not in self._streams:
+                self._streams[key] = cuda.Stream(x.device)
+            self._side = self._streams[key]
+
+    @classmethod
+    @contextmanager
+    def allow(cls) -> Iterator[None]:
+        cls._is_allowed = True
+        try:
+            yield
+        finally:
+            cls._is_allowed = False
+
+    @contextmanager
+    def fork(self) -> Iterator[None]:
+        """Launch on the side stream, after all that was launched on the other before."""
+        if self._outer is None:
+            yield
+            return
+        self._side.wait_stream(self._outer)
+        with torch.cuda.stream(self._side):
+            yield
+
+    def join(self) -> None:
+        """Let the current stream wait for the side stream; until then memory of neither may be freed."""
+        if self._outer is not None:
+            self._outer.wait_stream(self._side)
 
 
 @cache
@@ -62,10 +148,6 @@ def pipeline_stages(device: torch.device) -> int:
         getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 0) >= 227 * 1024
     )
     return 3 if is_large else 1
-
-
-def to_channels_last(gradient: Tensor) -> Tensor:
-    return gradient.contiguous(memory_format=torch.channels_last)
 
 
 def power_of_two(number: int) -> int:

@@ -1,68 +1,54 @@
-"""Maps side by side, rectified, and sums of maps, each image with a factor: one kernel each way."""
+"""Maps with several users, and sums of maps, each image with a factor: one kernel each way."""
 
 from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import device_of, empty_channels_last, is_supported, to_channels_last
+from asng.fused._dispatch import device_of, empty_rows, is_supported, row_of, to_rows
 
-MAX_MAPS = 5
+MAX_TERMS = 6  # of a sum
 BLOCK = 2048  # elements of a program
 
 
-class ConcatReLU(nn.Module):
-    """`torch.relu(torch.cat(maps, 1))`; kernels take up to five maps of the same shape.
+class FanOut(nn.Module):
+    """A tensor for several users, whose gradients are added up at once.
 
-    >>> maps = [torch.ones(2, 4, 8, 8), -torch.ones(2, 4, 8, 8)]
-    >>> ConcatReLU()(maps)[0, :, 0, 0]
-    tensor([1., 1., 1., 1., 0., 0., 0., 0.])
+    >>> x = torch.ones(2, 4, 8, 8, requires_grad=True)
+    >>> sum(FanOut()(x, 3)).sum().backward()
+    >>> x.grad[0, 0, 0, 0]
+    tensor(3.)
     """
 
-    def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        first = maps[0]
-        alike = all(x.dtype == first.dtype and x.shape == first.shape for x in maps)
-        if alike and len(maps) <= MAX_MAPS and all(map(is_supported, maps)):
-            return _ConcatReLU.apply(*maps)  # type: ignore[no-any-return, no-untyped-call]
-        return F.relu(torch.cat(list(maps), 1) if len(maps) > 1 else first)
+    def forward(self, x: Tensor, number: int) -> Sequence[Tensor]:
+        if number > 1 and x.requires_grad and torch.is_grad_enabled() and is_supported(x):
+            return _FanOut.apply(x, number)  # type: ignore[no-any-return, no-untyped-call]
+        return [x] * number
 
 
-class _ConcatReLU(torch.autograd.Function):
+class _FanOut(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, *maps: Tensor) -> Tensor:
-        from asng.fused import _maps_kernels as kernels
-
-        n, channels, height, width = maps[0].shape
-        y = empty_channels_last((n, len(maps) * channels, height, width), maps[0])
-        with device_of(y):
-            kernels.concat_relu[-(-maps[0].numel() // BLOCK), len(maps)](
-                *_pad(maps), y, maps[0].numel(), channels, len(maps), BLOCK, num_warps=8
-            )
-        ctx.save_for_backward(y)
-        ctx.shape, ctx.count = maps[0].shape, len(maps)
-        return y
+    def forward(ctx: Any, x: Tensor, number: int) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.shape, ctx.row = x.shape, row_of(x)
+        return tuple(x.detach() for _ in range(number))
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None]:
         from asng.fused import _maps_kernels as kernels
 
-        (y,), dy = ctx.saved_tensors, to_channels_last(gradient)
-        gradients = [empty_channels_last(ctx.shape, dy) for _ in range(ctx.count)]
-        numbers = gradients[0].numel()
-        with device_of(y):
-            kernels.concat_relu_backward[-(-numbers // BLOCK), ctx.count](
-                dy, y, *_pad(gradients), numbers, ctx.shape[1], ctx.count, BLOCK, num_warps=8
-            )
-        return tuple(gradients)
-
-
-def _pad(maps: Sequence[Tensor]) -> list[Tensor]:
-    """As many arguments as the kernels have."""
-    return [*maps, *[maps[0]] * (MAX_MAPS - len(maps))]
+        terms = [to_rows(gradient, ctx.row) for gradient in gradients if gradient is not None]
+        while len(terms) > 1:
+            some, terms = terms[:MAX_TERMS], terms[MAX_TERMS:]
+            total, numbers = empty_rows(ctx.shape, some[0], ctx.row), ctx.row * (some[0].numel() // ctx.shape[1])
+            padded = [*some, *some[:1] * (MAX_TERMS - len(some))]
+            with device_of(total):
+                kernels.add_up[(-(-numbers // BLOCK),)](*padded, total, numbers, len(some), BLOCK, num_warps=8)
+            terms = [total, *terms]
+        return (terms[0] if terms else None), None
 
 
 class ScaledSum(nn.Module):
@@ -85,11 +71,13 @@ class _ScaledSum(torch.autograd.Function):
     def forward(ctx: Any, a: Tensor, b: Tensor, scale_a: Tensor | None, scale_b: Tensor | None) -> Tensor:
         from asng.fused import _maps_kernels as kernels
 
-        y = torch.empty_like(a)
-        numbers = a[0].numel()
+        row = row_of(a)
+        y, numbers = empty_rows(a.shape, a, row), row * a[0, 0].numel()
         with device_of(a):
             kernels.scaled_sum[-(-numbers // BLOCK), len(a)](
-                *(a, b, scale_a, scale_b, y, numbers, BLOCK), HAS_A=scale_a is not None, HAS_B=scale_b is not None
+                *(a, to_rows(b, row), scale_a, scale_b, y, numbers, BLOCK),
+                HAS_A=scale_a is not None,
+                HAS_B=scale_b is not None,
             )
         ctx.save_for_backward(scale_a, scale_b)
         return y
@@ -99,11 +87,11 @@ class _ScaledSum(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         from asng.fused import _maps_kernels as kernels
 
-        dy = to_channels_last(gradient)
-        scale_a, scale_b = ctx.saved_tensors
-        da, db = (dy if scale is None else torch.empty_like(dy) for scale in (scale_a, scale_b))
+        dy, (scale_a, scale_b) = to_rows(gradient), ctx.saved_tensors
+        row = row_of(dy)
+        da, db = (dy if scale is None else empty_rows(dy.shape, dy, row) for scale in (scale_a, scale_b))
         if scale_a is not None or scale_b is not None:
-            numbers = dy[0].numel()
+            numbers = row * dy[0, 0].numel()
             with device_of(dy):
                 kernels.scaled_sum_backward[-(-numbers // BLOCK), len(dy)](
                     *(dy, scale_a, scale_b, da, db, numbers, BLOCK),

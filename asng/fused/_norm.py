@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import device_of, is_supported, power_of_two, to_channels_last
+from asng.fused._dispatch import device_of, is_supported, power_of_two, to_rows
 
 MAX_CHANNELS = 32  # of a program
 MAX_SUMS = 4096  # that every program adds up: channels times chunks
@@ -98,6 +98,7 @@ class _BatchNorm(torch.autograd.Function):
         from asng.fused import _norm_kernels as kernels
 
         split, channels = Split.of(x.numel() // x.shape[1], x.shape[1]), x.shape[1]
+        x, add = to_rows(x, channels), None if add is None else to_rows(add, channels)
         partial = torch.empty(split.chunks, 2, channels, device=x.device)
         saved = torch.empty(2, channels, device=x.device)
         y = torch.empty_like(x)
@@ -126,7 +127,7 @@ class _BatchNorm(torch.autograd.Function):
 
         x, y, saved, weight = ctx.saved_tensors
         split, channels = ctx.split, x.shape[1]
-        dy = to_channels_last(gradient)
+        dy = to_rows(gradient, channels)
         partial = torch.empty(split.chunks, 2, channels, device=x.device)
         dx = torch.empty_like(x)
         dadd = torch.empty_like(x) if ctx.add and ctx.relu else dy if ctx.add else None
@@ -136,6 +137,7 @@ class _BatchNorm(torch.autograd.Function):
             kernels.batch_norm_gradient_sums[grid](
                 *(dy, x, y, saved, partial),
                 *rows[:2],
+                channels,
                 channels,
                 channels,
                 *blocks[:3],

@@ -2,8 +2,8 @@
 
 The rows are split into `chunks` chunks of `chunk` rows. Sums over all rows are taken in two steps: a kernel writes
 those of each chunk, and every program of the next one adds them up for its channels, always in the same order. A row
-of the input may have more elements than there are channels (`STRIDE`), and so may one of the output (`Y_STRIDE`);
-those of all others have as many.
+of the input may have more elements than there are channels (`STRIDE`), and so may one of the output (`Y_STRIDE`) and
+of its gradient (`DY_STRIDE`); those of all others have as many.
 """
 
 import triton
@@ -165,6 +165,7 @@ def batch_norm_gradient_sums(
     chunk,
     C: tl.constexpr,
     STRIDE: tl.constexpr,
+    DY_STRIDE: tl.constexpr,
     TILES: tl.constexpr,
     ROWS: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -178,7 +179,7 @@ def batch_norm_gradient_sums(
     sums = tl.zeros([ROWS, CHANNELS], tl.float32)
     products = tl.zeros([ROWS, CHANNELS], tl.float32)
     for tile in range(TILES):
-        offsets, mask = _tile(start + tile * ROWS, stop, c, C, ROWS)
+        offsets, mask = _tile(start + tile * ROWS, stop, c, DY_STRIDE, ROWS)
         gradient = tl.load(dy + offsets, mask, other=0.0).to(tl.float32)
         if RELU:
             gradient = tl.where(tl.load(y + offsets, mask, other=0.0) > 0, gradient, 0.0)

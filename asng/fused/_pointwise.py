@@ -1,5 +1,6 @@
 """1x1 convolutions with a batch norm: the layer, and which ones the kernels take."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from asng.fused._norm import BatchNorm2d, uses_batch_statistics
 
 NORMS = {nn.BatchNorm2d, BatchNorm2d}
 MAX_CHANNELS = 256
+MAX_MAPS = 5
 
 
 class PointwiseConv2d(nn.Sequential):
@@ -39,16 +41,46 @@ class PointwiseConv2d(nn.Sequential):
 def conv_norm(x: Tensor, weight: Tensor, norm: nn.BatchNorm2d) -> Tensor:
     """A 1x1 convolution and a batch norm, by the kernels if these can."""
     dtype = compute_dtype(x)
-    if not _fits(x, weight, norm, dtype):
+    if not _fits([x], weight, norm, dtype) or x.shape[1] != weight.shape[1]:
         return norm(F.conv2d(x, weight))  # type: ignore[no-any-return]
-    from asng.fused._pointwise_function import PointwiseFunction
+    return _run(norm, weight, dtype, [x])
+
+
+def join_maps(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d) -> Tensor:
+    """`norm(conv2d(relu(cat(maps, 1)), weight))`; the kernels take up to five maps of the same shape."""
+    dtype, inputs = compute_dtype(maps[0]), sum(x.shape[1] for x in maps)
+    alike = all(x.dtype == maps[0].dtype and x.shape == maps[0].shape for x in maps)
+    if not (alike and len(maps) <= MAX_MAPS and inputs == weight.shape[1] and _fits(maps, weight, norm, dtype)):
+        return norm(F.conv2d(F.relu(torch.cat(list(maps), 1)), weight))  # type: ignore[no-any-return]
+    return _run(norm, weight, dtype, maps, relu=True)
+
+
+def reduce_diagonally(x: Tensor, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> Tensor:
+    """Of each 2x2 pixels the first and the last, the channels of both as groups of a 1x1 convolution, normalized."""
+    dtype, weight = compute_dtype(x), conv.weight
+    is_even = x.dim() == 4 and x.shape[2] % 2 == x.shape[3] % 2 == 0
+    if not (is_even and x.shape[1] == weight.shape[1] and _fits([x], weight, norm, dtype) and x.shape[2] > 2):
+        return norm(conv(torch.cat([x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]], 1)))  # type: ignore[no-any-return]
+    return _run(norm, weight, dtype, [x], diagonal=True)
+
+
+def _run(
+    norm: nn.BatchNorm2d,
+    weight: Tensor,
+    dtype: torch.dtype,
+    maps: Sequence[Tensor],
+    *,
+    relu: bool = False,
+    diagonal: bool = False,
+) -> Tensor:
+    from asng.fused._pointwise_function import PointwiseFunction, Reading
 
     if norm.num_batches_tracked is not None and norm.track_running_stats:
         norm.num_batches_tracked.add_(1)
     tensors = (weight, norm.weight, norm.bias, norm.running_mean, norm.running_var)
-    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, *tensors))
+    save = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (*maps, *tensors))
     return PointwiseFunction.apply(  # type: ignore[no-any-return, no-untyped-call]
-        x, *tensors, norm.momentum, norm.eps, dtype, save
+        *tensors, norm.momentum, norm.eps, dtype, save, Reading(relu, diagonal), *maps
     )
 
 
@@ -64,10 +96,10 @@ def is_pointwise(layers: Any) -> bool:
     )
 
 
-def _fits(x: Tensor, weight: Tensor, norm: nn.BatchNorm2d, dtype: torch.dtype) -> bool:
+def _fits(maps: Sequence[Tensor], weight: Tensor, norm: nn.BatchNorm2d, dtype: torch.dtype) -> bool:
+    x = maps[0]
     return (
-        is_supported(x)
-        and x.shape[1] == weight.shape[1]
+        all(map(is_supported, maps))
         and weight.shape[0] <= MAX_CHANNELS
         and uses_batch_statistics(norm)
         and not (norm._forward_hooks or norm._forward_pre_hooks)

@@ -1,5 +1,6 @@
-"""1x1 convolutions with the batch norm after them: three kernels forward, three backward. Needs Triton."""
+"""1x1 convolutions of one or more maps, with the batch norm after them: three kernels each way. Needs Triton."""
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -7,30 +8,40 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from asng.fused import _norm_kernels, _pointwise_kernels
-from asng.fused._dispatch import device_of, pipeline_stages, power_of_two, to_channels_last
+from asng.fused._dispatch import (
+    SideStream,
+    align,
+    device_of,
+    empty_rows,
+    pipeline_stages,
+    power_of_two,
+    row_of,
+    to_rows,
+)
 from asng.fused._norm import MAX_CHANNELS, Split
 
 MAX_MOMENTS = 4096  # channels times chunks that every program adds up; more are merged by a kernel before
 MAX_SUMS = 2048  # likewise, of gradients, of which every program adds up all channels
-MAX_MERGES = 64  # chunks that become one in it
-ALIGN = 8  # elements of a channels' row in between, so that 16 bytes are loaded at once
+MAX_MAPS = 5  # that the kernels read side by side
+MAX_MERGES = 256  # chunks that become one in it
 MAX_BLOCK = 64  # channels that are multiplied at once
 MAX_PIXELS = 128  # of a tile
 MIN_PROGRAMS = 120
 WEIGHT_PROGRAMS = 264  # that sum up gradients of weights: each writes a matrix
-GRADIENT_PIXELS = {128: 32}  # of a tile of it, by the channels, where 64 are slower
-MAX_TILE = 4096  # elements of a tile of float32
+INPUT_PIXELS = 64  # of a tile of gradients of inputs
 WARPS = 4
 
 
 class Sizes(NamedTuple):
     """The sizes of a 1x1 convolution; rows are the numbers of elements of a pixel in memory."""
 
-    pixels: int
-    inputs: int
+    pixels: int  # of the result
+    maps: int
+    inputs: int  # channels of each map
     input_row: int
     channels: int
     row: int
+    width: int  # of the result, where pixels are taken diagonally
 
     @property
     def block_channels(self) -> int:
@@ -40,6 +51,21 @@ class Sizes(NamedTuple):
     @property
     def block_inputs(self) -> int:
         return min(max(power_of_two(self.inputs), 16), MAX_BLOCK)
+
+    @classmethod
+    def of_rows(cls, pixels: int, channels: int, row: int) -> "Sizes":
+        """Of a convolution that keeps the number of channels, of one map."""
+        return cls(pixels, 1, channels, row, channels, row, 1)
+
+
+class Reading(NamedTuple):
+    """How the maps are read."""
+
+    relu: bool = False  # rectified
+    diagonal: bool = False  # of 2x2 pixels the first and the last one, each by its group of the convolution
+
+
+READ = Reading()
 
 
 class Norm(NamedTuple):
@@ -85,56 +111,70 @@ def _precision() -> str:
     return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
 
 
-def align(channels: int) -> int:
-    """The elements of a pixel in memory."""
-    return -(-channels // ALIGN) * ALIGN
-
-
 class PointwiseFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, pointwise: Tensor, *arguments: Any) -> Tensor:
-        *values, dtype, save = arguments
-        norm, channels, inputs = Norm(*values), len(pointwise), x.shape[1]
-        size = Sizes(x.numel() // inputs, inputs, inputs, channels, align(channels))
-        like: Any = {"dtype": dtype, "device": x.device}
-        y = torch.empty((len(x), channels, *x.shape[2:]), memory_format=torch.channels_last, **like)
-        with device_of(x):
-            z, moments = multiply(x, pointwise, size, dtype)
-            saved = torch.empty(2, channels, device=x.device)
+    def forward(ctx: Any, pointwise: Tensor, *arguments: Any) -> Tensor:
+        *values, dtype, save, reading, first = arguments[: len(Norm._fields) + 4]
+        maps, norm = (first, *arguments[len(Norm._fields) + 4 :]), Norm(*values)
+        channels, (images, inputs, height, width) = len(pointwise), first.shape
+        number = len(maps)
+        if reading.diagonal:
+            number, height, width = 2, height // 2, width // 2
+        row = row_of(first)
+        maps = tuple(to_rows(x, row) for x in maps)
+        size = Sizes(images * height * width, number, inputs, row, channels, align(channels), width)
+        y = empty_rows((images, channels, height, width), first.new_empty(0, dtype=dtype))
+        with device_of(first):
+            z, moments = multiply(maps, pointwise, size, dtype, reading)
+            saved = torch.empty(2, channels, device=first.device)
             normalize(z, y, norm, saved, size, moments, rectifies=False)
         if norm.running_mean is not None and norm.running_var is not None:
             torch.autograd.graph.increment_version([norm.running_mean, norm.running_var])
         if save:
-            ctx.save_for_backward(x, z, saved, pointwise, norm.weight)
-        ctx.size = size
+            ctx.save_for_backward(z, saved, pointwise, norm.weight, *maps)
+        ctx.size, ctx.reading = size, reading
         return y
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        x, z, saved, pointwise, weight = ctx.saved_tensors
-        size, dy = ctx.size, to_channels_last(gradient)
-        dx = torch.empty_like(x)
-        with device_of(x):
-            sums = sum_gradients(dy, z, saved, size).merge(moments=False)
-            dweight, dbias, partial = multiply_backward(
-                dy, size.channels, z, saved, sums, weight, x, pointwise, dx, size
-            )
-            dpointwise = torch.empty_like(pointwise)
-            reduce([partial], [dpointwise])
-        return dx, dpointwise, dweight, dbias, *[None] * 6
+        z, saved, pointwise, weight, *maps = ctx.saved_tensors
+        size, dy = ctx.size, to_rows(gradient)
+        gradients = [empty_rows(x.shape, x, size.input_row) for x in maps]
+        if ctx.reading.diagonal:  # most pixels have none
+            gradients[0].zero_()
+        dpointwise, side = torch.empty_like(pointwise), SideStream(dy)
+        with device_of(dy):
+            sums = sum_gradients(dy, row_of(dy), z, saved, size).merge(moments=False)
+            through = Backward(dy, row_of(dy), z, saved, sums, weight, pointwise, maps, size, ctx.reading)
+            with side.fork():
+                reduce([through.weight_gradient()], [dpointwise])
+            dweight, dbias = through.input_gradients(gradients)
+            side.join()
+        return dpointwise, dweight, dbias, *[None] * 7, *gradients
 
 
-def multiply(d: Tensor, pointwise: Tensor, size: Sizes, dtype: torch.dtype) -> tuple[Tensor, Moments]:
-    """A 1x1 convolution: its results, one pixel a row, and their moments."""
-    z = torch.empty(size.pixels, size.row, dtype=dtype, device=d.device)
+def _list_maps(maps: Sequence[Tensor]) -> list[Tensor]:
+    """As many arguments as the kernels have."""
+    return [*maps, *[maps[0]] * (MAX_MAPS - len(maps))]
+
+
+def multiply(
+    maps: Sequence[Tensor], pointwise: Tensor, size: Sizes, dtype: torch.dtype, reading: Reading = READ
+) -> tuple[Tensor, Moments]:
+    """A 1x1 convolution of maps side by side: its results, one pixel a row, and their moments."""
+    device = pointwise.device
+    z = torch.empty(size.pixels, size.row, dtype=dtype, device=device)
     outputs = min(size.block_channels, MAX_BLOCK)
     groups = -(-size.channels // outputs)
     block = min(max(power_of_two(size.pixels * groups // MIN_PROGRAMS + 1) // 2, 16), MAX_PIXELS)
     programs = -(-size.pixels // block)
-    partial = torch.empty(programs, 2, size.channels, device=d.device)
+    partial = torch.empty(programs, 2, size.channels, device=device)
     _pointwise_kernels.pointwise_forward[programs, groups](
-        *(d, pointwise, z, partial, *size, block, size.block_inputs, outputs), PRECISION=_precision(), num_warps=WARPS
+        *(*_list_maps(maps), pointwise, z, partial, *size, block, size.block_inputs, outputs, *reading),
+        PRECISION=_precision(),
+        num_warps=WARPS,
+        num_stages=min(pipeline_stages(device), 2),
     )
     return z, Moments(partial, size.pixels, block).merge(moments=True)
 
@@ -143,11 +183,10 @@ def normalize(
     z: Tensor, y: Tensor, norm: Norm, saved: Tensor, size: Sizes, moments: Moments, *, rectifies: bool
 ) -> None:
     """Write the normalized results, and the moments that the backward pass needs."""
-    row = size.row if rectifies else size.channels  # of y
-    split = Split.of(size.pixels, row)
+    split = Split.of(size.pixels, size.row)
     _norm_kernels.batch_norm_forward[split.chunks, split.groups](
         *(z, None, moments.partial, *norm[:4], saved, y, *moments.arguments),
-        *(norm.eps, norm.momentum, split.chunk, size.channels, size.row, row),
+        *(norm.eps, norm.momentum, split.chunk, size.channels, size.row, size.row),
         *(*split[4:7], power_of_two(len(moments.partial))),
         AFFINE=norm.weight is not None,
         TRACK=norm.running_mean is not None,
@@ -157,49 +196,77 @@ def normalize(
     )
 
 
-def sum_gradients(dy: Tensor, z: Tensor, saved: Tensor, size: Sizes) -> Moments:
+def sum_gradients(dy: Tensor, dy_row: int, z: Tensor, saved: Tensor, size: Sizes) -> Moments:
     """The sums that the gradient of a batch norm needs."""
     split = Split.of(size.pixels, size.channels)
     partial = torch.empty(split.chunks, 2, size.channels, device=z.device)
     _norm_kernels.batch_norm_gradient_sums[split.chunks, split.groups](
-        *(dy, z, None, saved, partial, split.rows, split.chunk, size.channels, size.row, *split[4:7]),
+        *(dy, z, None, saved, partial, split.rows, split.chunk, size.channels, size.row, dy_row, *split[4:7]),
         RELU=False,
         num_warps=split.warps,
     )
     return Moments(partial, split.rows, split.chunk)
 
 
-def multiply_backward(
-    dy: Tensor,
-    dy_row: int,
-    z: Tensor,
-    saved: Tensor,
-    sums: Moments,
-    weight: Tensor | None,
-    d: Tensor,
-    pointwise: Tensor,
-    dd: Tensor,
-    size: Sizes,
-) -> tuple[Tensor | None, Tensor | None, Tensor]:
-    """Write the gradient of the input; those of the batch norm, and of the weights for each program."""
-    block = GRADIENT_PIXELS.get(size.block_channels, 64)
-    if z.element_size() == 4:  # for shared memory
-        block = min(block, MAX_TILE // size.block_channels)
-    groups = -(-size.inputs // size.block_inputs)
-    tiles = -(-size.pixels // (block * -(-WEIGHT_PROGRAMS // groups)))
-    programs = -(-size.pixels // (block * tiles))
-    partial = torch.empty(programs, size.channels * size.inputs, device=z.device)
-    dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
-    chunks = len(sums.partial)
-    _pointwise_kernels.pointwise_backward[programs, groups](
-        *(dy, z, saved, sums.partial, weight, d, pointwise, dd, dweight, dbias, partial, chunks, size.pixels, tiles),
-        *(*size[1:], dy_row, block, size.block_channels, size.block_inputs, power_of_two(chunks)),
-        AFFINE=weight is not None,
-        PRECISION=_precision(),
-        num_warps=WARPS,
-        num_stages=pipeline_stages(z.device),
-    )
-    return dweight, dbias, partial
+class Backward(NamedTuple):
+    """Through a batch norm and a 1x1 convolution: the tensors and sizes of both kernels of it."""
+
+    dy: Tensor
+    dy_row: int
+    z: Tensor
+    saved: Tensor  # moments of the batch norm
+    sums: Moments
+    weight: Tensor | None  # of the batch norm
+    pointwise: Tensor
+    maps: Sequence[Tensor]
+    size: Sizes
+    reading: Reading = READ
+
+    @property
+    def _gradient(self) -> tuple[Tensor | None, ...]:
+        return self.dy, self.z, self.saved, self.sums.partial, self.weight
+
+    @property
+    def _flags(self) -> dict[str, Any]:
+        return {
+            "AFFINE": self.weight is not None,
+            "RELU": self.reading.relu,
+            "DIAGONAL": self.reading.diagonal,
+            "PRECISION": _precision(),
+            "num_warps": WARPS,
+        }
+
+    def input_gradients(self, gradients: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None]:
+        """Write the gradients of the maps; return those of the batch norm."""
+        size, weight, chunks = self.size, self.weight, len(self.sums.partial)
+        dweight, dbias = (None, None) if weight is None else (torch.empty_like(weight), torch.empty_like(weight))
+        outputs, groups = min(size.block_channels, MAX_BLOCK), size.maps * -(-size.inputs // size.block_inputs)
+        inside = groups if size.channels <= outputs else 1  # of a program
+        block = min(max(power_of_two(size.pixels * (groups // inside) // MIN_PROGRAMS + 1) // 2, 16), INPUT_PIXELS)
+        _pointwise_kernels.pointwise_input_gradient[-(-size.pixels // block), groups // inside](
+            *(*self._gradient, self.pointwise, dweight, dbias, *_list_maps(self.maps), *_list_maps(gradients)),
+            *(chunks, size.pixels, *size[1:], self.dy_row, block, outputs, size.block_inputs, inside),
+            power_of_two(chunks),
+            **self._flags,
+        )
+        return dweight, dbias
+
+    def weight_gradient(self) -> Tensor:
+        """The gradient of the weights for each program."""
+        size, chunks = self.size, len(self.sums.partial)
+        outputs, inputs = min(size.block_channels, MAX_BLOCK), size.block_inputs
+        groups, rows = size.maps * -(-size.inputs // inputs), -(-size.channels // outputs)
+        block = 64 if self.z.element_size() == 2 else 32  # for shared memory
+        tiles = -(-size.pixels // (block * -(-WEIGHT_PROGRAMS // (groups * rows))))
+        programs = -(-size.pixels // (block * tiles))
+        partial = torch.empty(programs, self.pointwise.numel(), device=self.z.device)
+        _pointwise_kernels.pointwise_weight_gradient[programs, groups, rows](
+            *(*self._gradient, partial, *_list_maps(self.maps), chunks, size.pixels, tiles),
+            *(*size[1:], self.dy_row, block, outputs, inputs, power_of_two(chunks)),
+            **self._flags,
+            num_stages=pipeline_stages(self.z.device),
+        )
+        return partial
 
 
 def reduce(partials: list[Tensor], results: list[Tensor]) -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from asng.fused._dispatch import device_of, empty_channels_last, is_supported, power_of_two, to_channels_last
+from asng.fused._dispatch import device_of, is_supported, power_of_two, to_rows, widen
 
 MAX_BLOCK = 512  # elements of a row that a program has
 MIN_PROGRAMS = 1024  # before a program has several rows
@@ -85,27 +85,31 @@ def _output_shape(x: Tensor, step: int) -> tuple[int, int, int, int]:
     return x.shape[0], x.shape[1], height, width
 
 
+def _empty(shape: tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.empty(shape, dtype=like.dtype, device=like.device, memory_format=torch.channels_last)
+
+
 class _AvgPool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, step: int) -> Tensor:
         from asng.fused import _pool_kernels as kernels
 
-        y = empty_channels_last(_output_shape(x, step), x)
+        ctx.shape, ctx.step, x = x.shape, step, widen(x)
+        y = _empty(_output_shape(x, step), x)
         grid = Grid(x, y.shape[3], y.shape[2])
         with device_of(x):
             kernels.avg_pool[grid.programs](
                 *(x, y, 0, *x.shape[1:], *y.shape[2:], step, grid.rows, grid.block, grid.align), num_warps=grid.warps
             )
-        ctx.shape, ctx.step = x.shape, step
-        return y
+        return y[:, : ctx.shape[1]]
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         from asng.fused import _pool_kernels as kernels
 
-        dy = to_channels_last(gradient)
-        dx = empty_channels_last(ctx.shape, dy)
+        dy = widen(to_rows(gradient))
+        dx = _empty((len(dy), dy.shape[1], *ctx.shape[2:]), dy)
         grid, sizes = Grid(dy, dy.shape[3], dy.shape[2]), (*dx.shape[1:], *dy.shape[2:])
         with device_of(dy):
             if ctx.step == 1:
@@ -116,7 +120,7 @@ class _AvgPool(torch.autograd.Function):
                 kernels.avg_pool_backward[grid.programs_of_rows](
                     *(dy, dx, 0, *sizes, grid.block, grid.align), num_warps=grid.warps
                 )
-        return dx, None
+        return dx[:, : ctx.shape[1]], None
 
 
 class _MaxPool(torch.autograd.Function):
@@ -124,7 +128,8 @@ class _MaxPool(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, step: int, save: bool) -> Tensor:
         from asng.fused import _pool_kernels as kernels
 
-        y = empty_channels_last(_output_shape(x, step), x)
+        ctx.shape, ctx.step, x = x.shape, step, widen(x)
+        y = _empty(_output_shape(x, step), x)
         taps = torch.empty_like(y, dtype=torch.uint8) if save else None
         grid = Grid(x, y.shape[3], y.shape[2])
         with device_of(x):
@@ -133,9 +138,8 @@ class _MaxPool(torch.autograd.Function):
                 SAVE=save,
                 num_warps=grid.warps,
             )
-        ctx.shape, ctx.step = x.shape, step
         ctx.save_for_backward(taps)
-        return y
+        return y[:, : ctx.shape[1]]
 
     @staticmethod
     @once_differentiable
@@ -143,8 +147,8 @@ class _MaxPool(torch.autograd.Function):
         from asng.fused import _pool_kernels as kernels
 
         (taps,) = ctx.saved_tensors
-        dy = to_channels_last(gradient)
-        dx = empty_channels_last(ctx.shape, dy)
+        dy = widen(to_rows(gradient, taps.shape[1]))
+        dx = _empty((len(dy), dy.shape[1], *ctx.shape[2:]), dy)
         grid = Grid(dy, dy.shape[3], dy.shape[2])
         with device_of(dy):
             if ctx.step == 1:
@@ -155,4 +159,4 @@ class _MaxPool(torch.autograd.Function):
                 kernels.max_pool_backward_step2[grid.programs_of_rows](
                     *(dy, taps, dx, 0, *dx.shape[1:], *dy.shape[2:], grid.block, grid.align), num_warps=grid.warps
                 )
-        return dx, None, None
+        return dx[:, : ctx.shape[1]], None, None

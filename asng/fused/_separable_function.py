@@ -8,8 +8,8 @@ from torch.autograd.function import once_differentiable
 
 from asng.fused import _depthwise_kernels
 from asng.fused import _pointwise_function as _pointwise
-from asng.fused._dispatch import device_of, power_of_two, to_channels_last
-from asng.fused._pointwise_function import ALIGN, Moments, Norm, align
+from asng.fused._dispatch import ALIGN, SideStream, align, device_of, empty_rows, power_of_two, row_of, to_rows
+from asng.fused._pointwise_function import Moments, Norm
 
 DEPTHWISE_CHANNELS = 16  # of a program
 ROWS, COLUMNS = 4, 2  # of a block of pixels, which a thread computes
@@ -58,7 +58,7 @@ class Half(NamedTuple):
     @property
     def product(self) -> _pointwise.Sizes:
         """The sizes of the 1x1 convolution."""
-        return _pointwise.Sizes(self.pixels, self.channels, self.row, self.channels, self.row)
+        return _pointwise.Sizes.of_rows(self.pixels, self.channels, self.row)
 
 
 class Saved(NamedTuple):
@@ -99,7 +99,7 @@ class SeparableFunction(torch.autograd.Function):
         *tensors, settings, dtype, save = arguments
         halves = Half.both(x, settings)
         shape = (*x.shape[:2], halves[1].out_height, halves[1].out_width)
-        y = torch.empty(shape, dtype=dtype, device=x.device, memory_format=torch.channels_last)
+        y = empty_rows(shape, x.new_empty(0, dtype=dtype))
         with device_of(x):
             source, taps = _prepare(x, tensors[0], tensors[6], halves[0], dtype)
             to_save: list[Any] = []
@@ -107,7 +107,7 @@ class SeparableFunction(torch.autograd.Function):
                 depthwise, pointwise, *norm = tensors[6 * index : 6 * index + 6]
                 is_rectified = index == 1 or source is not x
                 d = _convolve(source, taps[index], half, dtype, is_rectified)
-                z, moments = _pointwise.multiply(d, pointwise, half.product, dtype)
+                z, moments = _pointwise.multiply([d], pointwise, half.product, dtype)
                 saved = torch.empty(2, half.channels, device=x.device)
                 to_save += Saved(source, taps[index], d, z, saved, depthwise, pointwise, *norm[:2])
                 source = torch.empty_like(z) if index == 0 else y
@@ -118,7 +118,7 @@ class SeparableFunction(torch.autograd.Function):
             torch.autograd.graph.increment_version(running)
         if save:
             ctx.save_for_backward(*to_save)
-        ctx.halves, ctx.shape, ctx.dtype = halves, x.shape, x.dtype
+        ctx.halves, ctx.shape, ctx.dtype, ctx.row = halves, x.shape, x.dtype, row_of(x)
         return y
 
     @staticmethod
@@ -126,21 +126,33 @@ class SeparableFunction(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         tensors, n = ctx.saved_tensors, len(Saved._fields)
         (half1, half2), first, second = ctx.halves, Saved(*tensors[:n]), Saved(*tensors[n:])
-        dy = to_channels_last(gradient)
-        dx = torch.empty(ctx.shape, dtype=ctx.dtype, device=dy.device, memory_format=torch.channels_last)
+        dy = to_rows(gradient)
+        dx = empty_rows(ctx.shape, dy.new_empty(0, dtype=ctx.dtype), ctx.row)
         du = torch.empty_like(first.z)
-        is_padded = half1.row != half1.channels
+        is_padded = half1.row != ctx.row
+        weights = (first.depthwise, first.pointwise, second.depthwise, second.pointwise)
+        results = [torch.empty_like(weight) for weight in weights]
+        side = SideStream(dy)  # of what only the gradients of weights wait for
         with device_of(dy):
-            sums = _pointwise.sum_gradients(dy, second.z, second.moments, half2.product)
-            dd2, norm2, partial_pw2 = _backward_pointwise(dy, half2.channels, second, sums, half2)
+            sums = _pointwise.sum_gradients(dy, row_of(dy), second.z, second.moments, half2.product)
+            through2 = _pointwise_backward(dy, row_of(dy), second, sums, half2)
+            with side.fork():
+                partial_pw2 = through2.weight_gradient()
+            dd2 = torch.empty_like(second.d)
+            norm2 = through2.input_gradients([dd2])
+            with side.fork():
+                partial_dw2 = _weight_gradient(dd2, second.x, half2, is_rectified=True)
             sums = _input_gradient(dd2, first.z, second.taps, du, half2.row, first, half2)
-            partial_dw2 = _weight_gradient(dd2, second.x, half2, is_rectified=True)
-            dd1, norm1, partial_pw1 = _backward_pointwise(du, half1.row, first, sums, half1)
-            _input_gradient(dd1, first.x, first.taps, dx, half1.channels, None, half1)
-            partial_dw1 = _weight_gradient(dd1, first.x, half1, is_rectified=is_padded)
-            weights = (first.depthwise, first.pointwise, second.depthwise, second.pointwise)
-            results = [torch.empty_like(weight) for weight in weights]
-            _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)
+            through1 = _pointwise_backward(du, half1.row, first, sums, half1)
+            with side.fork():
+                partial_pw1 = through1.weight_gradient()
+            dd1 = torch.empty_like(first.d)
+            norm1 = through1.input_gradients([dd1])
+            with side.fork():
+                partial_dw1 = _weight_gradient(dd1, first.x, half1, is_rectified=is_padded)
+                _pointwise.reduce([partial_dw1, partial_pw1, partial_dw2, partial_pw2], results)
+            _input_gradient(dd1, first.x, first.taps, dx, ctx.row, None, half1)
+            side.join()
         return dx, *results[:2], *norm1, None, None, *results[2:], *norm2, None, None, None, None, None
 
 
@@ -150,7 +162,7 @@ def _prepare(
     """The input, rectified and with aligned rows of channels if they were not, and the weights of each tap in a row."""
     taps = [torch.empty(weight[0].numel(), half.row, device=x.device) for weight in (depthwise1, depthwise2)]
     source, total, channels, block = x, 0, 16, 1024
-    if half.row != half.channels:
+    if half.row != row_of(x):
         source = torch.empty(half.images, half.height, half.width, half.row, dtype=dtype, device=x.device)
         total = source.numel()
     _depthwise_kernels.prepare[(2 * -(-half.row // channels) + -(-total // block),)](
@@ -172,16 +184,9 @@ def _convolve(x: Tensor, taps: Tensor, half: Half, dtype: torch.dtype, is_rectif
     return d
 
 
-def _backward_pointwise(
-    dy: Tensor, dy_row: int, saved: Saved, sums: Moments, half: Half
-) -> tuple[Tensor, tuple[Tensor | None, Tensor | None], Tensor]:
-    """The gradients of the depthwise convolution's result, of the batch norm, of the weights for each program."""
-    dd = torch.empty_like(saved.d)
-    product = (saved.weight, saved.d, saved.pointwise, dd, half.product)
-    *norm, partial = _pointwise.multiply_backward(
-        dy, dy_row, saved.z, saved.moments, sums.merge(moments=False), *product
-    )
-    return dd, (norm[0], norm[1]), partial
+def _pointwise_backward(dy: Tensor, dy_row: int, saved: Saved, sums: Moments, half: Half) -> _pointwise.Backward:
+    norm = (saved.z, saved.moments, sums.merge(moments=False), saved.weight)
+    return _pointwise.Backward(dy, dy_row, *norm, saved.pointwise, [saved.d], half.product)
 
 
 def _input_gradient(

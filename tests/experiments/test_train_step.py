@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -35,6 +36,20 @@ def test_descent_is_torchs_own_loop(max_grad_norm):
         twins.step()
         assert torch.equal(loss, expected)
     assert all(torch.equal(*pair) for pair in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("max_grad_norm", [0.01, 1e9])
+@pytest.mark.parametrize("kind", [partial(torch.optim.SGD, momentum=0.9, weight_decay=0.01), torch.optim.Adam])
+def test_fused_optimizers_clip_while_they_update(kind, max_grad_norm):
+    torch.manual_seed(1)
+    model, batches = nn.Linear(3, 1), [(torch.randn(8, 3), torch.randn(8, 1)) for _ in range(4)]
+    twin = copy.deepcopy(model)
+    fused, plain = kind(model.parameters(), lr=0.1, fused=True), kind(twin.parameters(), lr=0.1)
+    fast = TrainStep(model, fused, squared_error, max_grad_norm=max_grad_norm)
+    reference = TrainStep(twin, plain, squared_error, max_grad_norm=max_grad_norm)
+    for batch in [*batches[:2], (torch.full((8, 3), torch.nan), torch.ones(8, 1)), *batches[2:]]:
+        torch.testing.assert_close(fast(batch), reference(batch), rtol=1e-5, atol=1e-6, equal_nan=True)
+    torch.testing.assert_close(list(model.parameters()), list(twin.parameters()), rtol=1e-5, atol=1e-6)
 
 
 def test_mixed_precision_keeps_the_weights_in_float32():

@@ -4,8 +4,10 @@
 what is selected runs, and what two nodes have in common runs once.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -14,7 +16,7 @@ from torch import Tensor, nn
 
 from asng import fused, nas
 from asng.experiments.cifar10 import space
-from asng.fused._pointwise import conv_norm
+from asng.fused._pointwise import join_maps, reduce_diagonally
 from asng.nas._capture import trace as _trace
 
 STREAMS = 8  # on which paths of a cell run side by side
@@ -92,14 +94,14 @@ class PathSum(nn.Module):
         return (a if scale_a is None else a * scale_a) + (b if scale_b is None else b * scale_b)
 
 
-class Concat(nn.Module):
-    """The positive parts of maps along the second axis."""
+class FanOut(nn.Module):
+    """A tensor, for several users."""
 
-    def forward(self, maps: Sequence[Tensor]) -> Tensor:
-        return F.relu(concatenate(maps))
+    def forward(self, x: Tensor, number: int) -> Sequence[Tensor]:
+        return [x] * number
 
 
-FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum, Concat: fused.ConcatReLU}
+FUSED: dict[Any, Any] = {AveragePool: fused.AvgPool2d, PathSum: fused.ScaledSum, FanOut: fused.FanOut}
 
 
 def use_fused_kernels(model: Model) -> Model:
@@ -125,6 +127,8 @@ class FactorizedReduce(nn.Module):
         self.norm = norm(outputs, affine)
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(self.norm, fused.BatchNorm2d):
+            return reduce_diagonally(x, self.conv, self.norm)
         if x.is_cuda:  # keeps the memory format
             even, odd = x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]
             return self.norm(self.conv(torch.cat([even, odd], 1)))  # type: ignore[no-any-return]
@@ -153,33 +157,36 @@ def run_nodes(
     entries: nn.ModuleList,
     inputs: Sequence[Tensor | None],
     nodes: Modules,
+    ends: Sequence[int],
     drop_path: float | Tensor = 0.0,
     add: Callable[..., Tensor] = torch.add,
-) -> dict[int, Tensor]:
-    """What each source of a cell holds, the nodes included: node i is source 2 + i.
+    fan_out: Callable[[Tensor, int], Iterable[Tensor]] = repeat,
+) -> list[Tensor]:
+    """What the ends among the nodes of a cell hold; node i is source 2 + i, behind the inputs.
 
     A module applied twice to the same gives the same, so it is computed once. Every path
     except an identity is dropped with a probability, independently for each image; paths that stay are scaled up.
     """
-    used = {source for pair in nodes for source, _ in pair}
-    states: dict[int, Tensor] = {source: entries[source](x) for source, x in enumerate(inputs) if source in used}
-    masks = None
+    paths = dict.fromkeys(path for pair in nodes for path in pair)
+    users = Counter([source for source, _ in paths] + [2 + end for end in ends])
+    entered = {source: entries[source](x) for source, x in enumerate(inputs) if source in users}
+    like, masks = next(iter(entered.values())), None
     if isinstance(drop_path, Tensor) or drop_path:
-        like = next(iter(states.values()))
         masks = like.new_empty(len(nodes), 2, len(like), 1, 1, 1)
         masks.bernoulli_(1 - drop_path).div_(1 - drop_path)
-    paths = dict.fromkeys(path for pair in nodes for path in pair)
+    sources = {source: iter(fan_out(x, users[source])) for source, x in entered.items()}
     done: dict[tuple[int, nn.Module], Tensor] = {}
-    fork = Fork(next(iter(states.values())).device)
+    fork = Fork(like.device)
     for node, pair in enumerate(nodes):
         for path in paths if fork.is_captured else pair:  # side by side each begins as soon as its source is there
-            if path not in done and path[0] in states:
-                done[path] = fork.run(path[1], states[path[0]])
+            if path not in done and path[0] in sources:
+                done[path] = fork.run(path[1], next(sources[path[0]]))
         scales: list[Tensor | None] = []
         if masks is not None:
             scales = [None if isinstance(module, nn.Identity) else masks[node, i] for i, (_, module) in enumerate(pair)]
-        states[2 + node] = add(*(fork.join(done[path]) for path in pair), *scales)
-    return states
+        result = add(*(fork.join(done[path]) for path in pair), *scales)
+        sources[2 + node] = iter(fan_out(result, users[2 + node]))
+    return [next(sources[2 + end]) for end in ends]
 
 
 class Fork:
@@ -218,11 +225,11 @@ def concatenate(tensors: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(tensors), 1) if len(tensors) > 1 else tensors[0]
 
 
-def join_ends(x: Tensor, weight: Tensor, norm: nn.Module) -> Tensor:
-    """A 1x1 convolution, normalized."""
+def join_ends(ends: Sequence[Tensor], weight: Tensor, norm: nn.Module) -> Tensor:
+    """A 1x1 convolution of rectified maps side by side, normalized."""
     if isinstance(norm, fused.BatchNorm2d):
-        return conv_norm(x, weight, norm)
-    return norm(F.conv2d(x, weight))  # type: ignore[no-any-return]
+        return join_maps(ends, weight, norm)
+    return norm(F.conv2d(F.relu(concatenate(ends)), weight))  # type: ignore[no-any-return]
 
 
 class Cell(nn.Module):
@@ -239,7 +246,7 @@ class Cell(nn.Module):
     inputs: list[int]
     ends: list[int]
     sum: PathSum
-    concat: Concat
+    fan_out: FanOut
     drop_path: Tensor
 
     def __init__(
@@ -251,7 +258,7 @@ class Cell(nn.Module):
         self.operations = nn.ModuleList(modules)
         self.paths = [[(source, modules.index(module)) for source, module in pair] for pair in nodes]
         self.inputs = space.cell_inputs(nodes)
-        self.ends, self.sum, self.concat = list(ends), PathSum(), Concat()
+        self.ends, self.sum, self.fan_out = list(ends), PathSum(), FanOut()
         self.register_buffer("drop_path", torch.zeros((), dtype=torch.float64), persistent=False)
 
     def forward(self, before: Tensor | None, previous: Tensor | None) -> Tensor:
@@ -259,8 +266,8 @@ class Cell(nn.Module):
         drop_path: float | Tensor = 0.0
         if self.training:  # on a GPU a tensor, so that a CUDA graph reads it at every replay
             drop_path = self.drop_path if self.drop_path.is_cuda else self.drop_path.item()
-        states = run_nodes(self.entries, (before, previous), nodes, drop_path, self.sum)
-        return join_ends(self.concat([states[2 + end] for end in self.ends]), self.join.weight, self.norm)
+        ends = run_nodes(self.entries, (before, previous), nodes, self.ends, drop_path, self.sum, self.fan_out)
+        return join_ends(ends, self.join.weight, self.norm)
 
 
 class CellDecisions(nn.Module):
@@ -302,7 +309,6 @@ class SharedCell(nas.Searchable):
     operations: nn.ModuleDict
     join: nn.Conv2d
     norm: nn.BatchNorm2d
-    concat: Concat
 
     def __init__(
         self,
@@ -335,7 +341,7 @@ class SharedCell(nas.Searchable):
                     self.operations[f"{node}_{source}_sep_conv{kernel}"] = separable(channels, kernel, step, affine)
         # One parameter with the columns of all nodes: all of them decay from the first step on.
         self.join = nn.Conv2d(space.NODES * channels, channels, 1, bias=False)
-        self.norm, self.concat = norm(channels, affine), Concat()
+        self.norm = norm(channels, affine)
 
     def _nodes(self, paths: space.Paths) -> Modules:
         return [
@@ -347,11 +353,11 @@ class SharedCell(nas.Searchable):
         if _trace.is_open():
             return self._forward_open(before, previous)
         paths = self.choices.paths()
-        states = run_nodes(self.entries, (before, previous), self._nodes(paths))
         ends = space.loose_ends(paths)
         columns = torch.split(self.join.weight, self.join.out_channels, 1)  # of each node
         weight = concatenate([columns[end] for end in ends])
-        return join_ends(self.concat([states[2 + end] for end in ends]), weight, self.norm)
+        maps = run_nodes(self.entries, (before, previous), self._nodes(paths), ends)
+        return join_ends(maps, weight, self.norm)
 
     def _forward_open(self, before: Tensor, previous: Tensor) -> Tensor:
         """The same in a captured step: a switch for each path, and columns of ends that are not loose times 0."""
@@ -362,7 +368,7 @@ class SharedCell(nas.Searchable):
         channels = self.join.out_channels
         loose = self.choices.loose().repeat_interleave(channels, output_size=space.NODES * channels)
         weight = self.join.weight * loose.view(1, -1, 1, 1)
-        return join_ends(self.concat(states[2:]), weight, self.norm)
+        return join_ends(states[2:], weight, self.norm)
 
     def _path(self, node: int, index: int, *states: Tensor) -> Tensor:
         source, name = self.choices.path(node, index)

@@ -1,0 +1,118 @@
+"""1x1 convolutions of several rectified maps, and of pixels taken diagonally, against torch's in float64."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+pytest.importorskip("triton")
+
+from asng.fused import _pointwise_function
+from asng.fused._pointwise import join_maps, reduce_diagonally
+from tests.helpers.fused_layers import assert_close, channels_last, run
+
+
+class Join(nn.Module):
+    """Maps side by side, rectified, through a 1x1 convolution and a batch norm."""
+
+    def __init__(self, inputs, outputs, function):
+        super().__init__()
+        self.conv, self.norm, self.function = (
+            nn.Conv2d(inputs, outputs, 1, bias=False),
+            nn.BatchNorm2d(outputs),
+            function,
+        )
+
+    def forward(self, *maps):
+        return self.function(maps, self.conv.weight, self.norm)
+
+
+class Reduce(nn.Module):
+    """Half of the channels from the pixels of even rows and columns, half from those of odd ones."""
+
+    def __init__(self, inputs, outputs, function):
+        super().__init__()
+        self.conv, self.function = nn.Conv2d(2 * inputs, outputs, 1, groups=2, bias=False), function
+        self.norm = nn.BatchNorm2d(outputs)
+
+    def forward(self, x):
+        return self.function(x, self.conv, self.norm)
+
+
+def torch_join(maps, weight, norm):
+    return norm(F.conv2d(torch.relu(torch.cat(list(maps), 1)), weight))
+
+
+def torch_reduce(x, conv, norm):
+    return norm(conv(torch.cat([x[:, :, ::2, ::2], x[:, :, 1::2, 1::2]], 1)))
+
+
+def pair(kind, inputs, outputs, ours, torchs):
+    """A layer of random weights by our function, and the same by torch's in float64."""
+    torch.manual_seed(0)
+    layer = kind(inputs, outputs, ours)
+    for tensor in layer.norm.state_dict().values():
+        if tensor.is_floating_point():
+            nn.init.uniform_(tensor, 0.5, 1.5)
+    reference = copy.deepcopy(layer).double()
+    reference.function = torchs
+    return layer, reference
+
+
+@pytest.mark.parametrize("number", [1, 2, 4, 5])
+@pytest.mark.parametrize(("shape", "outputs"), [((2, 16, 8, 8), 16), ((1, 42, 5, 7), 42), ((2, 70, 3, 4), 24)])
+def test_joined_maps_and_gradients_equal_torchs(number, shape, outputs):
+    layer, reference = pair(Join, number * shape[1], outputs, join_maps, torch_join)
+    maps = [channels_last(shape, torch.float32, seed) for seed in range(number)]
+    got = run(layer, *maps)
+    assert got.used == "PointwiseFunctionBackward"
+    assert_close(got, run(reference, *(x.double() for x in maps)), torch.float32)
+    torch.testing.assert_close(layer.norm.running_var.double(), reference.norm.running_var, rtol=1e-5, atol=1e-6)
+
+
+def test_joined_maps_in_several_tiles(monkeypatch):
+    monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 5)
+    layer, reference = pair(Join, 3 * 40, 20, join_maps, torch_join)
+    maps = [channels_last((2, 40, 9, 8), torch.float32, seed) for seed in range(3)]
+    assert_close(run(layer, *maps), run(reference, *(x.double() for x in maps)), torch.float32)
+
+
+@pytest.mark.parametrize("maps", [6, 2])
+def test_more_maps_or_maps_of_several_sizes_are_left_to_torch(maps):
+    shapes = [(2, 4, 3, 3)] * 6 if maps == 6 else [(2, 4, 3, 3), (2, 8, 3, 3)]
+    layer, reference = pair(Join, sum(shape[1] for shape in shapes), 5, join_maps, torch_join)
+    tensors = [channels_last(shape, torch.float32, seed) for seed, shape in enumerate(shapes)]
+    got = run(layer, *tensors)
+    assert got.used == "NativeBatchNormBackward0"
+    assert_close(got, run(reference, *(x.double() for x in tensors)), torch.float32)
+
+
+def test_nan_passes_the_rectifier():
+    layer, _ = pair(Join, 8, 4, join_maps, torch_join)
+    x = channels_last((2, 8, 4, 4), torch.float32)
+    x[0, 0, 0, 0] = float("nan")
+    assert layer(x).isnan().any()
+
+
+@pytest.mark.parametrize(("shape", "outputs"), [((2, 16, 8, 8), 16), ((1, 42, 6, 10), 84), ((3, 70, 4, 4), 24)])
+def test_diagonal_pixels_and_gradients_equal_torchs(shape, outputs):
+    layer, reference = pair(Reduce, shape[1], outputs, reduce_diagonally, torch_reduce)
+    x = channels_last(shape, torch.float32)
+    got = run(layer, x)
+    assert got.used == "PointwiseFunctionBackward"
+    assert_close(got, run(reference, x.double()), torch.float32)
+
+
+def test_diagonal_pixels_in_several_tiles(monkeypatch):
+    monkeypatch.setattr(_pointwise_function, "WEIGHT_PROGRAMS", 3)
+    layer, reference = pair(Reduce, 24, 20, reduce_diagonally, torch_reduce)
+    x = channels_last((3, 24, 12, 8), torch.float32)
+    assert_close(run(layer, x), run(reference, x.double()), torch.float32)
+
+
+def test_evaluation_mode_is_left_to_torch():
+    layer, reference = pair(Reduce, 8, 6, reduce_diagonally, torch_reduce)
+    x = channels_last((2, 8, 4, 4), torch.float32)
+    assert_close(run(layer.eval(), x), run(reference.eval(), x.double()), torch.float32)
