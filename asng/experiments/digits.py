@@ -55,7 +55,7 @@ class DigitsSettings:
     """Share of these epochs, the first ones, that train the weights of random architectures and judge none."""
     training_epochs: int = 30
     """Passes over all training images when an architecture is trained from scratch."""
-    batch: int = 64
+    batch_size: int = 64
     """Images in a mini-batch."""
     lr: float = 0.05
     """Learning rate of the weights at the start of its cosine, in search and training."""
@@ -174,7 +174,7 @@ def make_search(
     schedules = Schedules(weight_optimizer, settings.epochs)
     oneshot = nas.OneShot(model, arch_optimizer, weight_optimizer, classification_loss, max_grad_norm=5.0)
     generator = torch.Generator().manual_seed(seed)
-    train, valid = (Batches(half, settings.batch, generator) for half in (data.train, data.valid))
+    train, valid = (Batches(half, settings.batch_size, generator) for half in (data.train, data.valid))
     return oneshot, LoaderJob(oneshot, schedules, train, valid, seed, callback, settings.warmup_epochs)
 
 
@@ -190,7 +190,7 @@ def train(
 
     It is trained on all training images or, if `hold_out`, on the half that trains in the search; then the other half
     gives its `valid_accuracy`, which is None otherwise. `accuracy` is that on the test images. Of the settings,
-    `training_epochs` and `batch` are used, and `lr` where no hyper-parameters are given.
+    `training_epochs` and `batch_size` are used, and `lr` where no hyper-parameters are given.
     """
     start = time.perf_counter()
     model = train_network(settings, seed, data, values, hold_out=hold_out, hyper=hyper)
@@ -214,7 +214,7 @@ def train_network(
     lr_scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, settings.training_epochs)
     generator = torch.Generator().manual_seed(seed)
     both = torch.cat([data.train[0], data.valid[0]]), torch.cat([data.train[1], data.valid[1]])
-    shuffled = Batches(data.train if hold_out else both, settings.batch, generator)
+    shuffled = Batches(data.train if hold_out else both, settings.batch_size, generator)
     for _ in range(settings.training_epochs):
         for batch in shuffled:
             optimizer.zero_grad()
@@ -377,7 +377,7 @@ def summarize(settings: DigitsSettings, records: Sequence[dict[str, Any]]) -> di
         rows.append(row)
     accuracy = {kind: _mean_and_error([row[kind]["accuracy"] for row in rows]) for kind in KINDS}
     differences = [row["found"]["accuracy"] - row["random_best"]["accuracy"] for row in rows]
-    steps = len(Batches(load_split(0).train, settings.batch, torch.Generator()))
+    steps = len(Batches(load_split(0).train, settings.batch_size, torch.Generator()))
     gradients = {
         "found": 2 * settings.epochs * steps,
         "random_best": settings.num_random * settings.training_epochs * steps,

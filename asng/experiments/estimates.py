@@ -62,7 +62,7 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
     with digits._one_thread():
         oneshot, job = digits.make_search(settings, settings.seed, data)
         generator = torch.Generator().manual_seed(settings.seed)
-        batches = digits.Batches(data.train, settings.batch, generator)
+        batches = digits.Batches(data.train, settings.batch_size, generator)
         batch = next(iter(batches))
         warmup = time_calls(lambda: oneshot.train_step(batch))
         step = time_calls(lambda: oneshot.step(batch, batch))
@@ -83,7 +83,7 @@ def estimate_digits(settings: digits.DigitsSettings) -> Estimate:
 
 def estimate_tuning(settings: digits_tuning.TuneSettings) -> Estimate:
     """Of `asng digits tune`, if no trial ends early."""
-    shared = {name: getattr(settings, name) for name in ("batch", "seed", "epochs", "training_epochs")}
+    shared = {name: getattr(settings, name) for name in ("batch_size", "seed", "epochs", "training_epochs")}
     one = estimate_digits(digits.DigitsSettings(**shared, warmup=0.0))
     steps = (settings.trials + 1) * one["steps"]
     times = Timing(one["seconds_per_step"], one["fastest_step"], one["slowest_step"]).estimate(steps)

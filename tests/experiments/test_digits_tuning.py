@@ -99,7 +99,7 @@ def test_an_error_inside_a_trial_ends_the_tuning(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("lr", [1e30, 1e38])
 def test_weights_that_diverge_are_a_large_loss(lr):
-    settings = tuning.TuneSettings(epochs=2, batch=300)
+    settings = tuning.TuneSettings(epochs=2, batch_size=300)
     hyper = {"lr": lr, "weight_decay": 1.0, "augmentation": 0.0}
     record = tuning.search(settings, hyper, load_split(0), lambda losses: False, "trial")
     assert math.isfinite(record["loss"])

@@ -121,14 +121,14 @@ def restore(model: nn.Module, images: Tensor, masks: Tensor) -> tuple[Tensor, Te
 
 
 def score_restoration(
-    model: nn.Module, images: Tensor, masks: Tensor, batch: int = 100, progress: Progress = no_progress
+    model: nn.Module, images: Tensor, masks: Tensor, batch_size: int = 100, progress: Progress = no_progress
 ) -> Scores:
     """How well a model restores images, uint8 (n, 3, height, width), on its device, from behind masks (n, 1, ...)."""
     found: list[tuple[Tensor, Tensor]] = []
-    for first in range(0, len(images), batch):
+    for first in range(0, len(images), batch_size):
         progress(first / len(images))
-        original = images[first : first + batch]
-        restored = restore(model, original, masks[first : first + batch])[1]
+        original = images[first : first + batch_size]
+        restored = restore(model, original, masks[first : first + batch_size])[1]
         found.append((psnr(restored, original), ssim(restored, original)))
     progress(1.0)
     return Scores(*(torch.cat(values).cpu() for values in zip(*found, strict=True)))
