@@ -16,7 +16,7 @@ from asng._decoding import Space
 from asng._evaluation import Outcome
 from asng._ragged import Array
 from asng._untrusted import mismatch
-from asng.space import Variable, describe
+from asng._variable import Variable, stable_repr
 
 Limits = Sequence[Callable[[dict[str, Any]], Any]]
 Violation = tuple[int, float]  # limits not reached, violation of the first violated one
@@ -346,7 +346,7 @@ class BlackBox:
         return {
             "space": self._space.describe(),
             "population_size": self.population_size,
-            "initial": {name: describe(prior) for name, prior in (self._initial or {}).items()},
+            "initial": {name: stable_repr(prior) for name, prior in (self._initial or {}).items()},
             "seed": seed,
             "noisy": self._noisy,
             "limits": list(map(_name, self._limits)),

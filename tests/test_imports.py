@@ -23,7 +23,7 @@ CORE = [
     "_state",
     "_decoding",
 ]
-CORE += ["space", "families", "_ragged", "_checks", "_html"]
+CORE += ["space", "_variable", "families", "_values", "_ragged", "_checks", "_html"]
 CHAIN = ["cli", "experiments", "nas", *CORE]
 MAY_IMPORT = {room: set(CHAIN[position:]) for position, room in enumerate(CHAIN)}
 MAY_IMPORT["cli"] |= {"_signals", "report", "runs", "integrations", "asng"}
@@ -46,7 +46,7 @@ MAY_IMPORT["_untrusted"] = {"_untrusted"}
 MAY_IMPORT["_json_checkpoint"] = {"_json_checkpoint", "_files", "_untrusted"}
 MAY_IMPORT["_signals"] = {"_signals"}
 MAY_IMPORT["minimize"] |= {"_json_checkpoint", "_progress", "_signals"}
-for room in ("_blackbox", "space"):
+for room in ("_blackbox", "_variable", "_values"):
     MAY_IMPORT[room] |= {"_untrusted"}
 MAY_IMPORT["fused"] = {"fused"}
 MAY_IMPORT["runs"] = {"runs", "_checks", "_files", "_untrusted", "asng"}  # the package: its version

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from asng._untrusted import parse_json, shorten
+from asng._values import to_plain
+from asng._variable import Variable, check_names
 from asng.nas.supernet import Values
-from asng.space import Variable, check_names, to_plain
 
 VERSION = 1
 

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
+from asng._variable import check_values
 from asng.optimizer import ASNG
-from asng.space import Categorical, Integer, Variable, check_values
+from asng.space import Categorical, Integer, Variable
 
 Encoding = Literal["cat", "int"]
 Values = Mapping[str, Any]
